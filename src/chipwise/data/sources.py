@@ -243,12 +243,12 @@ def nbytes(source: Any) -> int:
     return len(source) * example_bytes(spec_of(source))
 
 
-def has(source: Any, door: str) -> bool:
+def has(source: Any, method: str) -> bool:
     """Whether a source has the optional method `take`, `fill` or `prefetch`. Without `spec`, a method with
     such a name may do something else, such as taking the first `n` examples."""
     # Without evaluating it: a property may read the first example
     known = hasattr(type(source), "spec") or "spec" in getattr(source, "__dict__", ())
-    return known and hasattr(source, door)
+    return known and hasattr(source, method)
 
 
 def take(source: Any, indices: Any) -> Columns:

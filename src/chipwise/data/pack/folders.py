@@ -196,12 +196,12 @@ def arrange(
 def listed_by(table: LabelTable) -> Listing:
     """The files named in a table, relative to it, in its order."""
     root = table.path.parent
-    sizes, absent = [], []
+    sizes, missing = [], []
     for name in table.files:
         try:
             status = os.stat(root / name)
         except (FileNotFoundError, ValueError):  # a name with a zero byte is invalid
-            absent.append(name)
+            missing.append(name)
             continue
         except OSError as error:
             raise unreadable(root / name, error) from error
@@ -209,11 +209,10 @@ def listed_by(table: LabelTable) -> Listing:
             wrong = "{table} names {name}, which is not a regular file: remove the row."
             raise DataError("table-irregular-file", wrong, table=table.path, name=name)
         sizes.append(status.st_size)
-    if absent:
+    if missing:
         wrong = "{table} names {count:count file} missing from {root} ({names:few}): remove the rows."
-        raise DataError(
-            "table-files-absent", wrong, table=table.path, count=len(absent), names=absent, root=root
-        )
+        facts = {"table": table.path, "count": len(missing), "names": missing}
+        raise DataError("table-files-absent", wrong, root=root, **facts)
     keys = [str(root / name) for name in table.files]
     whole = Split(table.files, np.asarray(sizes, np.int64), {"label": table.labels}, _reader(read_file, keys))
     if table.splits is None:
@@ -319,15 +318,14 @@ def _by_table(where: Path, names: Mapping[str, list[str]], table: LabelTable):
     rows = {name: row for row, name in enumerate(table.files)}
     images = {name for listed in names.values() for name in listed}
     unlisted = [name for listed in names.values() for name in listed if name not in rows]
-    absent = [name for name in table.files if name not in images]
+    missing = [name for name in table.files if name not in images]
     if unlisted:
         wrong = "{table} has no row for {count:count image} of {path} ({names:few}); it has {rows:few}."
         facts = {"table": table.path, "path": where, "count": len(unlisted), "names": unlisted}
         raise DataError("table-rows-absent", wrong, rows=table.files, **facts)
-    if absent:
+    if missing:
         wrong = "{table} names {count:count file} missing from {path} ({names:few}): remove the rows."
-        raise DataError(
-            "table-files-not-in-source", wrong, table=table.path, path=where, count=len(absent), names=absent
-        )
+        facts = {"table": table.path, "count": len(missing), "names": missing}
+        raise DataError("table-files-not-in-source", wrong, path=where, **facts)
     columns = {split: table.labels[[rows[name] for name in listed]] for split, listed in names.items()}
     return columns, table.classes, table.below

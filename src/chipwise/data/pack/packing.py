@@ -287,17 +287,17 @@ class Packing:
                 raise self._refused(**writer.skipped[0])
             begun = writer.consumed
 
-            def tell() -> None:
+            def report_progress() -> None:
                 skipped = len(report.skipped) + len(writer.skipped)
                 progress(Progress(name, writer.consumed, len(split), skipped))
 
-            tell()
+            report_progress()
             if not writer.complete:
                 pieces = pieces_of(split.sizes, begun)
                 for piece in records(split, pieces, self.form, self.workers):
                     self._write(writer, piece, len(report.skipped))
                     report.enlarged += sum(record.enlarged for record in piece)
-                    tell()
+                    report_progress()
                 writer.finish(source)
             report.images += writer.consumed - begun
             report.skipped += [(name, s["name"], s["reason"]) for s in writer.skipped]
