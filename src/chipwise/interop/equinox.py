@@ -19,17 +19,8 @@ import jax
 
 from ..recipe import freezing
 from ..recipe.task import Task, Tree
-from .adapter import (
-    Data,
-    examples,
-    fitting,
-    flattened,
-    library,
-    nested,
-    not_a_model,
-    own_promotion,
-    with_loss,
-)
+from . import adapter
+from .adapter import Data, library, own_promotion, with_loss
 
 INSTALL = "pip install 'chipwise[equinox]'"
 AXIS = "batch"
@@ -56,7 +47,9 @@ def task(model: Any, loss: Callable, **data: Any) -> Task:
     with own_promotion():
         abstract, _ = eqx.filter_eval_shape(make, jax.random.key(0))
     if not isinstance(abstract, eqx.Module):
-        raise not_a_model("equinox", f"a function that returns a {type(abstract).__name__}", _EXPECTED)
+        raise adapter.not_a_model(
+            "equinox", f"a function that returns a {type(abstract).__name__}", _EXPECTED
+        )
     signature = inspect.signature(type(abstract).__call__).parameters
     is_state = "state" in signature
 
@@ -71,7 +64,7 @@ def task(model: Any, loss: Callable, **data: Any) -> Task:
         module = eqx.nn.inference_mode(_with_params(eqx, module, params), value=not train)
         module = _holding(eqx, module) if train else module
         held = _with_state(fresh, state)
-        keys = jax.random.split(jax.random.key(0) if key is None else key, examples(args, kwargs))
+        keys = jax.random.split(jax.random.key(0) if key is None else key, adapter.examples(args, kwargs))
 
         def one(args, kwargs, key):
             given = {"key": key} if "key" in signature else {}
@@ -93,7 +86,7 @@ def to_model(model: Any, params: Tree, state: Tree) -> Any:
     eqx = _equinox()
     module, fresh = _maker(eqx, model)(jax.random.key(0))
     for kind, own, given in (("parameters", _params(eqx, module), params), ("state", _state(fresh), state)):
-        fitting(given, "/", {n: x.shape for n, x in flattened(own, "/").items()}, kind)
+        adapter.fitting(given, "/", {n: x.shape for n, x in adapter.flattened(own, "/").items()}, kind)
     module = _with_params(eqx, module, params)
     return (module, _with_state(fresh, state)) if state else module
 
@@ -109,7 +102,7 @@ def _maker(eqx: Any, model: Any) -> Callable:
     if isinstance(model, eqx.Module):
         return lambda key: eqx.nn.make_with_state(lambda: model)()
     if not callable(model):
-        raise not_a_model("equinox", repr(model), _EXPECTED)
+        raise adapter.not_a_model("equinox", repr(model), _EXPECTED)
     return eqx.nn.make_with_state(model)
 
 
@@ -121,13 +114,13 @@ def _names(tree: Any) -> tuple[list[str], list[Any], Any]:
 
 def _params(eqx: Any, module: Any) -> Tree:
     names, leaves, _ = _names(eqx.filter(module, eqx.is_inexact_array))
-    return nested(dict(zip(names, leaves, strict=True)), "/")
+    return adapter.nested(dict(zip(names, leaves, strict=True)), "/")
 
 
 def _with_params(eqx: Any, module: Any, params: Tree) -> Any:
     own, fixed = eqx.partition(module, eqx.is_inexact_array)
     names, _, structure = _names(own)
-    flat = flattened(params, "/")
+    flat = adapter.flattened(params, "/")
     return eqx.combine(jax.tree.unflatten(structure, [flat[name] for name in names]), fixed)
 
 
@@ -162,9 +155,9 @@ def _state_names(state: Any) -> list[str]:
 
 
 def _state(state: Any) -> Tree:
-    return nested(dict(zip(_state_names(state), jax.tree.leaves(state), strict=True)), "/")
+    return adapter.nested(dict(zip(_state_names(state), jax.tree.leaves(state), strict=True)), "/")
 
 
 def _with_state(fresh: Any, state: Tree) -> Any:
-    flat = flattened(state, "/")
+    flat = adapter.flattened(state, "/")
     return jax.tree.unflatten(jax.tree.structure(fresh), [flat[name] for name in _state_names(fresh)])

@@ -27,18 +27,8 @@ from ..errors import RecipeError, invalid
 from ..recipe import freezing
 from ..recipe.task import Sum, Task, Tree
 from ..words.figures import one_line
-from .adapter import (
-    Data,
-    as_sum,
-    fitting,
-    flattened,
-    library,
-    nested,
-    not_a_model,
-    own_promotion,
-    uncalled,
-    with_loss,
-)
+from . import adapter
+from .adapter import Data, library, own_promotion, with_loss
 
 INSTALL = "pip install 'chipwise[keras]'"
 
@@ -56,18 +46,18 @@ def task(model: Any, loss: Any = None, **data: Any) -> Task:
     """
     keras = keras_library()
     if not isinstance(model, keras.Model):
-        raise not_a_model("keras", repr(model), "a keras.Model")
+        raise adapter.not_a_model("keras", repr(model), "a keras.Model")
     columns, judge = Data(**data), _judge(keras, model, loss)
     _build(model, columns)
     trained, other, seeds = _variables(model)
     start = {name: np.asarray(v.value) for name, v in {**trained, **other}.items()}
 
     def init(key: jax.Array) -> tuple[Tree, Tree]:
-        params = {name: jnp.asarray(start[name]) for name in trained}
-        return nested(params, "/"), nested({name: jnp.asarray(start[name]) for name in other}, "/")
+        params, state = ({name: jnp.asarray(start[name]) for name in of} for of in (trained, other))
+        return adapter.nested(params, "/"), adapter.nested(state, "/")
 
     def forward(params, state, args, kwargs, key, train):
-        weights, held = flattened(params, "/"), flattened(state, "/")
+        weights, held = adapter.flattened(params, "/"), adapter.flattened(state, "/")
         key = jax.random.key(0) if key is None else key
         drawn = {id(v): jax.random.key_data(jax.random.fold_in(key, i)) for i, v in enumerate(seeds)}
         names = {id(v): name for name, v in other.items()}
@@ -79,7 +69,7 @@ def task(model: Any, loss: Any = None, **data: Any) -> Task:
                 trainable, given, *args, **kwargs, training=train, return_losses=True
             )
         values = {id(v): x for v, x in zip(fixed, new, strict=True)}
-        state = nested({name: values[id(v)] for name, v in other.items()}, "/") if train else state
+        state = adapter.nested({name: values[id(v)] for name, v in other.items()}, "/") if train else state
         return outputs, state, sum(added) if added and train else None
 
     return columns.task("keras", type(model).__name__, init, with_loss(forward, judge))
@@ -94,7 +84,7 @@ def to_model(model: Any, params: Tree, state: Tree) -> Any:
     trained, other, _ = _variables(model)
     new = []
     for kind, variables, tree in (("parameters", trained, params), ("state", other, state)):
-        values = fitting(tree, "/", {n: tuple(v.shape) for n, v in variables.items()}, kind)
+        values = adapter.fitting(tree, "/", {n: tuple(v.shape) for n, v in variables.items()}, kind)
         new += [(variable, np.asarray(values[name])) for name, variable in variables.items()]
     for variable, value in new:
         variable.assign(value)
@@ -148,7 +138,7 @@ def _judge(keras: Any, model: Any, loss: Any) -> Callable:
         raise RecipeError("keras-loss-summed", sentence, loss=type(given).__name__)
 
     def judged(outputs: Any, target: Any) -> Sum:
-        return as_sum(_with_promotion(given, target, outputs), len(jax.tree.leaves(target)[0]))
+        return adapter.as_sum(_with_promotion(given, target, outputs), len(jax.tree.leaves(target)[0]))
 
     return judged
 
@@ -168,7 +158,7 @@ def _build(model: Any, columns: Data) -> None:
         with own_promotion():
             model(*args, **kwargs)
     except (TypeError, ValueError) as error:
-        raise uncalled(model.name, args, kwargs, error) from error
+        raise adapter.uncalled(model.name, args, kwargs, error) from error
 
 
 def _variables(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:

@@ -22,9 +22,8 @@ import numpy as np
 from ..recipe.task import Sum, Task, Tree
 from .adapter import Data, Scored, as_sum, examples, fitting, flattened
 from .torch_check import check as compare
-from .torch_loss import is_torch, totalled
 from .torch_optimizer import optimizer as optimizer
-from .torch_trace import Traced, torch_library
+from .torch_trace import Traced, is_torch, torch_library, totalled
 
 
 def task(module: Any, loss: Any, *, check: bool = True, **data: Any) -> Task:

@@ -20,8 +20,7 @@ from ..errors import RecipeError
 from ..recipe.source import spec_of
 from ..recipe.task import Task, Tree
 from .adapter import Data, Scored, examples, flattened, nested, uncalled
-from .torch_loss import totalled
-from .torch_trace import Traced, as_numpy, flags, torch_library
+from .torch_trace import Traced, as_numpy, flags, torch_library, totalled
 
 EXAMPLES = 8
 _OUTPUTS, _GRADIENTS = 1e-3, 2e-2

@@ -1,4 +1,4 @@
-"""Turns a PyTorch module into a pure function of JAX arrays, with torchax.
+"""Turns a PyTorch module into a pure function of JAX arrays, with torchax, and its loss into sums.
 
 torchax 0.0.14 discards the new running statistics of batch norm. So batch norm is implemented here, in place
 on the buffers as in PyTorch. Buffers that the training program writes to are the task's state; the others are
@@ -8,6 +8,9 @@ constants of the program. Random layers use the step's key.
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
+import inspect
 import threading
 import traceback
 import warnings
@@ -27,6 +30,7 @@ from .adapter import flattened, library, nested, not_a_model, own_promotion
 
 INSTALL = "pip install 'chipwise[torch]'"
 _EXPECTED = "a torch.nn.Module or a function that makes one"
+_JAX = ("chipwise", "jax", "optax", "flax")
 _LOCK = threading.RLock()
 """A module's training flags are the module's own: one trace of it at a time."""
 
@@ -317,3 +321,59 @@ def _batch_norm(env: Any) -> Callable:
         return env.j2t_iso(out.astype(x.dtype))
 
     return batch_norm
+
+
+def is_torch(loss: Any) -> bool:
+    """Whether `loss` is PyTorch code: a PyTorch module, or a function that is not from a JAX library.
+
+    Raises `RecipeError` for other objects.
+    """
+    torch = torch_library()
+    if isinstance(loss, torch.nn.Module):
+        return True
+    if not callable(loss):
+        raise RecipeError("adapter-loss", given=repr(loss))
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    return (getattr(inspect.unwrap(loss), "__module__", "") or "").split(".")[0] not in _JAX
+
+
+def totalled(loss: Any) -> Callable[[Any, Any, int], tuple[Any, Any]]:
+    """`(outputs, target, examples) -> (total, count)`, tensors or numbers, for a loss in PyTorch.
+
+    PyTorch's means divide by the examples (and positions), or by the sum of class weights: that divisor is
+    the count. Your own function returns a value for each example, or their mean.
+
+    Raises `RecipeError` for a loss that sums over the batch: its gradient, and with it the best rate, would
+    depend on the number of replicas.
+    """
+    torch = torch_library()
+    functional = torch.nn.functional
+    modules = {functional.cross_entropy: torch.nn.CrossEntropyLoss, functional.nll_loss: torch.nn.NLLLoss}
+    if not isinstance(loss, torch.nn.Module) and loss in modules:
+        loss = modules[loss]()
+    if getattr(loss, "reduction", "mean") == "sum":
+        sentence = "{loss} sums over a replica's examples: give reduction='mean'."
+        raise RecipeError("torch-loss-summed", sentence, loss=type(loss).__name__)
+    if getattr(loss, "reduction", None) == "mean" and isinstance(loss, tuple(modules.values())):
+        return functools.partial(_weighted, loss)
+
+    def total(outputs: Any, target: Any, examples: int) -> tuple[Any, Any]:
+        value = loss(outputs, target)
+        return (value * examples, examples) if value.dim() == 0 else (value.sum(), value.numel())
+
+    return total
+
+
+def _weighted(loss: Any, outputs: Any, target: Any, examples: int) -> tuple[Any, Any]:
+    """Cross-entropy and NLL: PyTorch's mean leaves out `ignore_index` and divides by the class weights."""
+    summed = copy.copy(loss)
+    summed.reduction = "sum"
+    total = summed(outputs, target)
+    if target.is_floating_point():  # probabilities: divided only by the examples and positions
+        return total, target.numel() // target.shape[1]
+    counts = target != loss.ignore_index
+    if loss.weight is None:
+        return total, counts.sum()
+    weight = loss.weight[target.clamp(0, len(loss.weight) - 1).long()]
+    return total, (weight * counts).sum()
