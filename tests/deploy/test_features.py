@@ -6,7 +6,6 @@ import sys
 
 import jax
 import numpy as np
-import pytest
 
 import chipwise as cw
 import tasks
@@ -95,7 +94,6 @@ def test_a_head_trains_on_them():
     assert cw.fit(recipe, on=ONE, progress="none").metrics["train/loss"] < np.log(tasks.CLASSES)
 
 
-@pytest.mark.slow
 def test_the_same_bits_on_1_2_4_and_8_devices():
     found = [
         cw.features(body(), tasks.data(53), on=cw.On(devices=n)).columns["feature"] for n in (1, 2, 4, 8)

@@ -179,7 +179,6 @@ nbclient.NotebookClient(notebook, timeout=120).execute()
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("where, target", [e for e in EXAMPLES if e[0] in ("kaggle", "colab")])
 def test_a_notebook_runs(where, target, tmp_path):
     """Every cell, in a kernel; programs in the place of pip and chipwise say how they were called."""

@@ -116,7 +116,6 @@ def test_made_up_data_keeps_the_name_of_the_recipe():
     assert (told.name, told.measured["data"]) == ("mine", "synthetic")
 
 
-@pytest.mark.slow
 def test_a_loss_that_is_not_finite_names_its_step():
     def loss(params, state, batch, key, train):
         metrics, after = tasks.loss(params, state, batch, key, train)
