@@ -28,6 +28,7 @@ from ..engine.predict import largest_block
 from ..engine.state import TrainState, abstract_state
 from ..errors import ChipwiseError, DeviceError, RecipeError
 from ..hlo.kernel import costliest
+from ..machine.plugins import hidden
 from ..recipe.precision import TPU_PASSES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
@@ -52,6 +53,7 @@ from .trace_cache import TraceCache
 from .tracing import TracedStep, prediction_step, predicts, training_step
 
 
+@hidden()  # tracing starts JAX
 def plan(
     recipe: Recipe,
     on: Sequence[str],
