@@ -23,7 +23,7 @@ def test_the_table_ends_with_the_line_that_trains_the_new_recipe(chipwise, mine,
 
 def test_a_length_within_a_schedule_ends_with_a_line_of_python(chipwise, tmp_path):
     file = tmp_path / "steps.py"
-    schedule = 'optimizer=cw.sgd(lr=cw.warmup(0.1, "4st"))'
+    schedule = 'optimizer=cw.sgd(lr=cw.schedules.warmup(0.1, "4st"))'
     file.write_text(f"import chipwise as cw, tasks\nrecipe = tasks.recipe({schedule}, duration='12st')\n")
     said = chipwise("transfer", f"{file}:recipe", "--batch", 8)
     assert said.code == 0, said.err

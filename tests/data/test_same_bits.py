@@ -67,7 +67,9 @@ def of(made):
 @pytest.fixture(scope="module")
 def loose(made, of):
     """The fingerprint of a run over the loose files, streamed, on one device."""
-    return cw.fit(of(cw.ImageFolder(made / "photos")), on=cw.On(devices=1, feed="host"), **QUIET).fingerprint
+    return cw.fit(
+        of(cw.data.ImageFolder(made / "photos")), on=cw.On(devices=1, feed="host"), **QUIET
+    ).fingerprint
 
 
 @pytest.mark.parametrize("store", ["raw", "jpeg"])
@@ -86,14 +88,14 @@ def test_a_pack_is_the_loose_files(made, of, loose, store, feed):
     ],
 )
 def test_any_number_of_devices(made, of, loose, devices, store, feed):
-    source = PackedFolder(made / store) if store else cw.ImageFolder(made / "photos")
+    source = PackedFolder(made / store) if store else cw.data.ImageFolder(made / "photos")
     result = cw.fit(of(source), on=cw.On(devices=devices, feed=feed, workers=2), **QUIET)
     assert result.devices["count"] == devices and result.fingerprint == loose
 
 
 def test_stopped_in_mid_epoch_and_gone_on_from_elsewhere(made, of, loose, tmp_path):
     cw.fit(
-        of(cw.ImageFolder(made / "photos")),
+        of(cw.data.ImageFolder(made / "photos")),
         tmp_path,
         on=cw.On(devices=2, feed="host"),
         stop_after="7st",
@@ -107,7 +109,7 @@ def test_stopped_in_mid_epoch_and_gone_on_from_elsewhere(made, of, loose, tmp_pa
 def test_killed_in_mid_epoch_and_gone_on(made, of, tmp_path):
     steps = 3000
     expected = cw.fit(
-        of(cw.ImageFolder(made / "photos"), steps), on=cw.On(devices=1, feed="host"), **QUIET
+        of(cw.data.ImageFolder(made / "photos"), steps), on=cw.On(devices=1, feed="host"), **QUIET
     ).fingerprint
     run = tmp_path / "run"
     command = [

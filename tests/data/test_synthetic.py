@@ -56,7 +56,7 @@ def test_it_is_a_source_like_any_other():
     assert take(source, np.arange(3))["image"].shape == (3, 48, 48, 3)
     with pytest.raises(IndexError):
         source[3]
-    with refused(cw.DataError, "length-not-positive", length=0):
+    with refused(cw.errors.DataError, "length-not-positive", length=0):
         Synthetic(0, SPEC)
 
 
@@ -64,7 +64,7 @@ def test_like_takes_length_shapes_and_ranges_without_reading():
     def load():
         raise AssertionError("read")
 
-    lazy = cw.Lazy(60_000, {"label": SPEC["label"]}, load, classes=10)
+    lazy = cw.data.Lazy(60_000, {"label": SPEC["label"]}, load, classes=10)
     assert len(like(lazy)) == 60_000 and like(lazy).classes == 10
     assert like(cw.Arrays(x=np.zeros((4, 2), np.float32))).below == {}
     assert like(Absent(5, SPEC, "Text", BELOW)).below == BELOW
@@ -72,7 +72,7 @@ def test_like_takes_length_shapes_and_ranges_without_reading():
 
 def test_labels_of_unknown_range_are_not_made_up():
     source = cw.Arrays(label=np.arange(4))
-    with refused(cw.DataError, "classes-unknown"):
+    with refused(cw.errors.DataError, "classes-unknown"):
         like(source)
     assert like(source, classes=4).below == {"label": 4}
 
@@ -80,7 +80,7 @@ def test_labels_of_unknown_range_are_not_made_up():
 def test_absent_data_say_what_to_give():
     absent = Absent(5, SPEC, "ImageNet")
     assert len(absent) == 5 and spec_of(absent) == SPEC
-    with refused(cw.DataError, "data-not-given", data="ImageNet"):
+    with refused(cw.errors.DataError, "data-not-given", data="ImageNet"):
         take(absent, np.arange(2))
 
 
@@ -116,7 +116,7 @@ def test_a_recipe_on_made_up_data_costs_nothing_to_make(name):
 
 
 def test_made_up_data_and_a_folder_exclude_each_other():
-    with refused(cw.RecipeError, "synthetic-and-data", data="somewhere"):
+    with refused(cw.errors.RecipeError, "synthetic-and-data", data="somewhere"):
         cw.load("mnist", data="somewhere", synthetic=True)
 
 

@@ -125,7 +125,7 @@ def test_neither_place_nor_workers_change_a_bit(workers):
 
 @pytest.mark.parametrize("given,code", [({"feed": "disk"}, None), ({"workers": "x"}, "workers-unknown")])
 def test_wrong_words_cost_nothing(tmp_path, given, code):
-    with pytest.raises(cw.RecipeError) as caught:
+    with pytest.raises(cw.errors.RecipeError) as caught:
         cw.fit(
             recipe(Numbers()),
             tmp_path / "run",

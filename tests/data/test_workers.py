@@ -45,7 +45,7 @@ def test_who_reads(workers, ours, foreign):
 
 @pytest.mark.parametrize("workers", [0, -1, "many", "threads:", "fibres:2", "threads:0", "2.5", "²"])
 def test_other_words_are_refused(workers):
-    with refused(cw.RecipeError, "workers-unknown", workers=str(workers)):
+    with refused(cw.errors.RecipeError, "workers-unknown", workers=str(workers)):
         chosen(ARRAYS, workers)
 
 
@@ -71,7 +71,7 @@ def test_processes_write_every_row_and_tell_their_time():
                 np.testing.assert_array_equal(got[name], column)
         assert workers.stages.seconds["decode"] > 0.034
         bad = Numbers(bad=7)
-        with refused(cw.DataError, "source-unsendable-ours", source="Mapped"):
+        with refused(cw.errors.DataError, "source-unsendable-ours", source="Mapped"):
             Workers(Mapped(bad, lambda e: e), 2)
     finally:
         workers.close()
@@ -83,7 +83,7 @@ def test_a_process_that_fails_or_dies_is_an_error():
         with pytest.raises(ValueError, match="photo 7 is bad"):
             read(workers, [1, 7])
         assert read(workers, [6])["label"].tolist() == [1]
-        with refused(cw.DataError, "reader-died"):
+        with refused(cw.errors.DataError, "reader-died"):
             read(workers, [8])
     finally:
         workers.close()

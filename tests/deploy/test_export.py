@@ -65,7 +65,7 @@ def test_a_saved_model_runs_in_tensorflow_with_any_batch(tmp_path, name):
     images = module.take(source, np.arange(3))["image"]
     logits = cw.predict(model, cw.Arrays(image=images)).outputs
     np.testing.assert_allclose(serve(image=images)["logits"], logits, rtol=1e-4, atol=1e-4)
-    with refused(cw.DataError, "export-exists"):
+    with refused(cw.errors.DataError, "export-exists"):
         cw.export(model, "saved-model", tmp_path / "m", data=source)
 
 
@@ -173,7 +173,7 @@ def test_a_model_that_comes_out_otherwise_is_not_written(tmp_path, monkeypatch):
         return lambda inputs: {name: value + np.float32(0.1) for name, value in run(inputs).items()}
 
     monkeypatch.setitem(formats.FORMATS, "safetensors", dataclasses.replace(kind, open=wrong))
-    with refused(cw.RecipeError, "export-differs", format="safetensors", examples=53) as caught:
+    with refused(cw.errors.RecipeError, "export-differs", format="safetensors", examples=53) as caught:
         cw.export(small(), "safetensors", tmp_path / "m")
     assert caught.value.facts["difference"] == pytest.approx(0.1, rel=1e-3)
     assert not list(tmp_path.iterdir())
@@ -192,12 +192,12 @@ def test_small_outputs_are_compared_by_their_size(tmp_path, monkeypatch):
 
     assert cw.export(small(predict=tiny), "safetensors", tmp_path / "m").largest < 1e-3
     monkeypatch.setitem(formats.FORMATS, "safetensors", dataclasses.replace(kind, open=doubled))
-    with refused(cw.RecipeError, "export-differs"):
+    with refused(cw.errors.RecipeError, "export-differs"):
         cw.export(small(predict=tiny), "safetensors", tmp_path / "other")
 
 
 def test_data_without_what_the_model_reads_is_one_line(tmp_path):
-    with refused(cw.DataError, "predict-columns"):
+    with refused(cw.errors.DataError, "predict-columns"):
         cw.export(small(), "stablehlo", tmp_path / "m", data=cw.Arrays(y=np.zeros((3, 2), np.float32)))
 
 
@@ -212,26 +212,26 @@ def test_a_recipe_without_its_data_is_checked_on_made_up_examples(tmp_path):
 
 
 def test_what_cannot_be_is_one_line(tmp_path, monkeypatch):
-    with refused(cw.DataError, "export-format", name="onx", near="onnx"):
+    with refused(cw.errors.DataError, "export-format", name="onx", near="onnx"):
         cw.export(small(), "onx", tmp_path / "m")
-    with refused(cw.RecipeError, "task-without-predict"):
+    with refused(cw.errors.RecipeError, "task-without-predict"):
         cw.export(small(predict=None), "onnx", tmp_path / "m")
     (tmp_path / "there").write_text("mine")
-    with refused(cw.DataError, "export-exists"):
+    with refused(cw.errors.DataError, "export-exists"):
         cw.export(small(), "stablehlo", tmp_path / "there")
     monkeypatch.setitem(__import__("sys").modules, "flatbuffers", None)
-    with refused(cw.RecipeError, "export-library", library="flatbuffers"):
+    with refused(cw.errors.RecipeError, "export-library", library="flatbuffers"):
         cw.export(small(), "stablehlo", tmp_path / "m")
     assert [p.name for p in tmp_path.iterdir()] == ["there"]
 
 
 def test_a_folder_that_is_no_saved_model_is_never_replaced(tmp_path):
     (tmp_path / "mine").write_text("kept")
-    with refused(cw.DataError, "export-other-folder", path=tmp_path):
+    with refused(cw.errors.DataError, "export-other-folder", path=tmp_path):
         cw.export(small(), "saved-model", tmp_path, fresh=True)
     assert (tmp_path / "mine").read_text() == "kept"
     pytest.importorskip("safetensors")
-    with refused(cw.DataError, "export-unwritable", path=tmp_path):
+    with refused(cw.errors.DataError, "export-unwritable", path=tmp_path):
         cw.export(small(), "safetensors", tmp_path, fresh=True)
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 

@@ -61,9 +61,9 @@ def test_what_did_not_come_from_there_does_not_go_there(tmp_path, born_in_torch)
     net, model = born_in_torch
     digits = cw.load("digits")
     params, state = jax.jit(digits.task.init)(jax.random.key(0))
-    with refused(cw.RecipeError, "export-not-born", format="torch"):
+    with refused(cw.errors.RecipeError, "export-not-born", format="torch"):
         cw.export(Trained(digits, params, state), "torch", tmp_path / "m", module=net)
-    with refused(cw.RecipeError, "export-module", got="NoneType"):
+    with refused(cw.errors.RecipeError, "export-module", got="NoneType"):
         cw.export(model, "torch", tmp_path / "m")
     assert not list(tmp_path.iterdir())
 

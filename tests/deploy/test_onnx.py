@@ -120,6 +120,6 @@ def test_an_operation_gives_what_jax_gives(name):
 )
 def test_what_has_no_counterpart_is_named(function, operation):
     spec = {"x": jax.ShapeDtypeStruct((4,), np.float32)}
-    with refused(cw.RecipeError, "onnx-operation") as caught, jax.numpy_rank_promotion("allow"):
+    with refused(cw.errors.RecipeError, "onnx-operation") as caught, jax.numpy_rank_promotion("allow"):
         to_onnx(lambda inputs: {"y": function(inputs["x"])}, spec, {"y": "y"}, {})
     assert operation in (None, caught.value.facts["operation"])

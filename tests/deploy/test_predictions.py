@@ -101,7 +101,7 @@ class Stops:
 
     def __getitem__(self, index):
         if self.at is not None and index >= self.at:
-            raise cw.DataError("source-empty")
+            raise cw.errors.DataError("source-empty")
         return self.of[index]
 
     def record_name(self, index):
@@ -115,7 +115,7 @@ def test_the_same_call_goes_on_after_a_stop_on_other_devices_with_the_same_bytes
     monkeypatch.setattr(module, "_PART_ROWS", 8)
     whole, out = tmp_path / f"whole{suffix}", tmp_path / f"p{suffix}"
     cw.predict(trained(), Stops(None), on=ONE, out=whole, batch=4)
-    with refused(cw.DataError, "source-empty"):
+    with refused(cw.errors.DataError, "source-empty"):
         cw.predict(trained(), Stops(37), on=cw.On(devices=2), out=out, batch=4)
     assert not out.exists()
     parts = sorted(p.name for p in (tmp_path / f".{out.name}.parts").glob("0*"))
@@ -132,13 +132,13 @@ def test_the_same_call_goes_on_after_a_stop_on_other_devices_with_the_same_bytes
 def test_parts_of_other_predictions_are_refused_and_fresh_replaces_them(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_PART_ROWS", 8)
     out = tmp_path / "p.csv"
-    with refused(cw.DataError, "source-empty"):
+    with refused(cw.errors.DataError, "source-empty"):
         cw.predict(trained(), Stops(37), on=ONE, out=out, batch=4)
-    with refused(cw.DataError, "predictions-of-others", differ=["top"]):
+    with refused(cw.errors.DataError, "predictions-of-others", differ=["top"]):
         cw.predict(trained(), Stops(None), on=ONE, out=out, batch=4, top=2)
     cw.predict(trained(), Stops(None), on=ONE, out=out, batch=4, top=2, fresh=True)
     assert out.read_text().splitlines()[1].startswith("0,x/0.jpg,")
-    with refused(cw.DataError, "predictions-exist"):
+    with refused(cw.errors.DataError, "predictions-exist"):
         cw.predict(trained(), on=ONE, out=out)
 
 
@@ -148,7 +148,7 @@ def test_parts_of_other_examples_are_refused(tmp_path, monkeypatch):
         stopped.setattr(module._Job, "_join", lambda job: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             cw.predict(trained(), tasks.data(53, 1), on=ONE, out=out)
-    with refused(cw.DataError, "predictions-of-others", differ=["data"]):
+    with refused(cw.errors.DataError, "predictions-of-others", differ=["data"]):
         cw.predict(trained(), tasks.data(53, 2), on=ONE, out=out)
     cw.predict(trained(), tasks.data(53, 1), on=ONE, out=out)
     assert [p.name for p in tmp_path.iterdir()] == ["p.csv"]
@@ -157,10 +157,10 @@ def test_parts_of_other_examples_are_refused(tmp_path, monkeypatch):
 def test_one_process_makes_a_file(tmp_path):
     out, parts = tmp_path / "p.csv", tmp_path / ".p.csv.parts"
     parts.mkdir()
-    with hold(parts), refused(cw.RunError, "folder-in-use", path=str(parts)):
+    with hold(parts), refused(cw.errors.RunError, "folder-in-use", path=str(parts)):
         cw.predict(trained(), on=ONE, out=out)
     (parts / "predictions.json").write_text("[]")  # no job's
-    with refused(cw.DataError, "source-empty"):
+    with refused(cw.errors.DataError, "source-empty"):
         cw.predict(trained(), Stops(3), on=ONE, out=out)
     assert not list(tmp_path.iterdir())
 
@@ -170,7 +170,7 @@ def test_a_gap_between_parts_begins_again(tmp_path, monkeypatch):
     whole, out = tmp_path / "whole.csv", tmp_path / "p.csv"
     cw.predict(trained(), Stops(None), on=ONE, out=whole, batch=4)
     for at in (37, 21):
-        with refused(cw.DataError, "source-empty"):
+        with refused(cw.errors.DataError, "source-empty"):
             cw.predict(trained(), Stops(at), on=ONE, out=out, batch=4)
         next((tmp_path / ".p.csv.parts").glob("000000000000-*")).unlink(missing_ok=True)
     said = []
@@ -192,7 +192,7 @@ def test_outputs_that_are_no_logits_become_columns(tmp_path):
     np.testing.assert_allclose(row["grid"], EXPECTED[7, :4], rtol=1e-5)
     found = cw.predict(model, on=ONE)
     assert found.outputs["grid"].shape == (53, 2, 2)
-    with refused(cw.RecipeError, "predictions-without-logits"):
+    with refused(cw.errors.RecipeError, "predictions-without-logits"):
         _ = found.labels
 
 
@@ -211,9 +211,9 @@ def test_numbers_read_back_as_they_were_and_what_is_no_number_is_null(tmp_path):
 
 
 def test_a_name_without_a_known_ending_is_refused_before_anything_is_computed(tmp_path):
-    with refused(cw.DataError, "predictions-format"):
+    with refused(cw.errors.DataError, "predictions-format"):
         cw.predict(trained(), on=ONE, out=tmp_path / "p.xlsx")
-    with refused(cw.RecipeError, "top-below-one"):
+    with refused(cw.errors.RecipeError, "top-below-one"):
         cw.predict(trained(), on=ONE, top=0)
-    with refused(cw.RecipeError, "not-a-trained-model", kind="int"):
+    with refused(cw.errors.RecipeError, "not-a-trained-model", kind="int"):
         cw.predict(3, on=ONE)

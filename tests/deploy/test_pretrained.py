@@ -57,7 +57,7 @@ def test_a_new_head_and_other_names(file):
         return {"w": "old"}.get(name, name)
 
     weights = pretrained(file)
-    with refused(cw.RecipeError, "weights-of-another-model", missing=["params.w"]):
+    with refused(cw.errors.RecipeError, "weights-of-another-model", missing=["params.w"]):
         weights.start(tasks.task(), rename=renamed)
     found = weights.match(tasks.task(), fresh=["v"], rename=lambda name: None if name == "calls" else name)
     assert (found.fresh, found.missing, found.unused) == (["params.v"], ["state.calls"], ["calls"])
@@ -66,7 +66,7 @@ def test_a_new_head_and_other_names(file):
     assert np.array_equal(task.init(key)[0]["v"], tasks.init(key)[0]["v"])
     assert np.array_equal(task.init(key)[0]["w"], FIRST[0]["w"])
     assert "new" in str(weights.match(tasks.task(), fresh=["v"]))
-    with refused(cw.RecipeError, "weights-all-fresh"):
+    with refused(cw.errors.RecipeError, "weights-all-fresh"):
         weights.start(tasks.task(), fresh=["*"])
 
 
@@ -100,7 +100,7 @@ def test_a_state_dict_is_read_and_code_in_a_pickle_is_not_run(tmp_path):
     torch.save({"w": Harm()}, tmp_path / "harm.pth")
     (tmp_path / "plain.pt").write_bytes(pickle.dumps(Harm()))
     for name in ("harm.pth", "plain.pt"):
-        with refused(cw.DataError, "weights-damaged"):
+        with refused(cw.errors.DataError, "weights-damaged"):
             pretrained(tmp_path / name)
     assert not (tmp_path / "harm").exists()
 
@@ -108,7 +108,7 @@ def test_a_state_dict_is_read_and_code_in_a_pickle_is_not_run(tmp_path):
 def test_a_view_that_repeats_a_value_states_more_than_its_file_holds(tmp_path):
     torch = pytest.importorskip("torch")
     torch.save({"w": torch.zeros(1).expand(1 << 40)}, tmp_path / "w.pt")
-    with refused(cw.DataError, "weights-damaged", path=tmp_path / "w.pt"):
+    with refused(cw.errors.DataError, "weights-damaged", path=tmp_path / "w.pt"):
         pretrained(tmp_path / "w.pt")
 
 
@@ -120,15 +120,15 @@ def test_bad_files_are_one_line(file, tmp_path):
         ("other", b"no weights here"),
     ):
         (tmp_path / f"{name}.safetensors").write_bytes(content)
-        with refused(cw.DataError, "weights-damaged"):
+        with refused(cw.errors.DataError, "weights-damaged"):
             pretrained(tmp_path / f"{name}.safetensors")
-    with refused(cw.DataError, "weights-absent"):
+    with refused(cw.errors.DataError, "weights-absent"):
         pretrained(tmp_path / "gone.pt")
-    with refused(cw.DataError, "weights-format"):
+    with refused(cw.errors.DataError, "weights-format"):
         (tmp_path / "w.xyz").write_bytes(b"")
         pretrained(tmp_path / "w.xyz")
     (tmp_path / "empty").mkdir()
-    with refused(cw.DataError, "weights-none"):
+    with refused(cw.errors.DataError, "weights-none"):
         pretrained(tmp_path / "empty")
-    with refused(cw.RecipeError, "weights-of-another-model", matched=0):
+    with refused(cw.errors.RecipeError, "weights-of-another-model", matched=0):
         pretrained(file).start(cw.load("digits").task)

@@ -73,14 +73,14 @@ def test_a_file_that_declares_more_than_it_holds(tmp_path):
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "w.weights.h5", "w") as file:
         file.create_dataset("layers/dense/vars/0", (1 << 40,), "f4", chunks=(1 << 10,))
-    with refused(cw.DataError, "weights-damaged"):
+    with refused(cw.errors.DataError, "weights-damaged"):
         pretrained(tmp_path / "w.weights.h5")
     with h5py.File(tmp_path / "l.weights.h5", "w") as file:
         file["layers/dense/vars/0"] = h5py.ExternalLink("/etc/passwd", "x")
-    with refused(cw.DataError, "weights-none"):
+    with refused(cw.errors.DataError, "weights-none"):
         pretrained(tmp_path / "l.weights.h5")
     (tmp_path / "cut.weights.h5").write_bytes((tmp_path / "w.weights.h5").read_bytes()[:100])
-    with refused(cw.DataError, "weights-damaged"):
+    with refused(cw.errors.DataError, "weights-damaged"):
         pretrained(tmp_path / "cut.weights.h5")
 
 
@@ -90,5 +90,5 @@ def test_an_orbax_checkpoint_that_states_more_than_it_holds_is_refused(tmp_path,
     with ocp.StandardCheckpointer() as writer:
         writer.save(tmp_path / "all", {"w": np.zeros((1000, 1000), np.float32)})
     monkeypatch.setattr(checkpoint, "_ANYWAY", 0)
-    with refused(cw.DataError, "weights-damaged", path=tmp_path / "all"):
+    with refused(cw.errors.DataError, "weights-damaged", path=tmp_path / "all"):
         pretrained(tmp_path / "all")

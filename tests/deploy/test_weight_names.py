@@ -68,7 +68,9 @@ def test_a_block_that_lacks_an_array_is_missed():
     arrays = of_timm_vit()
     del arrays["blocks.0.norm1.bias"]
     weights = Weights("w", translate(arrays, "vit"), "0" * 64)
-    with refused(cw.RecipeError, "weights-of-another-model", missing=["params.blocks.stack.norm1.bias"]):
+    with refused(
+        cw.errors.RecipeError, "weights-of-another-model", missing=["params.blocks.stack.norm1.bias"]
+    ):
         weights.start(task_of(TINY_VIT))
     assert weights.match(task_of(TINY_VIT)).unused == ["blocks.1.norm1.bias"]
 
@@ -89,7 +91,7 @@ def test_blocks_of_stages_are_counted_through_and_others_keep_their_names():
 
 
 def test_a_model_without_names_is_refused():
-    with refused(cw.RecipeError, "weights-names", given="resnet-50"):
+    with refused(cw.errors.RecipeError, "weights-names", given="resnet-50"):
         translate({}, "resnet-50")
 
 
@@ -103,10 +105,10 @@ def test_positions_are_scaled_when_asked(places):
     arrays = of_timm_vit(places=places)
     weights = Weights("w", translate(arrays, "vit"), "0" * 64)
     task = task_of(TINY_VIT)
-    with refused(cw.RecipeError, "weights-of-another-model", shapes=["params.places"]):
+    with refused(cw.errors.RecipeError, "weights-of-another-model", shapes=["params.places"]):
         weights.start(task)
     if places == 16:  # a grid of 4 without a class token is no grid of 4 with one
-        with refused(cw.RecipeError, "weights-of-another-model", shapes=["params.places"]):
+        with refused(cw.errors.RecipeError, "weights-of-another-model", shapes=["params.places"]):
             weights.start(task, resize=("places",))
         return
     assert weights.match(task, resize=("places",)).resized == {"params.places": ((1, places, 8), (1, 17, 8))}

@@ -24,7 +24,7 @@ def rows(folder):
 
 def recipe():
     """Its rate is too large after a while, so that a middle evaluation is the best."""
-    rising = cw.piecewise([("0st", 0.05), ("12st", 0.05), ("13st", 6.0), ("30st", 6.0)])
+    rising = cw.schedules.piecewise([("0st", 0.05), ("12st", 0.05), ("13st", 6.0), ("30st", 6.0)])
     return tasks.recipe(optimizer=cw.sgd(lr=rising))
 
 

@@ -81,12 +81,12 @@ def test_layouts_count_blocks():
 
 
 def test_what_is_refused_and_what_is_said(capsys):
-    with refused(cw.RecipeError, "blocks-indivisible", blocks=3, near=[1, 2, 4, 8]):
+    with refused(cw.errors.RecipeError, "blocks-indivisible", blocks=3, near=[1, 2, 4, 8]):
         tasks.recipe(blocks=3)
-    with refused(cw.RecipeError, "field-not-whole", what="blocks"):
+    with refused(cw.errors.RecipeError, "field-not-whole", what="blocks"):
         tasks.recipe(blocks=0)
     recipe = tasks.recipe(blocks=2)
-    with refused(cw.DeviceError, "devices-above-blocks", devices=4, blocks=2, counts=[1, 2]):
+    with refused(cw.errors.DeviceError, "devices-above-blocks", devices=4, blocks=2, counts=[1, 2]):
         Session(recipe, On(devices=4))
     with Session(recipe) as session:  # all that it can use
         assert session.layout.devices == 2
@@ -100,7 +100,7 @@ def test_what_is_refused_and_what_is_said(capsys):
 def test_settings_change_them():
     assert cw.load("digits", ["blocks=2"]).blocks == 2
     assert cw.load("digits", ["blocks=none"]).blocks is None
-    with refused(cw.RecipeError, "set-not-whole", name="blocks"):
+    with refused(cw.errors.RecipeError, "set-not-whole", name="blocks"):
         cw.load("digits", ["blocks=a few"])
     codes = [finding.code for finding in cw.check(cw.load("digits"), on="a100")]
     assert "blocks-in-turn" in codes

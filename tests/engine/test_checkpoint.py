@@ -121,7 +121,7 @@ def test_a_run_with_a_damaged_checkpoint_goes_on_from_the_one_before(run, tmp_pa
     assert again.metrics["train/loss"] == result.metrics["train/loss"]
     assert again.seconds["train"] > 0
     assert (tmp_path / "run" / "damaged-checkpoint-30").is_dir()
-    assert cw.restore_run(plain(), tmp_path / "run").steps == 30
+    assert cw.engine.restore_run(plain(), tmp_path / "run").steps == 30
 
 
 def test_when_all_are_damaged_it_says_so_as_often_as_it_is_asked(run, tmp_path):
@@ -130,7 +130,7 @@ def test_when_all_are_damaged_it_says_so_as_often_as_it_is_asked(run, tmp_path):
         damage(checkpoint)
     before = sorted((tmp_path / "run").rglob("*"))
     for _ in range(2):
-        with refused(cw.CheckpointError, "checkpoints-unreadable", steps=[10, 20, 30]):
+        with refused(cw.errors.CheckpointError, "checkpoints-unreadable", steps=[10, 20, 30]):
             cw.fit(plain(), tmp_path / "run", **QUIET)
     assert sorted((tmp_path / "run").rglob("*")) == before
 
@@ -146,7 +146,7 @@ def test_one_that_cannot_be_opened_is_not_called_damaged(run, template, tmp_path
     monkeypatch.setattr(Checkpoints, "about", closed)
     path = str(tmp_path / "run" / "checkpoints" / "30")
     reason = os.strerror(getattr(error, "errno", errno.ENOMEM))
-    with refused(cw.CheckpointError, "checkpoint-closed", path=path, reason=reason):
+    with refused(cw.errors.CheckpointError, "checkpoint-closed", path=path, reason=reason):
         restored(tmp_path / "run", template)
     assert sorted((tmp_path / "run").rglob("*")) == before
 
@@ -186,7 +186,7 @@ def test_arrays_that_a_header_alone_states_are_not_read(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match="4000000 bytes stated"):
             checkpoints.arrays(1)
         said = []
-        with refused(cw.CheckpointError, "checkpoints-unreadable", steps=[1]):
+        with refused(cw.errors.CheckpointError, "checkpoints-unreadable", steps=[1]):
             checkpoints.restore({"w": np.zeros((10, 10), np.float32)}, said.append)
     assert [(fact.code, fact["step"]) for fact in said] == [("checkpoint-damaged", 1)]
 
@@ -221,7 +221,7 @@ def test_the_digest_is_that_of_all_versions():
 
 def test_a_checkpoint_of_another_model_is_not_called_damaged(run, tmp_path):
     other = abstract_state(plain(optimizer=cw.sgd(lr=0.1)))
-    with refused(cw.CheckpointError, "checkpoint-of-other-arrays", step=30):
+    with refused(cw.errors.CheckpointError, "checkpoint-of-other-arrays", step=30):
         restored(run[0], other, read_only=True)
 
 
@@ -239,14 +239,14 @@ def test_a_disk_that_fills_up_while_saving_loses_nothing(run, tmp_path, monkeypa
     monkeypatch.setattr(RunFolder, "log", fill)
     expected = {"reason": os.strerror(errno.EFBIG), "run": str(tmp_path)}
     try:
-        with refused(cw.RunError, "checkpoint-unwritable", **expected) as caught:
+        with refused(cw.errors.RunError, "checkpoint-unwritable", **expected) as caught:
             cw.fit(plain(), tmp_path, checkpoint_every="10st", **QUIET)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     monkeypatch.undo()
     kept = caught.value.facts["checkpoint"]
     assert kept in (10, 20)  # a row may be written only after the save of its step
-    assert cw.restore_run(plain(), tmp_path).steps == kept
+    assert cw.engine.restore_run(plain(), tmp_path).steps == kept
     assert cw.fit(plain(), tmp_path, **QUIET).fingerprint == run[1].fingerprint
 
 
@@ -260,7 +260,7 @@ def test_a_disk_that_fills_up_while_logging_loses_nothing(run, tmp_path, monkeyp
         log(self, row)
 
     monkeypatch.setattr(RunFolder, "log", fill)
-    with refused(cw.RunError, "run-disk-full") as caught:
+    with refused(cw.errors.RunError, "run-disk-full") as caught:
         cw.fit(plain(), tmp_path, checkpoint_every="10st", **QUIET)
     assert caught.value.facts["checkpoint"] in (10, 20)
     monkeypatch.undo()

@@ -69,6 +69,6 @@ def test_a_trial_decides_and_harms_nothing(single, monkeypatch, capsys):
 )
 def test_where_it_cannot_be_is_said_before_anything_is_made(tmp_path, given):
     code = "steps-per-call-below-one" if given.get("steps_per_call", 4) < 1 else "steps-per-call-impossible"
-    with refused(cw.RecipeError, code):
+    with refused(cw.errors.RecipeError, code):
         cw.fit(tasks.recipe(), tmp_path / "run", **{**LOOSE, "steps_per_call": 4, **given})
     assert not (tmp_path / "run").exists()

@@ -75,9 +75,9 @@ def test_finish_gets_float64_and_may_give_numbers_only():
     sums = cw.Sum(np.float32(1), np.float32(3), look)
     assert finished({"third": sums})["third"] == 1 / 3
     assert np.isnan(finished({"none": cw.Sum(np.float32(0), np.float32(0))})["none"])
-    with refused(cw.RecipeError, "finish-failed", metric="third", error="IndexError", total=[2]):
+    with refused(cw.errors.RecipeError, "finish-failed", metric="third", error="IndexError", total=[2]):
         finished({"third": cw.Sum(np.zeros(2), np.float32(3), lambda total, count: total[2])})
-    with refused(cw.RecipeError, "finish-failed", metric="third"):
+    with refused(cw.errors.RecipeError, "finish-failed", metric="third"):
         finished({"third": cw.Sum(np.zeros(2), np.float32(3), lambda total, count: {"a": total})})
 
 
@@ -90,5 +90,5 @@ def test_finish_gets_float64_and_may_give_numbers_only():
 )
 def test_a_finish_that_breaks_the_contract_is_told_how(sums, code):
     task = tasks.task(loss=lambda params, state, batch, key, train: (sums, state))
-    with refused(cw.RecipeError, code):
+    with refused(cw.errors.RecipeError, code):
         cw.fit(tasks.recipe(task=task), **QUIET)

@@ -104,7 +104,7 @@ def test_a_finished_run_is_not_trained_again(whole, capsys):
 def test_another_recipe_is_refused_with_what_differs(whole):
     _, folder = whole
     before = (folder / "result.json").read_bytes()
-    with refused(cw.RunError, "run-of-another-recipe", changes=[("seed", 3, 4)]):
+    with refused(cw.errors.RunError, "run-of-another-recipe", changes=[("seed", 3, 4)]):
         cw.fit(tasks.recipe(seed=4), folder, **QUIET)
     assert (folder / "result.json").read_bytes() == before
 
@@ -129,13 +129,13 @@ def test_an_error_in_a_streamed_source_reaches_the_caller(monkeypatch):
     class Broken(list):
         def __getitem__(self, i):
             if i == 50:
-                raise cw.DataError("photo 50 cannot be read")
+                raise cw.errors.DataError("photo 50 cannot be read")
             return super().__getitem__(i)
 
     monkeypatch.setattr("chipwise.engine.feed.fits", lambda source, limit: False)
     columns = tasks.data().columns
     examples = Broken({name: column[i] for name, column in columns.items()} for i in range(101))
-    with pytest.raises(cw.DataError, match="photo 50"):
+    with pytest.raises(cw.errors.DataError, match="photo 50"):
         cw.fit(tasks.recipe(task=tasks.task(train=examples, eval=None)), on=cw.On(devices=1), **QUIET)
 
 
@@ -163,19 +163,19 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
 
     recipe = tasks.recipe(task=tasks.task(loss=loss))
     every = {"log_every": "5st", "checkpoint_every": "5st", "eval_every": None}
-    with refused(cw.DivergedError, "loss-not-finite", first=21, last=25, value="nan", checkpoint=20):
+    with refused(cw.errors.DivergedError, "loss-not-finite", first=21, last=25, value="nan", checkpoint=20):
         cw.fit(recipe, tmp_path, on=cw.On(devices=1), **every, **QUIET)
-    assert cw.restore_run(recipe, tmp_path).steps == 20
+    assert cw.engine.restore_run(recipe, tmp_path).steps == 20
     stored = read_run(tmp_path)
     assert stored.rows[-1]["diverged"] == {"code": "loss-not-finite", "first": 21, "last": 25, "value": "nan"}
     assert [event["event"] for event in stored.processes] == ["start", "end"] and not stored.running
     assert (stored.processes[-1]["how"], stored.processes[-1]["code"]) == ("diverged", "loss-not-finite")
 
     def full(checkpoints):
-        raise cw.RunError("run-disk-full", path="", checkpoint=None, reason="")
+        raise cw.errors.RunError("run-disk-full", path="", checkpoint=None, reason="")
 
     monkeypatch.setattr(Checkpoints, "wait", full)  # which must not hide why the run ends
-    with refused(cw.DivergedError, "loss-not-finite", checkpoint=20):
+    with refused(cw.errors.DivergedError, "loss-not-finite", checkpoint=20):
         cw.fit(recipe, tmp_path, on=cw.On(devices=1), **every, **QUIET)
 
 

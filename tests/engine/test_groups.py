@@ -154,7 +154,7 @@ def test_a_run_goes_on_on_other_groups(tmp_path):
         trained(made, first, run, stop_after="3st")
         ended = trained(made, then, run)
         assert ended.fingerprint == whole.fingerprint
-        kept = cw.restore_run(made, run)
+        kept = cw.engine.restore_run(made, run)
         jax.tree.map(np.testing.assert_array_equal, kept.params, whole.params)
         assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(kept.params))
     again = cw.evaluate(made, kept.params, kept.state, on=cw.On(devices=3))  # without groups
@@ -164,7 +164,7 @@ def test_a_run_goes_on_on_other_groups(tmp_path):
         with refused(RunError, "run-of-another-recipe"):
             trained(other, 1, run)
         with refused(CheckpointError, "checkpoint-of-other-shards", stored=2, shards=shards):
-            cw.restore_run(other, run)
+            cw.engine.restore_run(other, run)
 
 
 @pytest.mark.slow

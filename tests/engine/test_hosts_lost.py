@@ -36,7 +36,7 @@ chipwise.cli.main()
 """
 CUT, HEALED = "a link cut", "a link cut that heals"
 KINDS = ["SIGKILL", "SIGTERM", "SIGSTOP"] + [CUT, HEALED] * namespaces.possible()
-LOST, STOPPED = cw.HostLost.exit_code, cw.Stopped.exit_code
+LOST, STOPPED = cw.errors.HostLost.exit_code, cw.errors.Stopped.exit_code
 
 
 class Ground:

@@ -19,9 +19,9 @@ from refusals import refused
 RATE = cw.one_cycle(0.02, warmup="20%")
 HIDDEN = 2501  # layers of many rows, which end within one
 OPTIMIZERS = {
-    "lamb": cw.lamb(lr=RATE, clip=0.5, decay="kernels"),
-    "lars": cw.lars(lr=RATE, weight_decay=1e-3, trust=0.1),
-    "masked": cw.lars(lr=RATE, momentum=0, decay=lambda path, leaf: path != "w"),
+    "lamb": cw.recipe.lamb(lr=RATE, clip=0.5, decay="kernels"),
+    "lars": cw.recipe.lars(lr=RATE, weight_decay=1e-3, trust=0.1),
+    "masked": cw.recipe.lars(lr=RATE, momentum=0, decay=lambda path, leaf: path != "w"),
 }
 
 
@@ -95,7 +95,7 @@ def test_a_run_goes_on_on_other_devices(tmp_path, name):
 
 def test_the_vector_s_step_is_the_tree_s():
     """The step of the engine, with its ratios by rows, against the optimizer's own with trees."""
-    made = recipe(replicas=1, batch=8, duration="1st", optimizer=cw.lamb(lr=0.02, decay="kernels"))
+    made = recipe(replicas=1, batch=8, duration="1st", optimizer=cw.recipe.lamb(lr=0.02, decay="kernels"))
     with Session(made, On(devices=1)) as session:
         session.begin()
         before = session.snapshot()
@@ -179,8 +179,8 @@ def test_rows_are_longer_in_larger_nets_and_pad_little():
         "b": jax.ShapeDtypeStruct((10**6,), np.float32),
     }
     for optimizer, chunks, row in (
-        (cw.lamb(lr=0.1), 8, 65536), (cw.lamb(lr=0.1), 2048, 2048), (cw.lamb(lr=0.1, stacked="a"), 8, 16384),
-        (cw.adamw(lr=0.1), 8, 1),
+        (cw.recipe.lamb(lr=0.1), 8, 65536), (cw.recipe.lamb(lr=0.1), 2048, 2048), (cw.recipe.lamb(lr=0.1,
+        stacked="a"), 8, 16384), (cw.adamw(lr=0.1), 8, 1),
     ):  # fmt: skip
         found, layers = rows_of(optimizer, shapes, chunks)
         flat = Flat(shapes, chunks, row=found, layers=layers)
@@ -191,5 +191,5 @@ def test_rows_are_longer_in_larger_nets_and_pad_little():
 
 
 def test_groups_refuse_them():
-    with refused(cw.RecipeError, "shards-whole-leaves", shards=2, optimizer="lamb"):
+    with refused(cw.errors.RecipeError, "shards-whole-leaves", shards=2, optimizer="lamb"):
         recipe(shards=2)

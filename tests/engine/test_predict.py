@@ -85,17 +85,17 @@ def test_a_dictionary_of_outputs_and_bf16():
 
 
 def test_what_cannot_be_predicted_is_refused():
-    with refused(cw.RecipeError, "task-without-predict"):
+    with refused(cw.errors.RecipeError, "task-without-predict"):
         inputs_of(tasks.recipe())
-    with refused(cw.RecipeError, "predict-reads", column="label"):
+    with refused(cw.errors.RecipeError, "predict-reads", column="label"):
         inputs_of(recipe(predict=lambda params, state, inputs: inputs["label"]))
-    with refused(cw.RecipeError, "predict-returns", name="outputs", rows=4):
+    with refused(cw.errors.RecipeError, "predict-returns", name="outputs", rows=4):
         outputs(9, block=4, made=recipe(predict=lambda p, s, inputs: jnp.sum(inputs["x"])))
-    with refused(cw.DataError, "predict-columns"):
+    with refused(cw.errors.DataError, "predict-columns"):
         outputs(9, source=cw.Arrays(x=np.zeros((9, tasks.FEATURES), np.float32)))
-    with refused(cw.RecipeError, "predict-batch-below-one", batch=0):
+    with refused(cw.errors.RecipeError, "predict-batch-below-one", batch=0):
         Predictor(recipe(), PARAMS, STATE, tasks.data(9), Placement(detect(1)), 0)
-    with refused(cw.RecipeError, "task-function-expected", name="predict"):
+    with refused(cw.errors.RecipeError, "task-function-expected", name="predict"):
         tasks.task(predict=3)
-    with refused(cw.RecipeError, "class-names-number", names=2):
+    with refused(cw.errors.RecipeError, "class-names-number", names=2):
         tasks.task(classes=5, class_names=("a", "b"))

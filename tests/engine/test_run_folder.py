@@ -29,7 +29,7 @@ def test_one_process_at_a_time(tmp_path):
     command = [sys.executable, "-c", code, str(tmp_path / "run")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
-        with refused(cw.RunError, "folder-in-use") as caught:
+        with refused(cw.errors.RunError, "folder-in-use") as caught:
             opened(tmp_path / "run", {})
         assert caught.value.facts["holder"].startswith(f"process {other.pid} on ")
         other.kill()  # however it ends, it holds nothing any more
@@ -98,7 +98,9 @@ def test_another_recipe_is_refused_and_where_it_came_from_does_not_count(tmp_pat
     opened(tmp_path).close()
     opened(tmp_path, {**RECIPE, "source": {"recipe": "elsewhere"}}).close()
     before = (tmp_path / "recipe.json").read_bytes()
-    with refused(cw.RunError, "run-of-another-recipe", changes=[("optimizer.lr", 0.1, 0.2), ("seed", 0, 1)]):
+    with refused(
+        cw.errors.RunError, "run-of-another-recipe", changes=[("optimizer.lr", 0.1, 0.2), ("seed", 0, 1)]
+    ):
         opened(tmp_path, {**RECIPE, "seed": 1, "optimizer": {"lr": 0.2}})
     assert (tmp_path / "recipe.json").read_bytes() == before
     opened(tmp_path).close()  # the refused one holds nothing
@@ -115,7 +117,7 @@ def test_fresh_discards_a_run_and_nothing_else(tmp_path):
 
 def test_fresh_in_a_folder_that_holds_no_run_is_refused(tmp_path):
     (tmp_path / "checkpoints").mkdir()
-    with refused(cw.RunError, "run-fresh-elsewhere", files=["checkpoints"]):
+    with refused(cw.errors.RunError, "run-fresh-elsewhere", files=["checkpoints"]):
         opened(tmp_path, fresh=True)
     assert (tmp_path / "checkpoints").is_dir()
     (tmp_path / "checkpoints").rmdir()
@@ -127,13 +129,13 @@ def test_a_folder_that_cannot_be_finished_is_not_left_behind(tmp_path, monkeypat
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(RunFolder, "_replace", full)
-    with refused(cw.RunError, "run-disk-full", checkpoint=None):
+    with refused(cw.errors.RunError, "run-disk-full", checkpoint=None):
         opened(tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_name_that_no_system_takes_is_one_line(tmp_path):
-    with refused(cw.RunError, "run-unusable", checkpoint=None):
+    with refused(cw.errors.RunError, "run-unusable", checkpoint=None):
         opened(tmp_path / ("x" * 300))
 
 
@@ -143,7 +145,7 @@ def test_a_full_disk_names_the_last_good_checkpoint(tmp_path):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     assert newest_checkpoint(tmp_path) == 12
     os.symlink("/dev/full", tmp_path / "metrics.jsonl")
-    with refused(cw.RunError, "run-disk-full", checkpoint=12, path=str(tmp_path)):
+    with refused(cw.errors.RunError, "run-disk-full", checkpoint=12, path=str(tmp_path)):
         folder.log({"step": 13})
     folder.close()
 

@@ -106,7 +106,7 @@ def test_a_gradient_that_no_scale_mends_stops_the_run():
         total = sums["loss"].total + jnp.sqrt(jnp.sum(params["w"].astype(jnp.float32)) * 0)
         return {"loss": cw.Sum(total, sums["loss"].count)}, state
 
-    with pytest.raises(cw.DivergedError):
+    with pytest.raises(cw.errors.DivergedError):
         cw.fit(
             recipe(task=dataclasses.replace(TASK, loss=loss), duration="40st"),
             on=On(devices=1),
@@ -131,7 +131,7 @@ def test_tpus_have_no_float16():
 
     from chipwise.engine.placement import lay_out
 
-    with refused(cw.RecipeError, "precision-f16-on-tpu"):
+    with refused(cw.errors.RecipeError, "precision-f16-on-tpu"):
         lay_out(recipe(), On(devices=1), Tpu())
 
 

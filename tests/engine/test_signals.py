@@ -60,12 +60,12 @@ def test_a_stopped_run_is_saved_and_resumes_to_the_same_bits_on_other_devices(wh
 
     monkeypatch.setattr(RunFolder, "log", log_and_stop)
     before = signal.getsignal(signal.SIGTERM)
-    with refused(cw.Stopped, "stopped", signal="SIGTERM", total=30, run=str(tmp_path)):
+    with refused(cw.errors.Stopped, "stopped", signal="SIGTERM", total=30, run=str(tmp_path)):
         cw.fit(plain(), tmp_path, **QUIET)
     assert signal.getsignal(signal.SIGTERM) is before
     assert not (tmp_path / "result.json").exists()
     monkeypatch.undo()
-    assert 12 < cw.restore_run(plain(), tmp_path).steps < 30
+    assert 12 < cw.engine.restore_run(plain(), tmp_path).steps < 30
     resumed = cw.fit(plain(), tmp_path, **(QUIET | {"on": cw.On(devices=2)}))
     assert resumed.fingerprint == whole.fingerprint
     assert resumed.metrics["train/loss"] == whole.metrics["train/loss"]
@@ -79,7 +79,7 @@ def test_a_signal_while_compiling_stops_before_the_first_step(whole, tmp_path, m
         compile(self, *arguments)
 
     monkeypatch.setattr(Programs, "compile", compile_and_stop)
-    with refused(cw.Stopped, "stopped", step=0, total=30):
+    with refused(cw.errors.Stopped, "stopped", step=0, total=30):
         cw.fit(plain(), tmp_path, **QUIET)
     monkeypatch.undo()
     assert cw.fit(plain(), tmp_path, **QUIET).fingerprint == whole.fingerprint
@@ -93,7 +93,7 @@ def test_without_a_folder_it_says_that_nothing_is_saved(monkeypatch):
         return step(self, *arguments)
 
     monkeypatch.setattr(Programs, "step", step_and_stop)
-    with refused(cw.Stopped, "stopped-unsaved"):
+    with refused(cw.errors.Stopped, "stopped-unsaved"):
         cw.fit(plain(), **QUIET)
 
 

@@ -82,11 +82,11 @@ def test_frozen_and_trained_are_two_halves_of_one_tree():
     assert jax.tree.leaves(trained) == [3] and jax.tree.leaves(frozen) == [2, 1]
     assert whole_params(trained, frozen) == params
     assert split(params, ()) == (params, None)
-    with refused(cw.RecipeError, "frozen-matches-nothing", pattern="backbon/*", near="backbone/w"):
+    with refused(cw.errors.RecipeError, "frozen-matches-nothing", pattern="backbon/*", near="backbone/w"):
         split(params, ("backbon/*",))
-    with refused(cw.RecipeError, "all-frozen", count=3):
+    with refused(cw.errors.RecipeError, "all-frozen", count=3):
         split(params, ("*",))
-    with refused(cw.RecipeError, "frozen-not-patterns"):
+    with refused(cw.errors.RecipeError, "frozen-not-patterns"):
         tasks.recipe(frozen="backbone/*")
 
 
@@ -143,7 +143,7 @@ def test_frozen_parameters_come_back_and_are_saved(tmp_path):
     recipe = _headed(6)
     result = cw.fit(recipe, tmp_path, on=cw.On(devices=1), progress="none", eval_every=None)
     assert set(result.params) == {"backbone", "head"} and result.devices["parameters"] == LARGE + 304
-    restored = cw.restore_run(recipe, tmp_path)
+    restored = cw.engine.restore_run(recipe, tmp_path)
     np.testing.assert_array_equal(restored.params["backbone"]["w"], result.params["backbone"]["w"])
     assert fingerprint(restored.params) == result.fingerprint
 

@@ -147,9 +147,9 @@ def test_a_step_compiles_once_whatever_the_rate():
         return tasks.plain_loss(params, state, batch, key, train)
 
     task = tasks.task(loss=loss, augment=None)
-    run(tasks.recipe(task=task, optimizer=cw.sgd(lr=cw.cosine(0.1)), duration="50st"), 2)
+    run(tasks.recipe(task=task, optimizer=cw.sgd(lr=cw.schedules.cosine(0.1)), duration="50st"), 2)
     few = len(traced)
-    run(tasks.recipe(task=task, optimizer=cw.sgd(lr=cw.cosine(0.1)), duration="3st"), 2)
+    run(tasks.recipe(task=task, optimizer=cw.sgd(lr=cw.schedules.cosine(0.1)), duration="3st"), 2)
     assert few <= 4 and len(traced) <= 2 * few  # and not one more for 50 steps than for 3
 
 
@@ -166,7 +166,7 @@ def test_a_step_compiles_once_whatever_the_rate():
 def test_a_loss_that_breaks_the_contract_is_told_how(made, expected):
     task = tasks.task(loss=lambda params, state, batch, key, train: made(state))
     recipe = tasks.recipe(task=task)
-    with refused(cw.RecipeError, expected):
+    with refused(cw.errors.RecipeError, expected):
         jax.eval_shape(lambda: init_state(recipe, spec_of(recipe.task.train)))
 
 

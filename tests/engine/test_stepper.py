@@ -27,7 +27,7 @@ def test_it_computes_what_fit_does(fitted, feed):
         while stepper.done < stepper.total:
             stepper.step()
         np.testing.assert_array_equal(before[0]["w"], kept)
-        with refused(cw.RecipeError, "stepper-ended", total=30, duration="30st"):
+        with refused(cw.errors.RecipeError, "stepper-ended", total=30, duration="30st"):
             stepper.step()
     assert stepper.fingerprint() == fitted.fingerprint
     found = {f"train/{name}": value for name, value in stepper.metrics().items()}
@@ -54,7 +54,7 @@ def test_a_recipe_of_no_steps_and_one_without_evaluation_data():
     nothing = tasks.recipe(duration="0st", task=tasks.task(eval=None), optimizer=cw.sgd(lr=0.1))
     with pytest.warns(UserWarning, match="nothing will be trained"):
         stepper = cw.Stepper(nothing, on=cw.On(devices=1))
-    with stepper, refused(cw.RecipeError, "stepper-ended", total=0):
+    with stepper, refused(cw.errors.RecipeError, "stepper-ended", total=0):
         stepper.step()
-    with refused(cw.DataError, "no-evaluation-data"):
+    with refused(cw.errors.DataError, "no-evaluation-data"):
         stepper.evaluate()

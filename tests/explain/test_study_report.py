@@ -78,7 +78,7 @@ def test_the_main_metric_is_the_first_there_is_and_another_can_be_named():
     made = study(("0.1", [1.0, 2.0]), metric="train/loss")
     assert table.main_metric(made) == "train/loss"
     assert "mean train/loss" in shown(made)
-    with refused(cw.RecipeError, "study-no-metric", metric="eval/f1", metrics=["train/loss"]):
+    with refused(cw.errors.RecipeError, "study-no-metric", metric="eval/f1", metrics=["train/loss"]):
         table.rows(made, "eval/f1")
     assert table.rows(study(("0.1", [None])))[0].spread is None  # nothing to choose from yet
     assert table.rows(study(("0.1", [None])), "eval/f1")[0].values == {}

@@ -229,7 +229,7 @@ def test_weights_go_back_to_keras():
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         np.testing.assert_allclose(np.asarray(model(images)), ours, rtol=1e-5, atol=1e-6)
         other = keras.Sequential([keras.Input((6, 6, 2)), keras.layers.Flatten(), keras.layers.Dense(2)])
-    with refused(cw.RecipeError, "adapter-weight-shape"):
+    with refused(cw.errors.RecipeError, "adapter-weight-shape"):
         result.to_keras(other)
 
 
@@ -276,13 +276,13 @@ def test_a_linen_result_is_what_linen_applies():
 def test_mistakes_are_one_line(make, code):
     for name in {"equinox", "keras"} & set(make.__code__.co_names):
         pytest.importorskip(name)
-    with refused(cw.RecipeError, code):
+    with refused(cw.errors.RecipeError, code):
         make()
 
 
 def test_a_summed_keras_loss_is_refused():
     keras = pytest.importorskip("keras")
-    with refused(cw.RecipeError, "keras-loss-summed"):
+    with refused(cw.errors.RecipeError, "keras-loss-summed"):
         cw.keras.task(keras_net(), keras.losses.MeanSquaredError(reduction="sum"), train=DATA)
 
 
@@ -302,9 +302,9 @@ def test_columns_become_arguments():
         ({"inputs": 3}, "adapter-columns-expected"),
         ({"inputs": ()}, "adapter-no-inputs"),
     ]:
-        with refused(cw.RecipeError, code):
+        with refused(cw.errors.RecipeError, code):
             Data(train=DATA, **given).arguments(batch, params)
-    with refused(cw.RecipeError, "adapter-column", column="labels", near="label"):
+    with refused(cw.errors.RecipeError, "adapter-column", column="labels", near="label"):
         Data(train=DATA, target="labels").wanted(batch)
 
 

@@ -107,9 +107,9 @@ def test_weights_and_statistics_go_back():
     with torch.no_grad():
         np.testing.assert_allclose(fresh.eval()(torch.from_numpy(images)), ours, rtol=1e-4, atol=1e-5)
     before = {name: tensor.clone() for name, tensor in fresh.state_dict().items()}
-    with refused(cw.RecipeError, "adapter-weight-missing"):
+    with refused(cw.errors.RecipeError, "adapter-weight-missing"):
         result.to_torch(nn.Sequential(*fresh, nn.Linear(3, 3)))
-    with refused(cw.RecipeError, "adapter-weight-shape"):
+    with refused(cw.errors.RecipeError, "adapter-weight-shape"):
         result.to_torch(nn.Sequential(*list(fresh)[:6], nn.Linear(5, 3)))
     assert all(torch.equal(before[name], tensor) for name, tensor in fresh.state_dict().items())
     assert module.training and module[5].p == 0.5  # as they were
@@ -198,13 +198,13 @@ REFUSED = {
 
 @pytest.mark.parametrize("code", REFUSED)
 def test_what_would_train_something_else_is_refused(code):
-    with refused(cw.RecipeError, code):
+    with refused(cw.errors.RecipeError, code):
         cw.torch.task(module_of(REFUSED[code]), nn.CrossEntropyLoss(), train=ROWS)
 
 
 def test_a_backward_of_ones_own_is_refused():
     module = module_of(lambda self, x: Halved.apply(self.lin(x)))
-    with pytest.raises(cw.RecipeError) as caught:
+    with pytest.raises(cw.errors.RecipeError) as caught:
         cw.torch.task(module, nn.CrossEntropyLoss(), train=ROWS)
     assert caught.value.code in ("torch-step-differs", "torch-not-traced")
 
@@ -215,7 +215,7 @@ def test_buffers_move_as_pytorch_moves_them_or_are_refused():
     batch = {name: jnp.asarray(column) for name, column in ROWS.columns.items()}
     _, new = task.loss(params, state, batch, jax.random.key(0), True)
     np.testing.assert_allclose(new["seen"], ROWS.columns["x"].mean(0), rtol=1e-5, atol=1e-6)
-    with refused(cw.RecipeError, "torch-buffers-unmoved", names=["seen"]):
+    with refused(cw.errors.RecipeError, "torch-buffers-unmoved", names=["seen"]):
         cw.torch.task(module_of(moved_in_numpy, seen=torch.zeros(4)), nn.CrossEntropyLoss(), train=ROWS)
 
 
@@ -231,13 +231,13 @@ def test_buffers_move_as_pytorch_moves_them_or_are_refused():
     ],
 )
 def test_mistakes_are_one_line(make, loss, code):
-    with refused(cw.RecipeError, code):
+    with refused(cw.errors.RecipeError, code):
         cw.torch.task(make(), loss, train=ROWS)
 
 
 def test_torch_without_torchax(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torchax.tensor", None)
-    with refused(cw.RecipeError, "torchax-missing"):
+    with refused(cw.errors.RecipeError, "torchax-missing"):
         cw.torch.task(nn.Linear(4, 3), F.cross_entropy, train=ROWS)
 
 

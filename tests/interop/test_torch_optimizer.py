@@ -218,7 +218,7 @@ def test_the_scheduler_itself_stays_as_it_was():
 )
 def test_what_has_no_equal_is_refused_by_name(optimizer, schedule, given, code):
     made = optimizer(net())
-    with refused(cw.RecipeError, code):
+    with refused(cw.errors.RecipeError, code):
         cw.torch.optimizer(made, schedule(made) if schedule else None, **given)
 
 
@@ -227,8 +227,8 @@ def test_what_has_been_used_is_refused():
     optimizer = OPTIMIZERS["sgd"](module)
     scheduler = sched.StepLR(optimizer, 5)
     optimizer.step(), scheduler.step()
-    with refused(cw.RecipeError, "torch-scheduler-used", kind="StepLR", steps=1):
+    with refused(cw.errors.RecipeError, "torch-scheduler-used", kind="StepLR", steps=1):
         cw.torch.optimizer(optimizer, scheduler, step="step")
     theirs(module, adam := OPTIMIZERS["adam"](module), None, None)
-    with refused(cw.RecipeError, "torch-optimizer-used"):
+    with refused(cw.errors.RecipeError, "torch-optimizer-used"):
         cw.torch.optimizer(adam)

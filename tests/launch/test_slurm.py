@@ -95,7 +95,7 @@ def test_a_signal_by_scancel_saves_and_the_same_command_goes_on(cluster, chipwis
     wait_for_checkpoint(run)
     scancel(cluster, tmp_path.name)
     ((code, _, said),) = processes.ends([stopped], 120)
-    assert code == cw.Stopped.exit_code, said
+    assert code == cw.errors.Stopped.exit_code, said
     assert not (run / "result.json").exists()
     assert processes.answer([srun(cluster, chipwise, *words, tasks=1)])["fingerprint"] == whole
 

@@ -35,7 +35,7 @@ def test_a_record_of_predictions_survives_the_file(tmp_path, devices):
     assert min(speed.runs) > 0 and min(alone.runs) > 0
     record.write(tmp_path / "r.json")
     assert read(tmp_path / "r.json", "predict") == record
-    with refused(cw.DataError, "record-kind", kind="predict", expected="train"):
+    with refused(cw.errors.DataError, "record-kind", kind="predict", expected="train"):
         read(tmp_path / "r.json", "train")
 
 
@@ -86,7 +86,7 @@ def test_a_group_of_devices_predicts_together(monkeypatch):
 
 
 def test_what_cannot_be_measured_is_refused():
-    with refused(cw.RecipeError, "task-without-predict"):
+    with refused(cw.errors.RecipeError, "task-without-predict"):
         measure_predict(tasks.recipe(), seconds=0.05, on=cw.On(devices=1))
-    with refused(cw.RecipeError, "bench-nothing-to-time"):
+    with refused(cw.errors.RecipeError, "bench-nothing-to-time"):
         measure_predict(recipe(), seconds=0, on=cw.On(devices=1))

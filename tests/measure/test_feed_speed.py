@@ -100,19 +100,19 @@ def test_sources_around_one_batch(n):
 
 
 def test_what_cannot_be_measured_is_told():
-    with refused(cw.DataError, "feed-source-empty"):
+    with refused(cw.errors.DataError, "feed-source-empty"):
         measure_feed([], 4)
     for wrong in ({"batch": 0}, {"batch": 4, "seconds": 0}, {"batch": 4, "rounds": 0}):
-        with refused(cw.RecipeError, "feed-nothing-to-time", **wrong):
+        with refused(cw.errors.RecipeError, "feed-nothing-to-time", **wrong):
             measure_feed(cw.Arrays(**images(8)), **wrong)
-    with pytest.raises(cw.RecipeError, match="workers=many"):
+    with pytest.raises(cw.errors.RecipeError, match="workers=many"):
         measure_feed(cw.Arrays(**images(8)), 4, workers="many")
 
     class Broken(Watched):
         def fill(self, indices, out):
-            raise cw.DataError("image 3 is damaged")
+            raise cw.errors.DataError("image 3 is damaged")
 
-    with pytest.raises(cw.DataError, match="image 3 is damaged"):
+    with pytest.raises(cw.errors.DataError, match="image 3 is damaged"):
         measure_feed(Broken(8), 4, seconds=0.1)
 
 

@@ -187,13 +187,13 @@ def test_a_window_as_long_as_the_text_is_none():
 def test_what_does_not_fit_is_refused(change, code):
     given = {"query": (2, 6, 4, 8), "key": (2, 6, 2, 8), "value": (2, 6, 2, 8)} | change
     arrays = {name: jnp.zeros(x) if isinstance(x, tuple) else x for name, x in given.items()}
-    with refused(cw.RecipeError, code):
-        cw.attention(**arrays)
+    with refused(cw.errors.RecipeError, code):
+        cw.models.attention(**arrays)
 
 
 def test_mixed_dtypes_are_refused():
     query, key, value, _ = drawn(3)
-    with refused(cw.RecipeError, "attention-dtypes", value=["bfloat16", "float32", "float32"]):
+    with refused(cw.errors.RecipeError, "attention-dtypes", value=["bfloat16", "float32", "float32"]):
         attention(query.astype(jnp.bfloat16), key, value)
 
 

@@ -138,8 +138,8 @@ def test_marks_do_not_change_a_program(net, chip, monkeypatch):
 )
 def test_a_name_that_nothing_has_is_refused(policy, name, near):
     x = jnp.ones((1, 6, 2, 8))
-    function = cw.remat(lambda x: checkpoint_name(jnp.sin(attention(x, x, x)), "out"), policy)
-    with refused(cw.RecipeError, "remat-policy", name=name, near=near):
+    function = cw.models.remat(lambda x: checkpoint_name(jnp.sin(attention(x, x, x)), "out"), policy)
+    with refused(cw.errors.RecipeError, "remat-policy", name=name, near=near):
         jax.grad(lambda x: jnp.sum(function(x)))(x)
 
 
@@ -169,5 +169,5 @@ def test_a_setting_of_a_recipe_may_be_names():
         jax.eval_shape(lambda *given: task.loss(*given, None, True), params, state, tokens)
 
     traced("query_proj+mlpwo")
-    with refused(cw.RecipeError, "remat-policy", name="mlpwo_0", near="mlpwo"):
+    with refused(cw.errors.RecipeError, "remat-policy", name="mlpwo_0", near="mlpwo"):
         traced("query_proj+mlpwo_0")

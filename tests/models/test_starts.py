@@ -70,9 +70,9 @@ def test_parameters_made_from_the_data_take_the_place_of_the_tasks():
     np.testing.assert_array_equal(after[0], np.full(shape, 0.25, np.float32))
     for one, other in zip(after[1:], jax.tree.leaves(plain.params)[1:], strict=True):
         np.testing.assert_array_equal(one, other)
-    with refused(cw.RecipeError, "from-data-unknown", path="nowhere"):
+    with refused(cw.errors.RecipeError, "from-data-unknown", path="nowhere"):
         first_state(task(from_data=lambda source: {"nowhere": np.zeros(1)}))
-    with refused(cw.RecipeError, "from-data-shape", path=name, shape=[1, 2, 3, 4, 5]):
+    with refused(cw.errors.RecipeError, "from-data-shape", path=name, shape=[1, 2, 3, 4, 5]):
         first_state(task(from_data=lambda source: {name: np.zeros((1, 2, 3, 4, 5))}))
 
 

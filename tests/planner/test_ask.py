@@ -147,20 +147,20 @@ def test_a_host_callback_is_refused_by_name():
 
 
 def test_what_cannot_be_planned_is_one_clear_error():
-    with refused(cw.DeviceError, "slice-unknown", chip="v3"):
+    with refused(cw.errors.DeviceError, "slice-unknown", chip="v3"):
         cw.plan(recipe(), on=["v3-4"])
-    with refused(cw.DeviceError, "target-unknown", hint="a100"):
+    with refused(cw.errors.DeviceError, "target-unknown", hint="a100"):
         cw.plan(recipe(), on=["a1000"])
-    with refused(cw.DeviceError, "no-target"):
+    with refused(cw.errors.DeviceError, "no-target"):
         cw.plan(recipe(), on=[])
-    with refused(cw.RecipeError, "batch-indivisible", batch=63):
+    with refused(cw.errors.RecipeError, "batch-indivisible", batch=63):
         cw.plan(recipe(batch=63), on=["t4"])
 
     def broken(params, state, batch, key, train):
         raise KeyError("pixels")
 
     task = dataclasses.replace(recipe().task, loss=broken)
-    with refused(cw.RecipeError, "recipe-not-traced", error="KeyError", message="'pixels'"):
+    with refused(cw.errors.RecipeError, "recipe-not-traced", error="KeyError", message="'pixels'"):
         cw.plan(dataclasses.replace(recipe(), task=task), on=["t4"])
 
 
@@ -271,11 +271,11 @@ def test_a_record_of_another_host_stands_in_for_a_measurement(tmp_path):
     (p,) = cw.plan(big, on=["t4"], feed_record=file, host_cores=8)
     assert p.feeding.cores == 8
     wrong = dataclasses.replace(record, measured={"bytes_per_example": size + 1}).write(tmp_path / "w.json")
-    with refused(cw.DataError, "feed-record-of-other-examples", found=size + 1, bytes=size):
+    with refused(cw.errors.DataError, "feed-record-of-other-examples", found=size + 1, bytes=size):
         cw.plan(big, on=["t4"], feed_record=wrong)
     odd = {"examples_per_second.²": Series("examples/s", (30.0,))}
     none = dataclasses.replace(record, figures=odd).write(tmp_path / "n.json")
-    with refused(cw.DataError, "feed-record-without-figure", path=str(none)):
+    with refused(cw.errors.DataError, "feed-record-without-figure", path=str(none)):
         cw.plan(big, on=["t4"], feed_record=none)
 
 

@@ -13,7 +13,7 @@ from chipwise.planner.tracing import training_step
 
 
 def recipe(optimizer=None):
-    return tasks.recipe(optimizer=optimizer or cw.lamb(lr=0.1, clip=1.0, decay="kernels"))
+    return tasks.recipe(optimizer=optimizer or cw.recipe.lamb(lr=0.1, clip=1.0, decay="kernels"))
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -82,14 +82,14 @@ def test_a_latency_that_no_compiler_tells_is_not_told(monkeypatch):
 
 
 def test_what_cannot_be_planned_is_refused():
-    with refused(cw.RecipeError, "plan-predicts-none", examples=0):
+    with refused(cw.errors.RecipeError, "plan-predicts-none", examples=0):
         cw.plan(recipe(), on=["t4"], predict=0)
-    with refused(cw.RecipeError, "plan-predict-training"):
+    with refused(cw.errors.RecipeError, "plan-predict-training"):
         cw.plan(recipe(), on=["t4"], predict=5, find_largest_batch=True)
     for more in ({"spot": True}, {"interruptions": "1/d"}):
-        with refused(cw.RecipeError, "plan-predict-training"):
+        with refused(cw.errors.RecipeError, "plan-predict-training"):
             cw.plan(recipe(), on=["t4"], predict=5, **more)
-    with refused(cw.RecipeError, "task-without-predict"):
+    with refused(cw.errors.RecipeError, "task-without-predict"):
         cw.plan(tasks.recipe(), on=["t4"], predict=5)
 
 

@@ -103,7 +103,7 @@ def test_a_transferred_recipe_is_not_doubted():
             "rate-idle",
             {"idle": 23, "steps": 63},
         ),
-        ({"optimizer": cw.sgd(lr=cw.exponential(0.1, 0.5, "5000st"))}, "rate-ends-high", {}),
+        ({"optimizer": cw.sgd(lr=cw.schedules.exponential(0.1, 0.5, "5000st"))}, "rate-ends-high", {}),
         (
             {"optimizer": cw.sgd(lr=optax.cosine_onecycle_schedule(63, 0.1, pct_start=0.01))},
             "rate-starts-at-peak",
@@ -132,10 +132,10 @@ def test_near_misses_are_quiet():
     for changes in (
         {"optimizer": cw.sgd(lr=0.2)},
         {"optimizer": cw.adam(lr=0.03)},
-        {"optimizer": cw.sgd(lr=cw.warmup(1.0, "5%"))},
+        {"optimizer": cw.sgd(lr=cw.schedules.warmup(1.0, "5%"))},
         {"optimizer": cw.sgd(lr=optax.cosine_decay_schedule(0.1, 63))},
-        {"optimizer": cw.sgd(lr=cw.exponential(0.1, 0.5, "10st"))},
-        {"optimizer": cw.from_optax(optax.lion, learning_rate=cw.cosine(1e-4))},
+        {"optimizer": cw.sgd(lr=cw.schedules.exponential(0.1, 0.5, "10st"))},
+        {"optimizer": cw.from_optax(optax.lion, learning_rate=cw.schedules.cosine(1e-4))},
         {"task": tasks.task(), "replicas": 4},
     ):
         assert cw.check(plain(**changes)) == [], changes
@@ -144,7 +144,7 @@ def test_near_misses_are_quiet():
 def test_a_validated_point_says_what_is_far():
     recipe = plain(
         optimizer=cw.adamw(lr=cw.one_cycle(0.01), weight_decay=0.1),
-        validated=cw.Validated(source="seen", forgetting=None),
+        validated=cw.recipe.Validated(source="seen", forgetting=None),
     )
     assert cw.check(recipe) == []
 
@@ -181,9 +181,9 @@ def test_devices_that_would_stand_idle():
 
 
 def test_errors():
-    with refused(cw.RecipeError, "batch-indivisible", batch=63, near=[56, 64]):
+    with refused(cw.errors.RecipeError, "batch-indivisible", batch=63, near=[56, 64]):
         cw.check(plain(batch=63))
-    with refused(cw.RecipeError, "shards-above-batch", batch=40, shards=4, near=[32, 64]):
+    with refused(cw.errors.RecipeError, "shards-above-batch", batch=40, shards=4, near=[32, 64]):
         cw.check(plain(batch=40, replicas=8, shards=4))
-    with refused(cw.DeviceError, "slice-unknown", target="v3-7"):
+    with refused(cw.errors.DeviceError, "slice-unknown", target="v3-7"):
         cw.check(plain(), "v3-7")

@@ -22,9 +22,9 @@ from refusals import refused
         ("a/b", ("*", "!a/*"), False),
         ("a/b", ("!a/*", "*"), True),
         ("a/b", ("*", "!a/*", "a/b"), True),
-        ("a/norm/mean", cw.freeze("a/*"), True),
-        ("a/norm/scale", cw.freeze("a/*", batch_norm="train"), True),
-        ("a/norm/running_var", cw.freeze("a/*", batch_norm="train"), False),
+        ("a/norm/mean", cw.recipe.freeze("a/*"), True),
+        ("a/norm/scale", cw.recipe.freeze("a/*", batch_norm="train"), True),
+        ("a/norm/running_var", cw.recipe.freeze("a/*", batch_norm="train"), False),
         ("batch_stats/a/norm/mean", ("a/*",), True),
     ],
 )
@@ -33,15 +33,15 @@ def test_the_last_pattern_that_fits_decides(path, patterns, frozen):
 
 
 def test_mistakes_are_one_line():
-    with refused(cw.RecipeError, "frozen-not-patterns"):
-        cw.freeze()
-    with refused(cw.RecipeError, "freeze-batch-norm", name="evaluate", near="eval"):
-        cw.freeze("a/*", batch_norm="evaluate")
-    with refused(cw.RecipeError, "frozen-matches-nothing", pattern="meen", near="mean"):
+    with refused(cw.errors.RecipeError, "frozen-not-patterns"):
+        cw.recipe.freeze()
+    with refused(cw.errors.RecipeError, "freeze-batch-norm", name="evaluate", near="eval"):
+        cw.recipe.freeze("a/*", batch_norm="evaluate")
+    with refused(cw.errors.RecipeError, "frozen-matches-nothing", pattern="meen", near="mean"):
         split({"w": 1}, ("meen",), {"mean": 2})
-    with refused(cw.RecipeError, "frozen-matches-nothing", pattern="!v"):
+    with refused(cw.errors.RecipeError, "frozen-matches-nothing", pattern="!v"):
         split({"w": 1, "b": 1}, ("w", "!v"), {"mean": 2})
-    assert split({"w": 1, "b": 1}, cw.freeze("w", batch_norm="train"))[1] == {"w": 1, "b": None}
+    assert split({"w": 1, "b": 1}, cw.recipe.freeze("w", batch_norm="train"))[1] == {"w": 1, "b": None}
 
 
 @pytest.mark.slow
@@ -80,12 +80,12 @@ def recipe(**changes):
 @pytest.mark.slow
 def test_a_frozen_body_gives_the_same_features_all_along():
     """So training its head is training a head alone on those features."""
-    held = recipe(frozen=cw.freeze("body/*"), replicas=1)
+    held = recipe(frozen=cw.recipe.freeze("body/*"), replicas=1)
     result = cw.fit(held, on=cw.On(devices=1), progress="none", eval_every=None)
     _, state = held.task.init(jax.random.key(0))
     assert set(result.state["body"]["norm"]) == {"mean", "var"}
     np.testing.assert_array_equal(result.state["body"]["norm"]["var"], state["body"]["norm"]["var"])
-    moving = recipe(frozen=cw.freeze("body/*", batch_norm="train"), replicas=1)
+    moving = recipe(frozen=cw.recipe.freeze("body/*", batch_norm="train"), replicas=1)
     other = cw.fit(moving, on=cw.On(devices=1), progress="none", eval_every=None)
     assert not np.array_equal(other.state["body"]["norm"]["var"], state["body"]["norm"]["var"])
     np.testing.assert_array_equal(other.params["body"]["norm"]["scale"], np.ones(4))
@@ -95,7 +95,7 @@ def test_a_frozen_body_gives_the_same_features_all_along():
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_norm", ["eval", "train"])
 def test_the_same_bits_on_1_2_4_and_8_devices(batch_norm):
-    held = recipe(frozen=cw.freeze("body/*", batch_norm=batch_norm))
+    held = recipe(frozen=cw.recipe.freeze("body/*", batch_norm=batch_norm))
     prints = {
         cw.fit(held, on=cw.On(devices=n), progress="none", eval_every=None).fingerprint for n in (1, 2, 4, 8)
     }

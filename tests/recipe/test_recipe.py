@@ -10,9 +10,11 @@ from refusals import refused
 
 
 def test_unknown_and_missing_fields_are_named_with_the_nearest():
-    with refused(cw.RecipeError, "no-such-field", name="batch_size", near="batch"):
+    with refused(cw.errors.RecipeError, "no-such-field", name="batch_size", near="batch"):
         tasks.recipe(batch_size=64)
-    with refused(cw.RecipeError, "fields-missing", names=["optimizer"], example="optimizer=cw.sgd(lr=0.1)"):
+    with refused(
+        cw.errors.RecipeError, "fields-missing", names=["optimizer"], example="optimizer=cw.sgd(lr=0.1)"
+    ):
         cw.Recipe(task=tasks.task(), batch=8, duration="1ep")
 
 
@@ -35,12 +37,12 @@ def test_unknown_and_missing_fields_are_named_with_the_nearest():
     ],
 )
 def test_values_out_of_range_are_refused(changes, code, facts):
-    with refused(cw.RecipeError, code, **facts):
+    with refused(cw.errors.RecipeError, code, **facts):
         tasks.recipe(**changes)
 
 
 def test_empty_training_data_is_refused():
-    with refused(cw.DataError, "training-source-empty"):
+    with refused(cw.errors.DataError, "training-source-empty"):
         _ = tasks.recipe(task=tasks.task(train=[])).clock
 
 
@@ -71,10 +73,10 @@ def test_the_table_does_the_arithmetic():
 
 @pytest.mark.parametrize("name", ["init", "loss"])
 def test_a_task_needs_functions_and_sources(name):
-    with refused(cw.RecipeError, "task-function-expected", name=name, value=3):
+    with refused(cw.errors.RecipeError, "task-function-expected", name=name, value=3):
         tasks.task(**{name: 3})
     loader = SimpleNamespace(dataset=tasks.data(), batch_sampler=None)  # what a DataLoader is known by
-    with refused(cw.RecipeError, "data-loader-given", name="train"):
+    with refused(cw.errors.RecipeError, "data-loader-given", name="train"):
         tasks.task(train=loader)
-    with refused(cw.RecipeError, "task-source-expected", name="train", value=3):
+    with refused(cw.errors.RecipeError, "task-source-expected", name="train", value=3):
         tasks.task(train=3)

@@ -82,10 +82,10 @@ def test_replicas_and_blocks_are_set_at_once(names):
 def test_hyperparameters_of_an_optax_optimizer_are_settings():
     from chipwise.recipe.settings import apply
 
-    optimizer = cw.from_optax(optax.lion, learning_rate=cw.cosine(1e-3), b1=0.8)
+    optimizer = cw.from_optax(optax.lion, learning_rate=cw.schedules.cosine(1e-3), b1=0.8)
     changed = apply(tasks.recipe(optimizer=optimizer), {"learning_rate": "0.01", "b1": "0.7"}).optimizer
-    assert changed == cw.from_optax(optax.lion, learning_rate=cw.cosine(0.01), b1=0.7)
-    with refused(cw.RecipeError, "recipe-setting-unknown", name="learning_rat", near="learning_rate"):
+    assert changed == cw.from_optax(optax.lion, learning_rate=cw.schedules.cosine(0.01), b1=0.7)
+    with refused(cw.errors.RecipeError, "recipe-setting-unknown", name="learning_rat", near="learning_rate"):
         apply(tasks.recipe(optimizer=optimizer), {"learning_rat": "1"})
 
 
@@ -129,7 +129,7 @@ def test_built_in_recipes_load_without_data():
     ],
 )
 def test_what_cannot_be_is_refused_by_name(file, name, settings, code, facts):
-    with refused(cw.RecipeError, code, **facts):
+    with refused(cw.errors.RecipeError, code, **facts):
         load(f"{file}:{name}", settings)
 
 
@@ -143,7 +143,7 @@ def test_what_cannot_be_is_refused_by_name(file, name, settings, code, facts):
 )
 def test_a_file_that_does_not_run_is_one_line_with_the_place(tmp_path, text, facts):
     (tmp_path / "bad.py").write_text(text)
-    with refused(cw.RecipeError, "recipe-file-fails", path=str(tmp_path / "bad.py"), **facts):
+    with refused(cw.errors.RecipeError, "recipe-file-fails", path=str(tmp_path / "bad.py"), **facts):
         load(f"{tmp_path / 'bad.py'}:recipe")
 
 
@@ -156,12 +156,12 @@ def test_a_file_that_does_not_run_is_one_line_with_the_place(tmp_path, text, fac
     ],
 )
 def test_an_unknown_recipe_is_refused_with_the_nearest(spec, code, facts):
-    with refused(cw.RecipeError, code, **facts):
+    with refused(cw.errors.RecipeError, code, **facts):
         load(spec)
 
 
 def test_data_is_for_functions_that_take_it(file, tmp_path):
-    with refused(cw.RecipeError, "recipe-without-data"):
+    with refused(cw.errors.RecipeError, "recipe-without-data"):
         load(f"{file}:recipe", data=str(tmp_path))
-    with refused(cw.RecipeError, "recipe-finished"):
+    with refused(cw.errors.RecipeError, "recipe-finished"):
         load(f"{file}:finished", data=str(tmp_path))

@@ -38,7 +38,9 @@ def run(optimizer, p, steps=6):
 @pytest.mark.parametrize("make", [cw.sgd, cw.adamw])
 def test_a_group_is_an_optimizer_of_its_own(make):
     """Its parameters move as if they alone were trained with its numbers, the others as without it."""
-    several = cw.grouped(make(lr=0.1, weight_decay=0.01), {"*/bias": {"lr": 64, "weight_decay": 1 / 64}})
+    several = cw.recipe.grouped(
+        make(lr=0.1, weight_decay=0.01), {"*/bias": {"lr": 64, "weight_decay": 1 / 64}}
+    )
     moved = run(several, params())
     of_group = run(make(lr=6.4, weight_decay=0.01 / 64), params())
     others = run(make(lr=0.1, weight_decay=0.01), params())
@@ -48,14 +50,14 @@ def test_a_group_is_an_optimizer_of_its_own(make):
 
 
 def test_the_first_pattern_that_fits_counts():
-    optimizer = cw.grouped(cw.sgd(lr=0.1), {"norm/*": {"lr": 2}, "*/bias": {"lr": 3}})
+    optimizer = cw.recipe.grouped(cw.sgd(lr=0.1), {"norm/*": {"lr": 2}, "*/bias": {"lr": 3}})
     numbers = optimizer.members(params())
     assert numbers == {"norm": {"bias": 0}, "conv": {"kernel": -1}, "out": {"bias": 1}}
 
 
 def test_a_factor_may_be_a_schedule():
-    optimizer = cw.grouped(
-        cw.sgd(lr=0.1, momentum=0), {"norm/bias": {"lr": cw.piecewise({"0st": 1, "2st": 0})}}
+    optimizer = cw.recipe.grouped(
+        cw.sgd(lr=0.1, momentum=0), {"norm/bias": {"lr": cw.schedules.piecewise({"0st": 1, "2st": 0})}}
     )
     start = params()
     after = [run(optimizer, start, steps)["norm"]["bias"] for steps in (1, 2, 5)]
@@ -64,7 +66,7 @@ def test_a_factor_may_be_a_schedule():
 
 
 def test_groups_keep_the_decay_of_kernels_apart():
-    optimizer = cw.grouped(cw.sgd(lr=0.1, weight_decay=0.5, decay="kernels"), {"norm/bias": {"lr": 2}})
+    optimizer = cw.recipe.grouped(cw.sgd(lr=0.1, weight_decay=0.5, decay="kernels"), {"norm/bias": {"lr": 2}})
     plain = cw.sgd(lr=0.2)
     np.testing.assert_allclose(
         run(optimizer, params())["norm"]["bias"], run(plain, params())["norm"]["bias"], rtol=1e-6
@@ -72,7 +74,7 @@ def test_groups_keep_the_decay_of_kernels_apart():
 
 
 def test_lookahead_by_hand():
-    p, optimizer = params(), cw.lookahead(cw.sgd(lr=0.1), every=2, pull=0.25)
+    p, optimizer = params(), cw.recipe.lookahead(cw.sgd(lr=0.1), every=2, pull=0.25)
     moved, slow, steps = p, p, 4
     inner, state = cw.sgd(lr=0.1), cw.sgd(lr=0.1).init(p)
     for step in range(steps):
@@ -87,7 +89,7 @@ def test_lookahead_by_hand():
 
 
 def test_the_last_step_ends_at_the_slow_copy():
-    optimizer = cw.lookahead(cw.sgd(lr=0.1), every=15, pull=cw.polynomial(1.0, 0.5, 2))
+    optimizer = cw.recipe.lookahead(cw.sgd(lr=0.1), every=15, pull=cw.schedules.polynomial(1.0, 0.5, 2))
     table = optimizer.tables(CLOCK)["pull"]
     assert table[19] == 0 and table[5] == np.float32(1 - 0.5 * (5 / 20) ** 2)
     of_15, of_20 = run(optimizer, params(), 15), run(optimizer, params(), 20)
@@ -96,12 +98,12 @@ def test_the_last_step_ends_at_the_slow_copy():
 
 @pytest.mark.parametrize("power", [1, 3])
 def test_polynomial(power):
-    table = cw.polynomial(1.0, 3.0, power).table(CLOCK)
+    table = cw.schedules.polynomial(1.0, 3.0, power).table(CLOCK)
     np.testing.assert_allclose(table, 1 + 2 * (np.arange(20) / 20) ** power, rtol=1e-6)
 
 
 def around(recipe):
-    optimizer = cw.lookahead(cw.grouped(cw.sgd(lr=0.1), {"*": {"lr": 0.5}}), every=3, pull=0.5)
+    optimizer = cw.recipe.lookahead(cw.recipe.grouped(cw.sgd(lr=0.1), {"*": {"lr": 0.5}}), every=3, pull=0.5)
     return dataclasses.replace(recipe, optimizer=optimizer)
 
 
@@ -116,13 +118,13 @@ def trained(recipe, devices=1):
 def test_on_the_flat_vector_it_is_the_optimizer_of_the_tree():
     """A group of everything at half the rate is half the rate; on 1 and 2 devices alike."""
     recipe = tasks.recipe(duration="5st", replicas=2)
-    of_half = dataclasses.replace(recipe, optimizer=cw.lookahead(cw.sgd(lr=0.05), every=3, pull=0.5))
+    of_half = dataclasses.replace(recipe, optimizer=cw.recipe.lookahead(cw.sgd(lr=0.05), every=3, pull=0.5))
     assert trained(around(recipe)) == trained(of_half)
     assert trained(around(recipe), 2) == trained(around(recipe))
 
 
 def test_settings_are_set_as_those_of_the_inner_one():
-    optimizer = cw.lookahead(cw.grouped(cw.sgd(lr=0.1), {"*": {"lr": 2}}), every=5)
+    optimizer = cw.recipe.lookahead(cw.recipe.grouped(cw.sgd(lr=0.1), {"*": {"lr": 2}}), every=5)
     changed = optimizer.replace(lr=0.2, every=7)
     assert changed.settings["lr"] == 0.2 and changed.every == 7 and changed.inner.inner.lr == 0.2
     assert optimizer.describe()["optimizer"] == "lookahead(grouped(sgd))"
@@ -134,8 +136,8 @@ def test_settings_are_set_as_those_of_the_inner_one():
 
 
 def test_a_lookahead_in_groups_goes_on_pulling_after_the_end():
-    inner = cw.lookahead(cw.sgd(lr=0.1), every=3, pull=cw.linear(1.0, 0.5))
-    optimizer = cw.grouped(inner, {"*": {"lr": cw.linear(2.0, 1.0)}})
+    inner = cw.recipe.lookahead(cw.sgd(lr=0.1), every=3, pull=cw.schedules.linear(1.0, 0.5))
+    optimizer = cw.recipe.grouped(inner, {"*": {"lr": cw.schedules.linear(2.0, 1.0)}})
     total = CLOCK.total
     later = dataclasses.replace(CLOCK, total=2 * total)
     tables = optimizer.held(CLOCK).tables(later, total, total + 3)
@@ -145,25 +147,28 @@ def test_a_lookahead_in_groups_goes_on_pulling_after_the_end():
 @pytest.mark.parametrize(
     "make, code",
     [
-        (lambda: cw.grouped(0.1, {"*": {"lr": 2}}), "optimizer-around-nothing"),
+        (lambda: cw.recipe.grouped(0.1, {"*": {"lr": 2}}), "optimizer-around-nothing"),
         (
-            lambda: cw.grouped(cw.from_optax(_lamb, learning_rate=0.1), {"*": {"lr": 2}}),
+            lambda: cw.recipe.grouped(cw.from_optax(_lamb, learning_rate=0.1), {"*": {"lr": 2}}),
             "optimizer-not-elementwise",
         ),
-        (lambda: cw.grouped(cw.sgd(lr=0.1), {}), "groups-expected"),
-        (lambda: cw.grouped(cw.sgd(lr=0.1), {"*": {}}), "groups-expected"),
-        (lambda: cw.grouped(cw.sgd(lr=0.1), 3), "groups-expected"),
-        (lambda: cw.grouped(cw.sgd(lr=0.1), {"*": {"rate": 2}}), "group-setting"),
-        (lambda: cw.grouped(cw.sgd(lr=0.1), {"*": {"lr": -1}}), "group-factor"),
-        (lambda: cw.grouped(cw.sgd(lr=0.1), {"norms": {"lr": 2}}).members(params()), "group-matches-nothing"),
-        (lambda: cw.lookahead(cw.sgd(lr=0.1), every=0), "lookahead-every"),
-        (lambda: cw.lookahead(cw.sgd(lr=0.1), pull=1.5), "lookahead-pull"),
-        (lambda: cw.lookahead(cw.sgd(lr=0.1), pull=0), "lookahead-pull"),
-        (lambda: cw.polynomial(0.0, 1.0, 0), "power-not-above-zero"),
+        (lambda: cw.recipe.grouped(cw.sgd(lr=0.1), {}), "groups-expected"),
+        (lambda: cw.recipe.grouped(cw.sgd(lr=0.1), {"*": {}}), "groups-expected"),
+        (lambda: cw.recipe.grouped(cw.sgd(lr=0.1), 3), "groups-expected"),
+        (lambda: cw.recipe.grouped(cw.sgd(lr=0.1), {"*": {"rate": 2}}), "group-setting"),
+        (lambda: cw.recipe.grouped(cw.sgd(lr=0.1), {"*": {"lr": -1}}), "group-factor"),
+        (
+            lambda: cw.recipe.grouped(cw.sgd(lr=0.1), {"norms": {"lr": 2}}).members(params()),
+            "group-matches-nothing",
+        ),
+        (lambda: cw.recipe.lookahead(cw.sgd(lr=0.1), every=0), "lookahead-every"),
+        (lambda: cw.recipe.lookahead(cw.sgd(lr=0.1), pull=1.5), "lookahead-pull"),
+        (lambda: cw.recipe.lookahead(cw.sgd(lr=0.1), pull=0), "lookahead-pull"),
+        (lambda: cw.schedules.polynomial(0.0, 1.0, 0), "power-not-above-zero"),
     ],
 )
 def test_what_cannot_be_is_refused(make, code):
-    with refused(cw.RecipeError, code):
+    with refused(cw.errors.RecipeError, code):
         make()
 
 
@@ -174,9 +179,11 @@ def _lamb(learning_rate):
 
 
 def test_a_recipe_moves_to_another_batch_and_length_with_its_groups():
-    factor = cw.piecewise({"0st": 1.0, "2ep": 0.0})
+    factor = cw.schedules.piecewise({"0st": 1.0, "2ep": 0.0})
     inner = cw.sgd(lr=0.1, weight_decay=0.01)
-    optimizer = cw.lookahead(cw.grouped(inner, {"*": {"lr": factor}}), pull=cw.polynomial(1.0, 0.5))
+    optimizer = cw.recipe.lookahead(
+        cw.recipe.grouped(inner, {"*": {"lr": factor}}), pull=cw.schedules.polynomial(1.0, 0.5)
+    )
     recipe = dataclasses.replace(tasks.recipe(duration="4ep"), optimizer=optimizer)
     moved = recipe.transfer(batch=2 * recipe.batch).optimizer
     assert moved.settings["lr"] == pytest.approx(0.2) and moved.settings["lr of *"] == factor
@@ -185,7 +192,7 @@ def test_a_recipe_moves_to_another_batch_and_length_with_its_groups():
 
 def test_lower_layers_have_lower_rates_and_begin_later():
     inner = cw.sgd(lr=1.0, momentum=0)
-    optimizer = cw.layerwise(inner, [("norm/*",), "conv/*"], 0.5, unfreeze="2st")
+    optimizer = cw.recipe.layerwise(inner, [("norm/*",), "conv/*"], 0.5, unfreeze="2st")
     start, grads = params(), jax.tree.map(jnp.ones_like, params())
     p, state, tables = start, optimizer.init(start), optimizer.tables(CLOCK)
     for step in range(5):
@@ -203,21 +210,21 @@ def test_lower_layers_have_lower_rates_and_begin_later():
 
 def test_rows_of_stacked_arrays_are_groups():
     p = {"stack": {"kernel": jnp.ones((3, 2, 2)), "bias": jnp.ones((3, 2))}, "head": jnp.ones(2)}
-    optimizer = cw.layerwise(cw.sgd(lr=1.0, momentum=0), [f"stack/*#{i}" for i in range(3)], 0.5)
+    optimizer = cw.recipe.layerwise(cw.sgd(lr=1.0, momentum=0), [f"stack/*#{i}" for i in range(3)], 0.5)
     numbers = optimizer.members(p)
     assert numbers["stack"]["kernel"][:, 0, 0].tolist() == [2, 1, 0] and numbers["head"] == -1
     hyper = {name: table[0] for name, table in optimizer.tables(CLOCK).items()}
     moved, _ = optimizer.update(jax.tree.map(jnp.ones_like, p), optimizer.init(p), p, hyper)
     np.testing.assert_allclose(1 - moved["stack"]["bias"][:, 1], [0.125, 0.25, 0.5], rtol=1e-6)
     np.testing.assert_allclose(1 - moved["stack"]["kernel"][:, 0, 1], [0.125, 0.25, 0.5], rtol=1e-6)
-    with refused(cw.RecipeError, "group-matches-nothing", name="stack/*#3"):
-        cw.grouped(cw.sgd(lr=1.0), {"stack/*#3": {"lr": 0}}).members(p)
+    with refused(cw.errors.RecipeError, "group-matches-nothing", name="stack/*#3"):
+        cw.recipe.grouped(cw.sgd(lr=1.0), {"stack/*#3": {"lr": 0}}).members(p)
 
 
 @pytest.mark.slow
 def test_rows_are_the_same_on_1_and_2_devices():
     """In the step, where they lie in a vector."""
-    optimizer = cw.layerwise(cw.sgd(lr=0.1), ["w#0", ("w#1", "scale")], 0.5, unfreeze="50%")
+    optimizer = cw.recipe.layerwise(cw.sgd(lr=0.1), ["w#0", ("w#1", "scale")], 0.5, unfreeze="50%")
     recipe = tasks.recipe(optimizer=optimizer, duration="4st")
     results = [cw.fit(recipe, on=cw.On(devices=n), progress="none", eval_every=None) for n in (1, 2)]
     assert len({result.fingerprint for result in results}) == 1
@@ -239,5 +246,5 @@ def test_rows_are_the_same_on_1_and_2_devices():
     ],
 )
 def test_mistakes_of_layers_are_one_line(layers, more, code):
-    with refused(cw.RecipeError, code):
-        cw.layerwise(cw.sgd(lr=0.1), layers, **more)
+    with refused(cw.errors.RecipeError, code):
+        cw.recipe.layerwise(cw.sgd(lr=0.1), layers, **more)

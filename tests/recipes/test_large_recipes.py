@@ -129,7 +129,7 @@ def test_variants_have_names_of_their_own():
     ],
 )
 def test_a_pack_of_something_else_is_refused(name, settings, pack, code, facts, packs):
-    with refused(cw.DataError, code, **facts):
+    with refused(cw.errors.DataError, code, **facts):
         cw.load(name, settings, packs[pack])
 
 
@@ -146,14 +146,14 @@ def test_a_pack_of_something_else_is_refused(name, settings, pack, code, facts, 
     ],
 )
 def test_settings_that_fit_no_net_are_refused(name, setting, code):
-    with refused(cw.RecipeError, code):
+    with refused(cw.errors.RecipeError, code):
         cw.load(name, [setting])
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_training_without_data_says_what_to_give(name, tmp_path):
     recipe = cw.load(name, [*SMALL[name], "batch=8", "duration=1st", "replicas=1"])
-    with refused(cw.DataError, "data-not-given"):
+    with refused(cw.errors.DataError, "data-not-given"):
         cw.fit(recipe, tmp_path / "run", on=cw.On(devices=1), progress="none")
 
 

@@ -84,7 +84,7 @@ def test_the_need_is_the_compilers_and_grows_with_the_batch():
 
 
 def test_an_optimizer_with_norms_of_layers_has_more_programs():
-    lamb, plain = (recipe(optimizer=make(lr=0.1)) for make in (cw.lamb, cw.adamw))
+    lamb, plain = (recipe(optimizer=make(lr=0.1)) for make in (cw.recipe.lamb, cw.adamw))
     needs = [trial.needed(one, detect(1), Layout.of(one, 1)).needed for one in (lamb, plain)]
     assert needs[0] >= needs[1] > 0
 
@@ -236,14 +236,14 @@ def test_an_optimizer_without_a_rule_is_said_to_have_none(stepped):
 
 def test_what_cannot_be_searched_is_an_error(stepped):
     for wrong in (3, 0, -1, True):
-        with refused(cw.RecipeError, "at-most-below-least", least=4):
+        with refused(cw.errors.RecipeError, "at-most-below-least", least=4):
             find_batch(recipe(), on=On(devices=1), at_most=wrong)
-    with pytest.raises(cw.DeviceError, match="v9"):
+    with pytest.raises(cw.errors.DeviceError, match="v9"):
         find_planned_batch(recipe(), "v9-8", cw.plan)
-    with pytest.raises(cw.DeviceError, match="3 devices"):
+    with pytest.raises(cw.errors.DeviceError, match="3 devices"):
         find_batch(recipe(), on=On(devices=3))
     few = dataclasses.replace(
         recipe(), task=tasks.task(train=tasks.data(3), loss=tasks.plain_loss, augment=None)
     )
-    with refused(cw.DataError, "examples-below-least", examples=3):
+    with refused(cw.errors.DataError, "examples-below-least", examples=3):
         find_batch(few, on=On(devices=1))

@@ -93,7 +93,7 @@ def test_the_found_rate_becomes_the_peak_of_the_same_schedule(found):
 
 
 def test_check_measures_from_the_found_rate_where_a_sweep_says_anything(found):
-    old = tasks.recipe(validated=cw.Validated(source="elsewhere"))
+    old = tasks.recipe(validated=cw.recipe.Validated(source="elsewhere"))
     curve = dataclasses.replace(found.curve, suggestion=0.9, fell=True)
 
     def searched(fell):
@@ -137,7 +137,7 @@ def test_a_loss_that_becomes_nan_midway_ends_the_sweep_there():
 
 
 def test_a_loss_that_is_nan_at_once_is_no_matter_of_rates():
-    with refused(cw.DivergedError, "loss-not-finite-at-once"):
+    with refused(cw.errors.DivergedError, "loss-not-finite-at-once"):
         find_lr(poisoned(after=0), steps=STEPS, on=On(devices=1))
 
 
@@ -175,7 +175,7 @@ def test_a_momentum_of_zero_is_plain_descent():
         (cw.sgd(lr=0.1, momentum=0), "momentum", [0, 0.5, 0.9]),
         (cw.sgd(lr=0.1), "weight_decay", [0, 1e-5, 1e-4, 1e-3]),
         (cw.adam(lr=0.1), "b1", [0.8, 0.9, 0.95]),
-        (cw.adamw(lr=cw.cosine(0.1), weight_decay=0.03), "weight_decay", [0.01, 0.03, 0.09]),
+        (cw.adamw(lr=cw.schedules.cosine(0.1), weight_decay=0.03), "weight_decay", [0.01, 0.03, 0.09]),
     ],
 )
 def test_the_second_axis_is_swept_around_the_recipes_own(optimizer, second, values):
@@ -183,11 +183,11 @@ def test_the_second_axis_is_swept_around_the_recipes_own(optimizer, second, valu
 
 
 def test_a_pair_for_an_optimizer_of_optax():
-    recipe = plain(cw.from_optax(optax.lion, learning_rate=cw.cosine(1e-3), b1=0.8))
+    recipe = plain(cw.from_optax(optax.lion, learning_rate=cw.schedules.cosine(1e-3), b1=0.8))
     found = find_lr(recipe, steps=10, on=On(devices=1), second="b1", values=[0.5, 0.7])
     new = found.recipe.optimizer.hyper
-    assert found.test.held["b1"] in (0.5, 0.7) and new["b1"] == cw.constant(found.test.held["b1"])
-    assert new["learning_rate"] == cw.cosine(float(f"{found.suggestion:.2g}")) and found.why[
+    assert found.test.held["b1"] in (0.5, 0.7) and new["b1"] == cw.schedules.constant(found.test.held["b1"])
+    assert new["learning_rate"] == cw.schedules.cosine(float(f"{found.suggestion:.2g}")) and found.why[
         "name"
     ].startswith("b1=")
 
@@ -211,13 +211,13 @@ def test_the_lowest_sweep_wins_and_of_as_low_ones_the_most_stable():
 
 def test_a_scheduled_setting_is_held_where_the_rate_is_highest_and_set_there():
     optimizer = cw.sgd(
-        lr=cw.one_cycle(0.1, warmup="20%"), momentum=cw.one_cycle_momentum(0.95, 0.85, warmup="20%")
+        lr=cw.one_cycle(0.1, warmup="20%"), momentum=cw.schedules.one_cycle_momentum(0.95, 0.85, warmup="20%")
     )
     recipe = plain(optimizer)
     held = range_test.tested(recipe, 1e-4, 1.0, 10).optimizer.hyper["momentum"]
     assert held.value == pytest.approx(0.85)
     found = find_lr(recipe, steps=10, on=On(devices=1), second="momentum", values=[0.425])
-    assert found.recipe.optimizer.momentum == cw.one_cycle_momentum(0.475, 0.425, warmup="20%")
+    assert found.recipe.optimizer.momentum == cw.schedules.one_cycle_momentum(0.475, 0.425, warmup="20%")
     own = find_lr(recipe, steps=10, on=On(devices=1), second="momentum", values=[0.85])
     assert own.recipe.optimizer.momentum == optimizer.momentum and list(own.settings) == ["lr"]
 
@@ -238,19 +238,19 @@ def test_a_scheduled_setting_is_held_where_the_rate_is_highest_and_set_there():
     ],
 )
 def test_what_cannot_be_tested_is_said_before_any_step(changes, code, facts):
-    with refused(cw.RecipeError, code, **facts):
+    with refused(cw.errors.RecipeError, code, **facts):
         find_lr(plain(cw.sgd(lr=0.1)), on=cw.On(devices=1), **changes)
 
 
 def test_adam_is_asked_for_its_momentum_by_name():
-    with refused(cw.RecipeError, "no-second-setting", optimizer="adam", hint="b1"):
+    with refused(cw.errors.RecipeError, "no-second-setting", optimizer="adam", hint="b1"):
         find_lr(plain(cw.adam(lr=0.1)), second="momentum")
 
 
 def test_a_schedule_that_is_a_function_is_swept_but_not_set():
     found = find_lr(plain(cw.sgd(lr=lambda step: 0.1)), steps=10, on=On(devices=1))
     assert found.own_peak == pytest.approx(0.1)
-    with refused(cw.RecipeError, "schedule-without-peak"):
+    with refused(cw.errors.RecipeError, "schedule-without-peak"):
         _ = found.recipe
 
 
@@ -261,15 +261,15 @@ def test_pictures_are_written_whole_and_alike(found, tmp_path):
     for shown in ("learning rate", "last stable", "suggestion", "valley", "own peak"):
         assert shown in text, shown
     assert draw(found, tmp_path / "b.svg").read_text() == text
-    with refused(cw.RecipeError, "picture-not-svg"):
+    with refused(cw.errors.RecipeError, "picture-not-svg"):
         draw(found, tmp_path / "a.png")
-    with refused(cw.DataError, "picture-unwritable", option="--picture"):
+    with refused(cw.errors.DataError, "picture-unwritable", option="--picture"):
         draw(found, svg / "inside.svg")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.svg", "b.svg"]
 
 
 def test_a_second_axis_whose_schedule_is_zero_at_the_peak_is_refused_before_the_sweep():
-    decay = cw.piecewise({"0st": 0.0, "20st": 1e-3})
+    decay = cw.schedules.piecewise({"0st": 0.0, "20st": 1e-3})
     recipe = tasks.recipe(optimizer=cw.sgd(lr=cw.one_cycle(0.1, warmup="20%"), weight_decay=decay))
-    with refused(cw.RecipeError, "second-is-zero-at-peak", name="weight_decay"):
+    with refused(cw.errors.RecipeError, "second-is-zero-at-peak", name="weight_decay"):
         find_lr(recipe, second="weight_decay", values=[1e-3], steps=10)

@@ -91,7 +91,7 @@ def test_any_values_can_be_written_with_backslashes(values):
     ],
 )
 def test_settings_that_cannot_be_read_say_how_to_write_them(texts, code):
-    with refused(cw.RecipeError, code) as caught:
+    with refused(cw.errors.RecipeError, code) as caught:
         grid.parse(texts)
     assert code != "set-twice" or caught.value.facts["values"] == "1,2"
 
@@ -105,7 +105,7 @@ def test_settings_that_cannot_be_read_say_how_to_write_them(texts, code):
     ],
 )
 def test_points_that_would_repeat_a_run_are_refused(settings, code, facts):
-    with refused(cw.RecipeError, code, **facts):
+    with refused(cw.errors.RecipeError, code, **facts):
         grid.points(settings)
 
 
@@ -137,7 +137,7 @@ def test_seeds_are_a_number_of_them_or_a_list(given, seeds):
     ],
 )
 def test_seeds_that_cannot_be_are_refused(given, code):
-    with refused(cw.RecipeError, code):
+    with refused(cw.errors.RecipeError, code):
         grid.seeds(given)
 
 
@@ -157,6 +157,6 @@ def test_points_are_the_same_when_they_mean_the_same(a, b, same):
 
 def test_a_seeds_number_is_not_their_count():
     assert len(grid.seeds(1000)) == 1000
-    with refused(cw.RecipeError, "seeds-too-many", given=20240101, most=1000):
+    with refused(cw.errors.RecipeError, "seeds-too-many", given=20240101, most=1000):
         grid.seeds("20240101")
     assert grid.seeds("20240101,") == (20240101,)

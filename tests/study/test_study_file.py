@@ -52,7 +52,7 @@ def test_a_damaged_study_says_what_to_do(tmp_path, change, code):
     study(("0.1", [1.0]), folder=tmp_path).write()
     file = tmp_path / "study.json"
     file.write_text(change(file.read_text()))
-    with refused(cw.RunError, code, file=file):
+    with refused(cw.errors.RunError, code, file=file):
         study_file.read(tmp_path)
 
 

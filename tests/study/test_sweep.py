@@ -99,13 +99,13 @@ def test_a_stop_saves_the_run_and_the_study_goes_on_to_the_same_bits(tmp_path, m
     before = signal.getsignal(signal.SIGTERM)
     stop_at(monkeypatch, "lr=0.04/seed-0", 2)
     settings = {**FAST, "log_every": "1st"}
-    with refused(cw.Stopped, "study-stopped", signal="SIGTERM", done=1, total=4):
+    with refused(cw.errors.Stopped, "study-stopped", signal="SIGTERM", done=1, total=4):
         sweep(plain(duration="40st"), RATES, seeds=2, run=tmp_path, **settings)
     assert signal.getsignal(signal.SIGTERM) is before
     assert [run.done for point in study_file.read(tmp_path).points for run in point.runs.values()] == [
         True, False, False, False,
     ]  # fmt: skip
-    assert 0 < cw.restore_run(plain(), tmp_path / "lr=0.04/seed-0").steps < 40
+    assert 0 < cw.engine.restore_run(plain(), tmp_path / "lr=0.04/seed-0").steps < 40
     monkeypatch.setattr(RunFolder, "log", RunFolder.log.__closure__[0].cell_contents)
     study = sweep(plain(duration="40st"), RATES, seeds=1, run=tmp_path, **FAST)
     assert trained == ["lr=0.02/seed-0", "lr=0.04/seed-0", "lr=0.04/seed-0"]
@@ -121,7 +121,7 @@ def test_a_stop_too_late_for_its_run_stops_before_the_next(tmp_path, monkeypatch
         return evaluate(self)
 
     monkeypatch.setattr(Session, "evaluate", evaluate_and_stop)
-    with refused(cw.Stopped, "study-stopped", signal="SIGINT", done=1, total=2):
+    with refused(cw.errors.Stopped, "study-stopped", signal="SIGINT", done=1, total=2):
         sweep(plain(), seeds=2, run=tmp_path, **FAST)
     assert trained == [f"{tmp_path.name}/seed-0"]
     assert study_file.read(tmp_path).points[0].runs[0].done
@@ -147,15 +147,15 @@ def test_a_run_that_diverged_is_a_result(tmp_path, trained):
 @pytest.mark.parametrize(
     ("settings", "options", "error", "said"),
     [
-        ({"lr": [0.1, "fast"]}, {}, cw.RecipeError, "--set lr=fast: expected a number"),
-        ({"lrr": [0.1]}, {}, cw.RecipeError, "Did you mean 'lr'"),
-        ({"batch": [24, 25]}, {}, cw.DeviceError, "25"),
-        ({}, {"eval_every": "soon"}, cw.RecipeError, "soon"),
-        ({}, {"on": cw.On(devices=99)}, cw.DeviceError, "99 devices"),
+        ({"lr": [0.1, "fast"]}, {}, cw.errors.RecipeError, "--set lr=fast: expected a number"),
+        ({"lrr": [0.1]}, {}, cw.errors.RecipeError, "Did you mean 'lr'"),
+        ({"batch": [24, 25]}, {}, cw.errors.DeviceError, "25"),
+        ({}, {"eval_every": "soon"}, cw.errors.RecipeError, "soon"),
+        ({}, {"on": cw.On(devices=99)}, cw.errors.DeviceError, "99 devices"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path, settings, options, error, said):
-    with pytest.raises((error, cw.RecipeError), match=said):
+    with pytest.raises((error, cw.errors.RecipeError), match=said):
         sweep(plain(), settings, seeds=2, run=tmp_path / "new", **{**FAST, **options})
     assert not (tmp_path / "new").exists()
 
@@ -167,7 +167,7 @@ def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path, settings, o
     ],
 )
 def test_options_that_cannot_be_are_refused_before_anything_is_made(tmp_path, options, code):
-    with refused(cw.RecipeError, code):
+    with refused(cw.errors.RecipeError, code):
         sweep(plain(), seeds=2, run=tmp_path / "new", **FAST, **options)
     assert not (tmp_path / "new").exists()
 
@@ -179,23 +179,23 @@ def test_an_option_that_fit_has_not_is_a_type_error(tmp_path):
 
 def test_folders_of_something_else_are_refused(tmp_path):
     sweep(plain(), seeds=1, run=tmp_path / "s", **FAST)
-    with refused(cw.RunError, "study-run-of-another-recipe", folder=tmp_path / "s/seed-0"):
+    with refused(cw.errors.RunError, "study-run-of-another-recipe", folder=tmp_path / "s/seed-0"):
         sweep(plain(batch=12), seeds=2, run=tmp_path / "s", **FAST)
-    with refused(cw.RunError, "study-of-another-recipe", differences=[("recipe", "recipe", "b")]):
+    with refused(cw.errors.RunError, "study-of-another-recipe", differences=[("recipe", "recipe", "b")]):
         sweep(plain(name="b"), seeds=2, run=tmp_path / "s", **FAST)
-    with refused(cw.RunError, "single-run-here", folder=tmp_path / "s/seed-0"):
+    with refused(cw.errors.RunError, "single-run-here", folder=tmp_path / "s/seed-0"):
         sweep(plain(), seeds=2, run=tmp_path / "s/seed-0", **FAST)
-    with hold(tmp_path / "s"), pytest.raises(cw.RunError, match=f"in use by process {os.getpid()}"):
+    with hold(tmp_path / "s"), pytest.raises(cw.errors.RunError, match=f"in use by process {os.getpid()}"):
         sweep(plain(), seeds=2, run=tmp_path / "s", **FAST)
     (tmp_path / "file").write_text("")
-    with refused(cw.RunError, "study-unwritable"):
+    with refused(cw.errors.RunError, "study-unwritable"):
         sweep(plain(), seeds=2, run=tmp_path / "file/s", **FAST)
 
 
 def test_a_seed_that_the_recipe_drops_is_noticed(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("import tasks\n\ndef recipe(seed: int = 0):\n    return tasks.recipe(seed=0)\n")
-    with refused(cw.RecipeError, "seed-dropped", seed=0):
+    with refused(cw.errors.RecipeError, "seed-dropped", seed=0):
         sweep(f"{file}:recipe", seeds=[3], run=tmp_path / "s", **FAST)
 
 

@@ -57,7 +57,7 @@ def test_compose_hands_the_epoch_on():
 
 def test_what_hides_it_from_the_step_is_refused():
     hidden = alternating_flip()
-    with refused(cw.DataError, "augment-expects"):
+    with refused(cw.errors.DataError, "augment-expects"):
         mirrored(0, augment=lambda example, key: hidden(example, key))
 
 

@@ -58,11 +58,11 @@ def test_centre():
     images = np.arange(7 * 6).reshape(1, 7, 6, 1)
     np.testing.assert_array_equal(centre(images, 4)[0, :, :, 0], images[0, 1:5, 1:5, 0])
     np.testing.assert_array_equal(centre(images[:, :6], 6), images[:, :6])
-    with refused(cw.DataError, "augment-expects"):
+    with refused(cw.errors.DataError, "augment-expects"):
         centre(images, 7)
 
 
 @pytest.mark.parametrize("wrong", [{"size": 0}, {"size": 8, "area": (0, 1)}, {"size": 8, "ratio": (2, 1)}])
 def test_impossible_crops_are_refused(wrong):
-    with refused(cw.DataError, "augment-expects"):
+    with refused(cw.errors.DataError, "augment-expects"):
         resized_crop(**wrong)

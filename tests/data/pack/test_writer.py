@@ -261,7 +261,7 @@ def test_a_full_disk_says_what_to_free_and_goes_on(code, whole, tmp_path, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", write_some)
-        with refused(cw.DataError, "pack-disk-full", folder=folder, kept=4, needed=100e6):
+        with refused(cw.errors.DataError, "pack-disk-full", folder=folder, kept=4, needed=100e6):
             write(folder, total=11)
     assert json.loads((folder / "progress.json").read_text())["identity"] == "1"
     write(folder)
@@ -274,7 +274,7 @@ def test_a_limit_on_files_is_told_and_goes_on(whole, tmp_path):
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (400, before[1]))  # also of the journal
-        with refused(cw.DataError, "pack-write", reason=os.strerror(errno.EFBIG)):
+        with refused(cw.errors.DataError, "pack-write", reason=os.strerror(errno.EFBIG)):
             write(tmp_path / "train")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -286,10 +286,10 @@ def test_a_limit_on_files_is_told_and_goes_on(whole, tmp_path):
 def test_other_settings_do_not_go_on_with_a_folder(tmp_path):
     write(tmp_path, stop=5)
     for identity in ("2", ""):
-        with refused(cw.DataError, "pack-other-settings", folder=tmp_path):
+        with refused(cw.errors.DataError, "pack-other-settings", folder=tmp_path):
             writer(tmp_path, identity=identity)
     write(tmp_path)
-    with refused(cw.DataError, "pack-other-settings", folder=tmp_path):
+    with refused(cw.errors.DataError, "pack-other-settings", folder=tmp_path):
         writer(tmp_path, identity="2")
     again = writer(tmp_path)
     assert again.complete and (again.written, again.consumed) == (11, N)
@@ -300,7 +300,7 @@ def test_other_settings_do_not_go_on_with_a_folder(tmp_path):
 
 def test_one_process_at_a_time(tmp_path):
     first = writer(tmp_path)
-    with refused(cw.DataError, "pack-in-use"):
+    with refused(cw.errors.DataError, "pack-in-use"):
         writer(tmp_path)
     first.close()
     writer(tmp_path).close()
@@ -320,7 +320,7 @@ def test_what_a_killed_program_left_is_not_gone_on_with(tmp_path, monkeypatch):
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis-00001.npy").write_text("years of work")
-    with refused(cw.DataError, "pack-folder-not-empty", name="thesis-00001.npy"):
+    with refused(cw.errors.DataError, "pack-folder-not-empty", name="thesis-00001.npy"):
         writer(tmp_path)
     assert files(tmp_path) == {"thesis-00001.npy": b"years of work"}
 
@@ -329,7 +329,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
 def test_a_damaged_beginning_is_refused(text, tmp_path):
     write(tmp_path, stop=3)
     (tmp_path / "progress.json").write_text(text)
-    with refused(cw.DataError, "pack-progress-damaged", path=tmp_path / "progress.json"):
+    with refused(cw.errors.DataError, "pack-progress-damaged", path=tmp_path / "progress.json"):
         writer(tmp_path)
 
 
@@ -363,7 +363,7 @@ GOOD = {"image": IMAGE, "label": 0}
 )
 def test_records_that_do_not_fit_are_refused(records, code, tmp_path):
     made = writer(tmp_path)
-    with refused(cw.DataError, code):
+    with refused(cw.errors.DataError, code):
         for name, columns in records:
             made.add([name], {column: [value] for column, value in columns.items()})
         made.finish({})
@@ -373,9 +373,9 @@ def test_records_that_do_not_fit_are_refused(records, code, tmp_path):
 def test_columns_of_another_length_and_nothing_but_skipped_entries_are_refused(tmp_path):
     made = writer(tmp_path)
     made.skip("a", "no image")
-    with refused(cw.DataError, "pack-nothing-left", count=1, name="a", reason="no image"):
+    with refused(cw.errors.DataError, "pack-nothing-left", count=1, name="a", reason="no image"):
         made.finish({})
-    with refused(cw.DataError, "pack-column-length", column="label", rows=2, expected=1):
+    with refused(cw.errors.DataError, "pack-column-length", column="label", rows=2, expected=1):
         made.add(["a"], {"image": IMAGE[None], "label": [0, 1]})
     made.close()
 

@@ -112,6 +112,6 @@ def test_a_loss_that_does_not_fall_and_one_that_jumps(tmp_path):
 
 
 def test_a_schedule_that_ends_early(tmp_path):
-    optimizer = {"optimizer": "sgd", "lr": cw.piecewise({"0st": 0.1, "150st": 0.0}).json()}
+    optimizer = {"optimizer": "sgd", "lr": cw.schedules.piecewise({"0st": 0.1, "150st": 0.0}).json()}
     one = found(whole(tmp_path, recipe={"optimizer": optimizer}), "schedule-ends-early")
     assert (one["name"], one["step"]) == ("lr", 150) and one["share"] == pytest.approx(0.25, abs=0.005)

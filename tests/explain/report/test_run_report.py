@@ -218,15 +218,15 @@ def test_an_empty_run(tmp_path):
 @pytest.mark.parametrize(
     "schedule",
     [
-        cw.constant(0.1),
-        cw.linear(0.1, 0.0),
-        cw.cosine(0.1),
+        cw.schedules.constant(0.1),
+        cw.schedules.linear(0.1, 0.0),
+        cw.schedules.cosine(0.1),
         cw.one_cycle(0.4, warmup="5ep", shape="cosine"),
-        cw.one_cycle_momentum(warmup="10%"),
-        cw.exponential(0.01, 0.5, decay="30st", floor=1e-4),
-        cw.piecewise({"0st": 0.1, "50%": 0.01}),
-        cw.warmup(cw.cosine(1e-3), "5%"),
-        cw.warmup(cw.warmup(0.3, "5%"), "5%"),
+        cw.schedules.one_cycle_momentum(warmup="10%"),
+        cw.schedules.exponential(0.01, 0.5, decay="30st", floor=1e-4),
+        cw.schedules.piecewise({"0st": 0.1, "50%": 0.01}),
+        cw.schedules.warmup(cw.schedules.cosine(1e-3), "5%"),
+        cw.schedules.warmup(cw.schedules.warmup(0.3, "5%"), "5%"),
     ],
 )
 def test_every_schedule_is_rebuilt_from_what_is_stored(schedule):
@@ -290,7 +290,7 @@ def test_a_recipe_file_is_run_only_when_asked(tmp_path):
 
 def test_another_recipe_than_the_runs_is_refused(tmp_path):
     path = runs.write(tmp_path / "run", runs.usual())
-    with refused(cw.RunError, "recipe-of-another-run", recipe="digits", run=str(path)) as caught:
+    with refused(cw.errors.RunError, "recipe-of-another-run", recipe="digits", run=str(path)) as caught:
         report(path, "digits")
     assert ("batch", 50, 64) in caught.value.facts["changes"]
 
@@ -314,7 +314,7 @@ def test_a_built_in_recipe_is_checked(tmp_path):
 def test_no_run_folder(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "nothing", tmp_path / "file"):
-        with refused(cw.RunError, "not-a-run", path=str(path)):
+        with refused(cw.errors.RunError, "not-a-run", path=str(path)):
             report(path)
 
 
@@ -323,7 +323,7 @@ def test_a_folder_of_runs_names_them(tmp_path):
         runs.write(tmp_path / "runs" / name)
     (tmp_path / "runs" / "other").mkdir()
     command = f"chipwise report {tmp_path / 'runs' / 'a'}"
-    with refused(cw.RunError, "folder-of-runs", runs=["a", "b", "c d"], command=command):
+    with refused(cw.errors.RunError, "folder-of-runs", runs=["a", "b", "c d"], command=command):
         report(tmp_path / "runs")
 
 
@@ -331,7 +331,7 @@ def test_a_folder_of_runs_names_them(tmp_path):
 def test_a_damaged_recipe(tmp_path, text):
     path = runs.write(tmp_path / "run", runs.usual())
     (path / "recipe.json").write_text(text)
-    with refused(cw.RunError, "recipe-json-damaged", run=str(path)):
+    with refused(cw.errors.RunError, "recipe-json-damaged", run=str(path)):
         report(path)
 
 
@@ -425,8 +425,10 @@ def test_a_real_run_resumed(tmp_path):
 
 
 def test_a_real_run_that_diverges(tmp_path):
-    recipe = small(optimizer=cw.adamw(lr=cw.piecewise({"0st": 0.01, "15st": 1e38}), weight_decay=0.01))
-    with pytest.raises(cw.DivergedError):
+    recipe = small(
+        optimizer=cw.adamw(lr=cw.schedules.piecewise({"0st": 0.01, "15st": 1e38}), weight_decay=0.01)
+    )
+    with pytest.raises(cw.errors.DivergedError):
         cw.fit(recipe, tmp_path / "run", on=cw.On(devices=1), eval_every=None, log_every="5st",
                checkpoint_every="5st", progress="none")  # fmt: skip
     document = report(tmp_path / "run")

@@ -102,7 +102,7 @@ def test_before_any_run_is_done(study):
 @pytest.mark.parametrize("text", ["{", '{"schema": "chipwise.study/9"}', "[]"])
 def test_a_damaged_study(study, text):
     (study / "study.json").write_text(text)
-    with pytest.raises(cw.RunError, match=r"study\.json"):
+    with pytest.raises(cw.errors.RunError, match=r"study\.json"):
         report(study)
 
 
