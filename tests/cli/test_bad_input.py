@@ -60,7 +60,7 @@ def refused(chipwise, tmp_path):
         ("batch=many", "set-not-whole", {"name": "batch", "given": "many"}),
         ("lr=fast", "set-not-a-number", {"name": "lr", "given": "fast"}),
         ("duration=30", "duration-without-unit", {"number": "30"}),
-        ("seed=-1", "field-not-whole", {"what": "seed", "value": "-1", "least": 0}),
+        ("seed=-1", "field-not-whole", {"seed": -1, "least": 0}),
     ],
 )
 def test_a_setting_that_cannot_be(refused, setting, error, facts):
