@@ -25,7 +25,7 @@ def body(**changes):
 
 def test_features_and_labels_are_data():
     task, data = body(), tasks.data(53, 1)
-    made = cw.features(task, data, on=ONE, seed=2)
+    made = cw.deploy.features(task, data, on=ONE, seed=2)
     assert made.spec["feature"].shape == (tasks.CLASSES,) and set(made.spec) == {"feature", "label"}
     np.testing.assert_array_equal(made.columns["label"], data.columns["label"])
     params = tasks.init(keys.init_key(2))[0]
@@ -35,18 +35,18 @@ def test_features_and_labels_are_data():
 
 def test_a_folder_is_made_once(tmp_path, monkeypatch):
     data = tasks.data(53, 1)
-    made = cw.features(body(), data, tmp_path / "f", on=ONE)
+    made = cw.deploy.features(body(), data, tmp_path / "f", on=ONE)
     stamp = os.stat(made.path / "manifest.json").st_mtime_ns
-    again = cw.features(body(), data, tmp_path / "f", on=ONE)
+    again = cw.deploy.features(body(), data, tmp_path / "f", on=ONE)
     assert os.stat(again.path / "manifest.json").st_mtime_ns == stamp
-    memory = cw.features(body(), data, on=ONE)
+    memory = cw.deploy.features(body(), data, on=ONE)
     np.testing.assert_array_equal(made.take(np.arange(53))["feature"], memory.columns["feature"])
-    cw.features(body(), tasks.data(7), tmp_path / "f", split="eval", on=ONE)
+    cw.deploy.features(body(), tasks.data(7), tmp_path / "f", split="eval", on=ONE)
     for change in ({"seed": 1}, {"precision": "bf16"}):
-        with refused(cw.DataError, "features-of-others"):
-            cw.features(body(), data, tmp_path / "f", on=ONE, **change)
-    with refused(cw.DataError, "features-of-others"):
-        cw.features(body(), tasks.data(53, 2), tmp_path / "f", on=ONE)
+        with refused(cw.errors.DataError, "features-of-others"):
+            cw.deploy.features(body(), data, tmp_path / "f", on=ONE, **change)
+    with refused(cw.errors.DataError, "features-of-others"):
+        cw.deploy.features(body(), tasks.data(53, 2), tmp_path / "f", on=ONE)
 
 
 def test_one_other_value_is_other_data(tmp_path, monkeypatch):
@@ -54,19 +54,19 @@ def test_one_other_value_is_other_data(tmp_path, monkeypatch):
         sys.modules["chipwise.deploy.features"], "_PIECE", 100
     )  # bytes: examples are read in several pieces
     data = tasks.data(53, 1)
-    cw.features(body(), data, tmp_path / "f", on=ONE)
+    cw.deploy.features(body(), data, tmp_path / "f", on=ONE)
     changed = {name: column.copy() for name, column in data.columns.items()}
-    cw.features(body(), cw.Arrays(**changed), tmp_path / "f", on=ONE)
+    cw.deploy.features(body(), cw.Arrays(**changed), tmp_path / "f", on=ONE)
     changed["x"][17, 3] += 1
-    with refused(cw.DataError, "features-of-others"):
-        cw.features(body(), cw.Arrays(**changed), tmp_path / "f", on=ONE)
+    with refused(cw.errors.DataError, "features-of-others"):
+        cw.deploy.features(body(), cw.Arrays(**changed), tmp_path / "f", on=ONE)
 
 
 def test_the_parameters_are_those_that_training_starts_with():
     """Among them what the task makes of its data."""
     data = tasks.data(17, 1)
     made = np.asarray(np.random.default_rng(4).normal(size=(tasks.FEATURES, 16)), np.float32)
-    found = cw.features(body(from_data=lambda train: {"w": made * len(train)}), data, on=ONE)
+    found = cw.deploy.features(body(from_data=lambda train: {"w": made * len(train)}), data, on=ONE)
     params = {**tasks.init(keys.init_key(0))[0], "w": made * len(tasks.data())}
     expected = tasks.plain_logits(params, {"x": data.columns["x"]})
     np.testing.assert_allclose(found.columns["feature"], expected, rtol=1e-5, atol=1e-6)
@@ -75,10 +75,10 @@ def test_the_parameters_are_those_that_training_starts_with():
 def test_a_source_that_gives_other_examples_each_time(tmp_path):
     rng, data = np.random.default_rng(0), tasks.data(8)
     random = Mapped(data, lambda e: {**e, "x": rng.integers(0, 255, tasks.FEATURES).astype(np.uint8)})
-    with refused(cw.DataError, "features-unsteady", source="Mapped"):
-        cw.features(body(), random, tmp_path / "f", on=ONE)
+    with refused(cw.errors.DataError, "features-unsteady", source="Mapped"):
+        cw.deploy.features(body(), random, tmp_path / "f", on=ONE)
     assert not (tmp_path / "f").exists()
-    assert len(cw.features(body(), random, on=ONE)) == 8
+    assert len(cw.deploy.features(body(), random, on=ONE)) == 8
 
 
 def test_a_head_trains_on_them():
@@ -89,18 +89,19 @@ def test_a_head_trains_on_them():
         values = cw.losses.softmax_cross_entropy(batch["feature"] @ params["w"], batch["label"])
         return {"loss": cw.Sum.of(values)}, state
 
-    train = cw.features(body(), tasks.data(64), on=ONE)
+    train = cw.deploy.features(body(), tasks.data(64), on=ONE)
     recipe = tasks.recipe(task=cw.Task(init=init, loss=loss, train=train), batch=16, duration="3st")
     assert cw.fit(recipe, on=ONE, progress="none").metrics["train/loss"] < np.log(tasks.CLASSES)
 
 
 def test_the_same_bits_on_1_2_4_and_8_devices():
     found = [
-        cw.features(body(), tasks.data(53), on=cw.On(devices=n)).columns["feature"] for n in (1, 2, 4, 8)
+        cw.deploy.features(body(), tasks.data(53), on=cw.On(devices=n)).columns["feature"]
+        for n in (1, 2, 4, 8)
     ]
     assert all(np.array_equal(one, found[0]) for one in found)
 
 
 def test_a_task_that_predicts_nothing():
-    with refused(cw.RecipeError, "task-without-predict"):
-        cw.features(tasks.task(), tasks.data(8), on=ONE)
+    with refused(cw.errors.RecipeError, "task-without-predict"):
+        cw.deploy.features(tasks.task(), tasks.data(8), on=ONE)

@@ -124,22 +124,22 @@ def test_a_loss_that_is_not_finite_names_its_step():
         return {**metrics, "loss": dataclasses.replace(total, total=total.total + bad)}, after
 
     recipe = tasks.recipe(task=tasks.task(loss=loss))
-    with refused(cw.DivergedError, "bench-loss-not-finite", value="nan", first=4, last=4):
+    with refused(cw.errors.DivergedError, "bench-loss-not-finite", value="nan", first=4, last=4):
         measured(recipe)
 
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"warmup": 0}, {"seconds": 0}, {"seconds": math.inf}])
 def test_what_cannot_be_measured_is_told(wrong):
-    with refused(cw.RecipeError, "bench-nothing-to-time", **wrong):
+    with refused(cw.errors.RecipeError, "bench-nothing-to-time", **wrong):
         measured(**wrong)
 
 
 def test_a_recipe_of_no_steps_is_told():
-    with refused(cw.RecipeError, "recipe-without-steps", duration="0st"):
+    with refused(cw.errors.RecipeError, "recipe-without-steps", duration="0st"):
         measured(tasks.recipe(duration="0st", optimizer=cw.sgd(lr=0.1)))
 
 
 def test_a_place_for_traces_that_cannot_be_is_told_first(tmp_path):
     (tmp_path / "file").write_text("")
-    with refused(cw.DataError, "trace-unwritable", folder=tmp_path / "file"):
+    with refused(cw.errors.DataError, "trace-unwritable", folder=tmp_path / "file"):
         measured(profile=tmp_path / "file")
