@@ -66,7 +66,7 @@ def test_a_block_that_does_not_fit_is_told(monkeypatch):
 
     monkeypatch.setattr(Evaluator, "_run", hopeless)
     with refused(cw.DeviceError, "block-above-memory", block=7):
-        evaluator(*evaluator.placement.spread((PARAMS, STATE)))
+        evaluator(*map(evaluator.placement.gather, map(evaluator.placement.put, (PARAMS, STATE))))
 
 
 def test_array_metrics_are_summed_and_divided_once():

@@ -25,7 +25,7 @@ from .state import nbytes
 STEPS = 16
 _LONG_SECONDS = 0.003  # for such a step, the time of the start does not matter
 _LARGE_BYTES = 64 << 20  # with such a state steps are long enough too, so it is not copied for a trial
-_GAIN = 1.1  # required of a loop, so that noise does not decide
+GAIN = 1.1  # required of a loop, so that noise does not decide
 
 Call = Callable[..., tuple[Any, jax.Array]]
 
@@ -68,10 +68,6 @@ def gain(single: Any, several: Any, arguments: tuple) -> float:
         separate = min(separate, _seconds(lambda s: single(s, *rest), state, STEPS))
         together = min(together, _seconds(lambda s: several(s, *rest, steps), state, 1) / STEPS)
     return separate / together
-
-
-def is_worth_it(ratio: float) -> bool:
-    return ratio >= _GAIN
 
 
 def _seconds(call: Callable[[Any], tuple[Any, jax.Array]], state: Any, times: int) -> float:

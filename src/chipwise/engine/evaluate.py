@@ -49,8 +49,6 @@ def evaluate(
         placement.hosts.failing(),
         contextlib.closing(Evaluator(recipe, placement, batch=batch)) as evaluator,
     ):
-        if placement.shards == 1:
-            return evaluator(*placement.spread((params, state)))
         placed = placement.put_cut(params, axes_of(recipe, params)), placement.put(state)
         return evaluator(*map(placement.gather, placed))
 

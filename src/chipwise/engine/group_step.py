@@ -28,7 +28,7 @@ from .layout import Layout
 from .placement import WHOLE
 from .replica import contribution
 from .state import TrainState, axes_of
-from .step import Step, rows, stored
+from .step import Step, stored
 
 
 class GroupStep(Step):
@@ -116,14 +116,8 @@ class GroupStep(Step):
         updates = self.updates
         params = self._constrained(updates.whole.unpack(params), self.axes)
         frozen = self._constrained(frozen, self.frozen_axes)
-        take = functools.partial(
-            rows, self.layout, self.resident, self.spec, self.recipe.clock.examples, step, at, data
-        )
-        spec = P(SHARD)
-        if self.together > 1:
-            place, spec = place[None] + jnp.arange(self.together, dtype=jnp.int32)[:, None], P(None, SHARD)
-            take = jax.vmap(take)
-        batch, indices, epochs, number = take(place)
+        spec = P(SHARD) if self.together == 1 else P(None, SHARD)
+        batch, indices, epochs, number = self._taken(step, at, data, place)
         batch, indices, epochs = self._cut((batch, indices, epochs), spec)
         with traced_for(self.device), in_group(self.mesh):
             inputs = (params, frozen, state, step, scale)

@@ -25,7 +25,6 @@ from ..errors import DeviceError
 from ..machine.cluster import outside_srun
 from ..machine.detect import Machine, detect, shared
 from ..machine.hosts import hosts
-from ..machine.limits import memory
 from ..models.large import SHARD, spec_at
 from ..recipe import precision
 from ..recipe.task import Tree
@@ -135,22 +134,13 @@ class Placement:
             for group in self.local[:only]
         ]
 
-    def own(self, tree: Tree, axis: int = 0, *, devices: bool = False) -> Tree:
-        """The rows of this host's groups, or with `devices` of its devices, from arrays that have a global
-        batch along `axis`."""
+    def own(self, array: np.ndarray, axis: int = 0) -> np.ndarray:
+        """The rows of this host's groups, from an array that has a global batch along `axis`."""
         if self.hosts.count == 1:
-            return tree
-        count, indices = self.groups, [group.index for group in self.local]
-        if devices:
-            order = {device: i for i, device in enumerate(self.mesh.devices.flat)}
-            count, indices = self.count, [order[device] for device in self.devices]
-
-        def rows(array: np.ndarray) -> np.ndarray:
-            size = array.shape[axis] // count
-            blocks = [np.arange(i * size, (i + 1) * size) for i in indices]
-            return np.take(array, np.concatenate(blocks), axis)
-
-        return jax.tree.map(rows, tree)
+            return array
+        size = array.shape[axis] // self.groups
+        rows = [np.arange(group.index * size, (group.index + 1) * size) for group in self.local]
+        return np.take(array, np.concatenate(rows), axis)
 
     def cut(self, tree: Tree, axis: int = 0, within: P = WHOLE) -> list[Tree]:
         """The rows of each local group on that group, from arrays that have this host's rows of a batch
@@ -198,23 +188,6 @@ class Placement:
             return jax.make_array_from_single_device_arrays(parts[0].shape, sharding, shards)
 
         return jax.tree.map(joined, *carry)
-
-    def spread(self, tree: Tree, *, rows: bool = False) -> Tree:
-        """`tree` as arrays over the mesh, whole on every device; or with `rows`, cut along the first axis,
-        where `tree` has the rows of this host's devices (`own`)."""
-        if self.hosts.count == 1:
-            return jax.device_put(tree, self._cut if rows else self._whole)
-        if self.shards > 1 and rows:
-            return jax.tree.map(lambda x: jax.make_array_from_process_local_data(self._cut, x), tree)
-        if not rows:
-            return self.gather(self.put(tree))
-        return jax.tree.map(lambda *parts: self.join(parts), *self.cut(tree))
-
-    def assemble(self, parts: Sequence[jax.Array]) -> np.ndarray:
-        """One NumPy array `(k * groups, n)` on every host, from one array `(k, n)` of each local group. Waits
-        for all hosts."""
-        joined = self.join(parts)
-        return np.asarray(joined if self.hosts.count == 1 else self._gathered(joined).addressable_data(0))
 
     def broadcast(self, tree: Tree, shapes: Tree) -> Tree:
         """NumPy arrays of host 0 as NumPy arrays on every host, bit for bit. Waits for all hosts.
@@ -272,20 +245,10 @@ class Placement:
         return np.concatenate([self.from_one_host(parts.get(start), shape) for start in starts], axis)
 
     @functools.cached_property
-    def _gathered(self) -> Any:
-        return self._over(functools.partial(lax.all_gather, axis_name=GROUP, tiled=True), P(GROUP))
-
-    @functools.cached_property
     def _added(self) -> Any:
-        return self._over(functools.partial(lax.psum, axis_name=(GROUP, SHARD)), self._cut.spec)
-
-    def _over(self, body: Any, cut: P) -> Any:
+        body = functools.partial(lax.psum, axis_name=(GROUP, SHARD))
+        cut = self._cut.spec
         return jax.jit(jax.shard_map(body, mesh=self.mesh, in_specs=cut, out_specs=P(), check_vma=False))
-
-    def shapes(self, tree: Tree, *, rows: bool = False) -> Tree:
-        """The shapes of the arrays that `spread` makes of `tree`, which has arrays or shapes."""
-        sharding = self._cut if rows else self._whole
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
     def agree(self, what: str, value: T) -> T:
         """The first host's `value`, a JSON value, on which all hosts base a decision."""
@@ -299,13 +262,6 @@ class Placement:
     def memory_bytes(self) -> int | None:
         """The bytes of a device's memory that this process may use; `None` if unknown (on a CPU)."""
         return (self.lead.memory_stats() or {}).get("bytes_limit")
-
-    def free_bytes(self) -> int:
-        """The free bytes of a device's memory; CPU devices share the host's free memory equally."""
-        stats = self.lead.memory_stats() or {}
-        if "bytes_limit" in stats:
-            return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-        return memory().available_bytes // len(self.local)
 
 
 def _spec(array: Any) -> P:

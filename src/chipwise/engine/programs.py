@@ -158,7 +158,7 @@ class Programs:
             self.steps_at_once = wanted
             return fact("steps-per-call", steps=wanted)
         ratio = dispatch.gain(single, self._several, arguments)
-        self.steps_at_once = dispatch.STEPS if dispatch.is_worth_it(ratio) else 1
+        self.steps_at_once = dispatch.STEPS if ratio >= dispatch.GAIN else 1
         return fact("steps-per-call-tried", steps=self.steps_at_once, tried=dispatch.STEPS, ratio=ratio)
 
     def _count(self, steps: int) -> jax.Array:

@@ -237,16 +237,18 @@ class Step:
 
     def _vector(self, inputs, at, data, place) -> jax.Array:
         inputs = (self.updates.flat.unpack(inputs[0]), *inputs[1:])
-        take = functools.partial(
-            rows, self.layout, self.resident, self.spec, self.recipe.clock.examples, inputs[3], at, data
-        )
-        if self.together > 1:
-            place = place[None] + jnp.arange(self.together, dtype=jnp.int32)[:, None]
-            take = jax.vmap(take)
-        batch, indices, epochs, number = take(place)
+        batch, indices, epochs, number = self._taken(inputs[3], at, data, place)
         with traced_for(self.device):
             contributed = contribution(self.recipe, inputs, batch, indices, epochs, number, at["seed"])
         return self.updates.vector(contributed)
+
+    def _taken(self, step, at, data, place) -> tuple[Any, ...]:
+        """The `rows` of the replicas from `place` on, with a first axis for these if they are several."""
+        about = self.layout, self.resident, self.spec, self.recipe.clock.examples
+        take = functools.partial(rows, *about, step, at, data)
+        if self.together == 1:
+            return take(place)
+        return jax.vmap(take)(place[None] + jnp.arange(self.together, dtype=jnp.int32)[:, None])
 
 
 def stored(spec: Spec, count: int, resident: bool) -> Spec:
