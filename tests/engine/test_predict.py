@@ -97,5 +97,5 @@ def test_what_cannot_be_predicted_is_refused():
         Predictor(recipe(), PARAMS, STATE, tasks.data(9), Placement(detect(1)), 0)
     with refused(cw.errors.RecipeError, "task-function-expected", name="predict"):
         tasks.task(predict=3)
-    with refused(cw.errors.RecipeError, "class-names-number", names=2):
+    with refused(cw.errors.RecipeError, "class-names-number", value=2):
         tasks.task(classes=5, class_names=("a", "b"))

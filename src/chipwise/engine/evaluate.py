@@ -83,7 +83,9 @@ class Evaluator:
         self._spec = spec_of(source)
         # A loss that cannot evaluate fails now, not after the training.
         initial = jax.eval_shape(lambda: recipe.task.init(keys.init_key(recipe.seed)))
-        one = jax.make_jaxpr(self._one)(*initial, self._spec)
+        one = jax.make_jaxpr(
+            lambda params, *given: self._one(precision.cast(params, recipe.precision), *given)
+        )(*initial, self._spec)
         size = block_size(recipe, len(source), one)
         self.blocks = ExampleBlocks(placement, size, len(source), None if self.resident else batch)
         self._data = None
