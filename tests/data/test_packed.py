@@ -132,7 +132,7 @@ def test_nothing_is_left_of_a_pack_that_failed(tmp_path):
         ([], {}, "pack-nothing"),
         ([columns(2), {"image": columns(2)["image"]}], {}, "pack-columns"),
         ([{**columns(2), "label": np.zeros(3, np.int32)}], {}, "pack-column-length"),
-        ([columns(9)], {"classes": 3}, "has label 3, expected 0 to 2"),
+        ([columns(9)], {"classes": 3}, "value-out-of-range"),
         (
             [{"token": np.full((2, 3), 9, np.uint16)}],
             {"classes": None, "below": {"token": 9}},
