@@ -144,7 +144,7 @@ def test_nothing_is_left_of_a_pack_that_failed(tmp_path):
     ],
 )
 def test_what_cannot_be_packed_is_refused(tmp_path, batches, changes, expected):
-    with pytest.raises(cw.DataError) as error:
+    with pytest.raises(cw.errors.DataError) as error:
         write_packed(tmp_path, batches, **{"classes": 4, **changes})
     assert error.value.code == expected or expected in str(error.value)
     assert "\n" not in str(error.value)
@@ -153,7 +153,7 @@ def test_what_cannot_be_packed_is_refused(tmp_path, batches, changes, expected):
 
 def test_a_folder_is_never_overwritten(tmp_path):
     pack(tmp_path)
-    with refused(cw.DataError, "pack-exists", folder=tmp_path / "train"):
+    with refused(cw.errors.DataError, "pack-exists", folder=tmp_path / "train"):
         pack(tmp_path)
 
 
@@ -240,13 +240,13 @@ def test_damage_is_refused_before_anything_is_read(tmp_path, kind):
     _, folder = pack(tmp_path)
     damage, code, facts = DAMAGE[kind]
     damage(folder)
-    with refused(cw.DataError, code, **facts):
+    with refused(cw.errors.DataError, code, **facts):
         PackedFolder(tmp_path)
 
 
 def test_a_missing_split_is_refused(tmp_path):
     pack(tmp_path)
-    with refused(cw.DataError, "not-packed", path=tmp_path / "eval"):
+    with refused(cw.errors.DataError, "not-packed", path=tmp_path / "eval"):
         PackedFolder(tmp_path, split="eval")
 
 
@@ -271,7 +271,7 @@ def _as_is(folder, array):
 def test_a_shard_that_is_not_what_was_declared_is_refused(tmp_path, array, code, facts):
     _, folder = pack(tmp_path)
     _as_is(folder, array)
-    with refused(cw.DataError, code, **facts):
+    with refused(cw.errors.DataError, code, **facts):
         PackedFolder(tmp_path).take(np.arange(7))
 
 
@@ -311,7 +311,7 @@ def test_any_changed_byte_is_found_and_its_record_named(store, data, tmp_path_fa
     after[place] ^= data.draw(st.integers(1, 255))
     try:
         path.write_bytes(after)
-        with pytest.raises(cw.DataError) as error:
+        with pytest.raises(cw.errors.DataError) as error:
             source.verify()
     finally:
         path.write_bytes(before)
@@ -335,13 +335,13 @@ def test_every_damaged_record_is_counted_and_the_first_named(tmp_path):
         path.write_bytes(path.read_bytes()[:-20] + b"\xff" * 20)
     damaged = {"damaged": 20, "examples": 30}
     files = ["x-00000.npy", "x-00001.npy"]
-    with refused(cw.DataError, "pack-damaged", **damaged, records=[*range(10, 18)], files=files):
+    with refused(cw.errors.DataError, "pack-damaged", **damaged, records=[*range(10, 18)], files=files):
         source.verify()
     (tmp_path / "train" / "x-00001.npy").write_bytes(b"")
-    with refused(cw.DataError, "pack-damaged", **damaged):
+    with refused(cw.errors.DataError, "pack-damaged", **damaged):
         source.verify()
     (tmp_path / "train" / "record-00001.npy").unlink()
-    with refused(cw.DataError, "unreadable", path=tmp_path / "train" / "record-00001.npy"):
+    with refused(cw.errors.DataError, "unreadable", path=tmp_path / "train" / "record-00001.npy"):
         source.verify()
 
 
@@ -371,7 +371,7 @@ def test_images_of_several_sizes_are_cut_to_one(tmp_path):
     made = photos(tmp_path, sizes=((16, 24), (40, 33), (8, 8)))
     source = PackedFolder(tmp_path)
     assert source.manifest["columns"]["image"]["shape"] is None and len(source) == 7
-    with refused(cw.DataError, "pack-sizes-differ", folder=str(tmp_path), split="train"):
+    with refused(cw.errors.DataError, "pack-sizes-differ", folder=str(tmp_path), split="train"):
         source.spec  # noqa: B018
     assert source.encoded(1) == made[1]
     cut = PackedFolder(tmp_path, size=(8, 10))
@@ -383,14 +383,14 @@ def test_images_of_several_sizes_are_cut_to_one(tmp_path):
 @pytest.mark.parametrize("size, code", [(0, "size-not-positive"), (39, "pack-size-fixed")])
 def test_a_size_that_cannot_be_is_refused(size, code, tmp_path):
     pack(tmp_path)
-    with refused(cw.DataError, code, size=[size, size]):
+    with refused(cw.errors.DataError, code, size=[size, size]):
         PackedFolder(tmp_path, size=size)
     assert PackedFolder(tmp_path, size=(40, 36)).spec["image"].shape == (40, 36, 3)
 
 
 def test_pixels_have_no_encoded_form(tmp_path):
     pack(tmp_path)
-    with refused(cw.DataError, "pack-not-encoded", example=0):
+    with refused(cw.errors.DataError, "pack-not-encoded", example=0):
         PackedFolder(tmp_path).encoded(0)
     assert PackedFolder(tmp_path).record_name(0) == ""
 
@@ -401,7 +401,7 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path):
     for path in (tmp_path / "train").glob("image-*.npy"):
         data = path.read_bytes()
         path.write_bytes(data[:begin] + bytes(len(data) - begin))
-    with refused(cw.DataError, "packed-record-unreadable", record=2, name="cät/2.jpg") as error:
+    with refused(cw.errors.DataError, "packed-record-unreadable", record=2, name="cät/2.jpg") as error:
         PackedFolder(tmp_path).take(np.array([2]))
     assert error.value.facts["problem"].code == "image-damaged"
 
@@ -413,7 +413,7 @@ def test_an_end_outside_the_file_is_refused(tmp_path):
     table["end"] = -5, 1 << 40
     np.save(path, table)
     for index in (0, 1):
-        with refused(cw.DataError, "packed-record-unreadable", record=index) as error:
+        with refused(cw.errors.DataError, "packed-record-unreadable", record=index) as error:
             PackedFolder(tmp_path).take(np.array([index]))
         assert error.value.facts["problem"].code == "record-bytes"
 

@@ -65,7 +65,7 @@ def test_a_block_that_does_not_fit_is_told(monkeypatch):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory allocating 9 bytes")
 
     monkeypatch.setattr(Evaluator, "_run", hopeless)
-    with refused(cw.DeviceError, "block-above-memory", block=7):
+    with refused(cw.errors.DeviceError, "block-above-memory", block=7):
         evaluator(*map(evaluator.placement.gather, map(evaluator.placement.put, (PARAMS, STATE))))
 
 
@@ -84,7 +84,7 @@ def test_array_metrics_are_summed_and_divided_once():
 
 
 def test_nothing_to_evaluate_is_an_error():
-    with refused(cw.DataError, "no-evaluation-data"):
+    with refused(cw.errors.DataError, "no-evaluation-data"):
         cw.evaluate(tasks.recipe(task=tasks.task(eval=None)), PARAMS, STATE)
-    with refused(cw.DataError, "evaluation-data-empty"):
+    with refused(cw.errors.DataError, "evaluation-data-empty"):
         cw.evaluate(tasks.recipe(task=tasks.task(eval=[])), PARAMS, STATE)
