@@ -94,6 +94,11 @@ def test_a_program_over_the_session_is_a_page(file):
     assert len((PACKAGE / file).read_text().splitlines()) < 120
 
 
+def test_the_session_does_not_ask_how_its_state_is_held():
+    session = (PACKAGE / "engine" / "session.py").read_text()
+    assert len(session.splitlines()) < 280 and not re.search("_groups|_sharding", session)
+
+
 def test_the_package_stays_within_its_budget():
     """With `-s`, or when it fails, it prints the lines of each package, largest first."""
     lines = collections.Counter()

@@ -107,14 +107,13 @@ class Session:
 
     def describe(self) -> dict[str, Any]:
         """The machine, the layout, the precision and the size of the model as plain JSON values."""
-        update = "flat" if self.recipe.optimizer.on_vector else "whole"
-        update = "sharded" if self.holding.sharded else update
+        whole = "flat" if self.recipe.optimizer.on_vector else "whole"
         return {
             **describe(self.machine, self.layout),
             "precision": self.recipe.precision,
             "parameters": count((self.abstract.params, self.abstract.frozen)),
             "task_state": count(self.abstract.state),
-            "update": update,
+            "update": "sharded" if self.holding.sharded else whole,
         }
 
     @property
@@ -125,8 +124,7 @@ class Session:
     # ---- data and state
 
     def read(self, *, evaluation: bool = False) -> None:
-        """Reads training data that is kept on the devices, and evaluation data, if there is any and it is
-        wanted now. Raises `DataError`."""
+        """Reads training data for the devices, and evaluation data if wanted now. Raises `DataError`."""
         task = self.recipe.task
         if self.resident and self._columns is None and self._placed is None:
             self._columns = feed.read(task.train, task.classes, "training")
