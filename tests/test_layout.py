@@ -9,7 +9,7 @@ import pytest
 
 from imports import PACKAGE, cycle, files, imports, package_of
 
-BUDGET = 49_500
+BUDGET = 46_600
 """Lines of Python in the package. It only goes down: what comes in pays with what leaves."""
 
 ORDER = """
