@@ -63,7 +63,7 @@ def test_parts_of_24_bits_are_added_without_rounding():
 
     task = tasks.task(loss=counting, augment=None)
     params, state = tasks.init(jax.random.key(0))
-    metrics = cw.evaluate(tasks.recipe(task=task), params, state, batch=1, on=cw.On(devices=1))
+    metrics = cw.evaluate(tasks.recipe(task=task, eval_block=1), params, state, on=cw.On(devices=1))
     assert metrics["tokens"] == len(task.eval) * most
 
 

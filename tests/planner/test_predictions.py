@@ -5,10 +5,10 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.engine.predict import largest_block
+from chipwise.engine.predict import predicted_together
 from chipwise.explain import plan_page
 from chipwise.explain import plan_table as shown
-from chipwise.planner import ask, device_memory
+from chipwise.planner import ask
 from chipwise.planner.compile_answers import Compiled
 from chipwise.planner.tracing import prediction_step
 from chipwise.words.facts import fact
@@ -34,7 +34,9 @@ def plans(no_gpu_compiler):
 def test_a_plan_of_predictions_adds_up(plans):
     for p, devices in zip(plans, (1, 8, 1), strict=True):
         assert p.runs and p.predicts == EXAMPLES and p.devices == devices
-        assert p.batch == devices * largest_block(EXAMPLES) and p.steps == -(-EXAMPLES // p.batch)
+        assert p.batch == devices * predicted_together(recipe(), EXAMPLES) and p.steps == -(
+            -EXAMPLES // p.batch
+        )
         assert p.examples_per_second.value == pytest.approx(p.batch / p.step_seconds.value)
         assert p.seconds["predict"] == pytest.approx(p.steps * p.step_seconds.value)
         assert p.wall_seconds.value == pytest.approx(sum(p.seconds.values()))
@@ -55,19 +57,6 @@ def test_a_million_cost_what_the_chip_is_rented_for(plans):
 def test_few_examples_make_a_small_block():
     (p,) = cw.plan(recipe(), on=["t4"], predict=17)
     assert (p.batch, p.steps) == (3, 6)
-
-
-@pytest.mark.parametrize("most", [0, 1, 2])
-def test_a_block_is_halved_until_its_memory_is_there(monkeypatch, plans, most):
-    room = plans[0].memory.activations >> most
-    monkeypatch.setattr(device_memory, "temporary_limit", lambda memory: room)
-    (p,) = cw.plan(recipe(), on=["t4"], predict=EXAMPLES)
-    assert (
-        p.memory.activations <= room
-        and largest_block(EXAMPLES) >> (most + 1) <= p.batch <= largest_block(EXAMPLES) >> most
-    )
-    monkeypatch.setattr(device_memory, "temporary_limit", lambda memory: 1)
-    assert cw.plan(recipe(), on=["t4"], predict=EXAMPLES)[0].batch == 1
 
 
 def test_a_latency_that_no_compiler_tells_is_not_told(monkeypatch):

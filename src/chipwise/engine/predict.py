@@ -31,16 +31,6 @@ from .state import axes_of
 _IN_FLIGHT = 2  # reads: while one is computed, the previous one is fetched
 
 
-def largest_block(examples: int) -> int:
-    """The number of examples, out of `examples`, in a device's block if its memory allows."""
-    return min(256, -(-examples // 8))
-
-
-def temporary_limit(memory_bytes: int | None) -> int:
-    """The bytes that a program's temporary arrays may take on a device; a block that needs more is halved."""
-    return 1 << 30 if memory_bytes is None else memory_bytes // 2
-
-
 def inputs_of(recipe: Recipe) -> Spec:
     """The columns that `Task.predict` reads: name to shape and type of one example, as in the training data.
 

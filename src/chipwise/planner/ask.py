@@ -24,7 +24,7 @@ from ..chips.targets import Target, parse
 from ..engine import feed
 from ..engine.blueprint import Memory, largest_batch, tracing
 from ..engine.layout import Layout, usable_devices
-from ..engine.predict import largest_block
+from ..engine.predict import predicted_together
 from ..engine.state import TrainState, abstract_state
 from ..errors import ChipwiseError, DeviceError, RecipeError
 from ..hlo.kernel import costliest
@@ -33,7 +33,7 @@ from ..recipe.precision import TPU_PASSES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
 from .compile_step import Progress, compile_steps, default_cache
-from .device_memory import TOO_LARGE, available, lies_on_hosts, smaller_block, too_large
+from .device_memory import TOO_LARGE, available, lies_on_hosts, too_large
 from .interruptions import Rate, interrupted, stated, unknown
 from .plan_advice import advice, decisive, does_not_fit, lacks, room
 from .plans import Plan, Plans, Range, costs, unique
@@ -156,23 +156,17 @@ class PlanQuestion:
             raise RecipeError("plan-predicts-none", "--predict {examples}: give 1 or more.", examples=n)
 
     def plans(self, targets: Sequence[Target]) -> Iterator[Plan]:
-        """Yields each target's plan as soon as it is ready; last those whose largest batch is searched for.
-        Predictions in blocks that need too much memory are asked about again, in smaller ones."""
+        """Yields each plan as soon as it is ready; last those whose largest batch is searched for."""
         asked = [(target, self.traced(target)) for target in targets]
         asker = self
         if self.host is None and self.measure_feed and not all(step.resident for _, step in asked):
             asker = replace(self, host=measured(self.recipe.task.train))
         searched: list[tuple[Target, TracedStep, StepTime]] = []
-        while asked:
-            again = []
-            for target, step, time in asker.timed(asked, self.progress):
-                if predicts(step) and time.memory and (block := smaller_block(step, target, time.memory)):
-                    again.append((target, self.predicted(block)))
-                elif self.searches(time):
-                    searched.append((target, step, time))
-                else:
-                    yield asker.plan(target, step, time)
-            asked = again
+        for target, step, time in asker.timed(asked, self.progress):
+            if self.searches(time):
+                searched.append((target, step, time))
+            else:
+                yield asker.plan(target, step, time)
         for target, step, time in searched:
             yield asker.searched(target, step, time)
 
@@ -181,7 +175,7 @@ class PlanQuestion:
     def traced(self, target: Target, recipe: Recipe | None = None) -> TracedStep:
         """The step of the recipe, or of another one, on `target`."""
         if self.predict is not None:
-            return self.predicted(largest_block(self.predict))
+            return self.predicted(predicted_together(self.recipe, self.predict))
         tried = self.recipe if recipe is None else recipe
         # at least one group, whether or not the target has so many devices
         whole = max(target.devices // tried.shards * tried.shards, tried.shards)

@@ -7,14 +7,12 @@ target of the same chip, it would fit.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 
 from ..chips.catalogue import Chip
 from ..chips.targets import MOST_CHIPS, SLICES, Target, parse
 from ..engine.blueprint import Memory, Whole, waiting
 from ..engine.layout import shares, usable
-from ..engine.predict import temporary_limit
 from ..errors import ChipwiseError
 from ..machine.detect import GPU_SHARE
 from ..machine.limits import memory as host_memory
@@ -48,18 +46,6 @@ def memory(step: TracedStep, target: Target, temporary: Mapping[str, float], pro
     `Blueprint.memory`."""
     limit, source = available(target)
     return None if limit is None else step.memory(temporary, program, limit, source)
-
-
-def smaller_block(step: TracedStep, target: Target, needed: Memory) -> int | None:
-    """The block to try next, if that of `step`, of predictions, `needed` too much temporary memory: as in
-    `engine.predict` it is halved until it fits. `None` if it need not, or cannot, be smaller."""
-    block = step.layout.batch
-    if block == 1:
-        return None
-    if needed.available_source.code == "memory-as-refused":
-        return block // 2
-    over = needed.activations / temporary_limit(None if target.chip.kind == "CPU" else available(target)[0])
-    return None if over <= 1 else max(1, block >> math.ceil(math.log2(over) or 1))
 
 
 TOO_LARGE = "state-above-device"

@@ -64,15 +64,12 @@ def compiled_here(step: TracedStep, target: Target) -> tuple[StepTime, dict[str,
 
 
 def timed_here(step: TracedStep, target: Target) -> StepTime:
-    """The step with measured times; without, if it does not fit or, of predictions, will have a smaller
-    block."""
+    """The step with measured times; without, if it does not fit."""
     made, compiled = compiled_here(step, target)
     if made.memory is not None and not made.memory.fits:
         return made
     with jax.default_device(_cpu()):
         if predicts(step):
-            if made.memory is not None and device_memory.smaller_block(step, target, made.memory):
-                return made
             parts = {"forward": _seconds(compiled[BLOCK])}
             one = latency(step, Range.around(_seconds(compiled[ONE]), AROUND))
             made = replace(made, latency=one)
