@@ -180,7 +180,6 @@ class Training(Hardware):
     eval_every: str = EVAL_EVERY
     log_every: str | None = option("Between lines of metrics. [4% of the run, at most 200st]", "DURATION")
     checkpoint_every: str | None = option("[5% of the run, at least 30 seconds apart]", "DURATION")
-    steps_per_call: int | None = option("With --no-exact, one device and data on it. [by trial]", "N")
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -190,7 +189,6 @@ class Training(Hardware):
             "eval_every": interval(self.eval_every),
             "log_every": self.log_every,
             "checkpoint_every": self.checkpoint_every,
-            "steps_per_call": self.steps_per_call,
         }
 
 

@@ -170,7 +170,7 @@ def _rows(record: Record) -> list[tuple[str, Any]]:
     texts = [f"{value:.4g}" for value in losses]
     first = ", ".join(texts if len(texts) <= 6 else [*texts[:4], "...", texts[-1]])
     over_time = f"{sparkline(speed.runs, 0.0)}  {digits(min(speed.runs))} to {digits(max(speed.runs))}"
-    clock = {name: measured[name] for name in ("timed_steps", "steps_per_call", "calibration_steps")}
+    clock = {name: measured[name] for name in ("timed_steps", "calibration_steps")}
     clock |= {name: seconds[name] for name in ("timed", "start", "compile", "warmup")}
     return [
         ("speed", fact(exact, speed=_spread(examples), unit="examples/s", **recipe)),

@@ -7,8 +7,6 @@ from fractions import Fraction
 
 from ..recipe.duration import Clock, Marks
 
-MANY = 5000  # steps from which a trial of several steps per call, which compiles twice, can pay off
-
 
 @dataclass(frozen=True)
 class Agenda:
@@ -24,12 +22,6 @@ class Agenda:
     evaluate: Marks
     save: Marks
     save_always: bool
-
-    def until_next(self, step: int) -> int:
-        """The number of steps from `step` to the next step after which something is due."""
-        after = (marks.after(step) for marks in (self.log, self.evaluate, self.save))
-        due = [mark for mark in (*after, self.last) if mark is not None and mark > step]
-        return min(due) - step
 
     @classmethod
     def of(

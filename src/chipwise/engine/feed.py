@@ -51,11 +51,6 @@ class Windows:
             self._next = self._maker.submit(self._make, following) if following < self.clock.total else None
         return self._window
 
-    def left(self, step: int) -> int:
-        """The number of steps in the window of `at(step)` from `step` on."""
-        first = self._first if self._window is not None and step < self._first + self.length else step
-        return first + self.length - step
-
     def _make(self, start: int) -> Any:
         window = host_window(self.recipe, start, self.length)
         rows = window["rows"]

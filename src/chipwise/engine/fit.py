@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..machine.hosts import hosts
 from ..recipe.recipe import Recipe
-from .agenda import MANY, Agenda
+from .agenda import Agenda
 from .best import Best
 from .log import Log
 from .meter import Meter
@@ -32,7 +32,6 @@ def fit(
     keep_best: str | None = None,
     patience: str | None = None,
     fresh: bool = False,
-    steps_per_call: int | None = None,
     progress: str = "auto",
 ) -> Result:
     """Trains `recipe` on all devices. Only `recipe` changes the result, unless `On(exact=False)` lets the
@@ -46,8 +45,6 @@ def fit(
     - `stop_after`: stop and save after this duration, without changing any schedule.
     - `keep_best`: a metric such as `"eval/accuracy"`, whose best checkpoint is kept in the folder `best`;
       `patience`: a duration; the run ends after it without a better value.
-    - `steps_per_call`: steps that the host starts at once, with `exact=False`, one device and data in its
-      memory; `None` measures in long runs whether 16 are faster.
 
     Raises `RecipeError`, `DataError`, `DeviceError`, `RunError` before training begins; `DivergedError`
     for a loss that is not finite; `Stopped` after SIGTERM or Ctrl-C, once the run is saved.
@@ -59,7 +56,7 @@ def fit(
         reporter = Reporter(progress if hosts().first else "silent")
         closing.callback(reporter.stop)
         agenda = Agenda.of(recipe.clock, eval_every, log_every, checkpoint_every, stop_after)
-        session = closing.enter_context(Session(recipe, on, steps_per_call=steps_per_call))
+        session = closing.enter_context(Session(recipe, on))
         reporter.introduce(session.start, session.warnings)
         session.read(evaluation=True)
 
@@ -79,7 +76,7 @@ def fit(
             reporter.say(session.data)
             meter.seconds["start"] = meter.total()
             with meter.section("compile"):
-                reporter.say(session.compile(trial=agenda.last - log.begin >= MANY))
+                session.compile()
         closing.enter_context(log.divergence(saver.newest))
         _train(session, agenda, log, saver, stop)
 
@@ -104,8 +101,7 @@ def _train(session: Session, agenda: Agenda, log: Log, saver: Saver, stop: StopR
     log.meter.mark(session.step, first=True)
     saver.begin()
     while session.step < agenda.last and not stop.reached() and not saver.best.over:
-        steps = min(session.steps_at_once, agenda.until_next(session.step))
-        if not session.advance(steps, stopped=lambda: stop.alone):
+        if not session.advance(stopped=lambda: stop.alone):
             break
         log.collect()
         if session.step in agenda.log:

@@ -14,10 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import RecipeError
 from ..recipe.recipe import Recipe
-from ..words.facts import Fact, fact
-from . import dispatch
 from .blueprint import Blueprint, Program, blueprint, meet_at_once
 from .compile_once import compile_on
 from .group_step import GroupStep
@@ -37,8 +34,7 @@ class Programs:
     it is each device's rows of the step's batch; `shard_optimizer`: see `update.shares_out`.
 
     *Fields:* `functions`, the step as pure functions; `compiled`, the executables of each program on the
-    local groups, none before `compile`; `steps_at_once`, the most steps in one call of `step`;
-    `flops_per_step_per_device`.
+    local groups, none before `compile`; `flops_per_step_per_device`.
     """
 
     def __init__(
@@ -60,10 +56,7 @@ class Programs:
         else:
             self.functions = Step(recipe, layout, shard_optimizer=shard_optimizer, **about)
         self.compiled: dict[str, list[Any]] = {}
-        self.steps_at_once = 1
         self.flops_per_step_per_device: float | None = None
-        self._several: Any = None  # a call that makes up to `steps_at_once` steps
-        self._counts: dict[int, jax.Array] = {}
         self._add = jax.jit(jnp.add, donate_argnums=0)
 
     @functools.cached_property
@@ -98,12 +91,8 @@ class Programs:
             return [group.put((rows, np.int32(len(places))))]
         return [(group.put(place),) for place in places]
 
-    def compile(self, carry: Carry, window: list, data: Any, steps_at_once: int | None = 1) -> Fact | None:
-        """Compiles every program of the step; must be called before `step`.
-
-        *Arguments:* `carry`, `window` and `data`: with which several steps per call are tried;
-        `steps_at_once`: `steps_per_call` of `fit`. *Returns* what was decided about it, if anything was.
-        """
+    def compile(self) -> None:
+        """Compiles every program of the step; must be called before `step`."""
         lead, programs = self.placement.lead, self.blueprint.programs
         options = compiler_options(lead.platform, self.layout.exact, lead.device_kind, self.layout.shards)
         jitted = [  # once, so that each is traced once for all devices
@@ -120,51 +109,23 @@ class Programs:
         times = {"replica": self.functions.calls}
         flops = {name: _flops(each[0]) * times.get(name, 1) for name, each in self.compiled.items()}
         self.flops_per_step_per_device = sum(flops.values())
-        if not self.blueprint.fused or self.layout.exact or not self.functions.resident:
-            return None  # with `exact`, a measured time may not choose between programs
-        arguments = (*_apart(carry[0]), window[0], data[0], *self._places[0][0])
-        return self._choose_loop(arguments, options, steps_at_once)
 
     @property
     def executables(self) -> dict[str, Any]:
         """JAX's compiled programs of the first device, or group, by name."""
-        if self._several is not None and self.steps_at_once > 1:
-            return {"step": self._several}
         return {name: each[0] for name, each in self.compiled.items()}
 
-    def step(self, carry: Carry, window: list, data: list, steps: int = 1) -> tuple[Carry, jax.Array]:
-        """Starts `steps` steps, at most `steps_at_once`, of one window. `carry` must not be used again.
+    def step(self, carry: Carry, window: list, data: list) -> tuple[Carry, jax.Array]:
+        """Starts a step. `carry` must not be used again.
 
         *Returns* the new carry and a token, `()` int32, to wait for.
         """
         if self.blueprint.fused:
-            state, frozen = _apart(carry[0])
-            arguments = (state, frozen, window[0], data[0], *self._places[0][0])
-            if steps == 1:
-                after, token = self.compiled["step"][0](*arguments)
-            else:
-                after, token = self._several(*arguments, self._count(steps))
+            (step,), frozen = self.compiled["step"], carry[0].frozen
+            after, token = step(carry[0].without("donated"), frozen, window[0], data[0], *self._places[0][0])
             return [dataclasses.replace(after, frozen=frozen)], token
         vectors = [self._vectors(g, carry[g], window[g], data[g]) for g in range(len(carry))]
         return self.holding.step(self.compiled, vectors, carry, window)
-
-    def _choose_loop(self, arguments: tuple, options: dict | None, wanted: int | None) -> Fact | None:
-        """Decides how many steps a call makes: `wanted`, or if `None`, the faster number in a trial."""
-        (single,) = self.compiled["step"]
-        if wanted == 1 or (wanted is None and not dispatch.worth_a_trial(single, arguments)):
-            return None
-        self._several = dispatch.compile_loop(self.functions.replica_and_update, arguments, options)
-        if wanted is not None:
-            self.steps_at_once = wanted
-            return fact("steps-per-call", steps=wanted)
-        ratio = dispatch.gain(single, self._several, arguments)
-        self.steps_at_once = dispatch.STEPS if ratio >= dispatch.GAIN else 1
-        return fact("steps-per-call-tried", steps=self.steps_at_once, tried=dispatch.STEPS, ratio=ratio)
-
-    def _count(self, steps: int) -> jax.Array:
-        if steps not in self._counts:
-            self._counts[steps] = jax.device_put(np.int32(steps), self.placement.lead)
-        return self._counts[steps]
 
     def _vectors(self, g: int, state: TrainState, window: dict, data: dict) -> list[jax.Array]:
         """The vectors of one group's replicas, `(n,)` each, or their sum in tree order."""
@@ -179,29 +140,6 @@ class Programs:
                 stack[-1] = self._add(stack[-1], right)
                 del right  # its memory is free while the next replica runs
         return stack
-
-
-def check_steps_per_call(steps: int, layout: Layout, resident: bool) -> None:
-    """Raises `RecipeError` unless one call can make `steps` steps."""
-    if steps < 1:
-        text = "steps_per_call={steps}: expected at least 1, or leave it out to choose by measuring."
-        raise RecipeError("steps-per-call-below-one", text, steps=steps)
-    if layout.exact or layout.devices > 1 or not resident:
-        feed = "device" if resident else "host"
-        text = "steps_per_call={steps} needs --no-exact --devices 1 --feed device."
-        raise RecipeError(
-            "steps-per-call-impossible",
-            text,
-            steps=steps,
-            exact=layout.exact,
-            devices=layout.devices,
-            feed=feed,
-        )
-
-
-def _apart(state: TrainState) -> tuple[TrainState, Any]:
-    """The part of `state` that the update overwrites, and the frozen part, which it does not."""
-    return state.without("donated"), state.frozen
 
 
 def _on(shapes: Any, group: Group) -> Any:

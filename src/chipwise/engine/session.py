@@ -34,7 +34,7 @@ from .evaluate import Evaluator
 from .holding import Holding, drained
 from .on import ALL, On
 from .placement import Placement, describe, lay_out, start_fact
-from .programs import Programs, check_steps_per_call
+from .programs import Programs
 from .state import TrainState, abstract_state, count
 
 QUEUED_STEPS = 32  # that the host may run ahead of the device; a stop takes effect within these
@@ -51,8 +51,6 @@ class Session:
     The constructor detects the machine, makes the layout and checks the settings; it reads and compiles
     nothing. `begin` places a state, and `advance` starts steps, compiling them first if necessary.
 
-    *Arguments:* `steps_per_call`: as in `fit`.
-
     *Fields:* `warnings` and `start`, facts to show; `machine`, `layout`, `placement`; `abstract`, the state
     as shapes; `resident`, whether data is kept on the devices; `step`, the number of started steps, of
     `total`; `watch`, which measures waits for data; `programs`.
@@ -60,7 +58,7 @@ class Session:
     Raises `RecipeError`, `DataError` or `DeviceError`.
     """
 
-    def __init__(self, recipe: Recipe, on: On = ALL, *, steps_per_call: int | None = 1):
+    def __init__(self, recipe: Recipe, on: On = ALL):
         self.recipe, self.on = recipe, on
         self.total, self.step = recipe.clock.total or 0, 0
         self.machine, self.layout, warnings = lay_out(recipe, on)
@@ -72,12 +70,9 @@ class Session:
         memory = self.placement.memory_bytes
         # Only if every host has enough memory
         self.resident = self.placement.all("resident", feed.resident(recipe.task.train, memory, on.feed))
-        if steps_per_call not in (None, 1):
-            check_steps_per_call(steps_per_call, self.layout, self.resident)
         about: dict[str, Any] = {"resident": self.resident, "state": self.abstract}
         about["shard_optimizer"] = on.shard_optimizer
         self.programs = Programs(recipe, self.layout, self.placement, **about)
-        self._steps_per_call = steps_per_call
         self._window = feed.window_length(recipe)  # for which the program is compiled
         self._columns: dict[str, np.ndarray] | None = None
         self._placed: list | None = None
@@ -170,24 +165,13 @@ class Session:
         """Whether data is on the devices or streamed, and its size."""
         return self._data.described(self.recipe.task.train)
 
-    def compile(self, *, trial: bool = False) -> Fact | None:
-        """Compiles the step, unless that is done. *Returns* the steps per call, if there was a choice.
-
-        *Arguments:* `trial`: whether to measure several steps per call if `steps_per_call` is None.
-        """
-        if self.programs.compiled:
-            return None
-        at_once = 1 if self._steps_per_call is None and not trial else self._steps_per_call
-        decided = self.programs.compile(self._carry, self._windows.at(self.step), self._placed, at_once)
-        self.placement.all("compiled", True)  # otherwise collectives wait for hosts that compile
-        return decided
+    def compile(self) -> None:
+        """Compiles the step, unless that is done."""
+        if not self.programs.compiled:
+            self.programs.compile()
+            self.placement.all("compiled", True)  # otherwise collectives wait for hosts that compile
 
     # ---- steps
-
-    @property
-    def steps_at_once(self) -> int:
-        """The largest number of steps in one call."""
-        return self.programs.steps_at_once
 
     def advance(self, steps: int = 1, stopped: Callable[[], bool] = lambda: False) -> bool:
         """Starts `steps` steps. Waits only for data, and when some tens of steps are queued.
@@ -203,9 +187,8 @@ class Session:
             batch = self._data.at(self.step, lambda: not self._queued or self._queued[-1].is_ready(), stopped)
             if batch is None:
                 return False
-            count = min(self.steps_at_once, last - self.step, self._windows.left(self.step))
-            self._carry, token = self.programs.step(self._carry, self._windows.at(self.step), batch, count)
-            self.step += count
+            self._carry, token = self.programs.step(self._carry, self._windows.at(self.step), batch)
+            self.step += 1
             self._queued.append(token)
             if len(self._queued) > self.ahead:
                 self._queued.popleft().block_until_ready()
@@ -213,9 +196,9 @@ class Session:
 
     @property
     def ahead(self) -> float:
-        """The number of calls that the host may run ahead of the device."""
+        """The number of steps that the host may run ahead of the device."""
         several_cpus = self.placement.lead.platform == "cpu" and len(self.placement.devices) > 1
-        queued = QUEUED_ON_CPUS if several_cpus else QUEUED_STEPS // self.steps_at_once
+        queued = QUEUED_ON_CPUS if several_cpus else QUEUED_STEPS
         if several_cpus and self.recipe.optimizer.by_layer:
             queued //= 2
         return min(queued, self._data.in_use - 1)

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..engine.agenda import MANY
 from ..engine.meter import Meter
 from ..engine.on import ALL, On
 from ..engine.progress import Reporter
@@ -73,14 +72,14 @@ def measure_train(
         # ---- devices, data, state and programs, as in `fit`
         reporter = Reporter(progress)
         closing.callback(reporter.stop)
-        session = closing.enter_context(Session(recipe, on, steps_per_call=None))
+        session = closing.enter_context(Session(recipe, on))
         reporter.introduce(session.start, session.warnings)
         session.begin(recipe=recipe.endless())
         reporter.say(session.data)
         session.wait()
         meter.seconds["start"] = meter.total()
         with meter.section("compile"):
-            reporter.say(session.compile(trial=recipe.clock.total >= MANY))
+            session.compile()
 
         # ---- the first steps, then intervals of a length that they tell
         with meter.section("warmup"):

@@ -7,7 +7,6 @@ host's plane, each on its thread; helper threads of a parallel operation are not
 
 from __future__ import annotations
 
-import functools
 import re
 import warnings
 from collections import defaultdict
@@ -82,11 +81,10 @@ def make_folder(folder: str | Path) -> None:
 
 def profiled(session: Session, folder: str | Path, seconds_a_step: float) -> dict[str, Any]:
     """A trace of some further steps, explained: about half a second, so that the file stays small."""
-    at_once = session.steps_at_once
-    calls = max(3, min(20, round(0.5 / (at_once * seconds_a_step))))
-    trace = capture(folder, calls, functools.partial(session.advance, at_once), session.wait)
+    steps = max(3, min(20, round(0.5 / seconds_a_step)))
+    trace = capture(folder, steps, session.advance, session.wait)
     programs = [program_bytes(executable) for executable in session.programs.executables.values()]
-    return explain(trace, programs, calls * at_once)
+    return explain(trace, programs, steps)
 
 
 def capture(folder: str | Path, steps: int, step: Callable[[], Any], wait: Callable[[], Any]) -> Path:

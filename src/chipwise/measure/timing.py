@@ -64,7 +64,7 @@ def mean_loss(session: Session, first: int) -> float:
 def seconds_a_step(session: Session) -> float:
     """The length of a step, measured over as many steps as needed."""
     steps, first = 1, session.step + 1
-    session.timed(steps)  # not counted: the first call after a wait, and the first of several steps at once
+    session.timed(steps)  # not counted: the first call after a wait
     while True:
         taken = hosts().agree("calibration", session.timed(steps))
         if taken >= _CALIBRATION_SECONDS:
@@ -149,7 +149,6 @@ def account(session: Session, steps_per_second: float) -> dict[str, Any]:
         "exact": session.layout.exact,
         "devices": describe(session.machine, session.layout),
         "parameters": session.describe()["parameters"],
-        "steps_per_call": session.steps_at_once,
         "compilation_cache": bool(getattr(jax.config, "jax_compilation_cache_dir", None)),
         "memory_bytes_per_device": by_category(session),
         "host_peak_bytes": peak_bytes(),

@@ -150,7 +150,7 @@ def checked(recipe: Recipe, options: dict[str, Any]) -> dict[str, Any]:
     Agenda.of(clock, options["eval_every"], options["log_every"], options["checkpoint_every"], None)
     for schedule in recipe.optimizer.hyper.values():
         schedule.table(clock, 0, min(1, clock.total or 0))
-    Session(recipe, on, steps_per_call=options["steps_per_call"])
+    Session(recipe, on)
     return recipe.describe()
 
 
