@@ -214,7 +214,7 @@ def idx(root: Path, draw: random.Random) -> Iterator[Case]:
             (folder / f"train-{part}-ubyte").write_bytes(bad)
             yield Case(
                 f"idx {about} as {part}",
-                ("check", "mnist", "--data", str(folder), "--images", str(folder / "o.png")),
+                ("bench", "mnist", "--feed-only", "--data", str(folder)),
                 True,
             )
 
@@ -249,10 +249,9 @@ def cifar(root: Path, draw: random.Random) -> Iterator[Case]:
         folder.mkdir(parents=True)
         for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
             (folder / name).write_bytes(bad if name == "data_batch_1" else good)
-        out = str(folder / "o.png")
         yield Case(
             f"pickle {about}",
-            ("check", "cifar10-davidnet", "--data", str(folder.parent), "--images", out),
+            ("bench", "cifar10-davidnet", "--feed-only", "--data", str(folder.parent)),
             True,
         )
 
@@ -528,7 +527,7 @@ def pipes(root: Path, draw: random.Random) -> Iterator[Case]:
         ("pack", str(root / "pipe.tar"), str(root / "p1")),
         ("pack", str(folder), str(root / "p2")),
         ("pack", str(root / "pipe.csv"), str(root / "p3")),
-        ("check", "mnist", "--data", str(mnist), "--images", str(root / "p.png")),
+        ("bench", "mnist", "--feed-only", "--data", str(mnist)),
         ("report", str(run)),
         ("eval", str(run)),
         ("compare", str(pipe), "published"),

@@ -4,50 +4,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image, ImageEnhance
 
-from chipwise.data.augment import color_jitter
-from chipwise.data.augment.color import of_colors, sharpen
-from chipwise.data.augment.image import of_image, white
-from chipwise.errors import DataError
-from refusals import refused
-
-KEY = jax.random.key(0)
-brightness = color_jitter
+from chipwise.data.augment.color import of_colors, saturate, sharpen
 
 
-def contrast(amount):
-    return color_jitter(contrast=amount)
-
-
-def saturation(amount, p=1.0):
-    return color_jitter(saturation=amount, p=p)
-
-
-def hue(amount):
-    return color_jitter(hue=amount)
-
-
-def sharpness(amount):
-    def sharper(image, key):
-        return of_colors(image, lambda colors: sharpen(colors, jnp.float32(amount[0]), white(image.dtype)))
-
-    return of_image("sharpness", sharper)
-
-
-def done(stage, image, key=KEY):
-    return np.asarray(jax.jit(stage)({"image": jnp.asarray(image)}, key)["image"])
-
-
+@pytest.mark.parametrize("factor", [0.25, 1.0, 1.75])
 @pytest.mark.parametrize(
-    ("call", "code"),
-    [
-        (lambda: brightness(-0.1), "augment-expects"),
-        (lambda: contrast((-0.1, 1.0)), "augment-expects"),
-        (lambda: hue(0.6), "augment-expects"),
-        (lambda: saturation(0.1, p=-1), "augment-expects"),
-        (lambda: done(saturation(0.1), np.zeros((4, 4, 2), np.uint8)), "augment-expects"),
-    ],
+    ("change", "enhance"), [(saturate, ImageEnhance.Color), (sharpen, ImageEnhance.Sharpness)]
 )
-def test_what_is_refused(call, code):
-    with refused(DataError, code):
-        call()
+def test_photographs_change_as_in_pillow(pictures, change, enhance, factor):
+    def changed(image):
+        return of_colors(image, lambda colors: change(colors, jnp.float32(factor)))
+
+    expected = np.asarray(enhance(Image.fromarray(pictures[0])).enhance(factor)).astype(int)
+    assert np.abs(np.asarray(jax.jit(changed)(pictures[0])).astype(int) - expected).max() <= 1
+    opaque = np.concatenate([pictures[0], pictures[0][..., :1]], axis=2)
+    np.testing.assert_array_equal(jax.jit(changed)(opaque)[..., 3], opaque[..., 3])

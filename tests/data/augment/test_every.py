@@ -12,20 +12,16 @@ from refusals import refused
 
 A = cw.augment
 KEYS = jax.random.split(jax.random.key(0), 8)
-COLORS = {
-    "jitter": A.color_jitter(0.4, 0.4, 0.4, 0.1, p=0.8),
-}
 TONES = {
     "rand": A.rand_augment(),
     "original": A.rand_augment(2, 10, "original"),
 }
 MOVES = {
     "flip": A.flip(),
-    "flip_up_down": A.flip_up_down(),
     "crop": A.reflect_crop(4),
     "cutout": A.cutout(3),
 }
-SIZES = {"imagenet": A.imagenet(6), "centre": A.centre_crop(6)}
+SIZES = {"imagenet": A.imagenet(6)}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +30,7 @@ SIZES = {"imagenet": A.imagenet(6), "centre": A.centre_crop(6)}
 )
 def test_shapes_and_types_are_kept(shape, dtype):
     example = {"image": jax.ShapeDtypeStruct(shape, dtype), "label": jax.ShapeDtypeStruct((), jnp.int32)}
-    for name, stage in (MOVES | COLORS | SIZES | (TONES if dtype == jnp.uint8 else {})).items():
+    for name, stage in (MOVES | SIZES | (TONES if dtype == jnp.uint8 else {})).items():
         made = jax.eval_shape(stage, example, KEYS[0])
         expected = (6, 6, *shape[2:]) if name in SIZES else shape
         assert (made["image"].shape, made["image"].dtype) == (expected, dtype), name
@@ -43,16 +39,7 @@ def test_shapes_and_types_are_kept(shape, dtype):
     assert (normal.shape, normal.dtype) == (shape, jnp.float32)
 
 
-@pytest.mark.parametrize(
-    "stage",
-    [
-        *(
-            A.color_jitter(),
-            A.color_jitter(1, 1, 1, 0.5, p=0),
-        ),
-        *(A.flip_up_down(0.0), A.rand_augment(0), A.centre_crop(8)),
-    ],
-)
+@pytest.mark.parametrize("stage", [A.flip(0.0), A.rand_augment(0)])
 def test_settings_that_change_nothing_give_back_the_bits(stage):
     image = np.random.default_rng(0).integers(0, 256, (8, 8, 3)).astype(np.uint8)
     made = compose(stage)({"image": image}, KEYS[3])["image"]
@@ -72,7 +59,7 @@ def test_normalise_is_the_arithmetic_and_its_identity():
 
 
 CHAIN = {
-    "pixels": compose(MOVES["crop"], COLORS["jitter"]),
+    "pixels": compose(MOVES["crop"], MOVES["cutout"]),
     "policy": compose(MOVES["flip"], TONES["rand"]),
 }
 
@@ -81,11 +68,11 @@ CHAIN = {
     "name",
     [
         "pixels",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("policy", *MOVES, *COLORS, *TONES, *SIZES)),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("policy", *MOVES, *TONES, *SIZES)),
     ],
 )
 def test_the_bits_do_not_depend_on_how_the_batch_is_cut(name):
-    stage = (CHAIN | MOVES | COLORS | TONES | SIZES)[name]
+    stage = (CHAIN | MOVES | TONES | SIZES)[name]
     # Larger than the farthest shift, 32 pixels: one that moves all of an image out leaves two alike
     images = np.random.default_rng(1).integers(0, 256, (8, 40, 37, 3)).astype(np.uint8)
     run = jax.jit(jax.vmap(lambda image, key: stage({"image": image}, key)["image"]))
@@ -94,22 +81,3 @@ def test_the_bits_do_not_depend_on_how_the_batch_is_cut(name):
     np.testing.assert_array_equal(np.concatenate(parts), whole)
     assert len({x.tobytes() for x in whole}) == 8
     np.testing.assert_array_equal(run(images, KEYS), whole)  # the same key, the same bits
-
-
-def test_flips_of_wide_images_keep_their_shape():
-    image = np.arange(15, dtype=np.uint8).reshape(3, 5)
-    np.testing.assert_array_equal(A.flip_up_down(1.0)({"image": image}, KEYS[0])["image"], image[::-1])
-    np.testing.assert_array_equal(A.flip(1.0)({"image": image}, KEYS[0])["image"], image[:, ::-1])
-    drawn = jax.vmap(A.flip_up_down())({"image": np.stack([image] * 64)}, jax.random.split(KEYS[0], 64))[
-        "image"
-    ]
-    assert 16 < sum(np.array_equal(x, image) for x in np.asarray(drawn)) < 48
-
-
-def test_a_centre_crop_is_the_middle():
-    image = np.arange(42, dtype=np.uint8).reshape(7, 6)
-    np.testing.assert_array_equal(A.centre_crop(4)({"image": image}, KEYS[0])["image"], image[1:5, 1:5])
-    with refused(DataError, "augment-expects"):
-        A.centre_crop(7)({"image": image}, KEYS[0])
-    with refused(DataError, "augment-expects"):
-        A.centre_crop(0)

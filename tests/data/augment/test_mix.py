@@ -9,7 +9,7 @@ import pytest
 from scipy.special import betainc
 
 from chipwise import losses
-from chipwise.data.augment import cutmix, mix_choice, mixup
+from chipwise.data.augment import cutmix, mixup
 from chipwise.data.augment import mix as mix_module
 from chipwise.errors import DataError
 from refusals import refused
@@ -85,16 +85,6 @@ def test_cutmix_s_labels_are_the_shares_of_the_area():
     assert len(np.unique(share)) > 10 and share.min() < 0.45 and share.max() > 0.95
 
 
-@pytest.mark.slow
-def test_a_choice_is_one_of_them_for_the_whole_batch():
-    both = jax.jit(
-        jax.vmap(mix_choice(mixup(CLASSES, 1.0), cutmix(CLASSES), p=(0.3, 0.7)), in_axes=(None, 0))
-    )
-    images = np.asarray(both(batch(dtype=np.float32), jax.random.split(KEY, 60))["image"])
-    blended = (images != np.rint(images)).any(axis=(1, 2, 3, 4))
-    assert 8 < blended.sum() < 29
-
-
 def test_no_alpha_only_makes_probabilities():
     for mix in (mixup(CLASSES, 0), cutmix(CLASSES, 0)):
         given = batch()
@@ -117,8 +107,6 @@ def test_a_label_outside_of_the_classes_is_a_loss_of_nan():
         (lambda: mixup(0), "augment-expects"),
         (lambda: mixup(10, -1), "augment-expects"),
         (lambda: cutmix(10, float("nan")), "augment-expects"),
-        (lambda: mix_choice(), "augment-expects"),
-        (lambda: mix_choice(mixup(2), p=(0.5,)), "augment-expects"),
         (lambda: mixup(10)({"image": jnp.zeros((2, 3, 3))}, KEY), "augment-expects"),
         (
             lambda: mixup(10)({"image": jnp.zeros((2, 3, 3)), "label": jnp.zeros((2, 9))}, KEY),

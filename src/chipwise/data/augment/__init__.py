@@ -6,21 +6,17 @@ with a key for each example, so the result does not depend on how the batch is c
 nothing returns the same bits. `mixup` and `cutmix` are for `Task.mix`.
 """
 
-from .color import color_jitter as color_jitter
 from .color import normalise as normalise
 from .crop import alternating_flip as alternating_flip
 from .crop import centre as centre
-from .crop import centre_crop as centre_crop
 from .crop import cutout as cutout
 from .crop import flip as flip
-from .crop import flip_up_down as flip_up_down
 from .crop import reflect_crop as reflect_crop
 from .crop import resized_crop as resized_crop
 from .image import Augment as Augment
 from .image import Example as Example
 from .mix import Mix as Mix
 from .mix import cutmix as cutmix
-from .mix import mix_choice as mix_choice
 from .mix import mixup as mixup
 from .policies import cifar as cifar
 from .policies import compose as compose

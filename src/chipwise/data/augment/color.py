@@ -1,8 +1,7 @@
-"""Brightness, contrast, saturation, hue, sharpness, and normalisation.
+"""Normalisation, and the changes of colour that `rand_augment` draws, in levels from 0 to 255.
 
-The enhancements are Pillow's `ImageEnhance`: a blend of the image with black, its mean gray, its own gray or
-a blurred copy; factors above 1 extrapolate. These round where Pillow truncates. Several in one call are one
-pass with one rounding at the end, clipped after each change as a stored image would be.
+The enhancements are Pillow's `ImageEnhance`: a blend of the image with its gray or a blurred copy; factors
+above 1 extrapolate. These round where Pillow truncates.
 """
 
 from __future__ import annotations
@@ -13,64 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .image import (
-    Augment,
-    between,
-    chance,
-    colors_of,
-    expect,
-    grid,
-    of_image,
-    span,
-    stored,
-    white,
-    with_opacity,
-)
-
-Amount = float | tuple[float, float]
-_Change = Callable[[jax.Array, jax.Array, float], jax.Array]  # colours, how much, white
-
-
-def color_jitter(
-    brightness: Amount = 0.0,
-    contrast: Amount = 0.0,
-    saturation: Amount = 0.0,
-    hue: Amount = 0.0,
-    p: float = 1.0,
-) -> Augment:
-    """Changes brightness, contrast, saturation and hue by random amounts, with probability `p`.
-
-    The first three are factors: `(low, high)`, or one number for a range around 1 (not below 0). `hue` is a
-    share of the colour circle, a range around 0 of at most 0.5. Each is uniform, and 0 turns it off. The
-    parameters are those of torchvision's `ColorJitter`, which also draws their order; here it is fixed.
-
-    Raises `DataError` for invalid ranges, and for images without 1, 3 or 4 channels.
-    """
-    call = f"color_jitter(brightness={brightness}, contrast={contrast}, saturation={saturation}, hue={hue})"
-    chance(p, f"{call}, p={p}")
-    factors = [span(amount, call, 1) for amount in (brightness, contrast, saturation)]
-    turns = span(hue, call, 0)
-    expect(-0.5 <= turns[0] <= turns[1] <= 0.5, call, "a hue from -0.5 to 0.5")
-    changes: list[tuple[_Change, tuple[float, float]]] = [
-        (change, f) for change, f in zip(_FACTORS, factors, strict=True) if f != (1.0, 1.0)
-    ]
-    changes += [(shift_hue, turns)] if turns != (0.0, 0.0) else []
-
-    def jitter(image: jax.Array, key: jax.Array) -> jax.Array:
-        if not changes or not p:
-            return image
-        drawn = jax.random.uniform(key, (len(changes) + 1,), jnp.float32)
-        top = white(image.dtype)
-
-        def change(colors: jax.Array) -> jax.Array:
-            for number, (change_one, limits) in enumerate(changes):
-                colors = jnp.clip(change_one(colors, between(drawn[number], *limits), top), 0.0, top)
-            return colors
-
-        changed = of_colors(image, change)
-        return changed if p == 1 else jnp.where(drawn[-1] < p, changed, image)
-
-    return of_image("color_jitter", jitter, colors=True)
+from .image import Augment, colors_of, expect, of_image, stored, with_opacity
 
 
 def normalise(mean: float | Sequence[float], std: float | Sequence[float]) -> Augment:
@@ -100,23 +42,13 @@ def of_colors(image: jax.Array, change: Callable[[jax.Array], jax.Array]) -> jax
     return with_opacity(stored(change(colors_of(image).astype(jnp.float32)), image.dtype), image)
 
 
-def gray(colors: jax.Array, top: float) -> jax.Array:
-    """Luma (ITU-R 601-2) as in Pillow, `(height, width, 1)`, or the only channel; rounded for integers."""
+def gray(colors: jax.Array) -> jax.Array:
+    """Luma (ITU-R 601-2) as in Pillow, `(height, width, 1)`, or the only channel; not rounded."""
     if colors.ndim == 2 or colors.shape[2] == 1:
         return colors
     # Pillow's weights, in 65,536ths: 8-bit sums of them are exact
     weights = np.array([19595, 38470, 7471], np.float32) / 65536
-    luma = sum(weights[c] * colors[..., c : c + 1] for c in range(3))
-    return luma if top == 1 else jnp.floor(luma + np.float32(0.5))  # type: ignore[operator,return-value]
-
-
-def mean_gray(colors: jax.Array, top: float) -> jax.Array:
-    """The mean of `gray`, `()`, rounded for integers."""
-    luma = gray(colors, top)
-    if top == 1:
-        return jnp.mean(luma)
-    # Sums of rows are exact, and there are so few rows that their sum is exact too
-    return jnp.floor(jnp.sum(jnp.sum(luma.astype(jnp.int32), axis=1)).astype(jnp.float32) / luma.size + 0.5)
+    return sum(weights[c] * colors[..., c : c + 1] for c in range(3))  # type: ignore[return-value]
 
 
 def blend(other: jax.Array, colors: jax.Array, factor: jax.Array) -> jax.Array:
@@ -124,22 +56,13 @@ def blend(other: jax.Array, colors: jax.Array, factor: jax.Array) -> jax.Array:
     return factor * colors + (1 - factor) * other
 
 
-def brighten(colors: jax.Array, factor: jax.Array, top: float) -> jax.Array:
-    return factor * colors
+def saturate(colors: jax.Array, factor: jax.Array) -> jax.Array:
+    if colors.ndim == 2 or colors.shape[2] == 1:
+        return blend(colors, colors, factor)
+    return blend(jnp.floor(gray(colors) + np.float32(0.5)), colors, factor)
 
 
-def strengthen(colors: jax.Array, factor: jax.Array, top: float) -> jax.Array:
-    return blend(mean_gray(colors, top), colors, factor)
-
-
-def saturate(colors: jax.Array, factor: jax.Array, top: float) -> jax.Array:
-    return blend(gray(colors, top), colors, factor)
-
-
-_FACTORS = (brighten, strengthen, saturate)
-
-
-def sharpen(colors: jax.Array, factor: jax.Array, top: float) -> jax.Array:
+def sharpen(colors: jax.Array, factor: jax.Array) -> jax.Array:
     """Pillow's `Sharpness`: its blur is the mean of the 3 × 3 neighbours, the middle one counted 5 times."""
     height, width, channels = (*colors.shape, 1)[:3]
     if min(height, width) < 3:
@@ -149,33 +72,6 @@ def sharpen(colors: jax.Array, factor: jax.Array, top: float) -> jax.Array:
     inner = lines[1:-1, channels:-channels]
     rows = lines[:-2] + lines[1:-1] + lines[2:]
     total = rows[:, : -2 * channels] + rows[:, channels:-channels] + rows[:, 2 * channels :] + 4 * inner
-    smooth = total / 13 if top == 1 else jnp.floor(total * np.float32(1 / 13) + np.float32(0.5))
-    sharp = jnp.clip(blend(smooth, inner, factor), 0.0, top)
+    smooth = jnp.floor(total * np.float32(1 / 13) + np.float32(0.5))
+    sharp = jnp.clip(blend(smooth, inner, factor), 0.0, 255.0)
     return jax.lax.dynamic_update_slice(lines, sharp, (1, channels)).reshape(colors.shape)
-
-
-def shift_hue(colors: jax.Array, turn: jax.Array, top: float) -> jax.Array:
-    """Turns the hue of hexcone HSV by `turn` of the circle; value and saturation stay.
-
-    A channel falls linearly from the highest to the lowest value with the hue's distance from that channel's
-    hue, so one division per pixel gives the hue and none is needed back.
-    """
-    if colors.ndim == 2 or colors.shape[2] == 1:
-        return colors
-    red, green, blue = (colors[..., c] for c in range(3))
-    high, low = jnp.maximum(jnp.maximum(red, green), blue), jnp.minimum(jnp.minimum(red, green), blue)
-    spread = high - low
-    per = 1 / jnp.where(spread > 0, spread, 1.0)
-    sixths = jnp.where(
-        high == red,
-        (green - blue) * per,
-        jnp.where(high == green, 2 + (blue - red) * per, 4 + (red - green) * per),
-    )
-    sixths = grid(sixths + 6 * turn)  # -4 to 8
-
-    def channel(own: int) -> jax.Array:
-        away = sixths - own
-        away = jnp.abs(away - 6 * jnp.rint(away * np.float32(1 / 6)))  # 0 to 3 around the circle
-        return high - spread * jnp.clip(away - 1, 0.0, 1.0)
-
-    return jnp.stack([channel(0), channel(2), channel(4)], axis=-1)

@@ -39,14 +39,6 @@ def alternating_flip() -> Augment:
     return by_epoch(flipped, "alternating_flip")
 
 
-def flip_up_down(p: float = 0.5) -> Augment:
-    """Mirrors top and bottom with probability `p`."""
-    chance(p, f"flip_up_down(p={p})")
-    return of_image(
-        "flip_up_down", lambda image, key: jnp.where(jax.random.bernoulli(key, p), image[::-1], image)
-    )
-
-
 def reflect_crop(pad: int = 4, flip: float = 0.0) -> Augment:
     """Mirrors `pad` pixels at each edge, then crops the original size at a random position.
 
@@ -104,12 +96,6 @@ def resized_crop(
         return scaled(image, (down * (height - tall), tall), (right * (width - wide), wide), size)
 
     return of_image("resized_crop", cropped)
-
-
-def centre_crop(size: int) -> Augment:
-    """The central `size` × `size` pixels of one image. Raises `DataError` if it is smaller."""
-    expect(size >= 1, f"centre_crop(size={size})", "at least 1 pixel")
-    return of_image("centre_crop", lambda image, key: centre(image[None], size)[0])
 
 
 def centre(images: jax.Array, size: int) -> jax.Array:

@@ -11,7 +11,6 @@ fused multiply-adds nor the cut of a batch change a bit.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -91,11 +90,6 @@ def chance(p: float, call: str) -> float:
     return p
 
 
-def white(dtype: jnp.dtype) -> float:
-    """The highest value of a pixel: the type's maximum for integers, 1 for floats."""
-    return float(jnp.iinfo(dtype).max) if jnp.issubdtype(dtype, jnp.integer) else 1.0
-
-
 def stored(pixels: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Float32 `pixels` in the image's type; rounded to the nearest and clipped for integers."""
     if jnp.issubdtype(dtype, jnp.integer):
@@ -107,28 +101,6 @@ def stored(pixels: jax.Array, dtype: jnp.dtype) -> jax.Array:
 def grid(value: jax.Array, bits: int = 12) -> jax.Array:
     """`value` rounded to a multiple of `2**-bits`."""
     return jnp.rint(value * jnp.float32(2**bits)) * jnp.float32(2**-bits)
-
-
-def between(share: jax.Array, low: float, high: float) -> jax.Array:
-    """From `low` to `high` as `share` goes from 0 to 1, on the grid; exactly `low` if they are equal."""
-    return grid(jnp.float32(low) + share * jnp.float32(high - low)) if high != low else jnp.float32(low)
-
-
-def span(given: float | tuple[float, float], call: str, around: float | None = None) -> tuple[float, float]:
-    """The range of `given`: a pair itself, or a number as a range around `around` (not below 0 around 1).
-
-    Raises `DataError` for a decreasing range, forbidden negative values, or values that are not numbers.
-    """
-    if isinstance(given, (int, float)):
-        right = around is not None and 0 <= given < math.inf
-        expect(right, call, "a finite amount of at least 0, or a range (low, high)")
-        assert around is not None
-        low, high = around - given, around + given
-        return (max(low, 0.0) if around == 1 else low), high
-    low, high = given
-    right = -math.inf < low <= high < math.inf and (around != 1 or low >= 0)
-    expect(right, call, "a finite range from low to high, and no factor below 0")
-    return float(low), float(high)
 
 
 def pixel(fill: float | Sequence[float], image: jax.Array, call: str) -> np.ndarray:

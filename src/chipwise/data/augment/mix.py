@@ -1,4 +1,4 @@
-"""Mixing the examples of a batch: mixup, cutmix, or one of several. For `Task.mix`.
+"""Mixing the examples of a batch: mixup and cutmix, for `Task.mix`.
 
 Each is `(batch, key) -> batch` within one replica. Labels `(n,)` become probabilities `(n, classes)` float32,
 which the losses accept; probabilities stay. An example is mixed with the previous one in the batch, which is
@@ -7,7 +7,7 @@ random because the epoch is shuffled. Pixels are rounded to their type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -66,28 +66,6 @@ def cutmix(classes: int, alpha: float = 1.0, *, each: bool = True) -> Mix:
         return jnp.where(other, _before(images), images), share
 
     return _mixing(f"cutmix(classes={classes}, alpha={alpha})", classes, alpha, mix)
-
-
-def mix_choice(*mixes: Mix, p: Sequence[float] | None = None) -> Mix:
-    """One of `mixes` for each batch, with probabilities `p`, by default equal.
-
-    `mix_choice(mixup(1000, 0.8), cutmix(1000, 1.0))` is timm's usual pair. Only the one drawn is computed.
-    Raises `DataError` unless `p` has one probability for each.
-    """
-    weights = np.full(len(mixes), 1 / max(len(mixes), 1)) if p is None else np.asarray(p, np.float64)
-    right = (
-        mixes and weights.shape == (len(mixes),) and (weights >= 0).all() and abs(weights.sum() - 1) < 1e-6
-    )
-    call = f"mix_choice of {len(mixes)} with p={p}"
-    expect(bool(right), call, "one or more, and as many probabilities, which add to 1")
-    ends = jnp.asarray(np.cumsum(weights)[:-1], jnp.float32)
-
-    def mix(batch: Batch, key: jax.Array) -> Batch:
-        choose, rest = jax.random.split(key)
-        chosen = jnp.sum(jax.random.uniform(choose, (), jnp.float32) >= ends, dtype=jnp.int32)
-        return jax.lax.switch(chosen, mixes, batch, rest)
-
-    return mix
 
 
 def _mixing(call: str, classes: int, alpha: float, change: Callable[..., tuple[jax.Array, jax.Array]]) -> Mix:

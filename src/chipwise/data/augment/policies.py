@@ -85,7 +85,7 @@ def rand_augment(
 
 
 def _blended(change: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    return lambda image, factor: color.of_colors(image, lambda colors: change(colors, factor, 255.0))
+    return lambda image, factor: color.of_colors(image, lambda colors: change(colors, factor))
 
 
 def _draw(levels: Mapping[str, Levels], magnitude: int, u: jax.Array) -> Strengths:
@@ -139,13 +139,13 @@ def _table(colors: jax.Array, strengths: Sequence[Strengths]) -> tone.LabelTable
     mean = jnp.sum(colors.astype(jnp.int32), axis=(0, 1)).astype(jnp.float32) / area
     mean = jnp.where(high > low, (mean - low) * 255 / jnp.maximum(high - low, 1.0), mean)
     mean_evened = jnp.sum(counts * evened.astype(jnp.int32), axis=0).astype(jnp.float32) / area
-    middle = jnp.floor(color.gray(jnp.where(even, mean_evened, mean)[None, None, :], 1.0)[0, 0] + 0.5)
+    middle = jnp.floor(color.gray(jnp.where(even, mean_evened, mean)[None, None, :])[0, 0] + 0.5)
 
     def clip(table: tone.LabelTable) -> tone.LabelTable:
         return jnp.clip(jnp.rint(table), 0, 255)
 
     table = clip(color.blend(middle[None, :], table, grid(jnp.prod(every("contrast")))))
-    table = clip(color.brighten(table, grid(jnp.prod(every("brightness"))), 255.0))
+    table = clip(grid(jnp.prod(every("brightness"))) * table)
     if "solarize_add" in strengths[0]:
         table = jnp.where(table < 128, clip(table + jnp.sum(every("solarize_add"))), table)
     table = tone.kept_bits(table, jnp.min(every("posterize")))
