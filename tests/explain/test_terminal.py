@@ -6,7 +6,7 @@ import pytest
 from rich.text import Text
 
 from chipwise.errors import DataError
-from chipwise.explain.terminal import answer, table
+from chipwise.explain.terminal import answer, console, lines, table
 from chipwise.words.facts import fact
 
 
@@ -32,3 +32,9 @@ def test_cells_are_no_markup_and_move_no_cursor(capsys):
     answer({}, [table(("a", "b"), [("[red]x[/red]", 3), (Text("y"), "\x1b[31m")])], str, None, False)
     out = capsys.readouterr().out
     assert "[red]x[/red]" in out and "\x1b" not in out and "\\x1b" in out
+
+
+def test_lines_move_no_cursor(capsys):
+    lines(console(), "a\n\x1b[31mb\u2028", fact("written", path="\x1b[2J\u202e"))
+    out = capsys.readouterr().out
+    assert out.startswith("a\n\\x1b[31mb\\u2028\n") and not {"\x1b", "\u202e", "\u2028"} & set(out)

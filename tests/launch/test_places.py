@@ -352,7 +352,7 @@ def test_what_cannot_be_is_refused(tmp_path):
         check(job("cpu"))
     with refused(DeviceError, "launch-part", target="v3-1", rented_as="v3-8"):
         check(job("v3-1"))
-    with refused(RecipeError, "launch-word"):
+    with refused(RecipeError, "unprintable"):
         check(job("t4", words=("digits", "--set", "a=\n")))
     with refused(RecipeError, "launch-file-missing"):
         check(job("t4", file=tmp_path / "none.py"))

@@ -25,6 +25,7 @@ def test_unknown_and_missing_fields_are_named_with_the_nearest():
         ({"batch": 2.5}, "field-not-whole", {"batch": 2.5}),
         ({"batch": True}, "field-not-whole", {"batch": True}),
         ({"replicas": 0}, "field-not-whole", {"what": "replicas"}),
+        ({"name": "a\u2028b"}, "unprintable", {"what": "name"}),
         ({"seed": -1}, "field-not-whole", {"what": "seed", "least": 0}),
         ({"seed": 2**32}, "seed-too-large", {"seed": 2**32}),
         ({"ema": 1.0}, "ema-range", {"ema": 1.0}),

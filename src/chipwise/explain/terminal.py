@@ -28,7 +28,7 @@ def lines(to: Console, *texts: Any) -> None:
     """Prints texts or facts, a line each, as they are: nothing in them is markup, and the terminal breaks
     them, so that a command can be copied whole."""
     for text in texts:
-        to.print(str(text), markup=False, soft_wrap=True)
+        to.print("\n".join(map(printable, str(text).split("\n"))), markup=False, soft_wrap=True)
 
 
 def answer(

@@ -9,13 +9,14 @@ from importlib import metadata
 from pathlib import Path
 
 from ..chips.targets import Target
-from ..errors import DeviceError, RecipeError
+from ..errors import DeviceError, RecipeError, invalid
 from ..machine.host_facts import installed
 from ..words.facts import Fact, fact
 
 PINNED = ("jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 """Packages that a job installs in the versions it was planned with, beside chipwise, jax and libtpu."""
 
+_FILE = re.compile(r"\w[\w .,+=@-]*")
 _URL = re.compile(r"[a-z][a-z0-9+]*://")
 BUCKET = re.compile(r"(gs|s3)://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[A-Za-z0-9._=-]+)*")
 
@@ -103,10 +104,16 @@ def from_folder() -> bool:
 
 def check(job: LaunchJob) -> list[Fact]:
     """Notes to show before starting. Raises an error for a job that cannot run anywhere."""
-    unprintable = [word for word in job.words if not word.isprintable()]
-    if unprintable:
-        text = "{word!r} has an unprintable character, which would not survive a shell script: change it."
-        raise RecipeError("launch-word", text, word=unprintable[0])
+    paths = [("--data", job.data), ("RECIPE", job.file)]
+    given = [("--image", job.image), ("--zone", job.zone), *(("--package", one) for one in job.packages)]
+    given += [("an argument", word) for word in job.words]
+    given += [(what, str(path.absolute())) for what, path in paths if path is not None]
+    for what, value in given:  # a line break would end a comment, an instruction or a value
+        if value is not None and not value.isprintable():
+            raise invalid("unprintable", what, value, "no control characters")
+    if job.file is not None and not _FILE.fullmatch(job.file.name):
+        text = "{file}: a name that Docker could misread. Use letters, digits, spaces and _.,+=@-"
+        raise RecipeError("launch-file-name", text, file=job.file.name)
     if job.bucket is not None and not BUCKET.fullmatch(job.bucket):
         text = "--bucket {bucket}: expected gs://NAME or s3://NAME, and optionally /FOLDER."
         raise RecipeError("launch-bucket", text, bucket=job.bucket)

@@ -17,6 +17,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -24,6 +25,7 @@ import jinja2
 from ..chips.targets import Target, names, parse
 from ..errors import DeviceError, RecipeError, near
 from ..words.facts import fact
+from ..words.figures import printable
 from .launch_job import LaunchJob
 
 Files = dict[str, str]
@@ -189,26 +191,37 @@ def _environment() -> jinja2.Environment:
         "sh": lambda value: (
             shlex.join(value) if isinstance(value, (list, tuple)) else shlex.quote(str(value))
         ),
-        "yaml": json.dumps,  # JSON strings are valid YAML
-        "comment": lambda about: "".join(f"# {_one_line(line)}\n" for line in about).rstrip("\n"),
+        "json": json.dumps,
+        "yaml": _yaml,
+        # Kubernetes replaces $(NAME) in a command, and makes one $ of two.
+        "command": lambda words: _yaml([re.sub(r"\$(?=[$(])", "$$", word) for word in words]),
+        "comment": lambda about: "\n".join(f"# {printable(str(line))}" for line in about),
     }
     return environment
 
 
-def _one_line(line: object) -> str:
-    return re.sub(r"[^\x20-\x7e\u00a0-\uffff]", " ", str(line))
+def _yaml(value: Any) -> str:
+    """JSON, which is YAML where no character stands for itself that YAML does not print."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)
+
+
+def _markdown(line: object) -> str:
+    return re.sub(r"([\\`*_{}\[\]<>()#!|~$&])", r"\\\1", printable(str(line)))
 
 
 def _text(template: str, job: LaunchJob, **more: Any) -> str:
     return _environment().get_template(template).render(job=job, **more)
 
 
-def _moved(job: LaunchJob, folder: str) -> LaunchJob:
-    """The job with its recipe file in `folder`."""
+def _moved(job: LaunchJob, folder: str, plain: bool = False) -> LaunchJob:
+    """The job with its recipe file in `folder`; `plain`: named without spaces and signs."""
     if job.file is None:
         return job
     attribute = job.words[0].partition(":")[2]
-    recipe = f"{folder}/{job.file.name}" + (f":{attribute}" if attribute else "")
+    recipe = f"{folder}/{_plain(job.file) if plain else job.file.name}" + (
+        f":{attribute}" if attribute else ""
+    )
     return replace(job, words=(recipe, *job.words[1:]))
 
 
@@ -280,11 +293,12 @@ drive.mount("/content/drive")
 def _notebook_text(where: str, job: LaunchJob) -> str:
     """The text of an `.ipynb` file (nbformat 4.5) for `where`, "kaggle" or "colab"."""
     run = f"{_RUNS[where]}/{job.name}"
-    cells = [_cell("markdown", "\n\n".join(map(str, [*job.about, fact(f"launch-notebook-{where}")])))]
+    cells = [_cell("markdown", "\n\n".join(map(_markdown, [*job.about, fact(f"launch-notebook-{where}")])))]
     cells.append(_cell("code", f"%%bash\npip install --quiet {shlex.join(job.packages)}"))
     cells.append(_cell("code", _DRIVE if where == "colab" else _EARLIER.format(run=run)))
     if job.file is not None:
-        cells.append(_cell("code", f"%%writefile {job.file.name}\n{job.file.read_text(encoding='utf-8')}"))
+        name = _plain(job.file)  # IPython replaces braces and $ in a magic's line
+        cells.append(_cell("code", f"%%writefile {name}\n{job.file.read_text(encoding='utf-8')}"))
     cells.append(_cell("code", f"%%bash\n{shlex.join(job.train(run))}"))
     cells.append(_cell("code", f"%%bash\n{shlex.join(['chipwise', 'report', run])}"))
     numbered = [{**cell, "id": f"chipwise-{number}"} for number, cell in enumerate(cells)]
@@ -305,7 +319,11 @@ def _cell(kind: str, source: str) -> dict[str, Any]:
 
 
 def _notebook(where: str) -> Callable[[LaunchJob], Files]:
-    return lambda job: {f"{job.name}.ipynb": _notebook_text(where, _moved(job, "."))}
+    return lambda job: {f"{job.name}.ipynb": _notebook_text(where, _moved(job, ".", plain=True))}
+
+
+def _plain(file: Path) -> str:
+    return re.sub(r"[^\w.-]", "_", file.name)
 
 
 def _lends(where: str) -> Callable[[Target], bool]:

@@ -123,6 +123,8 @@ class Recipe:
         if not isinstance(self.optimizer, Optimizer):
             expected = "cw.sgd(...), cw.adamw(...), cw.from_optax(...) or another of cw.recipe"
             raise invalid("optimizer-expected", "optimizer", self.optimizer, expected)
+        if not isinstance(self.name, str) or not self.name.isprintable():
+            raise invalid("unprintable", "name", self.name, "text without control characters")
         for name in ("batch", "replicas", "blocks", "shards", "eval_block", "seed"):
             value, least = getattr(self, name), 0 if name == "seed" else 1
             if name in ("blocks", "eval_block") and value is None:

@@ -166,7 +166,9 @@ def printable(text: str) -> str:
     text = text.encode("utf-8", "replace").decode()
     # A line break could forge a line of a report, and an escape sequence could control the terminal.
     return "".join(
-        c.encode("unicode_escape").decode() if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") else c
+        c.encode("unicode_escape").decode()
+        if unicodedata.category(c) in ("Cc", "Cf", "Cn", "Zl", "Zp")
+        else c
         for c in text
     )
 
