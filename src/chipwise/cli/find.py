@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from ..errors import DeviceError, RecipeError
+from ..errors import DeviceError
 from ..explain.terminal import console, lines, table
 from ..machine.hosts import hosts
 from ..words.facts import Fact, fact
@@ -35,7 +35,6 @@ def find_lr(
     low: float = option("The first rate.", default=1e-5),
     high: float = option("The last rate.", default=10.0),
     steps: int = option("Steps, one rate each.", "N", default=100),
-    second: str | None = option("Also test values of another: momentum=0.8,0.9.", "NAME[=V,...]"),
     workers: str | None = options.WORKERS,
     picture: Path | None = option("Draw the curves.", "FILE.svg"),
     out: Path | None = option("Write what --json prints.", "FILE.json"),
@@ -46,20 +45,17 @@ def find_lr(
     \b
     Examples:
       chipwise find-lr digits
-      chipwise find-lr cifar10-davidnet --second momentum=0.8,0.9,0.95 --picture rates.svg
-      chipwise find-lr mnist --second b1
+      chipwise find-lr cifar10-davidnet --picture rates.svg
     """
     on = here.on(workers=workers)
     from ..explain.find_picture import check_suffix
     from ..study.find_lr import find_lr as find
 
-    name, values = _axis(second)
     if picture is not None:  # unwritable files are refused before the work
         check_suffix(picture)
     loaded = recipe.load()
     progress = "none" if json_ else "auto"
-    rates: dict[str, Any] = {"low": low, "high": high, "steps": steps}
-    search = find(loaded, **rates, second=name, values=values, on=on, progress=progress)
+    search = find(loaded, low=low, high=high, steps=steps, on=on, progress=progress)
     if json_:
         print(json.dumps(search.to_json()))
     else:
@@ -73,18 +69,6 @@ def find_lr(
         print(fact("written", path=path))
     settings = [f"{key}={value:g}" for key, value in search.settings.items()]
     print(fact("next", command=recipe.train_line(settings)))
-
-
-def _axis(text: str | None) -> tuple[str | None, list[float] | None]:
-    """The name and the values of `momentum=0.8,0.9`; the values are None for a name alone."""
-    if text is None:
-        return None, None
-    name, equals, values = text.partition("=")
-    try:
-        return name.strip(), [float(value) for value in values.split(",")] if equals else None
-    except ValueError:
-        expected = "--second {given}: expected a name, or a name and numbers, such as momentum=0.8,0.9."
-        raise RecipeError("second-not-numbers", expected, given=text) from None
 
 
 def _write(search: LrSearch, picture: Path | None, out: Path | None) -> list[Path]:
@@ -105,15 +89,11 @@ def _print(search: LrSearch) -> None:
     numbers = {"steps": len(rates), "low": rates[0], "high": rates[-1]}
     lines(to, fact("lr-sweep", recipe=recipe.name, batch=recipe.batch, **numbers))
     lines(to, f"{_bars(curve)}  {fact('lr-losses', first=curve[0], lowest=curve.min())}\n")
-    rows = table([*search.test.held, "suggestion", "valley", "steep", "last stable", "lowest loss"])
-    for test in search.tests:
-        c = test.curve
-        cells = [*test.held.values(), c.suggestion, c.valley, c.steep, c.last_stable, c.smoothed.min()]
-        style = "bold" if test is search.test and len(search.tests) > 1 else None
-        rows.add_row(*(f"{cell:.3g}" for cell in cells), style=style)
-    to.print(rows)
+    marks = (search.suggestion, search.valley, search.steep, search.last_stable, curve.min())
+    columns = ("suggestion", "valley", "steep", "last stable", "lowest loss")
+    to.print(table(columns, [[f"{mark:.3g}" for mark in marks]]))
     suggested = ", ".join(f"{name}={value:g}" for name, value in search.settings.items())
-    lines(to, "", fact("lr-suggested", settings=suggested), f"Why: {search.why}")
+    lines(to, "", fact("lr-suggested", settings=suggested))
     lines(to, fact("lr-own-peak", peak=search.own_peak))
     lines(to, *(text for text in (*search.notes, search.stopped, *search.curve.doubts) if text))
 

@@ -17,7 +17,7 @@ from .page import picture
 def draw(search: LrSearch, path: str | os.PathLike) -> Path:
     """Writes the curves of `search` to `path`, atomically, and returns it.
 
-    Raw losses are faint and smoothed ones strong. The marks of the chosen test are dots; a dashed line is at
+    Raw losses are faint and smoothed ones strong. The marks are dots; a dashed line is at
     the recipe's own peak. The background is transparent.
 
     Raises `RecipeError` for a suffix other than .svg, `DataError` if it cannot be written.
@@ -25,15 +25,12 @@ def draw(search: LrSearch, path: str | os.PathLike) -> Path:
     check_suffix(path)
     curve = search.curve
     start = float(curve.smoothed[0])
-    lowest = min(float(test.curve.smoothed.min()) for test in search.tests)
-    highest = start + 0.6 * max(start - lowest, 1e-9 * abs(start))  # a divergence is clipped
-    traces = []
-    for k, test in enumerate(search.tests):
-        rates, smoothed = test.curve.rates.tolist(), test.curve.smoothed.clip(max=highest).tolist()
-        style, raw = style_of(k), test.curve.losses.tolist()
-        traces.append(Trace("", f"{style} faint", list(zip(rates, raw, strict=True)), aside=True))
-        traces.append(Trace(test.name or "smoothed loss", style, list(zip(rates, smoothed, strict=True))))
-    for k, mark in enumerate(MARKS, len(search.tests)):
+    fall = max(start - float(curve.smoothed.min()), 1e-9 * abs(start))
+    smoothed = curve.smoothed.clip(max=start + 0.6 * fall)  # a divergence is clipped
+    raw, smooth = (list(zip(curve.rates.tolist(), y.tolist(), strict=True)) for y in (curve.losses, smoothed))
+    style = style_of(0)
+    traces = [Trace("", f"{style} faint", raw, aside=True), Trace("smoothed loss", style, smooth)]
+    for k, mark in enumerate(MARKS, 1):
         rate = getattr(curve, mark)
         height = float(np.interp(np.log(rate), np.log(curve.rates), curve.smoothed))
         name = f"{mark.replace('_', ' ')} {rate:.3g}"

@@ -29,10 +29,8 @@ import jax
 import numpy as np
 
 from ..engine.session import Session
-from ..errors import RecipeError, near
-from ..recipe.optimizers import Optimizer
 from ..recipe.recipe import Recipe
-from ..recipe.schedules import Schedule, as_schedule, constant, exponential, piecewise, rounded
+from ..recipe.schedules import Schedule, constant, exponential
 from ..words.facts import Fact, fact
 
 FEWEST = 10  # losses that a curve needs at least
@@ -50,23 +48,13 @@ a divergence, until it is read of, is thrown away: the number changes no curve."
 # ---- the recipe of a test
 
 
-def tested(
-    recipe: Recipe, low: float, high: float, steps: int, held: dict[str, float] | None = None
-) -> Recipe:
-    """`recipe` for `steps` steps with rates from `low` to `high`, evenly spaced on a logarithmic axis.
-
-    Other hyperparameters have their value at the recipe's highest rate, or that of `held`. Each is an input
-    of the step, even if it is 0, so that all tests share the same programs.
-
-    Raises `RecipeError` if `held` names something that is not a number of the optimizer.
-    """
+def tested(recipe: Recipe, low: float, high: float, steps: int) -> Recipe:
+    """`recipe` for `steps` steps with rates from `low` to `high`, evenly spaced on a logarithmic axis. Other
+    hyperparameters have their value at the recipe's highest rate."""
     optimizer, at = recipe.optimizer, _peak_step(recipe)
-    for name in held or {}:
-        hyperparameter(optimizer, name)
-    values = {name: _at(schedule, recipe, at) for name, schedule in optimizer.hyper.items()} | (held or {})
-    # A constant momentum or decay of exactly 0 would be left out of the program.
     new: dict[str, Schedule] = {
-        name: constant(value) if value else piecewise({"0st": 0.0}) for name, value in values.items()
+        name: constant(float(schedule.table(recipe.clock, at, at + 1)[0]))
+        for name, schedule in optimizer.hyper.items()
     }
     new[optimizer.lr_name] = exponential(low, high / low, decay=f"{max(steps - 1, 1)}st")
     return dataclasses.replace(
@@ -74,42 +62,10 @@ def tested(
     )
 
 
-def value_of(recipe: Recipe, name: str) -> float:
-    """A hyperparameter's value at the recipe's highest rate, to the seven digits of float32.
-
-    Raises `RecipeError` as `hyperparameter` does.
-    """
-    schedule = as_schedule(hyperparameter(recipe.optimizer, name), name)
-    return rounded(_at(schedule, recipe, _peak_step(recipe)), 7)
-
-
-def hyperparameter(optimizer: Optimizer, name: str) -> Any:
-    """The setting `name` of an optimizer, a number or schedule, that a test can vary.
-
-    Raises `RecipeError` if the optimizer has no such setting, or if it is the rate.
-    """
-    given = optimizer.settings
-    known: list[str] = [n for n in ("momentum", "weight_decay", "b1", "b2") if n in given]
-    known += [n for n in optimizer.hyper if n not in known and n != optimizer.lr_name]
-    if name not in known:
-        kind = optimizer.describe()["optimizer"]
-        hint = "b1" if name == "momentum" and "b1" in known else near(name, known)  # Adam's momentum
-        raise RecipeError(
-            "no-second-setting",
-            "{optimizer} has no second setting '{name}'.{hint:near} It has {known:list}.", optimizer=kind,
-            name=name, hint=hint, known=known,
-        )  # fmt: skip
-    return given[name]
-
-
 def _peak_step(recipe: Recipe) -> int:
     """The first step at which the recipe's rate is highest."""
     table = recipe.optimizer.hyper[recipe.optimizer.lr_name].table(recipe.clock)
     return int(np.argmax(table)) if table.size else 0
-
-
-def _at(schedule: Schedule, recipe: Recipe, step: int) -> float:
-    return float(schedule.table(recipe.clock, step, step + 1)[0])
 
 
 # ---- its run
