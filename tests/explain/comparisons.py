@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 
-from chipwise.chips import prices
 from chipwise.explain.compare.comparison import document
 from chipwise.explain.row_sources import read
 from chipwise.machine.fingerprint import Fingerprint
@@ -155,7 +154,7 @@ BETWEEN = fact("diverged-between", first=301, last=350).json()
 
 
 def compared(*sources, **options):
-    return document(read([str(s) for s in sources]), prices=prices.load(), **options)
+    return document(read([str(s) for s in sources]), **options)
 
 
 def told(found, subject, code):

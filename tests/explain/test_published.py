@@ -44,10 +44,10 @@ def test_ranges_that_sources_state(tmp_path):
     assert (t4.low, t4.high) == (84 * 256, 167 * 256) and (tpu.low, tpu.high) == (651 * 256, 741 * 256)
     assert all(row.low <= row.examples_per_second <= row.high for row in table() if row.low is not None)
     made = comparisons.record(tmp_path / "cpu.json", 30e3, 0.01)
-    found = document(read([str(made), "published:t4"]), prices=())
+    found = document(read([str(made), "published:t4"]))
     assert found["rows"][1]["ratio"]["verdict"] == NO_DIFFERENCE
     made = comparisons.record(tmp_path / "gpu.json", 4000, 0.01, name="cifar10-davidnet", batch=512)
-    found = document(read([str(made), "published:2019-05-23"]), prices=())
+    found = document(read([str(made), "published:2019-05-23"]))
     assert [f["label"] for f in found["sentences"]["headline"] if f["code"] == "interval-of-one"] == ["gpu"]
 
 
@@ -61,7 +61,7 @@ def test_words_narrow_the_rows():
 
 def test_similar_models_say_so(tmp_path):
     made = comparisons.record(tmp_path / "a.json", name="gpt2-124m", batch=512, parameters=None)
-    found = document(read([str(made), "published:llm-foundry"]), prices=())
+    found = document(read([str(made), "published:llm-foundry"]))
     assert len(found["rows"]) == 3
     similar = [f["how"] for f in found["sentences"]["speed"] if f["code"] == "row-similar"]
     assert similar and any("MPT-125M" in how for how in similar)

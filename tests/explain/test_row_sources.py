@@ -116,27 +116,15 @@ def test_a_folder_of_runs_is_a_row_a_setting(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "count", "target"),
-    [
-        ("TPU v5 lite", 8, "v5e-8"), ("TPU v2", 8, "v2-8"), ("NVIDIA H100 80GB HBM3", 2, "h100:2"),
-        ("TPU v5 lite", 3, None), ("NVIDIA H100 80GB HBM3", 9, None), ("Abacus", 1, None), ("cpu", 8, None),
-    ],
-)  # fmt: skip
-def test_what_one_rents_for_devices(tmp_path, kind, count, target):
-    (row,) = read([str(record(tmp_path / "a.json", kind=kind, count=count))])
-    assert (row.rented and row.rented.name) == target
-
-
 def test_published_without_figures_is_left_out(tmp_path):
     sources = [str(record(tmp_path / f"{k}.json", name="digits")) for k in "ab"] + ["published"]
     rows = read(sources)
     (note,) = unpublished(sources, rows)
     assert [r.kind for r in rows] == ["measured"] * 2
     assert (note.code, note["recipe"]) == ("nobody-published", "digits")
-    assert document(rows, prices=(), notes=[note])["notes"] == [note.json()]
+    assert document(rows, notes=[note])["notes"] == [note.json()]
     with refused(RecipeError, "compare-alone-unpublished", labels=["a"]):
-        document(rows[:1], prices=(), notes=[note])
+        document(rows[:1], notes=[note])
     with refused(RecipeError, "published-none", words="v100"):
         read([sources[0], "published:v100"])
     assert unpublished(["published"], read(["published:mnist"])) == []

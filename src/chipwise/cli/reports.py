@@ -43,14 +43,13 @@ def compare(
     ),
     baseline: str | None = option("The row to compare the others with. [the first]", "A"),
     target: str | None = option("Also the time to 0.94 (eval/accuracy), or to METRIC=VALUE.", "VALUE"),
-    prices: str | None = options.PRICES,
     html: Path | None = options.HTML,
     json_: bool = options.JSON,
 ) -> None:
     """Compare measured, predicted and published speeds of one recipe: who is faster, and by how much.
 
-    Shows what differs and whether the losses agree, then examples/s with intervals, wall time, time to a
-    target and dollars. Compares steps/s only if all batches are equal.
+    Shows what differs and whether the losses agree, then examples/s with intervals, wall time and time to
+    a target. Compares steps/s only if all batches are equal.
 
     \b
     Examples:
@@ -62,5 +61,5 @@ def compare(
     from ..explain.compare.compare_table import parts
     from ..explain.compare.comparison import compare as document
 
-    compared = document(sources, baseline=baseline, target=target, prices=prices)
+    compared = document(sources, baseline=baseline, target=target)
     answer(compared, parts(compared), lambda: compare_page.render(compared), html, json_)

@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..chips.catalogue import find
-from ..chips.targets import Target, names, parse
-from ..errors import DataError, DeviceError
+from ..errors import DataError
 from ..planner.plans import Range
 from ..recipe.schedules import as_typed
 from ..words.facts import Fact, fact
@@ -80,7 +78,6 @@ class Row:
     device: str | None = None  # kind, as JAX or the source names it
     devices: int | None = None  # that it used, of that kind
     simulated: bool = False
-    target: str = ""  # the same as `chips.targets.parse` reads it; "" for what it does not know
     machine: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     created: str | None = None
@@ -116,22 +113,6 @@ class Row:
         if self.simulated:
             return f"{self.device} ({self.devices} simulated devices)"
         return f"{self.devices} × {self.device}" if (self.devices or 1) > 1 else self.device
-
-    @property
-    def rented(self) -> Target | None:
-        """Its chips as one rents them; `None` for CPUs and for what the catalogue does not know."""
-        chip = find(self.device) if self.device else None
-        try:
-            if self.target:
-                return parse(self.target)
-            if chip is None or chip.kind == "CPU" or self.simulated or not self.devices:
-                return None
-            if chip.kind == "GPU":
-                return parse(f"{chip.names[0]}:{self.devices}")
-        except DeviceError:  # a plan of another catalogue, or a number of GPUs that no machine has
-            return None
-        slices = (parse(name) for name in names() if name.startswith(f"{chip.names[0]}-"))
-        return next((t for t in slices if t.devices == self.devices), None)
 
 
 def identity(described: Any, path: object) -> dict[str, Any]:

@@ -247,7 +247,7 @@ def _plans(document: Mapping[str, Any], path: Path) -> list[Row]:
                 label=p["target"], kind=PREDICTED, form="plan", created=text(document, "created"),
                 source=fact("source-plan", **facts, method=method), recipe=name, framework="chipwise",
                 parameters=whole(recipe, "parameters"), batch=whole(p, "batch") or batch,
-                replicas=whole(p, "replicas"), precision=text(p, "precision"), target=p["target"], plan=p,
+                replicas=whole(p, "replicas"), precision=text(p, "precision"), plan=p,
                 device=chip.name if chip else text(p, "chip"), devices=whole(p, "devices"),
                 notes=() if problem is None else (fact("cannot-run", problem=problem),),
             )
@@ -296,7 +296,7 @@ def _recipes() -> list[str]:
 def _published_row(row: Published) -> Row:
     notes = [fact("similar", how=row.similar)] if row.similar else []
     notes += [fact("source-note", words=row.note)] if row.note else []
-    own = ("label", "recipe", "batch", "replicas", "precision", "framework", "device", "target")
+    own = ("label", "recipe", "batch", "replicas", "precision", "framework", "device")
     return Row(
         kind=PUBLISHED, form="published", source=fact("source-published", source=row.source, date=row.date),
         created=row.date, devices=1, published=row, notes=tuple(notes), **{k: getattr(row, k) for k in own},

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from chipwise.chips import prices
 from chipwise.explain.compare import compare_page
 from chipwise.explain.compare.comparison import document
 from chipwise.explain.compare.row_figures import parse
@@ -31,7 +30,7 @@ def made(tmp_path_factory):
         "published",
     ]
     rows = read([str(s) for s in sources])
-    return document(rows, prices=prices.load(), target=parse("0.95"))
+    return document(rows, target=parse("0.95"))
 
 
 def hostile(value):
@@ -49,7 +48,7 @@ def test_the_answer_and_the_kinds_come_first(made):
     headline = " ".join(f["text"] for f in made["sentences"]["headline"])
     at = [
         text.index(s)
-        for s in (headline, "Examples a second", "Each row", "Is it the same computation", "Prices")
+        for s in (headline, "Examples a second", "Each row", "Is it the same computation", "Where every")
     ]
     assert at == sorted(at)
     before = text[: text.index("Examples a second")]
@@ -57,8 +56,6 @@ def test_the_answer_and_the_kinds_come_first(made):
         assert kind in before and text.count(kind) >= 4
     for row in made["rows"]:
         assert row["label"] in text and row["source"]["text"] in text
-        for cost in row["costs"]:
-            assert cost["date"] in text and cost["source"] in text
     for sentence in (a["fact"]["text"] for a in made["agreement"]):
         assert sentence in text
 
@@ -100,7 +97,7 @@ def test_a_document_from_a_file_is_the_same(made):
 
 def test_rows_without_any_speed(tmp_path):
     paths = [plan(tmp_path / f"{k}.json", ()) for k in range(2)]
-    found = document(read([str(p) for p in paths]), prices=())
+    found = document(read([str(p) for p in paths]))
     assert say(fact("nothing-to-compare")) in Reader(compare_page.render(found)).text
 
 
@@ -111,7 +108,7 @@ def test_bars_become_points_where_a_bar_would_mislead(tmp_path):
     slow = record(tmp_path / "slow.json", 100)
     for factor, log in ((90, False), (110, True)):
         fast = record(tmp_path / "fast.json", 100 * factor, 0, kind="TPU v2")
-        text = compare_page.render(document(read([str(slow), str(fast)]), prices=()))
+        text = compare_page.render(document(read([str(slow), str(fast)])))
         assert text.count('<rect class="measure measured"') == (0 if log else 2)
         assert text.count('<circle class="measure measured"') == (2 if log else 0)
         assert ("lengths say nothing" in text) == log
@@ -120,7 +117,7 @@ def test_bars_become_points_where_a_bar_would_mislead(tmp_path):
 def test_a_card_says_how_the_fastest_compares_with_the_baseline(tmp_path):
     sources = [record(tmp_path / f"{k}.json", 1000, 0.05, seed=k) for k in range(2)]
     record(tmp_path / "1.json", 9000, 0.05, kind="TPU v2")
-    found = document(read([str(s) for s in sources]), prices=())
+    found = document(read([str(s) for s in sources]))
     (card,) = compare_page._cards(found, sorted(found["rows"], key=lambda row: row["label"] != "1"))
     assert card["who"] == "1" and "× 0, faster." in card["why"] and "TPU v2" in card["why"]
     (base,) = compare_page._cards(found, found["rows"])
@@ -129,7 +126,7 @@ def test_a_card_says_how_the_fastest_compares_with_the_baseline(tmp_path):
 
 def test_a_dagger_stands_beside_its_bar(tmp_path):
     sources = record(tmp_path / "a.json"), record(tmp_path / "b.json", 9, losses=[9.0] * 9)
-    text = compare_page.render(document(read([str(s) for s in sources]), prices=()))
+    text = compare_page.render(document(read([str(s) for s in sources])))
     assert re.search(r'<span class="value">[^<]*× †</span>', text)
 
 

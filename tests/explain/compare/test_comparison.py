@@ -223,7 +223,7 @@ def test_published_figures_alone_are_of_one_recipe():
     assert len(read(["published:mnist"])) == 2
     with refused(RecipeError, "published-of-which-recipe"):
         read(["published"])
-    assert headline(document(read(["published:mnist"]), prices=())) == ["faster"]
+    assert headline(document(read(["published:mnist"]))) == ["faster"]
 
 
 def test_the_wall_time_of_a_resumed_run_is_of_all_its_processes(tmp_path):

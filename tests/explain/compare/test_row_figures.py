@@ -1,4 +1,4 @@
-"""Ratios that say when they show nothing; time to a target, and dollars."""
+"""Ratios that say when they show nothing; time to a target."""
 
 import json
 import math
@@ -7,11 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chipwise.chips import prices
 from chipwise.errors import RecipeError
-from chipwise.explain.compare.comparison import document
 from chipwise.explain.compare.row_figures import NO_INTERVAL, Figure, parse, ratio, repeated
-from chipwise.explain.row_sources import read
 from chipwise.study.stats import NO_DIFFERENCE
 from chipwise.words.facts import fact
 from explain.comparisons import by_label, compared, plan, record, run, study
@@ -102,18 +99,3 @@ def test_an_error_is_a_target_from_above():
         target = parse(text)
         assert target.reached(0.29) and not target.reached(0.31)
     assert parse("eval/r2=0.3").reached(0.31)
-
-
-def test_dollars_by_dated_prices(tmp_path):
-    table = prices.read(
-        "chip,chips,cloud,instance,region,usd_per_hour,spot_usd_per_hour,spot_region,includes,source,date,note\n"
-        "t4,1,there,one,us,3.6,1.8,eu,whole VM,a list,2026-01-02,\n", "mine.csv",
-    )  # fmt: skip
-    sources = (record(tmp_path / "cpu.json"), record(tmp_path / "gpu.json", 1000.0, 0, kind="Tesla T4"))
-    cpu, gpu = document(read([str(s) for s in sources]), prices=table)["rows"]
-    assert cpu["costs"] == [] and cpu["no_price"]["code"] == "no-price-of-a-cpu" and gpu["no_price"] is None
-    assert [(c["spot"], c["date"], c["source"]) for c in gpu["costs"]] == [
-        (False, "2026-01-02", "a list"), (True, "2026-01-02", "a list"),
-    ]  # fmt: skip
-    # 1,000 examples/s: a million in 1,000 s, at $3.60 and $1.80 an hour
-    assert [c["per_million_examples"]["value"] for c in gpu["costs"]] == pytest.approx([1.0, 0.5])

@@ -9,7 +9,7 @@ from ...words.figures import interval, pair, spread
 from .. import page
 from ..charts import BarChart, Measure, Panel, Trace, bars, panel, strips, style_of
 from ..row import KINDS
-from .compare_table import prices_used, sources, stated, texts, times, values, verdict
+from .compare_table import sources, stated, texts, times, values, verdict
 from .conclusions import interval_of
 
 Document = Mapping[str, Any]
@@ -37,7 +37,6 @@ def render(document: Document) -> str:
         undrawn=[f"{title}, {why}" for title, drawn, why in pictures if drawn is None and why],
         finals=_finals(document),
         shapes=SHAPES,
-        prices=prices_used(document, amounts=True),
         sources=sources(document),
     )
 

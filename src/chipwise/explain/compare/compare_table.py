@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE
 from ...words.facts import fact
-from ...words.figures import digits, dollars, interval, pair, price, printable
+from ...words.figures import digits, interval, pair, printable
 from ..terminal import table
 
 Document = Mapping[str, Any]
@@ -38,12 +38,6 @@ def parts(document: Document) -> Iterator[RenderableType]:
     yield from map(_line, sentences["speed"])
     yield from part("Time to the target", sentences["target"])
     yield from part("Wall time", sentences["wall"])
-    if any(row["costs"] and row["examples_per_second"] for row in document["rows"]):
-        yield from part("Money", sentences["money"])
-        yield costs(document)
-        yield from map(_line, prices_used(document))
-    else:
-        yield from part("Money", prices_used(document))
     yield from part("Result", sentences["metric"])
     yield from part("Where the figures come from", sources(document))
 
@@ -77,19 +71,6 @@ def speeds(document: Document) -> Table:
     words = ("", "figures", "on", "says")
     columns = [*words[:3], "batch", "replicas", "examples/s", *per_step, "× baseline", "says"]
     return table(columns, cells, left=words, fold=words, padding=(0, 1))
-
-
-def costs(document: Document) -> Table:
-    """Dollars of each row, on demand and spot: of a million examples, of the run and to the target."""
-    cells = []
-    for row in document["rows"]:
-        for cost in row["costs"] if row["examples_per_second"] else ():
-            amounts = [cost[k] for k in ("per_million_examples", "run", "target")]
-            usd = [dollars(a["value"]) if a else "-" for a in amounts]
-            usd[-1] += f", {cost['target_basis']}" if cost["target"] else ""
-            cells.append([row["label"], f"{'spot' if cost['spot'] else 'on demand'}, {cost['date']}", *usd])
-    columns = ("", "price", "a million examples", "the run", "to the target")
-    return table(columns, cells, left=columns[:2], fold=columns[:2], padding=(0, 1))
 
 
 # ---- cells and lines, on the page too
@@ -126,27 +107,6 @@ def values(by_label: Document) -> str:
     for label, value in by_label.items():
         by_value.setdefault(stated(value), []).append(label)
     return "; ".join(f"{value} ({', '.join(labels)})" for value, labels in by_value.items())
-
-
-def prices_used(document: Document, amounts: bool = False) -> list[str]:
-    """All prices in use, each once, with date and source; and rows without a price, with the reason.
-
-    `amounts`: also the cost of the run and of the target.
-    """
-    used: dict[str, list[str]] = {}
-    none: dict[str, list[str]] = {}
-    for row in document["rows"]:
-        if not (row["examples_per_second"] or row["wall_seconds"]):
-            continue
-        for cost in row["costs"]:
-            parts = [f"{dollars(cost['run']['value'])} the run"] if cost["run"] else []
-            if cost["target"]:
-                parts.append(f"{dollars(cost['target']['value'])} to the target, {cost['target_basis']}")
-            beside = f" ({', '.join(parts)})" if amounts and parts else ""
-            used.setdefault(price(cost), []).append(row["label"] + beside)
-        if row["no_price"]:
-            none.setdefault(row["no_price"]["text"], []).append(row["label"])
-    return [f"{', '.join(labels)}: {why}" for why, labels in (*used.items(), *none.items())]
 
 
 def sources(document: Document) -> list[str]:

@@ -13,7 +13,6 @@ from dataclasses import asdict
 from typing import Any
 
 from ... import __version__
-from ...chips.prices import Price, load
 from ...errors import RecipeError, near
 from ...study.stats import Spread, difference, paired
 from ...words.facts import Fact, plain
@@ -21,45 +20,33 @@ from ..row import KINDS, MEASURED, Repeat, Row, mapping, numbers
 from ..row_sources import read, unpublished
 from .agreement import SAME_BITS, Agreement, agreement, check_recipe, differing, same_device
 from .conclusions import conclusions
-from .row_figures import (
-    FEW,
-    Figure,
-    Goal,
-    TimeTo,
-    costs,
-    examples_per_second,
-    parse,
-    ratio,
-    times_to,
-    wall_seconds,
-)
+from .row_figures import FEW, Figure, Goal, TimeTo, examples_per_second, parse, ratio, times_to, wall_seconds
 
-SCHEMA = "chipwise.comparison/3"
+SCHEMA = "chipwise.comparison/4"
 _POINTS = 400  # at most, in a curve
 
 
 def compare(
-    sources: Sequence[str], *, baseline: str | None = None, target: str | None = None, prices: Any = None
+    sources: Sequence[str], *, baseline: str | None = None, target: str | None = None
 ) -> dict[str, Any]:
-    """The document of what `sources` name. *Arguments:* `target`: such as `"eval/accuracy=0.94"`; `prices`: a
-    price file, by default the bundled table. Raises as `row_sources.read` and `document` do."""
+    """The document of what `sources` name. *Arguments:* `target`: such as `"eval/accuracy=0.94"`. Raises as
+    `row_sources.read` and `document` do."""
     rows, goal = read(sources), None if target is None else parse(target)
     notes = unpublished(sources, rows)
-    return document(rows, prices=load(prices), baseline=baseline, target=goal, notes=notes)
+    return document(rows, baseline=baseline, target=goal, notes=notes)
 
 
 def document(
     rows: Sequence[Row],
     *,
-    prices: Sequence[Price],
     baseline: str | None = None,
     target: Goal | None = None,
     notes: Sequence[Fact] = (),
 ) -> dict[str, Any]:
     """The whole comparison as plain JSON values.
 
-    *Arguments:* `prices`: a table of `chips.prices`; `baseline`: a row's label, by default the first with a
-    speed; `target`: a value of a metric, for the time to it; `notes`: facts on arguments that gave no row.
+    *Arguments:* `baseline`: a row's label, by default the first with a speed; `target`: a value of a metric,
+    for the time to it; `notes`: facts on arguments that gave no row.
 
     Raises `RecipeError` for fewer than two rows, rows of several recipes, a baseline that is not a row, and a
     target metric that no row has.
@@ -79,7 +66,7 @@ def document(
     base_time = times[list(rows).index(base)]
     stated_rows = []
     for row, time in zip(rows, times, strict=True):
-        stated = _stated(row) | _figures(row, base, speeds, (time, base_time), prices, one_batch)
+        stated = _stated(row) | _figures(row, base, speeds, (time, base_time), one_batch)
         stated |= _same(row, base, agreements.get(row.label)) | {"metric": _final(row, base, metric)}
         stated_rows.append(stated | {"repeats": [_repeat(r) for r in row.repeats]})
     comparison = plain(
@@ -124,13 +111,11 @@ def _figures(
     base: Row,
     speeds: dict[str, Figure | None],
     times: tuple[TimeTo | None, TimeTo | None],
-    prices: Sequence[Price],
     one_batch: bool,
 ) -> dict[str, Any]:
-    """A row's speed, times and dollars. Ratios are to the baseline, and `None` for the baseline itself.
+    """A row's speed and times. Ratios are to the baseline, and `None` for the baseline itself.
     *Arguments:* `times`: to the target, of the row and of the baseline."""
     speed, wall, time = speeds[row.label], wall_seconds(row), times[0]
-    money, no_price = costs(row, prices, speed, wall, time)
 
     def against(mine: Figure | None, other: Figure | None):
         return None if row is base or mine is None or other is None else ratio(mine, other)
@@ -146,8 +131,6 @@ def _figures(
         "seconds": _sections(row),
         "target": time,
         "target_ratio": against(*(None if t is None else t.training for t in times)),
-        "costs": money,
-        "no_price": no_price,
     }
 
 

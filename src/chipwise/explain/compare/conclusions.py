@@ -16,8 +16,8 @@ _KINDS = dict(zip(KINDS, ("rows-measured", "rows-predicted", "rows-published"), 
 
 
 def conclusions(document: Document) -> dict[str, list[Fact]]:
-    """The facts by subject: `headline`; `kinds`: which figures were measured; `speed`, `wall`, `target`,
-    `money` and `metric`."""
+    """The facts by subject: `headline`; `kinds`: which figures were measured; `speed`, `wall`, `target`
+    and `metric`."""
     rows = [row for row in document["rows"] if row["examples_per_second"]]
     labels = document["labels"]
     return {
@@ -26,7 +26,6 @@ def conclusions(document: Document) -> dict[str, list[Fact]]:
         "speed": _speed(document, rows),
         "wall": _wall(document["rows"]),
         "target": _target(document),
-        "money": _money(rows),
         "metric": _metric(document),
     }
 
@@ -124,16 +123,6 @@ def _target(document: Document) -> list[Fact]:
         of = {"label": row["label"], "target": document["target"]["words"], "why": time["how"]["text"]}
         facts.append(fact("time-to-target", **of, times=times) if times else fact("target-unreached", **of))
     return facts
-
-
-def _money(rows: list[Document]) -> list[Fact]:
-    costs = [(c["per_million_examples"], row) for row in rows for c in row["costs"] if not c["spot"]]
-    priced = sorted(((usd["value"], row) for usd, row in costs if usd), key=lambda p: p[0])
-    if len(priced) < 2:
-        return []
-    (least, row), (more, other) = priced[:2]
-    next_ = {"other": other["label"], "other_kind": other["kind"], "other_usd": more}
-    return [fact("cheapest-on-demand", **_of(row), usd=least, **next_)]
 
 
 def _metric(document: Document) -> list[Fact]:

@@ -1,4 +1,4 @@
-"""A row's speed, wall time, time to a target and dollars, with intervals; and ratios with verdicts.
+"""A row's speed, wall time and time to a target, with intervals; and ratios with verdicts.
 
 For several repeats the figure is their geometric mean with the 95 % interval of Student's t on logarithms.
 Two repeats are too few for an interval, so both values are shown. A single one has the median of its
@@ -13,11 +13,9 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from ...chips.prices import Price, cheapest, prices_for
 from ...errors import RecipeError
 from ...planner.plans import Range
 from ...recipe.metrics import lower_is_better
@@ -191,42 +189,3 @@ def _time(row: Row, goal: Goal) -> TimeTo:
     facts = {"steps": steps[(len(steps) - 1) // 2], "reached": len(reached), "runs": len(row.repeats)}
     how = fact("own-steps-of-some" if len(reached) < len(row.repeats) else "own-steps", **facts)
     return TimeTo(training, wall, how=how, **facts)
-
-
-# ---- dollars, at dated prices
-
-
-def costs(
-    row: Row, table: Sequence[Price], speed: Figure | None, wall: Figure | None, time: TimeTo | None
-) -> tuple[list[dict[str, Any]], Fact | None]:
-    """Dollars at the cheapest on-demand and spot price of the row's chips, or why there are none.
-
-    They are of a million examples, of the run and to the goal, each with its interval, or `None` if the time
-    is unknown; `target_basis` is "wall time", "training alone" if the wall time is unknown, or "".
-    """
-    on = row.rented
-    if (row.device or "").lower().startswith("cpu") or (on is not None and on.chip.kind == "CPU"):
-        return [], fact("no-price-of-a-cpu")
-    if on is None:
-        return [], fact("device-not-priced", device=row.where)
-    prices = prices_for(on, table)
-    cheap = [(one, spot) for spot in (False, True) if (one := cheapest(prices, spot)) is not None]
-    if not cheap:
-        return [], fact("no-price-of", target=on.name)
-    paid = time and (time.wall or time.training)
-    basis = "" if time is None or paid is None else "wall time" if time.wall else "training alone"
-    stated = ("cloud", "instance", "includes", "date", "source", "note")
-    money = []
-    for price, spot in cheap:
-        hourly = (price.spot_usd_per_hour if spot else price.usd_per_hour) or 0.0
-        of = {
-            "spot": spot,
-            "usd_per_hour": hourly,
-            "per_million_examples": speed and speed.range.inverse(1e6 * hourly / 3600),
-            "run": wall and wall.range.times(hourly / 3600),
-            "target": paid and paid.range.times(hourly / 3600),
-            "target_basis": basis,
-            "region": price.spot_region if spot else price.region,
-        }
-        money.append(of | {name: getattr(price, name) for name in stated})
-    return money, None
