@@ -205,19 +205,17 @@ def _memory(sizes: dict[str, int | None], host: int | None) -> str:
 
 def _profile(to: Console, profile: dict[str, Any]) -> None:
     if profile["operations"]:
-        columns = ("operation", "category", "share", "count/step", "ms/step", "in the model")
+        columns = ("operation", "share", "count/step", "ms/step", "in the model")
         cells = []
         for operation in profile["operations"]:
             source = "/".join(operation["source"].split("/")[-2:])
             figures = [f"{operation['share']:.1%}"]
             figures += [f"{operation[name]:.3g}" for name in ("count", "milliseconds")]
-            cells.append([operation["name"], operation["category"], *figures, source])
-        words = (*columns[:2], columns[-1])
-        rows = table(columns, cells, left=words, fold=columns[-1:], padding=(0, 2))
+            cells.append([operation["name"], *figures, source])
+        rows = table(columns, cells, left=(columns[0], columns[-1]), fold=columns[-1:], padding=(0, 2))
         rows.columns[0].overflow, rows.columns[0].max_width = "ellipsis", 44
         to.print(rows)
-        shares = [f"{name} {share:.0%}" for name, share in profile["share"].items() if share >= 0.005]
-        lines(to, fact("profile-sum", milliseconds=profile["milliseconds_per_step"], shares=shares))
+        lines(to, fact("profile-sum", milliseconds=profile["milliseconds_per_step"]))
     else:
         lines(to, fact("profile-empty", steps=profile["steps"]))
     lines(to, fact("profile-browse", folder=shlex.quote(profile["folder"])))

@@ -20,30 +20,11 @@ import jax
 from ..engine.session import Session
 from ..errors import DataError
 from ..hlo.operations import parts as inside
-from ..hlo.proto import Instruction, parse, program_bytes
+from ..hlo.proto import parse, program_bytes
 
 SHOWN = 10
 _CHIP = re.compile(r"/device:\w+:\d+")  # other planes show parts of the chip, or the network
 _OPS_LINE = "XLA Ops"  # on a TPU's plane; other lines show the same time as steps and modules
-
-CONVOLUTION, PRODUCT, COLLECTIVE, REDUCTION = "convolution", "matrix product", "collective", "reduction"
-INDEXED, SORT, MOVEMENT, ELEMENTWISE = "gather and scatter", "sort", "data movement", "elementwise"
-CONTROL, OTHER = "loops and calls", "other"
-
-_KINDS = {  # category to prefixes of its opcodes, custom calls and kernels
-    COLLECTIVE: r"all-?reduce|all-?gather|reduce-scatter|all-?to-?all|collective|nccl|send|recv",
-    CONVOLUTION: r"conv(?!ert)",
-    PRODUCT: r"dot|gemm|matmul|cublas|triangular-solve|cholesky|ynn",
-    SORT: r"sort|top-?k",
-    INDEXED: r"scatter|gather|dynamic-update-slice|dynamic-slice|select-and-scatter",
-    REDUCTION: r"reduc",
-    CONTROL: r"while|conditional|(?<!-)call",
-    MOVEMENT: r"copy|transpose|pad|concatenate|slice|reverse|broadcast|iota|bitcast|reshape|mem(cpy|set)"
-    r"|formatting",
-}
-# The first of these in a fusion is the fusion's category
-_TELLING = (COLLECTIVE, CONVOLUTION, PRODUCT, SORT, INDEXED, REDUCTION, CONTROL, OTHER, ELEMENTWISE)
-_STRUCTURE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast")
 
 
 @dataclass(frozen=True)
@@ -51,7 +32,6 @@ class Operation:
     """One operation of the compiled step. Times are of one GPU or TPU, or of all threads of a CPU."""
 
     name: str  # from the compiler
-    category: str
     source: str  # JAX's name, or ""
     count: float  # runs per step
     milliseconds: float  # per step, without the time of operations inside it
@@ -64,7 +44,6 @@ class Spent:
 
     module: str  # the program's name, "" if the trace does not say
     name: str
-    category: str  # the trace's own category, or ""
     count: int
     nanoseconds: float
 
@@ -113,22 +92,18 @@ def _traces(folder: str | Path) -> dict[Path, int]:
 def explain(trace: Path, programs: Sequence[bytes], steps: int) -> dict[str, Any]:
     """The trace of `steps` steps as plain JSON values.
 
-    *Arguments:* `programs`: the compiled programs from `hlo.proto.program_bytes`, which have the
-    category and JAX's name of each operation.
+    *Arguments:* `programs`: the compiled programs from `hlo.proto.program_bytes`, which have JAX's name of
+    each operation.
 
-    *Returns* `folder`, `steps`, `milliseconds_per_step` of all operations, the `share` of each category, and
-    the costliest `operations` (`Operation`), longest first.
+    *Returns* `folder`, `steps`, `milliseconds_per_step` of all operations, and the costliest `operations`
+    (`Operation`), longest first.
     """
     runs, devices = read(trace)
     listed = operations(runs, programs, steps * devices)
-    shares: dict[str, float] = defaultdict(float)
-    for operation in listed:
-        shares[operation.category] += operation.share
     return {
         "folder": str(trace.parents[3]),
         "steps": steps,
         "milliseconds_per_step": sum(operation.milliseconds for operation in listed),
-        "share": dict(sorted(shares.items(), key=lambda item: -item[1])),
         "operations": [asdict(operation) for operation in listed[:SHOWN]],
     }
 
@@ -146,7 +121,7 @@ def read(trace: str | Path) -> tuple[list[Spent], int]:
         number = len(measured)
         if not measured:
             measured, number = [_of_plane(p) for p in planes if p.name.startswith("/host:")], 1
-    sums: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0, 0.0])
+    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
     for events in measured:
         for key, nanoseconds in events:
             sums[key][0] += 1
@@ -154,8 +129,8 @@ def read(trace: str | Path) -> tuple[list[Spent], int]:
     return [Spent(*key, int(count), spent) for key, (count, spent) in sums.items()], number
 
 
-def _of_plane(plane: Any) -> list[tuple[tuple[str, str, str], float]]:
-    """((module, name, category), own nanoseconds) of each run of an operation."""
+def _of_plane(plane: Any) -> list[tuple[tuple[str, str], float]]:
+    """((module, name), own nanoseconds) of each run of an operation."""
     lines = list(plane.lines)
     chosen = [line for line in lines if line.name == _OPS_LINE]
     own = []
@@ -164,14 +139,13 @@ def _of_plane(plane: Any) -> list[tuple[tuple[str, str, str], float]]:
         for event in line.events:
             stats = {name: value for name, value in event.stats if name in _STATS}
             if "hlo_op" in stats or chosen:
-                key = (stats.get("hlo_module", ""), stats.get("hlo_op") or _named(event.name))
-                named = (*map(str, key), str(stats.get("hlo_category", "")))
-                events.append((event.start_ns, event.start_ns + event.duration_ns, named))
+                key = str(stats.get("hlo_module", "")), str(stats.get("hlo_op") or _named(event.name))
+                events.append((event.start_ns, event.start_ns + event.duration_ns, key))
         own += own_time(events)
     return own
 
 
-_STATS = ("hlo_op", "hlo_module", "hlo_category")
+_STATS = ("hlo_op", "hlo_module")
 
 
 def _named(text: str) -> str:
@@ -198,59 +172,30 @@ def own_time(events: Iterable[tuple[float, float, Any]]) -> list[tuple[Any, floa
 def operations(runs: Sequence[Spent], programs: Sequence[bytes], steps: int) -> list[Operation]:
     """Turns `runs` into operations per step, longest first; equal names in several programs stay separate."""
     total = sum(run.nanoseconds for run in runs)
-    meanings = _meanings(programs)
-    listed = []
-    for run in runs:
-        category, source = meanings.get((run.module, run.name)) or (_category(run.category or run.name), "")
-        listed.append(
-            Operation(
-                name=run.name,
-                category=category,
-                source=re.sub(r"^(jit\([^/]*\)/)+", "", source),
-                count=run.count / steps,
-                milliseconds=run.nanoseconds / 1e6 / steps,
-                share=run.nanoseconds / total if total else 0.0,
-            )
+    sources = _sources(programs)
+    listed = [
+        Operation(
+            name=run.name,
+            source=re.sub(r"^(jit\([^/]*\)/)+", "", sources.get((run.module, run.name), "")),
+            count=run.count / steps,
+            milliseconds=run.nanoseconds / 1e6 / steps,
+            share=run.nanoseconds / total if total else 0.0,
         )
+        for run in runs
+    ]
     return sorted(listed, key=lambda operation: (-operation.milliseconds, operation.name))
 
 
-def _meanings(programs: Sequence[bytes]) -> dict[tuple[str, str], tuple[str, str]]:
-    """(program, operation) to its category and JAX's name. Operations that only one program has are also
-    listed under the program "", for traces that do not name the program."""
-    meanings: dict[tuple[str, str], tuple[str, str]] = {}
+def _sources(programs: Sequence[bytes]) -> dict[tuple[str, str], str]:
+    """(program, operation) to JAX's name, for a fusion without one that of an operation in it. Operations
+    that only one program has are also listed under the program "", for traces that do not name it."""
+    sources: dict[tuple[str, str], str] = {}
     several: set[str] = set()
     for module in map(parse, programs):
-        own = {
-            instruction.name: _meaning(instruction)
-            for computation in module.computations.values()
-            for instruction in computation.instructions.values()
-        }
-        several |= {name for name in own if ("", name) in meanings}
-        for name, meaning in own.items():
-            meanings["", name] = meanings[module.name, name] = meaning
-    return {key: meaning for key, meaning in meanings.items() if key[0] or key[1] not in several}
-
-
-def _meaning(instruction: Instruction) -> tuple[str, str]:
-    """The category and source of an instruction; for a fusion, those of its main part."""
-    working = [part for part in inside(instruction) if part.opcode not in _STRUCTURE or part is instruction]
-    parts = [(_kind(part), part.source) for part in working]
-    category = next((c for c in _TELLING if any(c == of_part for of_part, _ in parts)), MOVEMENT)
-    fused = next((source for of_part, source in parts if of_part == category and source), "")
-    return category, instruction.source or fused
-
-
-def _kind(instruction: Instruction) -> str:
-    if instruction.opcode != "custom-call":
-        return _category(instruction.opcode)
-    category = _category(instruction.target)
-    return OTHER if category == ELEMENTWISE else category  # a custom kernel, known only by its name
-
-
-def _category(word: str) -> str:
-    """The category of an opcode, a custom call's target, a TPU's own category or else a name."""
-    for category, pattern in _KINDS.items():
-        if re.search(rf"(?<![a-z])(?:{pattern})", word, re.IGNORECASE):
-            return category
-    return ELEMENTWISE
+        for computation in module.computations.values():
+            for instruction in computation.instructions.values():
+                fused = (part.source for part in inside(instruction) if part.source)
+                name, seen = instruction.name, ("", instruction.name) in sources
+                several |= {name} if seen else set()
+                sources["", name] = sources[module.name, name] = instruction.source or next(fused, "")
+    return {key: source for key, source in sources.items() if key[0] or key[1] not in several}
