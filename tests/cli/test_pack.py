@@ -74,9 +74,9 @@ def test_a_dry_run_writes_nothing_and_json_is_one_object(chipwise, src, tmp_path
     )
 
 
-def test_labels_split_shards_and_limits(chipwise, src, tmp_path):
+def test_split_shards_and_limits(chipwise, src, tmp_path):
     out = tmp_path / "out"
-    rest = ("--labels", "([a-z]+)/", "--split", "0.4", "--shards", 2, "--workers", 1)
+    rest = ("--split", "0.4", "--shards", 2, "--workers", 1)
     said = chipwise("pack", src / "train", out, *rest, "--max-skipped", 0)
     assert said.code == 3 and said.err.count("\n") == 1, said.err
     numbers = {"src": str(src / "train"), "name": "bee/003.jpeg", "partial": tmp_path / ".out.partial"}
@@ -96,7 +96,6 @@ def test_labels_split_shards_and_limits(chipwise, src, tmp_path):
     [
         (2, "pack-option", ["--keep-aspect"]),
         (2, "pack-option", ["--store", "png"]),
-        (3, "unreadable", ["--labels", "labels.csv"]),
         (3, "split-twice", ["--split", "0.1"]),
         (2, "split-share", ["--split", "1.5"]),
         (2, "pack-option", ["--size", "20000"]),

@@ -407,7 +407,6 @@ def manifests(root: Path, draw: random.Random) -> Iterator[Case]:
         fit="crop",
         store="raw",
         quality=90,
-        labels="folders",
         split=None,
         shards="auto",
         strict=False,

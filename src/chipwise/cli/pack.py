@@ -41,17 +41,13 @@ class TextOptions:
 
     tokens: int | None = option("SRC is text: N tokens in an example. [1025]", "N")
     tokenizer: Path | None = option("From the tokenizers library; without it a byte is a token.", "FILE.json")
-    each: bool = flag("An example is one document with its label, not a piece of all text.")
-    boundaries: bool = flag("A column `document` counts documents within an example.")
     end: str | None = option("The tokenizer's token after a document.", "TOKEN", name="--end")
 
     def form(self) -> TextForm | None:
         """`None` if no option was given."""
         from ..data.pack.tokenise import TextForm
 
-        settings = {
-            name: value for name, value in vars(self).items() if value is not None and value is not False
-        }
+        settings = {name: value for name, value in vars(self).items() if value is not None}
         return TextForm(**settings) if settings else None
 
 
@@ -61,8 +57,7 @@ def pack(
     text: TextOptions,
     src: str = argument(
         "A folder of images by class, or of train/ and test/; a .tar, .tar.gz or .tar.xz of one; a .csv of "
-        "files and labels; a folder with MNIST's or CIFAR's files; Parquet, TFRecord or WebDataset files; "
-        "text; or the URL of one."
+        "files and labels; Parquet or TFRecord files; text; or the URL of one."
     ),
     dst: str | None = argument(
         "The folder to create; it appears when complete. Without it, SRC is a pack, or a split, to show.",
@@ -74,9 +69,6 @@ def pack(
     ),
     store: str = option("jpeg is smaller, raw is faster.", "jpeg|raw", default="raw"),
     quality: int = option("Quality of JPEGs that must be encoded.", "1-100", default=90),
-    labels: str = option(
-        "REGEX: its first group in a path is the class.", "folders|FILE.csv|REGEX", default="folders"
-    ),
     split: float | None = option("Share of each class that goes to eval, such as 0.1.", "SHARE"),
     shards: str = option("Files for each column. [1 GiB each]", "auto|N", default="auto"),
     strict: bool = flag("Stop at the first file that cannot be packed."),
@@ -94,7 +86,7 @@ def pack(
       chipwise pack photos photos-224 --size 224
       chipwise pack labels.csv scans --size 512 --keep-aspect --store jpeg --split 0.1 --dry-run
       chipwise pack books tokens --tokens 1025 --tokenizer gpt2.json --split 0.01
-      chipwise pack reviews.parquet reviews --each --tokens 256 --columns text=body,label=stars
+      chipwise pack photos.parquet photos --size 224 --columns image=photo,label=kind
       chipwise pack photos-224 --verify
     """
     _check_used(options.given(context), dst)
@@ -105,7 +97,7 @@ def pack(
 
     job = Packing(
         src, dst, size=size, fit="keep-aspect" if keep_aspect else "crop", store=store, quality=quality,
-        labels=labels, split=split, shards=shards, strict=strict, max_skipped=max_skipped, workers=workers,
+        split=split, shards=shards, strict=strict, max_skipped=max_skipped, workers=workers,
         text=text.form(),
         columns=_columns(columns),
     )  # fmt: skip

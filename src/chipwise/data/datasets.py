@@ -161,7 +161,7 @@ def cifar10(data: str | Path | None = None) -> Dataset:
 
     Raises `DataError` if `data` has none of these, and at first use for damage or no network.
     """
-    place = _look(data, _find_cifar10, "cifar10-missing", archive=originals.CIFAR[10].archive)
+    place = _look(data, _find_cifar10, "cifar10-missing", archive=originals.CIFAR_ARCHIVE)
     kind, path = place or ("original", None)
     if kind == "packed":
         assert path is not None
@@ -174,7 +174,7 @@ def cifar10(data: str | Path | None = None) -> Dataset:
             return {split: _images(path, split) for split in ("train", "test")}
         home = path
         if home is None:
-            files = {originals.CIFAR[10].archive: originals.CIFAR[10].sha256}
+            files = {originals.CIFAR_ARCHIVE: originals.CIFAR_SHA256}
             (home,) = published("CIFAR-10", _CIFAR10_URL, files)
         return originals.read_cifar(home)
 
@@ -310,13 +310,13 @@ def _find_mnist(root: Path) -> dict[str, Path] | None:
 def _find_cifar10(root: Path) -> tuple[str, Path] | None:
     """("original", "jpeg" or "packed", path)."""
     if root.is_file():
-        return ("original" if originals.batches_at(root, 10) else "jpeg"), root
+        return ("original" if originals.batches_at(root) else "jpeg"), root
     folders = [root, *(root / name for name in ("cifar10", "cifar10-jpeg"))]
     for folder in folders:
         if (folder / "train" / MANIFEST).is_file():
             return "packed", folder
     for folder in folders:
-        if (batches := originals.batches_at(folder, 10)) is not None:
+        if (batches := originals.batches_at(folder)) is not None:
             return "original", batches
     for folder in folders:
         if all((folder / split / "airplane").is_dir() for split in ("train", "test")):

@@ -1,4 +1,4 @@
-"""Reads the original files of MNIST and CIFAR.
+"""Reads the original files of MNIST and CIFAR-10.
 
 MNIST's are IDX: two zero bytes, a type code, the number of dimensions, each dimension as big-endian uint32,
 the values. CIFAR's are Python pickles of images as 3 planes (red, green, blue) of 32 × 32 bytes. Only the
@@ -19,7 +19,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -31,55 +31,30 @@ from .sources import Columns, check_labels
 
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _CHUNK = 1 << 20
-MOST_BATCH_BYTES = 1 << 28  # the largest, CIFAR-100's training batch, has 155 MB
+MOST_BATCH_BYTES = 1 << 28  # a batch has 31 MB
 
 
-class Cifar(NamedTuple):
-    """*Fields:* `folder` and `archive`: names of the published ones; `sha256`: of the archive; `label`: the
-    key of the labels; `batches`: the MD5 of each file, since no SHA-256 of them is published."""
-
-    folder: str
-    archive: str
-    sha256: str
-    label: str
-    batches: dict[str, str]
-
-
-CIFAR = {
-    10: Cifar(
-        "cifar-10-batches-py",
-        "cifar-10-python.tar.gz",
-        "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
-        "labels",
-        {
-            "data_batch_1": "c99cafc152244af753f735de768cd75f",
-            "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-            "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-            "data_batch_4": "634d18415352ddfa80567beed471001a",
-            "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-            "test_batch": "40351d587109b95175f43aff81a1287e",
-        },
-    ),
-    100: Cifar(
-        "cifar-100-python",
-        "cifar-100-python.tar.gz",
-        "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
-        "fine_labels",
-        {"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
-    ),
+CIFAR_FOLDER, CIFAR_ARCHIVE = "cifar-10-batches-py", "cifar-10-python.tar.gz"
+CIFAR_SHA256 = "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
+CIFAR_BATCHES = {
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
 }
-"""By the number of classes. The digests are those of Keras and torchvision."""
+"""The MD5 of each file (no SHA-256 is published). All digests are those of Keras and torchvision."""
 
 
-def batches_at(path: Path, classes: int) -> Path | None:
-    """CIFAR as published at `path`: its archive, or the folder of its files, `path` or one below it."""
-    known = CIFAR[classes]
+def batches_at(path: Path) -> Path | None:
+    """CIFAR-10 as published at `path`: its archive, or the folder of its files, `path` or one below it."""
     if path.is_file():
-        return path if path.name == known.archive else None
-    for place in (path, path / known.folder):
-        if place.name == known.folder and place.is_dir():
+        return path if path.name == CIFAR_ARCHIVE else None
+    for place in (path, path / CIFAR_FOLDER):
+        if place.name == CIFAR_FOLDER and place.is_dir():
             return place
-    archive = path / known.archive
+    archive = path / CIFAR_ARCHIVE
     return archive if archive.is_file() else None
 
 
@@ -145,20 +120,18 @@ def _read_idx(stream: BinaryIO | gzip.GzipFile, path: Path, sha256: str | None) 
     return array.astype(dtype.newbyteorder("="))
 
 
-def read_cifar(path: Path, classes: int = 10) -> dict[str, Columns]:
+def read_cifar(path: Path) -> dict[str, Columns]:
     """The published batches in the folder or the archive `path`, from `batches_at`.
 
-    *Returns* `train` and `test` to `{"image": (n, 32, 32, 3) uint8, "label": (n,) int32}`. CIFAR-100's labels
-    are the fine ones.
+    *Returns* `train` and `test` to `{"image": (n, 32, 32, 3) uint8, "label": (n,) int32}`.
 
     Raises `DataError` for files that are missing, or are not the published ones; nothing in them is executed.
     """
-    known = CIFAR[classes]
     splits: dict[str, list[Columns]] = {"train": [], "test": []}
     try:
-        for name, data in sorted(_in_folder(path, known) if path.is_dir() else _in_archive(path, known)):
-            _check(path / name, hashlib.md5(data, usedforsecurity=False).hexdigest(), known.batches[name])
-            splits["test" if "test" in name else "train"].append(read_batch(data, path / name, classes))
+        for name, data in sorted(_in_folder(path) if path.is_dir() else _in_archive(path)):
+            _check(path / name, hashlib.md5(data, usedforsecurity=False).hexdigest(), CIFAR_BATCHES[name])
+            splits["test" if "test" in name else "train"].append(read_batch(data, path / name))
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise DataError("file-damaged", path=path, reason=str(error)) from error
     except OSError as error:
@@ -169,11 +142,11 @@ def read_cifar(path: Path, classes: int = 10) -> dict[str, Columns]:
     }
 
 
-def read_batch(data: bytes, path: Path, classes: int = 10) -> Columns:
+def read_batch(data: bytes, path: Path) -> Columns:
     """The images and labels in the bytes of a batch. Raises `DataError`, with `path`, if it holds others."""
     batch = unpickle(data, path)
     batch = batch if isinstance(batch, dict) else {}
-    pixels, labels = batch.get(b"data"), batch.get(CIFAR[classes].label.encode())
+    pixels, labels = batch.get(b"data"), batch.get(b"labels")
     if (
         not isinstance(pixels, np.ndarray)
         or pixels.dtype != np.uint8
@@ -185,7 +158,7 @@ def read_batch(data: bytes, path: Path, classes: int = 10) -> Columns:
         raise DataError("cifar-content", "{path} does not hold images and labels of CIFAR.", path=path)
     image = np.ascontiguousarray(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
     columns = {"image": image, "label": np.array(labels, np.int32)}
-    check_labels(columns, classes, str(path))
+    check_labels(columns, 10, str(path))
     return columns
 
 
@@ -196,20 +169,20 @@ def _check(path: Path, digest: str, expected: str) -> None:
         raise DataError("not-the-original", wrong, path=path, digest=digest, expected=expected)
 
 
-def _in_folder(path: Path, known: Cifar) -> Iterator[tuple[str, bytes]]:
-    for name in known.batches:
+def _in_folder(path: Path) -> Iterator[tuple[str, bytes]]:
+    for name in CIFAR_BATCHES:
         with open_regular(path / name) as file:
             yield name, file.read(MOST_BATCH_BYTES)
 
 
-def _in_archive(path: Path, known: Cifar) -> Iterator[tuple[str, bytes]]:
+def _in_archive(path: Path) -> Iterator[tuple[str, bytes]]:
     with open_regular(path) as file:
-        _check(path, hashlib.file_digest(file, "sha256").hexdigest(), known.sha256)  # type: ignore[arg-type]
+        _check(path, hashlib.file_digest(file, "sha256").hexdigest(), CIFAR_SHA256)  # type: ignore[arg-type]
         file.seek(0)
         with tarfile.open(fileobj=file, mode="r|gz") as archive:
             for member in archive:
                 name = PurePosixPath(member.name).name
-                if name in known.batches and (stream := archive.extractfile(member)) is not None:
+                if name in CIFAR_BATCHES and (stream := archive.extractfile(member)) is not None:
                     yield name, stream.read(MOST_BATCH_BYTES)
 
 

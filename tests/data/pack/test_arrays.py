@@ -1,8 +1,6 @@
-"""Arrays and objects as sources: MNIST's and CIFAR's files, data sets of other libraries."""
+"""Arrays and objects as sources: data sets of this library and others."""
 
-import gzip
 import io
-import struct
 
 import numpy as np
 import pytest
@@ -10,50 +8,10 @@ from PIL import Image
 
 from chipwise.data import Arrays
 from chipwise.data.pack.packing import pack
-from chipwise.data.pack.recognise import listing_of
 from chipwise.data.packed import PackedFolder
 from chipwise.errors import DataError
-from cifar_files import batch, write
 from pictures import encoded, smooth
 from refusals import refused
-
-
-def idx(array):
-    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
-
-
-@pytest.mark.parametrize("zipped", [False, True])
-@pytest.mark.parametrize("inside", ["", "MNIST/raw"])
-def test_mnist_files(tmp_path, zipped, inside):
-    rng, folder = np.random.default_rng(0), tmp_path / "data" / inside
-    folder.mkdir(parents=True)
-    images = {part: rng.integers(0, 255, (n, 28, 28), np.uint8) for part, n in (("train", 7), ("t10k", 3))}
-    for part, image in images.items():
-        for name, array in (("images-idx3", image), ("labels-idx1", np.arange(len(image), dtype=np.uint8))):
-            data = idx(array)
-            path = folder / f"{part}-{name}-ubyte{'.gz' if zipped else ''}"
-            path.write_bytes(gzip.compress(data) if zipped else data)
-    pack(tmp_path / "data", tmp_path / "out")
-    for split, part in (("train", "train"), ("eval", "t10k")):
-        source = PackedFolder(tmp_path / "out", split)
-        np.testing.assert_array_equal(source.take(np.arange(len(source)))["image"], images[part])
-        assert source.names == tuple("0123456") and source[2]["label"] == 2
-    (folder / f"t10k-labels-idx1-ubyte{'.gz' if zipped else ''}").unlink()
-    expected = f"t10k-labels-idx1-ubyte{'.gz' if zipped else ''}"
-    with refused(DataError, "idx-labels-missing", expected=expected):
-        listing_of(tmp_path / "data")
-
-
-@pytest.mark.parametrize("classes", [10, 100])
-def test_cifar_as_published(tmp_path, monkeypatch, classes):
-    write(tmp_path / "data", monkeypatch, lambda seed: 5, classes)
-    pack(tmp_path / "data", tmp_path / "out")
-    train, test = (PackedFolder(tmp_path / "out", split) for split in ("train", "eval"))
-    assert (len(train), len(test)) == (25 if classes == 10 else 5, 5)
-    assert train.names[:2] == (("airplane", "automobile") if classes == 10 else ("0", "1"))
-    pixels, labels = batch(5, 5 if classes == 10 else 1, classes)
-    np.testing.assert_array_equal(test[4]["image"], pixels[4].transpose(1, 2, 0))
-    assert test[4]["label"] == labels[4] and test.record_name(4) == "4"
 
 
 class Torchvision:

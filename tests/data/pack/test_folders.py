@@ -57,43 +57,27 @@ def test_classes_may_be_called_train_and_test(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "labels", "code", "facts"),
+    ("names", "code", "facts"),
     [
-        (["notes.txt"], "folders", "folder-no-images", {}),
-        (["1.jpg", "a/1.jpg"], "folders", "folder-images-outside", {"names": ["1.jpg"]}),
-        (["train/a/1.jpg", "test/1.jpg"], "folders", "folder-images-outside", {"names": ["test/1.jpg"]}),
+        (["notes.txt"], "folder-no-images", {}),
+        (["1.jpg", "a/1.jpg"], "folder-images-outside", {"names": ["1.jpg"]}),
+        (["train/a/1.jpg", "test/1.jpg"], "folder-images-outside", {"names": ["test/1.jpg"]}),
         (
             ["train/a/1.jpg", "test/b/1.jpg"],
-            "folders",
             "classes-not-in-train",
             {"classes": ["b"]},
         ),
-        (["a/1.jpg", "b/notes.txt"], "folders", "class-folder-empty", {"folder": "b"}),
+        (["a/1.jpg", "b/notes.txt"], "class-folder-empty", {"folder": "b"}),
         (
             ["train/a/1.jpg", "test/a/1.jpg", "test/b/x.txt"],
-            "folders",
             "class-folder-empty",
             {"folder": "test/b"},
         ),
-        (["cat_1.jpg", "2.jpg"], "^([a-z]+)_", "labels-unmatched", {"count": 1, "names": ["2.jpg"]}),
     ],
 )
-def test_folders_that_cannot_be_packed(tmp_path, names, labels, code, facts):
+def test_folders_that_cannot_be_packed(tmp_path, names, code, facts):
     with refused(DataError, code, path=tmp_path, **facts):
-        listing_of(touch(tmp_path, *names), labels)
-
-
-def test_labels_from_names(tmp_path):
-    touch(tmp_path, "dog_1.jpg", "sub/cat_2.jpg")
-    for pattern in (r"([a-z]+)_\d", r"(?P<label>[a-z]+)_(\d)", r"(?:\d*)_?(?P<label>cat|dog)"):
-        found = listing_of(tmp_path, pattern)
-        assert found.names == ("cat", "dog")
-        assert found.splits["train"].names == ["dog_1.jpg", "sub/cat_2.jpg"]
-        assert found.splits["train"].labels["label"].tolist() == [1, 0]
-    with refused(RecipeError, "labels-no-group"):
-        listing_of(tmp_path, r"[a-z]+_")
-    with refused(RecipeError, "labels-no-pattern"):
-        listing_of(tmp_path, "(")
+        listing_of(touch(tmp_path, *names))
 
 
 def test_no_such_source(tmp_path):

@@ -1,10 +1,7 @@
-"""Parquet, TFRecord and WebDataset: the same images and labels as a folder's, and what damage is told of."""
+"""Parquet and TFRecord: the same images and labels as a folder's, and what damage is told of."""
 
 import contextlib
-import io
-import json
 import struct
-import tarfile
 
 import numpy as np
 import pytest
@@ -161,34 +158,6 @@ def test_parquet_of_images(tmp_path, expected, form):
     assert len(PackedFolder(made.path.parent, "eval")) == 2
 
 
-def tar(path, members):
-    with tarfile.open(path, "w") as archive:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return path
-
-
-@pytest.mark.parametrize("ending", ["cls", "json"])
-def test_webdataset(tmp_path, expected, ending):
-    pytest.importorskip("datasets")
-    members = []
-    for i, (image, label) in enumerate(zip(IMAGES, LABELS, strict=True)):
-        told = str(label) if ending == "cls" else json.dumps({"label": label})
-        members += [(f"d/{i:03}.jpeg", image), (f"d/{i:03}.{ending}", told.encode())]
-    tar(tmp_path / "set-train-0.tar", members[:6])
-    tar(tmp_path / "set-train-1.tar", members[6:])
-    tar(tmp_path / "set-val-0.tar", members[:2])
-    made, found = packed(pack(tmp_path, tmp_path.parent / f"{tmp_path.name}-out"))
-    np.testing.assert_array_equal(found["image"], expected["image"])
-    assert found["label"].tolist() == LABELS and len(PackedFolder(made.path.parent, "eval")) == 1
-    cut = tmp_path / "set-train-1.tar"
-    cut.write_bytes(cut.read_bytes()[:700])
-    with refused(DataError, "file-damaged", path=cut):
-        pack(tmp_path, tmp_path.parent / f"{tmp_path.name}-cut")
-
-
 def test_labels_of_several_numbers_are_vectors_and_of_several_lengths_are_refused():
     pairs = [np.asarray([1, 2]), np.asarray([3, 4])]
     found, classes = labels_of({"train": pairs})
@@ -237,7 +206,7 @@ def test_a_parquet_that_states_more_rows_than_bytes_is_refused(tmp_path, monkeyp
     with refused(DataError, "rows-unreadable", path=path):
         pack(path, tmp_path / "out")
     monkeypatch.setattr(hub, "_FEWEST_ROWS", 30_000)
-    assert len(hub.from_files("parquet", [path], {}).splits["train"].names) == 30_000
+    assert len(hub.from_parquet([path], {}).splits["train"].names) == 30_000
 
 
 def test_a_path_in_a_table_opens_no_file(tmp_path):
@@ -246,15 +215,6 @@ def test_a_path_in_a_table_opens_no_file(tmp_path):
     path = parquet(tmp_path / "a.parquet", rows, [0, 1])
     with refused(DataError, "pack-none-sampled"):
         pack(path, tmp_path / "out")
-
-
-def test_pickles_in_a_webdataset_stay_bytes(tmp_path):
-    pytest.importorskip("datasets")
-    path = tar(
-        tmp_path / "a.tar", [("0.jpeg", IMAGES[0]), ("0.cls", b"1"), ("0.pyd", b"cos\nsystem\n(S'x'\ntR.")]
-    )
-    _, found = packed(pack(path, tmp_path / "out"))
-    assert found["label"].tolist() == [1]
 
 
 def test_a_data_set_of_the_library_is_packed_by_its_splits(tmp_path, expected, monkeypatch):

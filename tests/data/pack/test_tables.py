@@ -1,7 +1,5 @@
 """Tables of labels: every kind of label, and rows and files that do not fit together."""
 
-import tarfile
-
 import numpy as np
 import pytest
 
@@ -96,50 +94,8 @@ def test_a_table_is_a_source_in_its_own_order(tmp_path):
     assert {k: v.names for k, v in found.splits.items()} == {"train": ["im/b.jpg"], "eval": ["im/a.jpg"]}
     with refused(DataError, "table-files-absent", count=2, names=["1.jpg", "2.jpg"]):
         listing_of(table(tmp_path, "file,label\n1.jpg,x\n2.jpg,x\nother.jpg,x\n"))
-    with refused(DataError, "table-with-labels"):
-        listing_of(tmp_path / "labels.csv", "([a-z])")
-
-
-def test_a_table_for_a_folder_must_fit_it(tmp_path):
-    root = tmp_path / "photos"
-    touch(root, "2.jpg", "1.jpg")
-    found = listing_of(root, table(tmp_path, "file,label\n1.jpg,x\n2.jpg,y\n"))
-    assert found.splits["train"].names == ["1.jpg", "2.jpg"]
-    assert found.splits["train"].labels["label"].tolist() == [0, 1]
-    with refused(DataError, "table-rows-absent", path=root, count=1, names=["2.jpg"]):
-        listing_of(root, table(tmp_path, "file,label\n1.jpg,x\n"))
-    with refused(DataError, "table-files-not-in-source", path=root, count=1, names=["3.jpg"]):
-        listing_of(root, table(tmp_path, "file,label\n1.jpg,x\n2.jpg,x\n3.jpg,x\n"))
-    touch(root, "train/3.jpg", "test/4.jpg")
-    for name in ("1.jpg", "2.jpg"):
-        (root / name).unlink()
-    found = listing_of(root, table(tmp_path, "file,label\ntest/4.jpg,x\ntrain/3.jpg,y\n"))
-    assert {k: v.labels["label"].tolist() for k, v in found.splits.items()} == {"train": [1], "eval": [0]}
-
-
-@pytest.mark.parametrize("source", ["folder", "tar"])
-def test_the_splits_of_a_table_hold_for_a_folder_and_its_archive(tmp_path, source):
-    root = tmp_path / "photos"
-    touch(root, "1.jpg", "2.jpg", "3.jpg")
-    labels = table(tmp_path, "file,label,split\n3.jpg,x,val\n1.jpg,x,train\n2.jpg,y,train\n")
-    src = root
-    if source == "tar":
-        src = tmp_path / "photos.tar"
-        with tarfile.open(src, "w") as archive:
-            archive.add(root, "photos")
-    found = listing_of(src, labels)
-    assert {k: v.names for k, v in found.splits.items()} == {"train": ["1.jpg", "2.jpg"], "eval": ["3.jpg"]}
-    assert [v.labels["label"].tolist() for v in found.splits.values()] == [[0, 1], [0]]
-    assert found.splits["eval"].read(0) == {"image": b"x"}
     with refused(DataError, "split-twice", splits=["train", "eval"]):
         divided(found, 0.5)
-
-
-def test_two_splits_at_once_are_refused(tmp_path):
-    touch(tmp_path / "photos", "train/1.jpg", "test/2.jpg")
-    labels = table(tmp_path, "file,label,split\ntrain/1.jpg,x,val\ntest/2.jpg,x,train\n")
-    with refused(DataError, "table-splits-twice", path=tmp_path / "photos"):
-        listing_of(tmp_path / "photos", labels)
 
 
 def test_eval_alone_is_nothing_to_train_on(tmp_path):

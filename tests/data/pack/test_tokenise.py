@@ -1,4 +1,4 @@
-"""Text as tokens: no token lost, boundaries where documents end, the same pack from every kind of file."""
+"""Text as tokens: no token lost, the same pack from every kind of file."""
 
 import json
 import os
@@ -85,13 +85,6 @@ def test_a_file_a_folder_and_columns_are_the_same_text(tmp_path):
     assert found.ravel()[:5].tolist() == stream(["four"])
 
 
-def test_boundaries_count_documents_within_an_example(tmp_path):
-    src = lines(tmp_path / "a.jsonl", ["ab", "c", "defgh"])
-    packed, rows = tokens(pack(src, tmp_path / "out", text=TextForm(tokens=6, boundaries=True)))
-    assert rows[0].tolist() == [97, 98, END, 99, END, 100]
-    assert materialize(packed)["document"][0].tolist() == [0, 0, 0, 1, 1, 2]
-
-
 @pytest.mark.parametrize("documents", [DOCUMENTS * 20, ["only one, and long enough " * 40]])
 def test_a_share_goes_to_eval_and_no_document_is_in_both(tmp_path, documents):
     out = pack(lines(tmp_path / "a.jsonl", documents), tmp_path / "out", text=TextForm(tokens=8), split=0.25)
@@ -99,24 +92,6 @@ def test_a_share_goes_to_eval_and_no_document_is_in_both(tmp_path, documents):
     assert 0.1 < len(held) / (len(train) + len(held)) < 0.5
     ends = sum(int((rows[:, 1:] == END).sum()) for rows in (train, held))
     assert ends >= len(documents)
-
-
-def test_documents_with_labels_feed_a_classifier(tmp_path):
-    src = lines(tmp_path / "a.jsonl", ["good", "bad one", "fine"], label=["pos", "neg", "pos"])
-    packed, rows = tokens(pack(src, tmp_path / "out", text=TextForm(tokens=5, each=True)))
-    columns = materialize(packed)
-    assert packed.names == ("neg", "pos") and columns["label"].tolist() == [1, 0, 1]
-    assert columns["length"].tolist() == [4, 5, 4]
-    assert [bytes(row[:n].astype(np.uint8)) for row, n in zip(rows, columns["length"], strict=True)] == [
-        b"good", b"bad o", b"fine",
-    ]  # fmt: skip
-    assert (rows[[0, 2], 4] == END).all()
-    for split, name in (("train", "pos"), ("train", "neg"), ("test", "pos")):
-        (tmp_path / "imdb" / split / name).mkdir(parents=True)
-        (tmp_path / "imdb" / split / name / "0.txt").write_text(name)
-    out = pack(tmp_path / "imdb", tmp_path / "classes", text=TextForm(tokens=5, each=True))
-    assert len(PackedFolder(out)) == 2 and len(PackedFolder(out, "eval")) == 1
-    assert PackedFolder(out, "eval").names == ("neg", "pos")
 
 
 def test_a_tokenizer_cuts_text_into_its_words(tmp_path):
@@ -181,7 +156,7 @@ def test_a_pipe_in_a_folder_is_left_out(tmp_path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("one")
     os.mkfifo(tmp_path / "texts" / "b.txt")
-    found = documents_of.documents(tmp_path / "texts", {}, each=False)
+    found = documents_of.documents(tmp_path / "texts", {})
     assert [one.name for one in found] == ["a.txt"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...errors import DataError, unreadable
 from .columns import chosen, split_of
@@ -17,11 +17,10 @@ _PIECE = 1 << 20  # bytes of a piece of a document, which ends at a line break
 
 
 class Document(NamedTuple):
-    """A text in `pieces`, with its split, its origin, and its label or `None`."""
+    """A text in `pieces`, with its split and its origin."""
 
     split: str
     name: str
-    label: Any
     pieces: Iterable[bytes]
 
 
@@ -30,7 +29,7 @@ def is_text(path: Path) -> bool:
     return path.suffix.lower() in (*ENDINGS, ".jsonl")
 
 
-def documents(path: Path, columns: dict[str, str], each: bool) -> Iterator[Document]:
+def documents(path: Path, columns: dict[str, str]) -> Iterator[Document]:
     """Yields the documents at `path`; see `text_listing`."""
     ending = path.suffix.lower()
     try:
@@ -40,18 +39,17 @@ def documents(path: Path, columns: dict[str, str], each: bool) -> Iterator[Docum
             for file in rows[1]:
                 yield from _rows(file, columns)
         elif path.is_dir():
-            yield from _files(path, each)
+            yield from _files(path)
         elif ending in (".parquet", ".jsonl", ".csv"):
             yield from _rows(path, columns)
         else:
-            yield Document("train", path.name, None, _pieces(path))
+            yield Document("train", path.name, _pieces(path))
     except OSError as error:
         raise unreadable(path, error) from error
 
 
-def _files(path: Path, each: bool) -> Iterator[Document]:
-    """The text files of a folder, at any depth; `train/` with `test/` or similar are splits, and with `each`
-    the next folder is the class."""
+def _files(path: Path) -> Iterator[Document]:
+    """The text files of a folder, at any depth; `train/` with `test/` or similar are splits."""
     files = sorted(
         (Path(folder) / name).relative_to(path)
         for folder, _, names in os.walk(path)
@@ -61,15 +59,9 @@ def _files(path: Path, each: bool) -> Iterator[Document]:
     tops = {file.parts[0] for file in files if len(file.parts) > 1}
     other = next((name for name in EVAL if name in tops), None) if "train" in tops else None
     for file in files:
-        split, inner = "train", file.parts
-        if other is not None:
-            if file.parts[0] not in ("train", other):
-                continue
-            split, inner = "eval" if file.parts[0] == other else "train", file.parts[1:]
-        if each and len(inner) < 2:
-            wrong = "{path}: {name:plain} is in no class folder: expected CLASS/FILE.txt."
-            raise DataError("text-without-class", wrong, path=path, name=str(file))
-        yield Document(split, str(file), inner[0] if each else None, _pieces(path / file))
+        if other is None or file.parts[0] in ("train", other):
+            split = "eval" if file.parts[0] == other else "train"
+            yield Document(split, str(file), _pieces(path / file))
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
@@ -93,11 +85,10 @@ def _pieces(path: Path) -> Iterator[bytes]:
 
 def _rows(path: Path, columns: dict[str, str]) -> Iterator[Document]:
     text: str | None = None
-    label: str | None = None
     for number, row in enumerate(text_rows(path)):
         if text is None:
             there = list(row)
-            text, label = (chosen(role, there, columns, path) for role in ("text", "label"))
+            text = chosen("text", there, columns, path)
             if text is None:
                 wrong = "{path} has the columns {columns:list}: name that of text with --columns text=NAME."
                 raise DataError("text-column", wrong, path=path, columns=there)
@@ -110,4 +101,4 @@ def _rows(path: Path, columns: dict[str, str]) -> Iterator[Document]:
         except UnicodeEncodeError as error:
             wrong = "{path}, row {row}: {column:plain} holds half of a surrogate pair: correct it."
             raise DataError("text-surrogate", wrong, path=path, row=number, column=text) from error
-        yield Document(split_of(path.name), f"{path.name}/{number}", row.get(label or ""), [piece])
+        yield Document(split_of(path.name), f"{path.name}/{number}", [piece])

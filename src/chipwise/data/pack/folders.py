@@ -4,7 +4,7 @@ Files of images become listings, equal for a folder and its archive:
 
     SRC/cat/1.jpg, SRC/dog/2.png                                one split, classes by folder
     SRC/train/cat/1.jpg, SRC/val/cat/2.jpg                      train and eval
-    SRC/1.jpg, SRC/2.jpg with a table, or a pattern for names   labels from elsewhere
+    SRC.csv                                                     labels from a table
 
 Common parent folders, as in archives, are ignored. Files deeper inside a class's folder belong to the class.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -141,56 +140,34 @@ class _Rows(NamedTuple):
     cut: int
 
 
-def arrange(
-    where: Path, files: Files, labels: str | LabelTable = "folders", archive: bool = False
-) -> Listing:
-    """Arranges `files` in splits with labels.
-
-    `labels`: "folders", a table, or a regular expression whose first group, or the group named `label`, is
-    the class.
-    """
+def arrange(where: Path, files: Files) -> Listing:
+    """Arranges `files` in splits, with labels by folder; the classes are those of `train`, sorted."""
     if not files.paths:
         wrong = "{path} holds no images: expected {path}/<class>/<file> of {endings:list}."
         raise DataError("folder-no-images", wrong, path=where, endings=_ENDINGS)
-    by_folder = labels == "folders"
-    above = _above(files.paths, 2) if by_folder else _above(files.paths, 1) if archive else 0
-    if isinstance(labels, LabelTable) and {"/".join(path) for path in files.paths} & set(labels.files):
-        above = 0  # the table writes the names in full
+    above = _above(files.paths)
     paths = [path[above:] for path in files.paths]
-    splits, ignored = _splits(paths, 3 if by_folder else 2)
-    if by_folder:
-        _check_folders(where, files, splits, above)
-    names: dict[str, list[str]] = {}
+    splits, ignored = _splits(paths)
+    _check_folders(where, files, splits, above)
+    # By class, then file; "a-b/1" sorts before "a/1" as text, but its class comes after
+    for rows, cut in splits.values():
+        rows.sort(key=lambda row: (paths[row][cut], "/".join(paths[row][cut + 1 :])))
+    classes = tuple(sorted({paths[row][splits["train"].cut] for row in splits["train"].rows}))
+    numbers = {name: number for number, name in enumerate(classes)}
+    entries = {}
     for split, (rows, cut) in splits.items():
-        # By class, then file; "a-b/1" sorts before "a/1" as text, but its class comes after
-        def order(row: int, cut: int = cut) -> Any:
-            return (paths[row][cut], "/".join(paths[row][cut + 1 :])) if by_folder else _name(paths[row], cut)
-
-        rows.sort(key=order)
-        names[split] = [_name(paths[row], cut) for row in rows]
-    in_full = {split: [_name(paths[row]) for row in rows] for split, (rows, _) in splits.items()}
-    if isinstance(labels, LabelTable):
-        if labels.splits is not None and len(splits) > 1:
-            wrong = "{table} has a column split, and {path} folders that split: remove the column."
-            raise DataError("table-splits-twice", wrong, table=labels.path, path=where)
-        columns, classes, below = _by_table(where, in_full, labels)
-    else:
-        columns, classes, below = _by_class(where, names, None if by_folder else _pattern(labels))
-    entries = {
-        split: Split(
-            names=names[split],
+        unknown = sorted({paths[row][cut] for row in rows} - set(numbers))
+        if unknown:
+            wrong = "{path} has classes in {split} that train lacks ({classes:few}); it has {train:few}."
+            facts = {"split": split, "classes": unknown, "train": classes}
+            raise DataError("classes-not-in-train", wrong, path=where, **facts)
+        entries[split] = Split(
+            names=["/".join(paths[row][cut:]) for row in rows],
             sizes=np.asarray([files.sizes[row] for row in rows], np.int64),
-            labels={"label": columns[split]},
+            labels={"label": np.asarray([numbers[paths[row][cut]] for row in rows], np.int32)},
             read=_reader(files.read, [files.keys[row] for row in rows]),
         )
-        for split, (rows, _) in splits.items()
-    }
-    listing = Listing(entries, classes, below, (*ignored, *files.left_out))
-    if not isinstance(labels, LabelTable) or labels.splits is None:
-        return listing
-    split_of = dict(zip(labels.files, labels.splits, strict=True))
-    sent = _sent(entries["train"], [split_of[name] for name in in_full["train"]])
-    return Listing(sent, classes, below, listing.left_out)
+    return Listing(entries, classes, {"label": len(classes)}, (*ignored, *files.left_out))
 
 
 def listed_by(table: LabelTable) -> Listing:
@@ -217,39 +194,31 @@ def listed_by(table: LabelTable) -> Listing:
     whole = Split(table.files, np.asarray(sizes, np.int64), {"label": table.labels}, _reader(read_file, keys))
     if table.splits is None:
         return Listing({"train": whole}, table.classes, table.below)
-    return Listing(_sent(whole, table.splits), table.classes, table.below)
-
-
-def _sent(whole: Split, splits: Sequence[str]) -> dict[str, Split]:
-    """The entries of `whole` by split, from the column `split` of a table."""
-    of = np.asarray(splits)
-    return {split: whole.only(np.flatnonzero(of == split)) for split in sorted(set(splits))[::-1]}
+    of = np.asarray(table.splits)
+    splits = {name: whole.only(np.flatnonzero(of == name)) for name in sorted(set(table.splits))[::-1]}
+    return Listing(splits, table.classes, table.below)
 
 
 def _reader(read: Callable[[Any], bytes], keys: list[Any]) -> Callable[[int], Mapping[str, Any]]:
     return lambda i: {"image": read(keys[i])}
 
 
-def _name(path: tuple[str, ...], cut: int = 0) -> str:
-    return "/".join(path[cut:])
-
-
-def _above(paths: Sequence[tuple[str, ...]], keep: int) -> int:
-    """The number of common parent folders of all files; `keep` parts of each path always stay."""
+def _above(paths: Sequence[tuple[str, ...]]) -> int:
+    """The number of common parent folders of all files; a class and a file of each path always stay."""
     above = 0
-    while all(len(path) > above + keep and path[above] == paths[0][above] for path in paths):
+    while all(len(path) > above + 2 and path[above] == paths[0][above] for path in paths):
         above += 1
     return above
 
 
-def _splits(paths: list[tuple[str, ...]], depth: int) -> tuple[dict[str, _Rows], list[str]]:
+def _splits(paths: list[tuple[str, ...]]) -> tuple[dict[str, _Rows], list[str]]:
     """The splits, by `train` beside one of `EVAL`, and the folders left out."""
     tops: dict[str, list[int]] = {}
     for row, path in enumerate(paths):
         tops.setdefault(path[0] if len(path) > 1 else "", []).append(row)
     other = [name for name in EVAL if name in tops]
     # Classes may also be called train and test: then there are no deeper folders
-    if "" in tops or not other or not any(len(paths[row]) >= depth for row in tops.get("train", ())):
+    if "" in tops or not other or not any(len(paths[row]) >= 3 for row in tops.get("train", ())):
         return {"train": _Rows(list(range(len(paths))), 0)}, []
     ignored = [f"{name}/" for name in sorted(tops) if name not in ("train", other[0])]
     return {"train": _Rows(tops["train"], 1), "eval": _Rows(tops[other[0]], 1)}, ignored
@@ -259,9 +228,9 @@ def _check_folders(where: Path, files: Files, splits: Mapping[str, _Rows], above
     """Raises `DataError` unless every image is in a class's folder, and every such folder has an image."""
     for rows, cut in splits.values():
         start = above + cut
-        outside = [_name(files.paths[row]) for row in rows if len(files.paths[row]) < start + 2]
+        outside = ["/".join(files.paths[row]) for row in rows if len(files.paths[row]) < start + 2]
         if outside:
-            wrong = "{path} has images in no class folder ({names:few}): move them, or give --labels."
+            wrong = "{path} has images in no class folder ({names:few}): move them, or give a .csv of labels."
             raise DataError("folder-images-outside", wrong, path=where, names=outside)
         root = files.paths[rows[0]][:start]
         classes = {files.paths[row][start] for row in rows}
@@ -269,63 +238,5 @@ def _check_folders(where: Path, files: Files, splits: Mapping[str, _Rows], above
             if len(folder) == start + 1 and folder[:start] == root and folder[start] not in classes:
                 wrong = "The class folder '{folder}' of {path} has no images ({endings:list}): remove it."
                 raise DataError(
-                    "class-folder-empty", wrong, folder=_name(folder), path=where, endings=_ENDINGS
+                    "class-folder-empty", wrong, folder="/".join(folder), path=where, endings=_ENDINGS
                 )
-
-
-def _pattern(text: str) -> re.Pattern:
-    try:
-        pattern = re.compile(text)
-    except re.error as error:
-        wrong = "--labels {labels}: expected folders, a .csv file or a regular expression ({reason})."
-        raise RecipeError("labels-no-pattern", wrong, labels=text, reason=str(error)) from error
-    if not pattern.groups:
-        wrong = "--labels {labels} has no group for the class, such as '^([a-z]+)_'."
-        raise RecipeError("labels-no-group", wrong, labels=text)
-    return pattern
-
-
-def _by_class(where: Path, names: Mapping[str, list[str]], pattern: re.Pattern | None):
-    """Labels by folder, or by `pattern`; classes are those of `train`, sorted."""
-    values: dict[str, list[str]] = {}
-    for split, listed in names.items():
-        if pattern is None:
-            values[split] = [name.split("/", 1)[0] for name in listed]
-            continue
-        group = "label" if "label" in pattern.groupindex else 1
-        matches = [pattern.search(name) for name in listed]
-        matched = [match.group(group) if match else None for match in matches]
-        unmatched = [name for name, value in zip(listed, matched, strict=True) if value is None]
-        if unmatched:
-            wrong = "--labels {labels} matches nothing in {count:count name} of {path}: {names:few}."
-            facts = {"labels": pattern.pattern, "path": where, "count": len(unmatched), "names": unmatched}
-            raise DataError("labels-unmatched", wrong, **facts)
-        values[split] = [value for value in matched if value is not None]
-    classes = tuple(sorted(set(values["train"])))
-    numbers = {name: number for number, name in enumerate(classes)}
-    for split, given in values.items():
-        unknown = sorted(set(given) - set(numbers))
-        if unknown:
-            wrong = "{path} has classes in {split} that train lacks ({classes:few}); it has {train:few}."
-            raise DataError(
-                "classes-not-in-train", wrong, path=where, split=split, classes=unknown, train=classes
-            )
-    columns = {split: np.asarray([numbers[v] for v in given], np.int32) for split, given in values.items()}
-    return columns, classes, {"label": len(classes)}
-
-
-def _by_table(where: Path, names: Mapping[str, list[str]], table: LabelTable):
-    rows = {name: row for row, name in enumerate(table.files)}
-    images = {name for listed in names.values() for name in listed}
-    unlisted = [name for listed in names.values() for name in listed if name not in rows]
-    missing = [name for name in table.files if name not in images]
-    if unlisted:
-        wrong = "{table} has no row for {count:count image} of {path} ({names:few}); it has {rows:few}."
-        facts = {"table": table.path, "path": where, "count": len(unlisted), "names": unlisted}
-        raise DataError("table-rows-absent", wrong, rows=table.files, **facts)
-    if missing:
-        wrong = "{table} names {count:count file} missing from {path} ({names:few}): remove the rows."
-        facts = {"table": table.path, "count": len(missing), "names": missing}
-        raise DataError("table-files-not-in-source", wrong, path=where, **facts)
-    columns = {split: table.labels[[rows[name] for name in listed]] for split, listed in names.items()}
-    return columns, table.classes, table.below

@@ -1,6 +1,6 @@
-"""Data sets that Hugging Face's `datasets` reads: Parquet and WebDataset files, text, and the Hub's.
+"""Data sets that Hugging Face's `datasets` reads: Parquet files, text, and the Hub's.
 
-    data/train-00000-of-00002.parquet   set-train-000000.tar   reviews.jsonl   hf://datasets/ylecun/mnist
+    data/train-00000-of-00002.parquet   reviews.jsonl   hf://datasets/ylecun/mnist
 
 It keeps what it reads in CACHE/datasets, as memory-mapped files. Only its own readers run: no code and no
 pickle of a data set.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ import numpy as np
 
 from ...errors import DataError, RecipeError
 from ...words.figures import one_line
-from ..folder import SUFFIXES, Member, list_tar
 from ..remote import home
 from .columns import chosen, labels_of, split_of
 from .folders import Listing, Numbered, Split
@@ -29,7 +27,6 @@ _HUB = "hf://datasets/"
 _FILES = {
     "parquet": re.compile(r".*\.parquet"),
     "tfrecord": re.compile(r".*\.tfrecords?|.*-\d+-of-\d+"),
-    "webdataset": re.compile(r".*\.tar"),
 }
 _FEWEST_ROWS = 1 << 16
 """Rows that a Parquet file may state whatever its size; beyond them no row is smaller than a byte."""
@@ -47,69 +44,41 @@ def from_hub(src: str) -> dict[str, Any]:
 
 
 def files_at(path: Path) -> tuple[str, list[Path]] | None:
-    """The kind of rows at `path`, "parquet", "tfrecord" or "webdataset", and their files; else `None`."""
+    """The kind of rows at `path`, "parquet" or "tfrecord", and their files; else `None`."""
     folders = [path, path / "data"] if path.is_dir() else []
     listed = [sorted(p for p in folder.iterdir() if p.is_file()) for folder in folders if folder.is_dir()]
     for files in listed or [[path] if path.is_file() else []]:  # reading a pipe might never end
         for kind, pattern in _FILES.items():
             matching = [file for file in files if pattern.fullmatch(file.name)]
-            if matching and (kind != "webdataset" or any(map(_is_webdataset, matching))):
+            if matching:
                 return kind, matching
     return None
 
 
-def _is_webdataset(path: Path) -> bool:
-    """Whether one of the first images in a tar has a class member."""
-    try:
-        with tarfile.open(path, "r:", tarinfo=Member) as archive:
-            first = [
-                _key(member.name) for _, member in zip(range(16), archive, strict=False) if member.isfile()
-            ]
-    except (tarfile.TarError, OSError, ValueError, RecursionError):
-        return False  # the reader of tars reports what is wrong
-    images = {key for key, ending in first if f".{ending}" in SUFFIXES}
-    return any(key in images and ending in ("cls", "json") for key, ending in first)
+def from_parquet(files: Sequence[Path], columns: Mapping[str, str]) -> Listing:
+    """The rows of Parquet `files`; their names say which are for eval.
 
-
-def _key(name: str) -> tuple[str, str]:
-    """Splits `a/b.left.jpg` into `a/b` and `left.jpg`, at the first dot of the file's name."""
-    folder, slash, file = name.rpartition("/")
-    stem, _, ending = file.partition(".")
-    return folder + slash + stem, ending.lower()
-
-
-def from_files(kind: str, files: Sequence[Path], columns: Mapping[str, str]) -> Listing:
-    """The rows of Parquet or WebDataset `files`; their names say which are for eval.
-
-    Raises `DataError` for files that are damaged, or would take more memory than they have bytes.
+    Raises `DataError` for files that are damaged, or state more rows than they have bytes.
     """
     by_split: dict[str, list[Path]] = {}
-    for file in files:
-        if kind == "webdataset":
-            list_tar(file)  # refuses images, names and headers of any size
-        by_split.setdefault(split_of(file.name), []).append(file)
-    splits: dict[str, Any] = {}
     content: dict[str, str] = {}
-    for split in ("train", "eval"):
-        some = by_split.get(split, [])
-        for file in some:
-            with _library(file), open(file, "rb") as opened:
-                if kind == "parquet":
-                    from pyarrow.parquet import read_metadata
+    for file in files:
+        with _library(file), open(file, "rb") as opened:
+            from pyarrow.parquet import read_metadata
 
-                    rows, size = read_metadata(file).num_rows, file.stat().st_size
-                    if rows > max(_FEWEST_ROWS, size):
-                        raise ValueError(f"{rows:,} rows in {size:,} bytes")
-                digest = hashlib.file_digest(opened, "sha256").hexdigest()
-            content[split] = content.get(split, "") + digest
-        if some:
-            with _library(some[0]) as datasets:
-                options = {
-                    "data_files": [str(file) for file in some],
-                    "split": "train",
-                    "cache_dir": _cache(),
-                }
-                splits[split] = datasets.load_dataset(kind, **options)
+            rows, size = read_metadata(file).num_rows, file.stat().st_size
+            if rows > max(_FEWEST_ROWS, size):
+                raise ValueError(f"{rows:,} rows in {size:,} bytes")
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        split = split_of(file.name)
+        by_split.setdefault(split, []).append(file)
+        content[split] = content.get(split, "") + digest
+    splits = {}
+    for split in sorted(by_split, reverse=True):
+        names = [str(file) for file in by_split[split]]
+        options = {"data_files": names, "split": "train", "cache_dir": _cache()}
+        with _library(by_split[split][0]) as datasets:
+            splits[split] = datasets.load_dataset("parquet", **options)
     return from_datasets(splits, columns, files[0], content)
 
 
@@ -139,15 +108,11 @@ def from_datasets(
             images = [n for n, feature in data.features.items() if isinstance(feature, datasets.Image)]
             there = data.column_names
             image = chosen("image", there, columns, path)
-            asked = columns.get("label", "label")
-            inside = "json" in there and asked not in there and "cls" not in there  # of a WebDataset
-            label = None if inside else chosen("label", there, columns, path)
+            label = chosen("label", there, columns, path)
             image = image or next(iter(images), None)
             for name in images:  # so that JPEGs can be stored unchanged
                 data = data.cast_column(name, datasets.Image(decode=False))
             values[split] = list(data[label]) if label else [None] * len(data)
-            if inside:
-                values[split] = [(row or {}).get(asked) for row in data["json"]]
             classes = classes or tuple(getattr(data.features.get(label), "names", ()) or ())
             others = [name for name in there if name != label and not name.startswith("__")]
             kept = [image] if image else others

@@ -79,15 +79,13 @@ class PackSettings:
       the centre; `"keep-aspect"` scales the shorter side to `size`.
     - `store`: `"raw"` pixels, all of one size, or `"jpeg"`, with `quality` for images that must be encoded;
       JPEGs that need no change are stored byte for byte.
-    - `labels`: `"folders"`, the path of a `.csv`, or a regular expression for an image's path, whose first
-      group is the class.
     - `split`: the share of each class for `eval`; `shards`: the approximate number of files per column, or
       `"auto"`: 1 GiB each.
     - `strict`: the first entry that cannot be packed is an error. Otherwise at most `max_skipped` are
       skipped, by default 1 % and at least 10, and the manifest lists them.
     - `workers`: threads, by default one per core; `names`: the classes, for objects without them.
     - `text`: how text becomes tokens; `.txt`, `.md` and `.jsonl` files are text also without it. `columns`:
-      the names of "image", "label" or "text" in Parquet, TFRecord, WebDataset or a table of text.
+      the names of "image", "label" or "text" in Parquet, TFRecord or a table of text.
 
     Raises `RecipeError` for other values.
     """
@@ -96,7 +94,6 @@ class PackSettings:
     fit: str = "crop"
     store: str = "raw"
     quality: int = 90
-    labels: str | Path = "folders"
     split: float | None = None
     shards: int | str = "auto"
     strict: bool = False
@@ -159,7 +156,7 @@ class Packing:
             wrong = "text= with a {kind}: expected a path; leave text= out for an object of tokens."
             raise RecipeError("pack-text-of-object", wrong, kind=self.src)
         if text is None or path is None:
-            self.listing = listing_of(src, given.labels, given.names, columns)
+            self.listing = listing_of(src, given.names, columns)
             if given.split is not None:
                 self.listing = divided(self.listing, given.split)
         else:
@@ -363,8 +360,8 @@ def pack(
     *Arguments:*
 
     - `src`: a folder of images with a sub-folder for each class, or with `train/` and `test/` (`val/`, ...)
-      of them; a `.tar`, `.tar.gz` or `.tar.xz` of one; a `.csv` with files and labels; the files of MNIST or
-      CIFAR; Parquet, TFRecord or WebDataset files; text; the URL of any of these except a `.csv`, as a
+      of them; a `.tar`, `.tar.gz` or `.tar.xz` of one; a `.csv` with files and labels;
+      Parquet or TFRecord files; text; the URL of any of these except a `.csv`, as a
       string; `hf://datasets/OWNER/NAME`; any object with `len` and `[i]` whose examples are dicts of columns
       or pairs (image, label), or a dict of such objects by split.
     - `progress`: called after each piece of work.

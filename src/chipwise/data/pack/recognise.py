@@ -1,10 +1,9 @@
-"""Recognises SRC: a folder, a table, an archive, the files of a published data set, or a Python object."""
+"""Recognises SRC: a folder, a table, an archive, files of rows, or a Python object."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,27 +11,19 @@ from typing import Any
 import numpy as np
 
 from ...errors import DataError, unreadable
-from .. import datasets, originals, remote
+from .. import remote
 from ..folder import list_tar, walk
-from ..originals import read_idx
 from ..sources import Columns, check_labels
 from .folders import Listing, Numbered, Split, arrange, listed_by
-from .hub import files_at, from_datasets, from_files, from_hub, on_hub
-from .tables import EVAL, LabelTable, read_table
+from .hub import files_at, from_datasets, from_hub, from_parquet, on_hub
+from .tables import EVAL, read_table
 from .tfrecord import from_tfrecords
 
 _TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
-_TABLES = (".csv",)
-_IDX = re.compile(r"(.*)images[-.]idx3-ubyte(\.gz)?$")
 _RENAMED = {"img": "image", "images": "image", "labels": "label"}
 
 
-def listing_of(
-    src: Any,
-    labels: str | Path = "folders",
-    names: Sequence[str] = (),
-    columns: Mapping[str, str] | None = None,
-) -> Listing:
+def listing_of(src: Any, names: Sequence[str] = (), columns: Mapping[str, str] | None = None) -> Listing:
     """The entries of `src`, whatever its kind; a URL is fetched.
 
     Raises `DataError` if it cannot be packed.
@@ -44,95 +35,23 @@ def listing_of(
     path = remote.local(src if isinstance(src, str) else Path(src))
     if path.name in ("", ".."):
         path = path.resolve()  # "." in a message looks like the end of a sentence
-    by: str | LabelTable = str(labels)
-    if str(labels).lower().endswith(_TABLES):
-        by = read_table(remote.local(labels))
     try:
         if not path.exists():
             raise DataError("pack-source-missing", path=path)
-        for classes in (10, 100):
-            if (batches := originals.batches_at(path, classes)) is not None:
-                return from_cifar(batches, classes)
         if (rows := files_at(path)) is not None:
             kind, found = rows
             given = dict(columns or {})
-            return from_tfrecords(found, given) if kind == "tfrecord" else from_files(kind, found, given)
+            return from_tfrecords(found, given) if kind == "tfrecord" else from_parquet(found, given)
         if path.is_dir():
-            for folder in (path, path / "mnist", path / "MNIST" / "raw"):
-                if folder.is_dir() and (files := idx_files(folder)):
-                    return from_idx(files)
-            return arrange(path, walk(path), by)
+            return arrange(path, walk(path))
     except OSError as error:
         raise unreadable(path, error) from error
-    if path.name.lower().endswith(_TABLES):
-        if labels != "folders":
-            wrong = "{path} is a table with labels: leave out --labels, or give the images' folder."
-            raise DataError("table-with-labels", wrong, path=path)
+    if path.name.lower().endswith(".csv"):
         return listed_by(read_table(path))
     if path.name.lower().endswith(_TARS):
-        return arrange(path, list_tar(path), by, archive=True)
+        return arrange(path, list_tar(path))
     wrong = "{path} is a file of another kind: expected a folder, a .csv with labels, or a .tar[.gz|.xz]."
     raise DataError("pack-source-unknown", wrong, path=path)
-
-
-# ---- original files of MNIST and CIFAR
-
-
-def idx_files(folder: Path) -> dict[str, tuple[Path, Path]]:
-    """Split to its image and label files, if `folder` has files named like MNIST's; else empty."""
-    splits: dict[str, tuple[Path, Path]] = {}
-    for path in sorted(folder.iterdir()):
-        match = _IDX.match(path.name)
-        if match is None:
-            continue
-        expected = folder / path.name.replace("images", "labels").replace("idx3", "idx1")
-        candidates = (expected, expected.with_suffix("") if match[2] else Path(f"{expected}.gz"))
-        labels = next((file for file in candidates if file.is_file()), None)
-        if labels is None:
-            wrong = "{path} has no labels next to it: expected {expected}."
-            raise DataError("idx-labels-missing", wrong, path=path, expected=expected.name)
-        splits.setdefault("train" if "train" in match[1] else "eval", (path, labels))
-    return splits
-
-
-def from_idx(files: Mapping[str, tuple[Path, Path]]) -> Listing:
-    """The arrays in IDX files; labels are classes from 0 to the largest."""
-    splits = {}
-    for split in ("train", "eval"):
-        if split in files:
-            image, label = (read_idx(path) for path in files[split])
-            if len(image) != len(label):
-                image_file, label_file = files[split]
-                wrong = "{path} has {images:,} images, but {other} has {labels:,} labels."
-                facts = {"path": image_file, "images": len(image), "other": label_file, "labels": len(label)}
-                raise DataError("idx-lengths", wrong, **facts)
-            splits[split] = {"image": image, "label": label.astype(np.int32)}
-    classes = 1 + max(int(columns["label"].max(initial=0)) for columns in splits.values())
-    return _of_arrays(splits, tuple(map(str, range(classes))))
-
-
-def from_cifar(path: Path, classes: int) -> Listing:
-    """CIFAR-10 or CIFAR-100 as published, both splits."""
-    halves = originals.read_cifar(path, classes)
-    names = datasets.CIFAR10_CLASSES if classes == 10 else tuple(map(str, range(classes)))
-    return _of_arrays({"train": halves["train"], "eval": halves["test"]}, names)
-
-
-def _of_arrays(splits: Mapping[str, Columns], names: tuple[str, ...]) -> Listing:
-    def split(image: np.ndarray, label: np.ndarray) -> Split:
-        return Split(
-            names=Numbered(len(image)),
-            sizes=np.full(len(image), image[:1].nbytes, np.int64),
-            labels={"label": label},
-            read=lambda i: {"image": image[i]},
-            content=hashlib.sha256(np.ascontiguousarray(image).data).hexdigest(),
-        )
-
-    entries = {name: split(columns["image"], columns["label"]) for name, columns in splits.items()}
-    return Listing(entries, names, {"label": len(names)})
-
-
-# ---- objects
 
 
 def from_objects(

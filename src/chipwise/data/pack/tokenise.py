@@ -1,10 +1,9 @@
-"""Text as examples of tokens: joined documents for a language model, or single documents with a label.
+"""Text as examples of tokens for a language model: joined documents, cut.
 
     one two | three <end> four | <end> five ...      every token but the first is predicted once
-    one two three . . .   cat                        a document is an example, truncated or padded (`each`)
 
 Tokens are bytes, or those of a `tokenizers` JSON file. Text is read once, in pieces, and its tokens are kept
-in an unnamed temporary file next to the pack; memory holds a label and an offset for each document.
+in an unnamed temporary file next to the pack.
 """
 
 from __future__ import annotations
@@ -20,30 +19,23 @@ from typing import Any
 import numpy as np
 
 from ...errors import DataError, RecipeError
-from .columns import labels_of
 from .documents import Document, documents
-from .folders import Listing, Numbered, Split, divided
+from .folders import Listing, Numbered, Split
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
 
 @dataclass(frozen=True)
 class TextForm:
-    """How text becomes examples.
+    """How text becomes examples. Documents are joined with `end`, and an example begins with the last token
+    of the previous one.
 
-    *Fields:*
-
-    - `tokens`: of an example; `tokenizer`: a JSON file of the `tokenizers` library, or None for bytes.
-    - `each`: an example is a document with its label, truncated or padded, with its `length`. Otherwise
-      documents are joined with `end`, and an example begins with the last token of the previous one.
-    - `boundaries`: add a column `document` that counts the documents within an example.
-    - `end`: the tokenizer's token after a document, by default one of the usual ones; 256 for bytes.
+    *Fields:* `tokens`: of an example; `tokenizer`: a JSON file of the `tokenizers` library, or None for
+    bytes; `end`: the tokenizer's token after a document, by default one of the usual ones; 256 for bytes.
     """
 
     tokens: int = 1025
     tokenizer: str | Path | None = None
-    each: bool = False
-    boundaries: bool = False
     end: str | None = None
 
     def __post_init__(self) -> None:
@@ -81,25 +73,18 @@ def text_listing(
     """
     tokens = _tokens_of(form)
     spools = {split: _Spool(where, tokens.dtype) for split in ("train", "eval")}
-    labels: dict[str, list[Any]] = {split: [] for split in spools}
-    lengths: dict[str, list[int]] = {split: [] for split in spools}
+    count = 0
     with contextlib.ExitStack() as closing:
         for spool in spools.values():
             closing.callback(spool.close)
-        for document in documents(path, dict(columns or {}), form.each):
-            split = document.split
-            if share is not None and not form.each and _drawn(document.name) < share:
-                split = "eval"
-            lengths[split].append(_encoded(path, document, form, tokens, spools[split]))
-            labels[split].append(document.label)
-        used = {split: some for split, some in lengths.items() if some}
-        if not used:
+        for document in documents(path, dict(columns or {})):
+            held_out = share is not None and _drawn(document.name) < share
+            _encode(path, document, tokens, spools["eval" if held_out else document.split])
+            count += 1
+        if not count:
             wrong = "{path} holds no text: give a .txt, .md, .jsonl, .csv or .parquet, or a folder of these."
             raise DataError("text-empty", wrong, path=path)
-        if form.each:
-            listing = _one_each(form, tokens, spools, {s: labels[s] for s in used}, lengths)
-            return listing if share is None else divided(listing, share)
-        return _joined(path, form, tokens, spools, sum(map(len, lengths.values())), share)
+        return _joined(path, form, tokens, spools, count, share)
 
 
 def _drawn(name: str) -> float:
@@ -107,28 +92,18 @@ def _drawn(name: str) -> float:
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8]) / 2.0**64
 
 
-def _encoded(path: Path, document: Document, form: TextForm, tokens: _Tokens, spool: _Spool) -> int:
-    """Writes the document's tokens to `spool`. *Returns* their number, without truncated ones."""
-    row: list[int] = []
-    found = at = 0
+def _encode(path: Path, document: Document, tokens: _Tokens, spool: _Spool) -> None:
+    """Writes the document's tokens, and the end, to `spool`."""
+    at = 0
     for piece in document.pieces:
         try:
-            made = tokens.encode(piece)
+            spool.write(tokens.encode(piece))
         except UnicodeDecodeError as error:
             byte = at + error.start
             wrong = "{path}: {name:plain} is not UTF-8 (byte {byte:,}): convert it, or pack bytes."
             raise DataError("text-not-utf8", wrong, path=path, name=document.name, byte=byte) from error
         at += len(piece)
-        if not form.each:
-            found += spool.write(made)
-            continue
-        row += list(made)[: form.tokens - len(row)]
-        if len(row) == form.tokens:
-            break
-    if not form.each:
-        return found + spool.write([tokens.end])
-    spool.write(row + [tokens.end] * (form.tokens - len(row)))
-    return len(row)
+    spool.write([tokens.end])
 
 
 def _joined(
@@ -146,11 +121,11 @@ def _joined(
             continue
         rows = max(1, -(-(spool.tokens - 1) // step))
         spool.write([tokens.end] * (rows * step + 1 - spool.tokens))
-        splits[name] = _sequences(spool, form, tokens.end, 0, rows)
+        splits[name] = _sequences(spool, form, 0, rows)
         if share is not None and documents == 1 and rows > 1:
             first = min(rows - 1, max(1, round(rows * (1 - share))))
-            splits = {"train": _sequences(spool, form, tokens.end, 0, first)}
-            splits["eval"] = _sequences(spool, form, tokens.end, first, rows)
+            splits = {"train": _sequences(spool, form, 0, first)}
+            splits["eval"] = _sequences(spool, form, first, rows)
             break
     if share is not None and len(splits) < 2:
         raise DataError(
@@ -161,38 +136,14 @@ def _joined(
     return Listing(splits, (), {"token": tokens.kinds})
 
 
-def _sequences(spool: _Spool, form: TextForm, end: int, first: int, stop: int) -> Split:
+def _sequences(spool: _Spool, form: TextForm, first: int, stop: int) -> Split:
     step, stream = form.tokens - 1, spool.array()
-    counted = np.uint16 if form.tokens <= 1 << 16 else np.uint32
 
     def read(i: int) -> dict[str, Any]:
         begin = (first + i) * step
-        example = {"token": np.asarray(stream[begin : begin + form.tokens])}
-        if form.boundaries:
-            ends = np.cumsum(example["token"][:-1] == end)
-            example["document"] = np.concatenate([[0], ends]).astype(counted)
-        return example
+        return {"token": np.asarray(stream[begin : begin + form.tokens])}
 
     return Split(Numbered(stop - first), np.zeros(stop - first, np.int64), {}, read, spool.digest)
-
-
-def _one_each(
-    form: TextForm, tokens: _Tokens, spools: dict[str, _Spool], labels: dict[str, list[Any]],
-    lengths: dict[str, list[int]],
-) -> Listing:  # fmt: skip
-    labelled, classes = labels_of(labels)
-    splits = {}
-    for name in labels:
-        rows = spools[name].array().reshape(-1, form.tokens)
-        columns = {**labelled[name], "length": np.asarray(lengths[name], np.int32)}
-
-        def read(i: int, rows: np.ndarray = rows) -> dict[str, Any]:
-            return {"token": np.asarray(rows[i])}
-
-        content = spools[name].digest
-        splits[name] = Split(Numbered(len(rows)), np.zeros(len(rows), np.int64), columns, read, content)
-    below = {"label": len(classes)} if classes else {}
-    return Listing(splits, classes, {"token": tokens.kinds, **below})
 
 
 class _Spool:
@@ -203,8 +154,8 @@ class _Spool:
         self._file: Any = None
         self._sha = hashlib.sha256()
 
-    def write(self, tokens: Any) -> int:
-        """Appends `tokens`, and returns their number."""
+    def write(self, tokens: Any) -> None:
+        """Appends `tokens`."""
         block = np.asarray(tokens, self.dtype)
         try:
             if self._file is None:
@@ -217,7 +168,6 @@ class _Spool:
             ) from error
         self._sha.update(block.data)
         self.tokens += len(block)
-        return len(block)
 
     def array(self) -> np.ndarray:
         """All tokens as a memory-mapped array; no more may be written."""
