@@ -12,9 +12,6 @@ from .options import argument, option
 @options.taking
 def report(
     run: Path = argument("A run folder, or the folder of a study."),
-    recipe: str | None = option(
-        "The run's recipe, path.py:name; the file is executed. [if built in]", "SPEC"
-    ),
     html: Path | None = options.HTML,
     json_: bool = options.JSON,
 ) -> None:
@@ -24,13 +21,13 @@ def report(
     Examples:
       chipwise report runs/mnist-1
       chipwise report runs/mnist-1 --html report.html
-      chipwise report runs/mine --recipe my_task.py:recipe --json
+      chipwise report runs/mnist-1 --json
     """
     options.only_look()
     from ..explain.report import report_page, report_text
     from ..explain.report.run_report import report as make
 
-    document = make(run, recipe)
+    document = make(run)
     answer(document, report_text.parts(document), lambda: report_page.render(document), html, json_)
 
 

@@ -39,17 +39,14 @@ class Shown(dict):
         return pictures(self.curves) + written(self.parts)
 
 
-def report(run: str | os.PathLike, recipe: str | None = None) -> Shown:
+def report(run: str | os.PathLike) -> Shown:
     """The report of a run folder or a study, as `chipwise report` gives it: a dict of the JSON document
-    (docs/report.md), displayed as text and curves in a notebook.
-
-    *Arguments:* `recipe`: the run's recipe, such as `"my_task.py:recipe"`, to check it too; this runs the
-    file. Raises `RunError` if the folder is neither a run nor a study.
-    """
+    (docs/report.md), displayed as text and curves in a notebook. Raises `RunError` if the folder is
+    neither a run nor a study."""
     from .report.report_text import parts
     from .report.run_report import report as run_report
 
-    document = run_report(run, recipe)
+    document = run_report(run)
     curves = document.get("curves") if document["kind"] == "run" else None
     points = {name: [(p[0], p[3]) for p in rows] for name, rows in (curves or {}).items()}
     return Shown(document, parts(document), points)

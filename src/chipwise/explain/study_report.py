@@ -24,7 +24,7 @@ from .report.stored_settings import command, settings
 from .row import divergence
 from .terminal import table
 
-SCHEMA = "chipwise.report/3"
+SCHEMA = "chipwise.report/4"
 SOURCES = ("source-study-table", "source-study-differences", "source-study-curves", "source-study-settings")
 MAIN = ("eval/accuracy", "eval/loss", "train/loss")  # the first of these that a study has
 _FEW = 3  # seeds, from which on an interval says something: of 2 it is 12.7 deviations of the mean wide

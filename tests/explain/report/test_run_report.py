@@ -24,7 +24,7 @@ from refusals import refused
 def test_a_finished_run(tmp_path):
     document = whole(tmp_path)
     json.dumps(document, allow_nan=False)
-    assert document["schema"] == "chipwise.report/3" and document["kind"] == "run"
+    assert document["schema"] == "chipwise.report/4" and document["kind"] == "run"
     assert document["status"]["state"] == "finished" and document["status"]["steps"] == 200
     assert document["speed"] == {
         "examples_per_second": 250.0, "quartiles": [245.0, 255.0], "intervals": 19, "share_of_peak": None,
@@ -32,7 +32,7 @@ def test_a_finished_run(tmp_path):
     }  # fmt: skip
     assert document["fingerprint"] == "ab" * 32
     assert document["metrics"]["eval/loss"] == pytest.approx(0.51, abs=0.001)
-    assert document["warm_up"]["examples_per_second"] == 125.0
+    assert document["intervals"][0]["speed"] == 125.0 and document["intervals"][0]["warmup"]
     assert len(document["curves"]["train/loss"]) == 20 and len(document["curves"]["eval/loss"]) == 5
     assert document["curves"]["train/loss"][0][:3] == [10, 0.5, 19.0]
 
@@ -195,10 +195,7 @@ def test_a_diverged_run_is_tried_again_with_one_lower_rate(tmp_path):
     source = {"recipe": "digits", "set": ["lr=1e9"], "data": None}
     described = cw.load("digits", ["lr=1e9"]).describe()
     known = report(runs.write(tmp_path / "b", [row], **described, source=source))
-    assert {t for a in known["advice"] for t in typed(a) if "--set lr=" in t and "find-lr" not in t} == {
-        "--set lr=0.003"
-    }
-    assert "digits --set lr=0.003 --run" in known["commands"][0]["command"]
+    assert "digits --set lr=3.3e+08 --run" in known["commands"][0]["command"]
     code = {"optimizer": "sgd", "lr": {"schedule": "function", "call": "mine"}}
     unknown = report(runs.write(tmp_path / "c", [row], optimizer=code, source=source))
     assert unknown["commands"][0]["command"] == "chipwise find-lr digits --set lr=1e9"
@@ -264,48 +261,15 @@ def test_a_schedule_that_is_code_says_how_to_draw_it(tmp_path):
     assert "values" not in rate and rate["note"]["code"] == "rate-is-code"
 
 
-# ---- whose recipe is loaded
+# ---- whose code is run
 
 
-def mine(tmp_path, marker):
-    file = tmp_path / "mine.py"
-    file.write_text(
-        f"open({str(marker)!r}, 'w').close()\nimport tasks\nrecipe = tasks.recipe(batch=24, name='mine')\n"
-    )
-    return file
-
-
-def test_a_recipe_file_is_run_only_when_asked(tmp_path):
-    marker = tmp_path / "was run"
-    spec = f"{mine(tmp_path, marker)}:recipe"
-    described = {**tasks.recipe(name="mine").describe(), "source": {"recipe": spec, "set": [], "data": None}}
-    path = runs.write(tmp_path / "run", **described)
-    document = report(path)
-    assert not marker.exists()
-    assert (document["unasked"]["code"], document["unasked"]["recipe"]) == ("unchecked-code", spec)
-    document = report(path, spec)
-    assert marker.exists() and document["unasked"] is None
-    assert any(finding["about"] == "settings" for finding in document["advice"])
-
-
-def test_another_recipe_than_the_runs_is_refused(tmp_path):
-    path = runs.write(tmp_path / "run", runs.usual())
-    with refused(cw.errors.RunError, "recipe-of-another-run", recipe="digits", run=str(path)) as caught:
-        report(path, "digits")
-    assert ("batch", 50, 64) in caught.value.facts["changes"]
-
-
-def test_a_built_in_recipe_is_checked(tmp_path):
-    source = {"recipe": "digits", "set": ["lr=1.0"], "data": None}
-    described = cw.load("digits", ["lr=1.0"]).describe()
-    document = report(runs.write(tmp_path / "run", **described, source=source))
-    assert document["unasked"] is None
-    assert any(a["about"] == "settings" and "--set lr=0.003" in typed(a) for a in document["advice"])
-    changed = report(runs.write(tmp_path / "other", **described | {"batch": 32}, source=source))
-    assert (changed["unasked"]["code"], changed["unasked"]["recipe"]) == (
-        "unchecked-recipe-changed",
-        "digits",
-    )
+def test_no_code_of_a_run_is_run(tmp_path):
+    marker, file = tmp_path / "was run", tmp_path / "mine.py"
+    file.write_text(f"open({str(marker)!r}, 'w').close()\nimport tasks\nrecipe = tasks.recipe(name='mine')\n")
+    source = {"recipe": f"{file}:recipe", "set": [], "data": None}
+    described = {**tasks.recipe(name="mine").describe(), "source": source}
+    assert report(runs.write(tmp_path / "run", **described))["name"] == "mine" and not marker.exists()
 
 
 # ---- damage
@@ -419,7 +383,6 @@ def test_a_real_run_resumed(tmp_path):
     covers = document["seconds"]["covers"]
     assert (covers["code"], covers["step"]) == ("covers-finishing-process", 13)
     assert len(document["schedule"]["values"]) == 30 and document["schedule"]["peak"] == 0.02
-    assert document["unasked"]["code"] == "unchecked-unnamed"
     wall = [point[2] for point in document["curves"]["train/loss"]]
     assert wall == sorted(wall)
 

@@ -45,8 +45,6 @@ def _run(document: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield _curves(document)
     yield _title("\nWhere the time went")
     yield _time(document["seconds"]) if document["seconds"] is not None else "Nothing was timed."
-    if document["warm_up"] is not None:
-        yield document["warm_up"]["text"]
     yield _title("\nWhat stood out, and what to try")
     yield from _advice(document)
     yield from _sources(document)
@@ -92,8 +90,6 @@ def _advice(document: Mapping[str, Any]) -> Iterator[RenderableType]:
             yield Text(f"  try: {text}", style="green")
     if not document["advice"]:
         yield "Nothing stood out: no rule of this report found a figure past its threshold."
-    if document["unasked"]:
-        yield Text(document["unasked"]["text"], style="dim")
 
 
 def metric(value: float | None) -> str:

@@ -9,36 +9,27 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ... import __version__
-from ...engine.stored import StoredRun, disagreement, metrics_of, number, read_run
-from ...errors import ChipwiseError, RunError
+from ...engine.stored import StoredRun, metrics_of, number, read_run
+from ...errors import RunError
 from ...machine.fingerprint import stated
-from ...recipe.check import check
-from ...recipe.recipe import Recipe
-from ...recipe.settings import load
-from ...recipes import BUILT_IN
 from ...study.study_file import FILE
 from ...words.facts import Fact, fact, say
 from ...words.figures import one_line
 from ..study_report import SCHEMA
 from ..study_report import document as study
-from .findings import Observation, divergence, learned, slow
+from .findings import divergence, learned, slow
 from .stored_settings import command, curve, next_commands, settings, typed
-from .time_spent import Speed, TimeSpent, intervals, speed, spent, warm_up
+from .time_spent import Speed, TimeSpent, intervals, speed, spent
 
 
-def report(path: str | os.PathLike, recipe: str | None = None) -> dict[str, Any]:
-    """The report of the run folder or study folder (`explain.study`) `path`, as JSON values.
-
-    *Arguments:* `recipe`: a built-in name or `path.py:name`, whose file is then executed. Without it, only a
-    built-in recipe is loaded, by the name that the run stores.
-
-    Raises `RunError` if `path` is neither or cannot be read, and the errors of loading `recipe`.
-    """
+def report(path: str | os.PathLike) -> dict[str, Any]:
+    """The report of the run folder or study folder (`explain.study_report`) `path`, as JSON values. Runs no
+    code of the run. Raises `RunError` if `path` is neither or cannot be read."""
     folder = Path(path)
     if (folder / FILE).exists():
         return study(folder)
@@ -49,31 +40,27 @@ def report(path: str | os.PathLike, recipe: str | None = None) -> dict[str, Any]
             "folder-of-runs", "{folder} is not a run folder, but holds {runs:few}: type {command}.",
             folder=str(folder), runs=[run.name for run in runs], command=first,
         )  # fmt: skip
-    run = read_run(folder)
-    return run_document(run, *_load(run, recipe))
+    return run_document(read_run(folder))
 
 
-def run_document(
-    run: StoredRun, loaded: Recipe | None = None, unloaded: Fact | None = None
-) -> dict[str, Any]:
-    """The document of a run. *Arguments:* `loaded`: its recipe, if available; `unloaded`: why not."""
+def run_document(run: StoredRun) -> dict[str, Any]:
+    """The document of a run."""
     clock = run.clock
     total = clock.total if clock is not None else None
     timed = intervals(run)
     time, fast = spent(run, timed), speed(run, timed)
-    rate = curve(run.recipe, clock, loaded)
+    rate = curve(run.recipe, clock)
     status = _status(run, total)
-    doubts = _doubts(loaded)
-    lower = _lower_rate(rate, doubts)
+    # A setting to try if the rate was too high: a third of the peak
+    lower = f"{rate['name']}={highest / 3:.2g}" if (highest := number(rate.get("peak"))) else None
     recipe = typed(run) or "RECIPE"
     findings = [
         *learned(run, status["state"] == "finished", rate, lower, recipe),
         *slow(run, timed, time, fast, recipe),
-        *doubts,
     ]
     metrics, steps = _metrics(run)
     devices = _devices(run)
-    first, fingerprint = warm_up(timed), (run.result or {}).get("fingerprint")
+    fingerprint = (run.result or {}).get("fingerprint")
     return {
         "schema": SCHEMA,
         "chipwise": __version__,
@@ -98,9 +85,7 @@ def run_document(
         "intervals": [vars(i) for i in timed],
         "resumes": [{"when": one_line(s.get("time")), "step": s["step"]} for s in run.starts if s["step"]],
         "seconds": time and time.json(),
-        "warm_up": first and first.json(),
         "advice": [finding.json() for finding in findings],
-        "unasked": unloaded and unloaded.json(),
         "sources": [one.json() | {"about": say(one, "about")} for one in _sources(run, time, fast)],
         "notes": [
             one.json() for one in (*run.problems, *([fact("length-unknown")] if total is None else []))
@@ -204,63 +189,6 @@ def _curves(run: StoredRun) -> dict[str, list[list[float | None]]]:
             point = [row["step"], number(row.get("epoch")), number(row.get("seconds")), value]
             curves.setdefault(one_line(name), []).append(point)
     return curves
-
-
-# ---- the recipe itself
-
-
-def _load(run: StoredRun, recipe: str | None) -> tuple[Recipe | None, Fact | None]:
-    """The run's recipe, if it may be loaded, or why it was not."""
-    source = run.source
-    if recipe is None:
-        if source is None:
-            return None, fact("unchecked-unnamed")
-        if source["recipe"] not in BUILT_IN:
-            return None, fact("unchecked-code", recipe=one_line(source["recipe"]))
-        if "://" in (source.get("data") or ""):
-            return None, fact("unchecked-data-elsewhere")
-    spec = recipe if recipe is not None else source["recipe"]  # type: ignore[index]
-    given, data = (source["set"], source.get("data")) if source is not None else ((), None)
-    try:
-        loaded = load(spec, given, data, bool(source and source.get("synthetic") is True))
-        changed = disagreement(dict(run.recipe), loaded.describe(), beginning=False)
-    except ChipwiseError as error:
-        if recipe is not None:
-            raise
-        return None, fact("unchecked-not-loaded", reason=one_line(error))
-    if changed and recipe is not None:
-        raise RunError(
-            "recipe-of-another-run",
-            "--recipe {recipe} is not the recipe of {run} ({changes:changes}). Name the one that was "
-            "trained.", recipe=recipe, run=str(run.path), changes=changed,
-        )  # fmt: skip
-    if changed:
-        return None, fact("unchecked-recipe-changed", recipe=one_line(spec), changes=changed)
-    return loaded, None
-
-
-def _doubts(loaded: Recipe | None) -> list[Observation]:
-    """The findings of `chipwise check` for the recipe."""
-    if loaded is None:
-        return []
-    return [
-        Observation("settings", f.fact, (f.type,), (fact("usual", usual=f.usual, why=f.why),))
-        for f in check(loaded)
-    ]
-
-
-_NAMED_RATES = {"rate-unusual": "near", "rate-far": "expected"}
-"""Doubts of `chipwise check` that name a rate, and which of their numbers it is."""
-
-
-def _lower_rate(rate: Mapping[str, Any], doubts: Sequence[Observation]) -> str | None:
-    """A setting to try if the rate was too high, such as `lr=0.1`: the value of `chipwise check` if that is
-    lower, else a third of the peak. `None` if unknown."""
-    highest = number(rate.get("peak"))
-    if not highest:
-        return None
-    named = [f.fact[name] for f in doubts if (name := _NAMED_RATES.get(f.fact.code))]
-    return f"{rate['name']}={next((f'{lr:g}' for lr in named if lr < highest), f'{highest / 3:.2g}')}"
 
 
 # ---- sources

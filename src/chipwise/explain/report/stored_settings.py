@@ -15,7 +15,6 @@ import numpy as np
 from ...engine.stored import StoredRun, number
 from ...errors import ChipwiseError
 from ...recipe.duration import Clock
-from ...recipe.recipe import Recipe
 from ...recipe.schedules import Schedule, as_typed, from_json
 from ...words.facts import Fact, fact
 from ...words.figures import counted, figure, one_line
@@ -74,18 +73,15 @@ def _forgetting(optimizer: Mapping[str, Any], clock: Clock | None) -> str | None
     return f"{figure(a)} × {figure(b)} × {figure(c)} = {a * b * c:.3g}" if b else None
 
 
-def curve(stored: Mapping[str, Any], clock: Clock | None, loaded: Recipe | None) -> dict[str, Any]:
+def curve(stored: Mapping[str, Any], clock: Clock | None) -> dict[str, Any]:
     """The learning rate over the steps: `name`, `steps`, `values`, `peak`; or `note`, a fact, if it is
-    unknown.
-
-    *Arguments:* `stored`: the recipe as described by the run; `loaded`: the recipe itself, if available.
-    """
+    unknown. *Arguments:* `stored`: the recipe as described by the run."""
     optimizer = part(stored, "optimizer")
     name = next((n for n in _RATES if n in optimizer), None)
     if name is None:
         return {"name": None, "note": fact("rate-unknown")}
     text = one_line(as_typed(optimizer[name]))
-    schedule = loaded.optimizer.hyper.get(name) if loaded is not None else rebuilt(optimizer[name])
+    schedule = rebuilt(optimizer[name])
     rate: dict[str, Any] = {"name": name, "text": text}
     if schedule is None:
         return rate | {"note": fact("rate-is-code", name=name, value=text)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -139,15 +138,3 @@ def _complete(stored: Mapping[str, Any]) -> tuple[dict[str, float], float]:
     wait = min(known["wait_data"], known["train"])
     parts = known | {"train": known["train"] - wait, "wait_data": wait, "other": max(total - sections, 0.0)}
     return parts, max(total, sections)
-
-
-def warm_up(timed: Sequence[Interval]) -> Fact | None:
-    """A fact that compares the run's first interval with the others; `None` if it is the only one."""
-    steady = [i.speed for i in timed if not i.warmup]
-    if not timed or not steady:
-        return None
-    first = timed[0]
-    return fact(
-        "warm-up", first=first.first, last=first.last, seconds=first.seconds,
-        examples_per_second=first.speed, median=statistics.median(steady),
-    )  # fmt: skip
