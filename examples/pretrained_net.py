@@ -85,10 +85,13 @@ def probe(data=None, image: int = 96, train: int = 0, held_out: int = 0, out: st
     """A linear head on features, which are stored in the folder `out`, or in memory if it is ""."""
     body = task(data, 0, image, train, held_out)
     body = weights().start(body)
-    found = {
-        split: cw.deploy.features(body, source, out or None, split=split)
-        for split, source in (("train", body.train), ("eval", body.eval))
-    }
+
+    def features(split, source):
+        if out and Path(out, split).exists():  # made by an earlier call, of the same body
+            return cw.PackedFolder(out, split)
+        return cw.deploy.features(body, source, out or None, split=split)
+
+    found = {split: features(split, source) for split, source in (("train", body.train), ("eval", body.eval))}
     head = cw.nnx.task(
         lambda rngs: nnx.Linear(1280, 10, rngs=rngs), cw.losses.softmax_cross_entropy, **found,
         inputs="feature", metrics={"accuracy": cw.losses.correct},

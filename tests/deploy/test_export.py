@@ -48,27 +48,6 @@ def test_every_format_runs_elsewhere_and_gives_the_same(tmp_path, to):
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")  # TensorFlow's own
-@pytest.mark.parametrize("name", ["digits", "mnist"])
-def test_a_saved_model_runs_in_tensorflow_with_any_batch(tmp_path, name):
-    tensorflow = pytest.importorskip("tensorflow")
-    recipe, *settings = name.split()
-    model = untrained(recipe, *settings)
-    source = module.like(model.recipe.task.train, model.recipe.task.classes)
-    for again in (False, True):
-        made = cw.export(model, "saved-model", tmp_path / "m", data=source, examples=130, fresh=again)
-        assert made.difference <= 1e-4 * max(1, made.largest) and made.labels_differ == 0
-        assert [p.name for p in tmp_path.iterdir()] == ["m"]
-    assert made.bytes == sum(p.stat().st_size for p in made.file.rglob("*") if p.is_file())
-    serve = tensorflow.saved_model.load(str(made.file)).signatures["serving_default"]
-    images = module.take(source, np.arange(3))["image"]
-    logits = cw.predict(model, cw.Arrays(image=images)).outputs
-    np.testing.assert_allclose(serve(image=images)["logits"], logits, rtol=1e-4, atol=1e-4)
-    with refused(cw.errors.DataError, "export-exists"):
-        cw.export(model, "saved-model", tmp_path / "m", data=source)
-
-
 TRANSFORMERS = (
     "vit-s16 image=16 patch=8 depth=2 width=48 heads=3",
     "gpt2-124m context=16 vocabulary=99 depth=2 width=32 heads=2",
@@ -225,39 +204,9 @@ def test_what_cannot_be_is_one_line(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["there"]
 
 
-def test_a_folder_that_is_no_saved_model_is_never_replaced(tmp_path):
+def test_a_folder_is_never_replaced(tmp_path):
     (tmp_path / "mine").write_text("kept")
-    with refused(cw.errors.DataError, "export-other-folder", path=tmp_path):
-        cw.export(small(), "saved-model", tmp_path, fresh=True)
-    assert (tmp_path / "mine").read_text() == "kept"
     pytest.importorskip("safetensors")
     with refused(cw.errors.DataError, "export-unwritable", path=tmp_path):
         cw.export(small(), "safetensors", tmp_path, fresh=True)
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
-
-
-@pytest.fixture
-def folders(tmp_path):
-    """A folder just made, and the one of which it takes the place."""
-    made, at = tmp_path / ".export-1", tmp_path / "m"
-    for folder in (made, at):
-        folder.mkdir()
-        (folder / "saved_model.pb").write_text(folder.name)
-    return made, at
-
-
-def test_an_old_folder_comes_back_where_the_new_one_cannot_take_its_place(folders, monkeypatch):
-    made, at = folders
-    rename = module.os.rename
-
-    def full(old, new):
-        if old == made:
-            raise OSError(28, "No space left on device")
-        rename(old, new)
-
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
-        patched.setattr(module.os, "rename", full)
-        module._put(made, at)
-    assert (at / "saved_model.pb").read_text() == "m" and made.is_dir()
-    module._put(made, at)
-    assert (at / "saved_model.pb").read_text() == ".export-1" and list(at.parent.iterdir()) == [at]

@@ -1,15 +1,12 @@
-"""Features of a model, computed once: in memory, or as a packed folder that is used again."""
+"""Features of a model, computed once: in memory, or as a packed folder."""
 
 import dataclasses
-import os
-import sys
 
 import jax
 import numpy as np
 
 import chipwise as cw
 import tasks
-from chipwise.data.sources import Mapped
 from chipwise.engine import keys
 from refusals import refused
 
@@ -33,33 +30,16 @@ def test_features_and_labels_are_data():
     np.testing.assert_allclose(made.columns["feature"], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_folder_is_made_once(tmp_path, monkeypatch):
+def test_a_folder_holds_what_memory_would(tmp_path):
     data = tasks.data(53, 1)
     made = cw.deploy.features(body(), data, tmp_path / "f", on=ONE)
-    stamp = os.stat(made.path / "manifest.json").st_mtime_ns
-    again = cw.deploy.features(body(), data, tmp_path / "f", on=ONE)
-    assert os.stat(again.path / "manifest.json").st_mtime_ns == stamp
     memory = cw.deploy.features(body(), data, on=ONE)
-    np.testing.assert_array_equal(made.take(np.arange(53))["feature"], memory.columns["feature"])
+    again = cw.PackedFolder(tmp_path / "f", "train")
+    np.testing.assert_array_equal(again.take(np.arange(53))["feature"], memory.columns["feature"])
+    assert made.path == again.path and set(made.spec) == {"feature", "label"}
     cw.deploy.features(body(), tasks.data(7), tmp_path / "f", split="eval", on=ONE)
-    for change in ({"seed": 1}, {"precision": "bf16"}):
-        with refused(cw.errors.DataError, "features-of-others"):
-            cw.deploy.features(body(), data, tmp_path / "f", on=ONE, **change)
-    with refused(cw.errors.DataError, "features-of-others"):
-        cw.deploy.features(body(), tasks.data(53, 2), tmp_path / "f", on=ONE)
-
-
-def test_one_other_value_is_other_data(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        sys.modules["chipwise.deploy.features"], "_PIECE", 100
-    )  # bytes: examples are read in several pieces
-    data = tasks.data(53, 1)
-    cw.deploy.features(body(), data, tmp_path / "f", on=ONE)
-    changed = {name: column.copy() for name, column in data.columns.items()}
-    cw.deploy.features(body(), cw.Arrays(**changed), tmp_path / "f", on=ONE)
-    changed["x"][17, 3] += 1
-    with refused(cw.errors.DataError, "features-of-others"):
-        cw.deploy.features(body(), cw.Arrays(**changed), tmp_path / "f", on=ONE)
+    with refused(cw.errors.DataError, "pack-exists", folder=tmp_path / "f" / "train"):
+        cw.deploy.features(body(), data, tmp_path / "f", on=ONE)
 
 
 def test_the_parameters_are_those_that_training_starts_with():
@@ -70,15 +50,6 @@ def test_the_parameters_are_those_that_training_starts_with():
     params = {**tasks.init(keys.init_key(0))[0], "w": made * len(tasks.data())}
     expected = tasks.plain_logits(params, {"x": data.columns["x"]})
     np.testing.assert_allclose(found.columns["feature"], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_source_that_gives_other_examples_each_time(tmp_path):
-    rng, data = np.random.default_rng(0), tasks.data(8)
-    random = Mapped(data, lambda e: {**e, "x": rng.integers(0, 255, tasks.FEATURES).astype(np.uint8)})
-    with refused(cw.errors.DataError, "features-unsteady", source="Mapped"):
-        cw.deploy.features(body(), random, tmp_path / "f", on=ONE)
-    assert not (tmp_path / "f").exists()
-    assert len(cw.deploy.features(body(), random, on=ONE)) == 8
 
 
 def test_a_head_trains_on_them():

@@ -69,7 +69,7 @@ def predict(
 @options.taking
 def export(
     run: str = options.RUN,
-    to: str = option("The format.", "stablehlo|onnx|safetensors|saved-model|torch|keras", default=MISSING),
+    to: str = option("The format.", "stablehlo|onnx|safetensors|torch|keras", default=MISSING),
     out: Path | None = option("The file. [the run's name with the format's ending]", "FILE"),
     data: str | None = option("Examples to compare on, as in predict. [the evaluation data]", "PATH"),
     examples: int = option("Number of examples to compare on.", "N", default=1000, min=1),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -77,12 +76,12 @@ def export(
 
     - `model`, `recipe`: as in `cw.predict`.
     - `to`: `"stablehlo"` (any model; `jax.export` reads it), `"onnx"`, `"safetensors"` (only the weights),
-      `"saved-model"` (a folder for TensorFlow), `"torch"` or `"keras"` (models from these frameworks; pass
+      `"torch"` or `"keras"` (models from these frameworks; pass
       `module`).
     - `out`: the file; by default the run's or the recipe's name with the format's suffix.
     - `data`: examples to compare on, as in `cw.predict`; by default the evaluation data, or made-up examples
       if the recipe has no data. `examples`: how many at most.
-    - `fresh`: replace an existing file or SavedModel folder. `say` is called with warnings.
+    - `fresh`: replace an existing file. `say` is called with warnings.
 
     Raises `RecipeError` if the format cannot hold the model or the file's outputs differ, `RunError` or
     `DataError`.
@@ -95,9 +94,6 @@ def export(
     if file.exists() and not fresh:
         text = "{path} exists already: name another with --out, or replace it with --fresh."
         raise DataError("export-exists", text, path=file)
-    if kind.folder and file.is_dir() and not (file / "saved_model.pb").is_file():
-        text = "{path} is a folder, and no SavedModel: name another with --out."
-        raise DataError("export-other-folder", text, path=file)
     known = dataclasses.replace(known, recipe=dataclasses.replace(known.recipe, precision="f32"))
     source, where = _examples(known, data, inputs)
     rows = take(source, np.arange(min(len(source), max(1, examples))))
@@ -105,49 +101,31 @@ def export(
     rows = {name: rows[name] for name in inputs}
     names = {n: ("logits" if n == "outputs" and classifier else n) for n in expected}
     request = Request(known, inputs, names, module)
-    temporary = _temporary(file, kind.suffix, kind.folder)
+    temporary = _temporary(file, kind.suffix)
     try:
         kind.write(request, temporary)
         run = kind.open(request, temporary)
         outputs = _run(run, rows)
         compared = _compare(expected, {n: outputs[names[n]] for n in names}, classifier, to)
-        size = sum(p.stat().st_size for p in (temporary, *temporary.rglob("*")) if p.is_file())
-        os.chmod(temporary, 0o755 if kind.folder else 0o644)
-        _put(temporary, file)
+        size = temporary.stat().st_size
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, file)
     except OSError as error:
         raise DataError("export-unwritable", path=file, reason=error.strerror or str(error)) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
         temporary.unlink(missing_ok=True)
     count = len(next(iter(rows.values())))
     seconds = time.perf_counter() - began
     return Export(file, to, kind.runs, count, *compared, where, size, seconds)
 
 
-def _put(temporary: Path, at: Path) -> None:
-    """Moves `temporary` to `at`. An old folder there is renamed first, and put back if that fails."""
-    if not (temporary.is_dir() and at.is_dir()):
-        os.replace(temporary, at)
-        return
-    aside = temporary.with_name(f"{temporary.name}.old")
-    os.rename(at, aside)
-    try:
-        os.rename(temporary, at)
-    except OSError:
-        os.rename(aside, at)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
-
-
 def _stem(known: Trained) -> str:
     return Path(known.run).name if known.run else known.recipe.name
 
 
-def _temporary(file: Path, suffix: str, folder: bool) -> Path:
+def _temporary(file: Path, suffix: str) -> Path:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        if folder:
-            return Path(tempfile.mkdtemp(dir=file.parent, prefix=".export-", suffix=suffix))
         handle, path = tempfile.mkstemp(dir=file.parent, prefix=".export-", suffix=suffix)
     except OSError as error:
         raise DataError("export-unwritable", path=file, reason=error.strerror or str(error)) from error

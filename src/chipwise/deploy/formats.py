@@ -6,7 +6,6 @@ Every export takes the data's columns as stored, in batches of any size, and com
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -50,18 +49,6 @@ class Request:
         return lambda inputs: run(params, state, inputs)
 
     @property
-    def split(self) -> tuple[Callable, list[np.ndarray]]:
-        """`(weights, inputs) -> outputs`, by their names in the file, and the weights as a list of arrays."""
-        run, outputs = prediction(self.model.recipe), self.outputs
-        leaves, tree = jax.tree.flatten((self.model.params, self.model.state))
-
-        def function(weights: list, inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-            params, state = jax.tree.unflatten(tree, weights)
-            return {outputs[name]: value for name, value in run(params, state, inputs).items()}
-
-        return function, [np.asarray(leaf) for leaf in leaves]
-
-    @property
     def about(self) -> dict[str, str]:
         """Short texts to store with a model."""
         names = {"classes": "\n".join(self.model.class_names)} if self.model.class_names else {}
@@ -72,14 +59,12 @@ class Request:
 @dataclass(frozen=True)
 class Format:
     """*Fields:* `suffix` of its files; `write(request, path)`; `open(request, path)`, which loads the file
-    with the library that users have, and returns a function that runs it; `runs`: the name of that library;
-    `folder`: whether the format is a folder."""
+    with the library that users have, and returns a function that runs it; `runs`: that library's name."""
 
     suffix: str
     write: Callable[[Request, Path], None]
     open: Callable[[Request, Path], Runner]
     runs: str
-    folder: bool = False
 
 
 def library(name: str, extra: str = "export") -> Any:
@@ -255,68 +240,12 @@ def _open_keras(request: Request, path: Path) -> Runner:
     return runner
 
 
-# ---- TensorFlow: the program as StableHLO, by `jax2tf`, and the weights as variables
-
-_SIGNATURE = "serving_default"
-
-
-def _tensorflow() -> tuple[Any, Any]:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # or TensorFlow logs its start
-    tensorflow = library("tensorflow", "tensorflow")
-    try:
-        from jax.experimental import jax2tf
-    except ImportError as error:
-        text = "JAX {jax} has no jax2tf, which writes a SavedModel: export to stablehlo or onnx."
-        raise RecipeError("export-without-bridge", text, jax=jax.__version__) from error
-    return tensorflow, jax2tf
-
-
-def _write_saved_model(request: Request, path: Path) -> None:
-    tensorflow, jax2tf = _tensorflow()
-    function, weights = request.split
-    inputs = request.inputs
-    shapes = {name: f"({', '.join(['batch', *map(str, s.shape)])})" for name, s in inputs.items()}
-    converted = jax2tf.convert(
-        function,
-        polymorphic_shapes=[None, shapes],
-        native_serialization_platforms=PLATFORMS,
-        with_gradient=False,
-    )
-    module = tensorflow.Module()
-    module.weights = [tensorflow.Variable(leaf, trainable=False) for leaf in weights]
-
-    def serve(**columns: Any) -> Any:
-        return converted([variable.value() for variable in module.weights], columns)
-
-    traced = tensorflow.function(serve, autograph=False)
-    specs = {
-        name: tensorflow.TensorSpec((None, *spec.shape), spec.dtype, name) for name, spec in inputs.items()
-    }
-    concrete = traced.get_concrete_function(**specs)
-    module.serve = traced
-    tensorflow.saved_model.save(module, str(path), signatures={_SIGNATURE: concrete})
-
-
-def _open_saved_model(request: Request, path: Path) -> Runner:
-    tensorflow, _ = _tensorflow()
-    loaded = tensorflow.saved_model.load(str(path))
-    run = loaded.signatures[_SIGNATURE]
-
-    def runner(inputs: Arrays) -> Arrays:
-        outputs = run(**{name: tensorflow.constant(column) for name, column in inputs.items()})
-        return {name: np.asarray(value) for name, value in outputs.items()}
-
-    runner.model = loaded  # type: ignore[attr-defined]  # whose variables go with it
-    return runner
-
-
 FORMATS = {
     "stablehlo": Format(".stablehlo", _write_stablehlo, _open_stablehlo, "jax.export"),
     "onnx": Format(".onnx", _write_onnx, _open_onnx, "onnxruntime"),
     "safetensors": Format(".safetensors", _write_safetensors, _open_safetensors, "safetensors"),
     "torch": Format(".pt", _write_torch, _open_torch, "PyTorch"),
     "keras": Format(".keras", _write_keras, _open_keras, "Keras"),
-    "saved-model": Format(".saved_model", _write_saved_model, _open_saved_model, "TensorFlow", folder=True),
 }
 """Its name on the command line to each format."""
 

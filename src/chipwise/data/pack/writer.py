@@ -365,14 +365,12 @@ def write_packed(
     below: Mapping[str, int] | None = None,
     split: str | None = "train",
     shard_bytes: int = SHARD_BYTES,
-    fingerprint: str | None = None,
 ) -> Path:
     """Writes batches from a program as a split of a packed folder, and returns the split's path.
 
     *Arguments:* `batches`: dicts of columns `(n, ...)`, equal except for `n`, written in order; `classes`:
     column `label` is in `[0, classes)`, with the names `names`; `below`: the same for other integer columns,
-    such as `{"token": 50257}`; `shard_bytes`: of the examples in a shard; `fingerprint`: of their source, for
-    the manifest.
+    such as `{"token": 50257}`; `shard_bytes`: of the examples in a shard.
 
     The folder appears when it is complete. Raises `DataError` if it exists, for no examples, columns that
     change, values out of range and a full disk; then nothing is left behind.
@@ -390,7 +388,7 @@ def write_packed(
         with closing(writer):
             for batch in batches:
                 writer.add([""] * len(next(iter(batch.values()), ())), batch)
-            writer.finish({"fingerprint": fingerprint, "examples": writer.consumed})
+            writer.finish({"fingerprint": None, "examples": writer.consumed})
         os.rename(partial, folder)
     except (DataError, OSError) as error:
         cause = error if isinstance(error, OSError) else error.__cause__
