@@ -86,7 +86,7 @@ def test_which_axis_is_cut():
         (P(None, None, None, "shard"), "sharding-indivisible"),
         ("shard", "sharding-answer"),
     ):
-        with refused(RecipeError, code, path="stack", shards=4):
+        with refused(RecipeError, code, path="stack"):
             axes(shapes, 4, {"stack": spec}.get)
     with refused(RecipeError, "shards-fit-nothing", shards=7):
         axes(shapes, 7)

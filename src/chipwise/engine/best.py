@@ -1,7 +1,7 @@
 """The best evaluation of a run by one metric: when to keep the state, and when to stop early.
 
-Decisions depend only on the run's rows, so a resumed run decides as if it had not been interrupted. The last
-digits of an evaluation depend on the number of devices, so values that agree to six digits count as equal.
+Decisions depend only on the run's rows, which are the same on any number of devices (`evaluate`), so every
+machine decides alike, and a resumed run as if it had not been interrupted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from ..recipe.metrics import lower_is_better
 from ..recipe.recipe import Recipe
 
 FOLDER = "best"  # in the run folder: the checkpoint of its best evaluation
-_EQUAL = 1e-6  # relative
 
 
 class Best:
@@ -81,10 +80,8 @@ class Best:
             raise RecipeError("best-metric-array", text, metric=self.metric, shape=list(np.shape(value)))
         if not isinstance(value, float) or not math.isfinite(value):
             return False
-        gain = (self.value - value if lower_is_better(self.metric) else value - self.value) / max(
-            abs(self.value), 1e-30
-        )
-        if gain <= _EQUAL:  # for the first value, the gain is NaN
+        better = value < self.value if lower_is_better(self.metric) else value > self.value
+        if not (better or math.isnan(self.value)):
             return False
         self.value, self.step = value, step
         return True

@@ -1,12 +1,10 @@
 """Facts: codes with numbers, for findings, warnings, advice and errors.
 
-Code passes facts on and compares their codes; `say` turns them into text where they are shown. A sentence
-stands beside the code that makes its fact or raises its error:
+Code passes facts on and compares their codes; `say` turns them into text where they are shown. The sentence
+of an error stands beside its `raise`. Those that several places use, or that plans, reports and comparisons
+compose or store, are in the `.toml` files of this folder: `resumed = "Resumed at step {step} of {total}."`
 
-    fact("resumed", "Resumed at step {step} of {total}.", step=40, total=100)
-
-Sentences that several places use, and facts with several texts, are in the `.toml` files of this folder, one
-file per package. A code with several texts is a table there: `[code]`, `text = "..."`, `remedy = "..."`.
+A code with several texts is a table there: `[code]`, `text = "..."`, `remedy = "..."`.
 Braces contain the name of a number, with a format of Python or one of `FORMATS`.
 """
 
