@@ -1,4 +1,4 @@
-"""The batch finder: capped by the data, bound by memory, confirmed by a step, and absent chips."""
+"""The batch finder: capped by the data, bound by memory, confirmed by a step."""
 
 import dataclasses
 import json
@@ -13,13 +13,11 @@ import tasks
 from chipwise.engine.layout import Layout
 from chipwise.engine.on import On
 from chipwise.machine.detect import detect
-from chipwise.planner import device_memory
 from chipwise.study import find_batch as batches
 from chipwise.study import trial
-from chipwise.study.find_batch import find_batch, find_planned_batch
+from chipwise.study.find_batch import find_batch
 from chipwise.study.trial import LONGEST_SECONDS, Trial, rounds, timed_steps, try_batch
 from chipwise.words.facts import fact
-from compilers import no_gpu_compiler as no_gpu_compiler
 from refusals import refused
 
 
@@ -206,27 +204,6 @@ def test_running_out_of_memory_is_an_answer_and_other_errors_are_raised():
         try_batch(failing(ZeroDivisionError()), on=On(devices=1))
 
 
-def test_an_absent_chip_is_asked_of_the_planner():
-    found = find_planned_batch(recipe(), "t4", cw.plan)
-    (planned,) = cw.plan(recipe(batch=100), ["t4"])
-    assert (found.target, found.batch, found.memory) == ("t4", 100, planned.memory)
-    assert not found.confirmed and found.examples_per_second == {} and found.notes[0]["method"] == "compiled"
-    (own,) = cw.plan(recipe(), ["t4"])
-    assert found.predicted == {8: own.examples_per_second, 100: planned.examples_per_second}
-    assert found.to_json()["predicted_examples_per_second"]["8"]["value"] == own.examples_per_second.value
-
-
-@pytest.mark.slow
-def test_an_absent_chip_with_too_little_memory(monkeypatch):
-    (small,) = cw.plan(recipe(batch=60), ["t4"])
-    monkeypatch.setattr(device_memory, "available", lambda target: (small.memory.needed, "pretended"))
-    found = find_planned_batch(recipe(batch=56), "t4", cw.plan)
-    assert found.bound.code == "bound-memory" and found.batch == 60 and found.memory.fits
-    monkeypatch.setattr(device_memory, "available", lambda target: (10, "pretended"))
-    none = find_planned_batch(recipe(), "t4", cw.plan)
-    assert none.batch is None and none.memory.needed > 10
-
-
 def test_an_optimizer_without_a_rule_is_said_to_have_none(stepped):
     lion = recipe(optimizer=cw.from_optax(optax.lion, learning_rate=1e-3))
     found = find_batch(lion, on=On(devices=1), at_most=16)
@@ -238,8 +215,6 @@ def test_what_cannot_be_searched_is_an_error(stepped):
     for wrong in (3, 0, -1, True):
         with refused(cw.errors.RecipeError, "at-most-below-least", least=4):
             find_batch(recipe(), on=On(devices=1), at_most=wrong)
-    with pytest.raises(cw.errors.DeviceError, match="v9"):
-        find_planned_batch(recipe(), "v9-8", cw.plan)
     with pytest.raises(cw.errors.DeviceError, match="3 devices"):
         find_batch(recipe(), on=On(devices=3))
     few = dataclasses.replace(

@@ -7,12 +7,8 @@ import json
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-
-from ..errors import DeviceError
 from ..explain.terminal import console, lines, table
 from ..machine.hosts import hosts
 from ..words.facts import Fact, fact
@@ -110,7 +106,6 @@ def _bars(smoothed: np.ndarray) -> str:
 def find_batch(
     recipe: options.Given,
     here: options.Here,
-    on: str | None = option("Absent devices, such as v5e-8,t4. [this machine's]", "TARGETS"),
     at_most: int | None = option("Search no further than this batch.", "N"),
     exact: bool = options.EXACT,
     json_: bool = options.JSON,
@@ -121,59 +116,35 @@ def find_batch(
     Examples:
       chipwise find-batch digits
       chipwise find-batch cifar10-davidnet --at-most 4096
-      chipwise find-batch mnist --on v5e-8,t4 --json
+      chipwise find-batch mnist --json
+
+    Of chips that are not here: chipwise plan RECIPE --on v5e-8 --largest-batch.
     """
-    targets: list[str | None] = [name.strip() for name in (on or "").split(",") if name.strip()] or [None]
-    if on is not None:
-        if here != options.Here():
-            raise DeviceError("absent-and-here", "--on is for absent devices: leave out options of these.")
-        options.only_look()
-    where = here.on(exact=exact)
-    from ..chips.targets import parse
-    from ..planner.ask import plan
-    from ..study.find_batch import SCHEMA, find_planned_batch
     from ..study.find_batch import find_batch as find
 
-    for name in filter(None, targets):
-        parse(name)  # an unknown target is refused before the work
-    loaded = recipe.load()
-    more: dict[str, Any] = {"at_most": at_most, "progress": "none" if json_ else "auto"}
-
-    def search_on(target: str | None) -> BatchSearch:
-        if target is None:
-            return find(loaded, on=where, **more)
-        return find_planned_batch(loaded, target, plan, exact=exact, **more)
-
-    searches = [search_on(target) for target in targets]
+    where = here.on(exact=exact)
+    search = find(recipe.load(), on=where, at_most=at_most, progress="none" if json_ else "auto")
     if json_:
-        print(json.dumps({"schema": SCHEMA, "searches": [search.to_json() for search in searches]}))
+        print(json.dumps(search.to_json()))
         return
-    to = console()
-    to.print(_batches(searches))
-    for search in searches:
-        notes = [*_facts(search), *search.notes]
-        lines(to, f"\n{search.target}", *(f"- {note}" for note in notes))
-    for batch in dict.fromkeys(search.batch for search in searches if search.batch is not None):
-        _move(to, [search for search in searches if search.batch == batch], recipe)
-    lines(to, "", fact("largest-is-not-best"))
-
-
-def _batches(searches: list[BatchSearch]) -> Table:
-    cells = []
-    for search in searches:
-        counts = (search.batch, search.batch_per_replica, search.batch_per_device)
-        sizes = ("-", "-")
-        if search.memory is not None:
-            sizes = (byte_size(search.memory.needed), byte_size(search.memory.available))
-        cells.append([search.target, *("-" if n is None else f"{n:,}" for n in counts), *sizes, search.bound])
+    counts = (search.batch, search.batch_per_replica, search.batch_per_device)
+    sizes = (byte_size(search.memory.needed), byte_size(search.memory.available))
+    cells = [search.target, *("-" if n is None else f"{n:,}" for n in counts), *sizes, search.bound]
     columns = ("target", "batch", "a replica", "a device", "needs", "has", "bound by")
-    return table(columns, cells, left=("target", "bound by"), fold=columns)
+    to = console()
+    to.print(table(columns, [cells], left=("target", "bound by"), fold=columns))
+    lines(to, "", *(f"- {note}" for note in (*_facts(search), *search.notes)))
+    if search.move is not None:
+        lines(to, "", fact("at-batch", batch=search.batch), "", search.move)
+    lines(to, *(f"\nwarning: {finding}" for finding in search.findings))
+    if search.move is not None:
+        lines(to, "", next_line(recipe, search.move, batch=search.batch))
+    lines(to, "", fact("largest-is-not-best"))
 
 
 def _facts(search: BatchSearch) -> Iterator[Fact]:
     """The source of the memory, whether the batch was tried, and the speed of each batch."""
-    if search.memory is not None:
-        yield fact("memory-of-a-device", source=search.memory.available_source)
+    yield fact("memory-of-a-device", source=search.memory.available_source)
     if search.batch is not None:
         yield fact("batch-tried" if search.confirmed else "batch-not-tried", batch=search.batch)
     own = search.old.batch
@@ -182,8 +153,6 @@ def _facts(search: BatchSearch) -> Iterator[Fact]:
         mean = statistics.geometric_mean(speeds)
         low, high = min(speeds), max(speeds)
         yield fact(code, mean=mean, batch=batch, own=own, low=low, high=high, rounds=len(speeds))
-    for batch, speed in search.predicted.items():
-        yield fact("batch-predicted", value=speed.value, low=speed.low, high=speed.high, batch=batch, own=own)
     gain = search.speedup
     if gain is not None and (gain.low is None or gain.high is None):
         yield fact("batch-gain-once", batch=search.batch, gain=gain.value, own=own)
@@ -191,15 +160,3 @@ def _facts(search: BatchSearch) -> Iterator[Fact]:
         unclear = (gain.low or 0) <= 1 <= (gain.high or 0)
         code = "batch-gain-unclear" if unclear else "batch-gain"
         yield fact(code, batch=search.batch, gain=gain.value, own=own, low=gain.low, high=gain.high)
-
-
-def _move(to: Console, same: list[BatchSearch], given: options.Given) -> None:
-    """Prints what changes at a batch, once for all targets with that batch."""
-    first = same[0]
-    if first.move is not None:
-        lines(to, "", fact("at-batch", batch=first.batch, targets=[search.target for search in same]))
-        lines(to, "", first.move)
-    for text in dict.fromkeys(str(finding) for search in same for finding in search.findings):
-        lines(to, f"\nwarning: {text}")
-    if first.move is not None:
-        lines(to, "", next_line(given, first.move, batch=first.batch))

@@ -7,7 +7,6 @@ the device is present, real steps confirm the result, and are timed in turn with
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +26,7 @@ from .stats import Difference, ratio
 from .transfer import Transfer, transfer
 from .trial import LEAST_STEPS, LONGEST_SECONDS, needed, rounds, try_batch
 
-SCHEMA = "chipwise.find_batch/1"
+SCHEMA = "chipwise.find_batch/2"
 SAFE_SHARE = 0.5
 """Of the host's free memory, up to which a batch is tried on the CPU: a host that runs out of memory does not
 refuse, it kills."""
@@ -35,16 +34,15 @@ refuse, it kills."""
 
 @dataclass(frozen=True)
 class BatchSearch:
-    """The largest batch of a recipe on one target.
+    """The largest batch of a recipe on this machine.
 
     *Fields:*
 
-    - `old`: the recipe; `target`: such as "this machine, 1 × cpu" or "v5e-8"; `devices`: the number used.
+    - `old`: the recipe; `target`: such as "this machine, 1 × cpu"; `devices`: the number used.
     - `batch`: global, or None if not even one example per replica fits; `bound`: a fact, what limits it.
-    - `memory`: bytes of one device at that batch, or at the smallest if none fits; None if unknown.
+    - `memory`: bytes of one device at that batch, or at the smallest if none fits.
     - `confirmed`: whether real steps ran with it.
-    - `examples_per_second`: measured, by global batch, a value for each round; `predicted`: examples/s of an
-      absent target by global batch, each a `Range` of its plan.
+    - `examples_per_second`: measured, by global batch, a value for each round.
     - `move`: the transfer to that batch, or None; `findings`: of `cw.check` for it; `notes`: facts.
     """
 
@@ -52,11 +50,10 @@ class BatchSearch:
     target: str
     devices: int
     batch: int | None
-    memory: Memory | None
+    memory: Memory
     bound: Fact
     confirmed: bool = False
     examples_per_second: dict[int, tuple[float, ...]] = field(default_factory=dict)
-    predicted: dict[int, Any] = field(default_factory=dict)
     move: Transfer | None = None
     findings: tuple[Finding, ...] = ()
     notes: tuple[Any, ...] = ()
@@ -82,11 +79,11 @@ class BatchSearch:
         """Plain JSON values."""
         same = "target devices batch batch_per_replica batch_per_device confirmed bound speedup notes"
         return {
+            "schema": SCHEMA,
             "recipe": self.old.describe(),
             **plain({name: getattr(self, name) for name in same.split()}),
-            "memory_bytes_per_device": self.memory and self.memory.json(),
+            "memory_bytes_per_device": self.memory.json(),
             "examples_per_second": plain(self.examples_per_second),
-            "predicted_examples_per_second": plain(self.predicted),
             "findings": [finding.json() for finding in self.findings],
             "transfer": self.move and self.move.to_json(),
         }
@@ -102,7 +99,7 @@ def find_batch(
 
     *Arguments:*
 
-    - `on` and `progress`: as in `fit`. For absent chips, `cw.plan(recipe, find_largest_batch=True)`.
+    - `on` and `progress`: as in `fit`. For other chips, `cw.plan(recipe, find_largest_batch=True)`.
     - `at_most`: an upper limit of the search.
 
     Raises `RecipeError` for `at_most` below the replicas or a recipe that cannot be traced, `DeviceError` as
@@ -216,49 +213,6 @@ def _dared(batch: int, memory: Memory | None, own: int, speeds: dict[int, list[f
     if own in speeds and (seconds := LEAST_STEPS * batch / speeds[own][0]) > LONGEST_SECONDS:
         return fact("batch-slow", batch=batch, own=own, seconds=seconds)
     return None
-
-
-def find_planned_batch(
-    recipe: Recipe,
-    on: str,
-    plan: Callable[..., Any],
-    *,
-    exact: bool = True,
-    at_most: int | None = None,
-    progress: str = "auto",
-) -> BatchSearch:
-    """`find_batch` for an absent chip, such as `"v5e-8"` or `"t4"`. *Arguments:* `plan`: `cw.plan`.
-
-    Raises also `DeviceError` for an unknown chip.
-    """
-    unit, limit, reporter = recipe.least_batch, _limit(recipe, at_most), Reporter(progress)
-
-    def at(batch: int) -> Any:
-        reporter.say(fact("planning-batch", target=on, batch=batch))
-        return plan(dataclasses.replace(recipe, batch=batch), [on], exact=exact)[0]
-
-    planned = at(limit // unit * unit)
-    batch: int | None = limit // unit * unit
-    if planned.memory is None or not planned.memory.fits:
-        if planned.memory is not None:
-            reporter.say(fact("searching-largest", target=on))
-        asked = plan(recipe, [on], exact=exact, find_largest_batch=planned.memory is not None)[0]
-        batch = min(asked.largest_batch, limit // unit * unit) if asked.largest_batch else None
-        planned = at(batch or unit)
-    notes = [fact("plan-not-tried", target=planned.target, method=planned.method)]
-    if planned.problem is not None:
-        notes.append(fact("plan-problem", target=planned.target, problem=str(planned.problem)))
-    answer = BatchSearch(
-        recipe, planned.target, planned.devices, batch, planned.memory,
-        fact("bound-unknown" if planned.memory is None else "bound-nothing-fits"), notes=tuple(notes),
-    )  # fmt: skip
-    if batch is None:
-        return answer
-    plans = [planned] if batch == recipe.batch else [at(recipe.batch), planned]
-    fitting = [one for one in plans if one.memory is None or one.memory.fits]
-    predicted = {one.batch: one.examples_per_second for one in fitting if one.examples_per_second is not None}
-    bound = _bound(recipe, batch, limit)
-    return _moved(dataclasses.replace(answer, bound=bound, predicted=predicted), on)
 
 
 def _bound(recipe: Recipe, batch: int, limit: int) -> Fact:
