@@ -80,7 +80,7 @@ def test_split_shards_and_limits(chipwise, src, tmp_path):
     said = chipwise("pack", src / "train", out, *rest, "--max-skipped", 0)
     assert said.code == 3 and said.err.count("\n") == 1, said.err
     numbers = {"src": str(src / "train"), "name": "bee/003.jpeg", "partial": tmp_path / ".out.partial"}
-    assert said.error.code == "pack-skipped-first"
+    assert said.error.code == "pack-skipped-many"
     assert {name: said.error.facts[name] for name in numbers} == numbers and said.error.facts["limit"] == 0
     assert chipwise("pack", src / "train", out, *rest, "--strict").code == 3
     assert chipwise("pack", out).refused(3, "pack-not-finished", path=out)

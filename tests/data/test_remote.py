@@ -1,6 +1,5 @@
 """Data at URLs, from a server of this test's own and from fsspec's memory."""
 
-import base64
 import contextlib
 import errno
 import hashlib
@@ -14,7 +13,6 @@ import sys
 import threading
 from collections import Counter, defaultdict
 from pathlib import Path
-from types import SimpleNamespace
 from urllib.parse import quote, unquote
 
 import fsspec
@@ -397,41 +395,6 @@ def test_a_file_without_an_end_is_left_after_the_listed_size(server):
     server.sizes, server.endless = "only to HEAD", True
     with refused(DataError, "fetch-failed", file="x.tar", reason="EOFError more than 1,048,576 bytes came"):
         fetch(f"{server.url}/x.tar")
-
-
-@pytest.mark.parametrize("came", [b"whole", b"other"])
-def test_a_digest_that_the_place_states_is_checked(memory, place, monkeypatch, came):
-    """As Google Cloud Storage lists files: with the MD5 of their contents."""
-    memory.pipe("/b/p/a.bin", came)
-    listed, stated = type(memory).ls, base64.b64encode(hashlib.md5(b"whole").digest()).decode()
-
-    def ls(self, path, detail=True, **options):
-        return [{**info, "md5Hash": stated} for info in listed(self, path, detail=True, **options)]
-
-    monkeypatch.setattr(type(memory), "ls", ls)
-    if came == b"whole":
-        assert content(fetch("memory://b/p")) == {"a.bin": b"whole"}
-    else:
-        with refused(DataError, "fetched-not-as-listed", file="p/a.bin"):
-            fetch("memory://b/p")
-        assert not list(place.rglob("a.bin"))
-
-
-@pytest.mark.parametrize(
-    "info, digest",
-    [
-        ({}, None),
-        ({"ETag": '"5d41402abc4b2a76b9719d911017c592"'}, None),  # S3: not the MD5 of what is encrypted
-        ({"md5Hash": "XUFAKrxLKna5cZ2REBfFkg=="}, ("md5", "5d41402abc4b2a76b9719d911017c592")),
-        ({"md5Hash": "?"}, None),
-        ({"md5Hash": None}, None),
-        ({"lfs": {"sha256": 32 * "ab"}}, ("sha256", 32 * "ab")),
-        ({"lfs": SimpleNamespace(sha256=32 * "cd")}, ("sha256", 32 * "cd")),
-        ({"lfs": {"sha256": "../x"}}, None),
-    ],
-)
-def test_what_is_a_digest(info, digest):
-    assert remote.stated_digest(info) == digest
 
 
 def test_without_connection_what_was_fetched_serves(server, memory, monkeypatch):

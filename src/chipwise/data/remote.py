@@ -14,7 +14,6 @@ are listed again at the end. A web server need not list a packed folder, since m
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import errno
 import fcntl
@@ -126,13 +125,13 @@ def local(
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """`name`: its path in the cache's entry; `remote`: on the filesystem; `digest`, if known: an algorithm of
-    hashlib, and the hexadecimal digest; `version`: changes with the file."""
+    """`name`: its path in the cache's entry; `remote`: on the filesystem; `sha256`, if a manifest states it;
+    `version`: changes with the file."""
 
     name: str
     remote: str
     nbytes: int
-    digest: tuple[str, str] | None = None
+    sha256: str | None = None
     version: tuple[str, ...] = ()
 
 
@@ -154,7 +153,7 @@ def _fetched(url: _Url, files: list[RemoteFile], entry: Path, limit_bytes: float
             _fetch(url, files, partial)
         except DataError as error:
             failure = error
-        known = all(file.digest for file in files)
+        known = all(file.sha256 for file in files)
         if (failure or not known) and _version(url.look()) != _version(files):
             shutil.rmtree(partial)
             return False
@@ -190,7 +189,7 @@ def _fetch(url: _Url, files: list[RemoteFile], to: Path) -> None:
                 time.sleep(pause)
         with open(part, "rb") as opened:
             os.fsync(opened)  # or after a power cut the file might lack its contents
-            if file.digest and hashlib.file_digest(opened, file.digest[0]).hexdigest() != file.digest[1]:
+            if file.sha256 and hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
                 wrong = "{file:plain} of {data} does not have its stated digest: it is damaged at the source."
                 raise DataError("fetched-not-as-listed", wrong, data=url.shown, file=file.name)
         (to / file.name).parent.mkdir(parents=True, exist_ok=True)
@@ -316,7 +315,7 @@ class _Url:
                     if size < 0:  # would hide the bytes of another file from the cache's limit
                         raise ValueError(f"{size} bytes")
                     remote = f"{self.path}/{split}/{quote(name) if self.http else name}"
-                    files.append(RemoteFile(f"{self.name}/{split}/{name}", remote, size, ("sha256", sha256)))
+                    files.append(RemoteFile(f"{self.name}/{split}/{name}", remote, size, sha256))
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 why = f"{type(error).__name__}: {error}"
                 raise DataError("manifest-damaged", path=f"{self.shown}/{at}", reason=why) from error
@@ -337,7 +336,7 @@ class _Url:
             wrong = "{url}: the server does not state the size of {file:plain}: download it yourself."
             raise DataError("size-untold", wrong, url=self.shown, file=name)
         version = tuple(str(info.get(mark, "")) for mark in _MARKS)
-        return RemoteFile(name, info["name"], int(info["size"]), stated_digest(info), version)
+        return RemoteFile(name, info["name"], int(info["size"]), version=version)
 
     def _walk(self) -> dict[str, dict[str, Any]]:
         """All files below: name, with `/` on any system, to fsspec's information.
@@ -397,11 +396,9 @@ class _Url:
         try:
             return do(path)
         except Exception as error:  # every filesystem has its own exceptions
-            raise self._unreadable(self.shown.rstrip("/") + path.removeprefix(self.path), error) from error
-
-    def _unreadable(self, where: str, error: Exception) -> DataError:
-        wrong = "{url} cannot be read: {reason}. Check the address, the network, and your permission."
-        return DataError("url-unreadable", wrong, url=where, reason=self.reason(error))
+            where = self.shown.rstrip("/") + path.removeprefix(self.path)
+            wrong = "{url} cannot be read: {reason}. Check the address, the network, and your permission."
+            raise DataError("url-unreadable", wrong, url=where, reason=self.reason(error)) from error
 
     def reason(self, error: BaseException) -> str:
         """Why something failed, in one line without secrets."""
@@ -415,19 +412,6 @@ class _Url:
         """Raises `DataError` for a path that leads out of its folder on any system."""
         if not parts or any(part in ("", ".", "..") or {*part} & {*"/\\\0"} for part in parts):
             raise DataError("file-outside", path=self.shown, name="/".join(parts))
-
-
-def stated_digest(info: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The digest of a file that the server states: Google's MD5, Hugging Face's SHA-256 of a large file. S3's
-    ETag is not used: for encrypted files and multipart uploads it is not a digest."""
-    lfs = info.get("lfs")
-    sha256 = lfs.get("sha256") if isinstance(lfs, Mapping) else getattr(lfs, "sha256", None)
-    if isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256):
-        return "sha256", sha256
-    with contextlib.suppress(TypeError, ValueError):
-        md5 = base64.b64decode(info["md5Hash"], validate=True) if "md5Hash" in info else b""
-        return ("md5", md5.hex()) if len(md5) == 16 else None
-    return None
 
 
 def _status(error: BaseException | None) -> int | None:
@@ -454,7 +438,7 @@ def _without_secrets(text: str) -> str:
 
 
 def _version(files: list[RemoteFile]) -> str:
-    known = [[file.name, file.nbytes, file.digest, file.version] for file in files]
+    known = [[file.name, file.nbytes, file.sha256, file.version] for file in files]
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:12]
 
 

@@ -42,27 +42,3 @@ def test_jpeg_is_estimated_from_a_sample(tmp_path):
     assert report.enlarged == 120 == report.images
     assert report.splits["train"]["bytes"] == pytest.approx(job.prediction.bytes, rel=0.1)
     assert report.splits["train"]["files"] == 4
-
-
-class Counted:
-    """Examples that count how often they are read, by threads of their own or not."""
-
-    def __init__(self):
-        self.read: list[int] = []
-
-    def __len__(self):
-        return 200
-
-    def __getitem__(self, index):
-        self.read.append(index)
-        return {"image": np.full((4, 4, 3), index, np.uint8), "label": 0}
-
-
-def test_sampling_ends_in_time_but_not_where_it_decides_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr("chipwise.data.pack.packing.SAMPLE_SECONDS", 0.0)
-    for options, expected in (({}, 4), ({"shards": 2}, 4), ({"shards": 2, "store": "jpeg"}, 64)):
-        source = Counted()
-        job = Packing(source, tmp_path / "out", **options)
-        source.read.clear()
-        assert job.prediction.splits["train"].examples == 200 and len(source.read) == expected
-    assert max(source.read) == 199 and source.read != sorted(source.read)  # from all over the source

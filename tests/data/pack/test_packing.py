@@ -143,10 +143,10 @@ def test_the_limit_of_skipped_files_and_strict(tmp_path, store):
     reason, partial = why_not(b"?"), tmp_path / ".out.partial"
     with refused(DataError, "pack-strict", name="ant/003.jpeg", reason=reason, partial=partial):
         pack(src, out, store=store, shards=4, strict=True)
-    before = ["bee/000.jpeg", "ant/003.jpeg"]
+    names = ["cat/002.jpeg", "bee/000.jpeg", "ant/003.jpeg"]
     for _ in range(2):
         with refused(
-            DataError, "pack-skipped-many", limit=2, name="cat/002.jpeg", reason=reason, before=before
+            DataError, "pack-skipped-many", limit=2, name="cat/002.jpeg", reason=reason, names=names
         ):
             pack(src, out, store=store, shards=4, max_skipped=2)
     assert not out.exists()

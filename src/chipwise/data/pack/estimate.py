@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +13,9 @@ import numpy as np
 from ...errors import DataError
 from ..manifest import record_dtype
 from .examples import Form, records
-from .folders import Listing, Split
+from .folders import Listing
 
-SAMPLE = 64  # at most; examples that are read, decoded and encoded to predict the rest
-SAMPLE_SECONDS, _SAMPLE_LEAST = 2.0, 4  # time limit; large photographs take 0.3 s each
+SAMPLE = 32  # examples of a split that are read, decoded and encoded to predict the rest
 _RECORD_SECONDS = 4e-5  # passing one on, checksum, sums and writing: one thread's work
 
 
@@ -52,12 +51,11 @@ def predict(
     workers: int,
     name_bytes: Mapping[str, int],
     check: Callable[[str, tuple[int, ...] | None], None],
-    seconds: float | None = None,
 ) -> Prediction:
     """Predicts size and time from up to `SAMPLE` examples of each split, evenly spread, which are converted.
 
     *Arguments:* `name_bytes`: of the longest name, by split; `check`: called with each name and shape, in the
-    order of the listing, and may raise; `seconds`: a time limit for sampling all splits.
+    order of the listing, and may raise.
 
     Raises `DataError` if no example of a split's sample can be packed.
     """
@@ -66,42 +64,26 @@ def predict(
     shapes: set[tuple[int, ...] | None] = set()
     for name, split in listing.splits.items():
         began = time.perf_counter()
-        rows: list[int] = []
-        pieces = _spread(split, rows, None if seconds is None else seconds / len(listing.splits))
+        rows = np.unique(np.linspace(0, len(split) - 1, min(SAMPLE, len(split))).astype(np.int64)).tolist()
         sizes: list[int] = []
-        seen, failed = {}, {}  # row to name and shape, or reason; all pixels might not fit in memory
-        for number, [record] in enumerate(records(split, pieces, form, workers)):
+        failed = []
+        for [record] in records(split, ([row] for row in rows), form, workers):
             if record.error is not None:
-                failed[rows[number]] = {"name": record.name, "reason": str(record.error)}
+                failed.append({"name": record.name, "reason": str(record.error)})
                 continue
-            seen[rows[number]] = record.name, record.shape
+            check(record.name, record.shape)
+            shapes.add(record.shape if form.store == "raw" else None)
             sizes.append(record.nbytes)
             enlarged.append(record.enlarged)
         total += len(split) * ((time.perf_counter() - began) / len(rows) + _RECORD_SECONDS)
-        if not seen:
+        if not sizes:
             wrong = "None of {sampled} sampled entries of {split} can be packed. {name:plain}: {reason}"
-            raise DataError("pack-none-sampled", wrong, sampled=len(rows), split=name, **failed[min(failed)])
-        for row in sorted(seen):
-            check(*seen[row])
-        shapes |= {shape if form.store == "raw" else None for _, shape in seen.values()}
+            raise DataError("pack-none-sampled", wrong, sampled=len(rows), split=name, **failed[0])
         nbytes = float(np.mean(sizes))
         line = record_dtype(form.store, name_bytes[name]).itemsize
         splits[name] = Share(len(split), round(len(split) * (nbytes + line)), nbytes)
     shape = shapes.pop() if len(shapes) == 1 else None
     return Prediction(splits, total, form.store == "raw", shape, float(np.mean(enlarged)))
-
-
-def _spread(split: Split, sampled: list[int], seconds: float | None) -> Iterator[list[int]]:
-    """Yields rows spread evenly over `split` until the time limit; `sampled` gets them too."""
-    rows = np.unique(np.linspace(0, len(split) - 1, min(SAMPLE, len(split))).astype(np.int64))
-    began = time.perf_counter()
-    # Shuffled, or the time limit would select the first classes
-    for row in np.random.default_rng(0).permutation(rows).tolist():
-        late = seconds is not None and time.perf_counter() - began > seconds
-        if late and len(sampled) >= _SAMPLE_LEAST:
-            return
-        sampled.append(row)
-        yield [row]
 
 
 def check_disk(folder: Path, needed: int) -> int:

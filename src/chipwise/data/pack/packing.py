@@ -33,7 +33,7 @@ from ..images import MAX_PIXELS
 from ..manifest import MANIFEST
 from ..remote import local
 from .documents import is_text
-from .estimate import SAMPLE_SECONDS, Prediction, check_disk, predict
+from .estimate import Prediction, check_disk, predict
 from .examples import Entry, Form, check_alike, pieces_of, records
 from .folders import divided
 from .hub import on_hub
@@ -182,15 +182,10 @@ class Packing:
 
         Raises `DataError` if no example of the sample can be packed.
         """
-        # A given number of shards is cut by the prediction, so the sample must not depend on time
-        timed = self.options.shards == "auto" or self.form.store == "raw"
         self._first = None
         with warnings.catch_warnings():  # `Encoded` has its own limit
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            return predict(
-                self.listing, self.form, self.workers, self._name_bytes, self._check_size,
-                SAMPLE_SECONDS if timed else None,
-            )  # fmt: skip
+            return predict(self.listing, self.form, self.workers, self._name_bytes, self._check_size)
 
     @property
     def needed(self) -> int:
@@ -322,19 +317,13 @@ class Packing:
         if self.options.strict:
             raise self._refused(record.name, reason)
         if skipped + len(writer.skipped) >= self.max_skipped:
-            before = [entry["name"] for entry in writer.skipped[::-1]]
+            names = [record.name, *(entry["name"] for entry in writer.skipped[::-1])]
             numbers = {"src": self.src, "name": record.name, "reason": reason, "partial": self.partial}
-            if not before:
-                wrong = (
-                    "{src}: more than {limit} entries cannot be packed, first {name:plain}: {reason} Give "
-                    "--max-skipped N, or fix them and rm -r {partial}."
-                )
-                raise DataError("pack-skipped-first", wrong, limit=self.max_skipped, **numbers)
             wrong = (
-                "{src}: more than {limit} entries cannot be packed. The last is {name:plain}: {reason} "
-                "Before it: {before:few}. Give --max-skipped N, or fix them and rm -r {partial}."
+                "{src}: more than {limit} entries cannot be packed. The last is {name:plain}: {reason} Give "
+                "--max-skipped N, or fix them ({names:few}) and rm -r {partial}."
             )
-            raise DataError("pack-skipped-many", wrong, limit=self.max_skipped, before=before, **numbers)
+            raise DataError("pack-skipped-many", wrong, limit=self.max_skipped, names=names, **numbers)
         writer.skip(record.name, reason)
 
     def _refused(self, name: str, reason: str) -> DataError:

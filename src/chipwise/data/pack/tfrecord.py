@@ -3,11 +3,12 @@
     uint64 length | uint32 masked CRC-32C of it | data | uint32 masked CRC-32C of the data
 
 (https://www.tensorflow.org/tutorials/load_data/tfrecord). The data is a protocol buffer: an Example is a map
-from names to lists of bytes, float32 or int64. Only the wire format is needed here.
+from names to lists of bytes, float32 or int64.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,6 @@ from .folders import Listing, Numbered, Split
 
 MOST = 1 << 30  # bytes of a record; a larger length is damage
 _MASK = 0xA282EAD8
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 
 Value = list[bytes] | np.ndarray
 """Of a feature: bytes, float32 or int64."""
@@ -49,83 +49,60 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
             offset += 16 + length
 
 
+_SCHEMA = {
+    "BytesList": "value 1 repeated bytes",
+    "FloatList": "value 1 repeated float",
+    "Int64List": "value 1 repeated int64",
+    "Feature": "bytes_list 1 optional BytesList, float_list 2 optional FloatList, "
+    "int64_list 3 optional Int64List",
+    "Entry": "key 1 optional bytes, value 2 optional Feature",  # of a map, as it is stored
+    "Features": "feature 1 repeated Entry",
+    "Example": "features 1 optional Features",
+}
+"""tensorflow/core/example/{example,feature}.proto: name, number, label and type of each field."""
+
+
+@functools.cache
+def _example_class() -> Any:
+    """The class of `tf.train.Example`, from its schema."""
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    except ImportError as error:
+        raise RecipeError("pack-library", library="protobuf") from error
+    file = descriptor_pb2.FileDescriptorProto(name="chipwise/example.proto", package="chipwise")
+    kinds = descriptor_pb2.FieldDescriptorProto
+    for message, fields in _SCHEMA.items():
+        made = file.message_type.add(name=message)
+        for field in fields.split(", "):
+            name, number, label, kind = field.split()
+            of: dict[str, Any] = {"type": kinds.TYPE_MESSAGE, "type_name": f".chipwise.{kind}"}
+            if kind not in _SCHEMA:
+                of = {"type": kinds.Type.Value(f"TYPE_{kind.upper()}")}
+            label = kinds.Label.Value(f"LABEL_{label.upper()}")
+            made.field.add(name=name, number=int(number), label=label, **of)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("chipwise.Example"))
+
+
 def example(data: bytes) -> dict[str, Value]:
     """The features of a `tf.train.Example`. Raises `ValueError` for other bytes."""
-    found: dict[str, Value] = {}
-    for features in _messages(data, 1):
-        for entry in _messages(features, 1):
-            names, values = list(_messages(entry, 1)), list(_messages(entry, 2))
-            if len(names) != 1 or len(values) != 1:
-                raise ValueError("a feature without its name or its values")
-            found[names[0].decode()] = _values(values[0])
-    return found
+    read = _example_class()
+    from google.protobuf.message import DecodeError
+
+    try:
+        entries = read.FromString(data).features.feature
+    except DecodeError as error:
+        raise ValueError(str(error)) from error
+    return {entry.key.decode(): _values(entry.value) for entry in entries}
 
 
-def _values(feature: bytes) -> Value:
-    for number, kind, value in _fields(feature):
-        if kind != _BYTES:
-            break
-        if number == 1:
-            return list(_messages(value, 1))
-        if number == 2:
-            floats = (v for _, of, v in _fields(value) if of in (_BYTES, _FIXED32))
-            return np.frombuffer(b"".join(floats), "<f4")
-        if number == 3:
-            return np.asarray(list(_integers(value)), np.int64)
-    return []
-
-
-def _integers(items: bytes) -> Iterator[int]:
-    """The integers of a list, packed or not."""
-    for _, kind, value in _fields(items):
-        at = 0
-        if kind == _VARINT:
-            yield _signed(value)
-        while kind == _BYTES and at < len(value):
-            number, at = _varint(value, at)
-            yield _signed(number)
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >= 1 << 63 else number
-
-
-def _messages(data: bytes, number: int) -> Iterator[bytes]:
-    return (value for n, kind, value in _fields(data) if n == number and kind == _BYTES)
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
-    """Number, wire type and value of each field: an int for a varint, else its bytes."""
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        number, kind = tag >> 3, tag & 7
-        if kind == _VARINT:
-            value, at = _varint(data, at)
-            yield number, kind, value
-            continue
-        if kind == _BYTES:
-            size, at = _varint(data, at)
-        elif kind in (_FIXED32, _FIXED64):
-            size = 4 if kind == _FIXED32 else 8
-        else:
-            raise ValueError(f"wire type {kind}")
-        if at + size > len(data):
-            raise ValueError("a field is longer than what is left")
-        yield number, kind, data[at : at + size]
-        at += size
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            break
-        value |= (data[at] & 127) << shift
-        at += 1
-        if data[at - 1] < 128:
-            return value & (1 << 64) - 1, at
-    raise ValueError("a number without an end")
+def _values(feature: Any) -> Value:
+    if feature.HasField("float_list"):
+        return np.asarray(feature.float_list.value, np.float32)
+    if feature.HasField("int64_list"):
+        return np.asarray(feature.int64_list.value, np.int64)
+    return list(feature.bytes_list.value)
 
 
 # ---- the rows of files
