@@ -1,10 +1,19 @@
-"""Files written whole or not at all, read without waiting for ever, and JSON values read with their types."""
+"""Files written whole or not at all, read without waiting for ever, and JSON values read with their types.
+
+A folder of a run, a study, a pack or predictions may come from somebody else. The functions called
+`..._inside` and `hold` open its files: no link, pipe or device at a file's name is followed, waited for or
+written through. The folder itself may be reached through a link.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import json
 import os
+import secrets
+import socket
 import stat
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -12,7 +21,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, get_args, get_origin, get_type_hints
 
-from .errors import DataError
+from .errors import DataError, RunError
 from .words.figures import known
 
 MOST_BYTES = 1 << 26  # of a settings or results file: a larger file is not one
@@ -32,7 +41,11 @@ def open_regular(path: str | os.PathLike) -> BinaryIO:
 def read_regular(path: str | os.PathLike, most: int = MOST_BYTES) -> bytes:
     """All bytes of a regular file. `OSError` for another, and for one of more than `most` bytes."""
     with open_regular(path) as file:
-        content = file.read(most + 1)
+        return _at_most(file, most, path)
+
+
+def _at_most(file: BinaryIO, most: int, path: str | os.PathLike) -> bytes:
+    content = file.read(most + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"more than {most:,} bytes", str(path))
     return content
@@ -63,6 +76,116 @@ def replace_bytes(path: str | os.PathLike, content: bytes, code: str, **facts: A
             Path(temporary).unlink(missing_ok=True)
         raise DataError(code, path=to, reason=error.strerror or str(error), **facts) from None
     return to
+
+
+# ---- files in a folder that somebody else may have made
+
+
+def open_inside(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of the regular file `path`, opened with `flags`. Raises `OSError`, and `RunError`
+    "file-not-plain" where a link, a pipe or a device has its name."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe is refused below instead of waited for
+        handle = os.open(path.name, flags, 0o644, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise _not_plain(path, os.lstat(path).st_mode) from None
+        raise
+    finally:
+        os.close(folder)
+    kind = os.fstat(handle).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(handle)
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
+        raise _not_plain(path, kind)
+    return handle
+
+
+def read_inside(path: Path, most: int = MOST_BYTES) -> bytes:
+    """All bytes of a file, opened by `open_inside`. `OSError` also for more than `most` bytes."""
+    with os.fdopen(open_inside(path), "rb") as file:
+        return _at_most(file, most, path)
+
+
+def put_inside(path: Path, content: bytes, durable: bool = False) -> None:
+    """Replaces `path` by a new file, or leaves it untouched and raises `OSError`. With `durable`, waits for
+    the disk. A link at `path` would be replaced and not followed."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    temporary = f".{path.name}.{secrets.token_hex(4)}.part"
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                if durable:
+                    file.flush()
+                    os.fsync(handle)
+            os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            os.unlink(temporary, dir_fd=folder)
+            raise
+        if durable:
+            os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def check_inside(folder: Path, *names: str) -> None:
+    """Raises `RunError` "file-not-plain" if one of `names` in `folder` (by default all), or anything below
+    one, is neither a file nor a folder, or is a small file of Orbax without end. Called before a library
+    opens files."""
+    paths = [folder / name for name in names or os.listdir(folder)]
+    for path in paths:  # which grows
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # another process may write here
+            about = os.lstat(path)
+            if stat.S_ISDIR(about.st_mode):
+                paths += path.iterdir()
+            elif not stat.S_ISREG(about.st_mode) or (path.name in _SMALL and about.st_size > MOST_BYTES):
+                raise _not_plain(path, about.st_mode)
+
+
+_SMALL = ("_CHECKPOINT_METADATA", "_METADATA", "_sharding", "metadata")  # which Orbax reads whole
+_KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFREG: "too large"}
+
+
+def _not_plain(path: Path, mode: int) -> RunError:
+    text = "{path} is {kind}: expected a plain file or folder of its own. Delete it, or name another folder."
+    return RunError("file-not-plain", text, path=str(path), kind=_KINDS.get(stat.S_IFMT(mode), "a device"))
+
+
+def hold(folder: Path, *names: str) -> BinaryIO:
+    """The open lock file of `folder`; the lock is released when it is closed or the process ends.
+
+    Checks `names`, which only its holder writes, by `check_inside`, and removes what a killed `put_inside` of
+    them left. Raises `RunError` while another process has the lock.
+    """
+    lock = os.fdopen(open_inside(folder / "lock", os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+b", buffering=0)
+    try:
+        # The kernel releases it when the process ends for any reason, so there are no stale locks.
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        check_inside(folder, *names, "lock")
+        remove_temporaries(folder, *names)
+    except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read(200).decode(errors="replace").strip() or "another process"
+        lock.close()
+        text = "{path} is in use by {holder}: wait for it, or name another folder."
+        raise RunError("folder-in-use", text, path=str(folder), holder=holder) from None
+    except BaseException:
+        lock.close()
+        raise
+    with contextlib.suppress(OSError):  # if the disk is full, writing the folder's files will fail too
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+    return lock
+
+
+def remove_temporaries(folder: Path, *names: str) -> None:
+    """Removes what a killed `put_inside` of files called `names` left."""
+    for left in (path for name in names for path in folder.glob(f".{name}.????????.part")):
+        left.unlink()
 
 
 # ---- JSON values of known types

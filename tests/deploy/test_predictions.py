@@ -7,9 +7,9 @@ import pytest
 
 import chipwise as cw
 import tasks
+from chipwise.atomic import hold
 from chipwise.deploy import predictions as module
 from chipwise.deploy.model import Trained
-from chipwise.engine.run_folder import hold
 from refusals import refused
 
 PARAMS, STATE = jax.tree.map(np.asarray, tasks.init(jax.random.key(1)))

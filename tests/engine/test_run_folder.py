@@ -125,10 +125,10 @@ def test_fresh_in_a_folder_that_holds_no_run_is_refused(tmp_path):
 
 
 def test_a_folder_that_cannot_be_finished_is_not_left_behind(tmp_path, monkeypatch):
-    def full(self, file, text):
+    def full(file, content):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(RunFolder, "_replace", full)
+    monkeypatch.setattr("chipwise.engine.run_folder.put_inside", full)
     with refused(cw.errors.RunError, "run-disk-full", checkpoint=None):
         opened(tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
@@ -139,12 +139,16 @@ def test_a_name_that_no_system_takes_is_one_line(tmp_path):
         opened(tmp_path / ("x" * 300))
 
 
-def test_a_full_disk_names_the_last_good_checkpoint(tmp_path):
+def test_a_full_disk_names_the_last_good_checkpoint(tmp_path, monkeypatch):
     folder = opened(tmp_path)
     for name in ("8", "12", "16.orbax-checkpoint-tmp"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     assert newest_checkpoint(tmp_path) == 12
-    os.symlink("/dev/full", tmp_path / "metrics.jsonl")
+
+    def full(path, flags):
+        return os.open("/dev/full", os.O_RDWR)
+
+    monkeypatch.setattr("chipwise.engine.run_folder.open_inside", full)
     with refused(cw.errors.RunError, "run-disk-full", checkpoint=12, path=str(tmp_path)):
         folder.log({"step": 13})
     folder.close()
@@ -175,8 +179,8 @@ def test_a_full_disk_ends_in_one_error_and_no_thread_says_more(tmp_path, monkeyp
 def test_fresh_stops_where_a_checkpoint_cannot_be_removed(tmp_path):
     opened(tmp_path).close()
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "checkpoints").symlink_to(tmp_path / "elsewhere")  # which rmtree refuses
-    with refused(RunError, "run-unusable"):
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    with refused(RunError, "file-not-plain", path=str(tmp_path / "checkpoints"), kind="a link"):
         opened(tmp_path, {**RECIPE, "seed": 1}, fresh=True)
     assert stored_recipe(tmp_path)["seed"] == 0  # so that no other recipe resumes from what is left
 

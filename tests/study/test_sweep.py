@@ -10,7 +10,8 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.engine.run_folder import RunFolder, hold
+from chipwise.atomic import hold
+from chipwise.engine.run_folder import RunFolder
 from chipwise.engine.session import Session
 from chipwise.machine.compilation_cache import compiled_once
 from chipwise.recipe.settings import apply

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
+import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..atomic import check_inside, hold
 from ..data.sources import Source, take
 from ..data.synthetic import like
 from ..engine.predict import inputs_of
@@ -101,19 +104,17 @@ def export(
     rows = {name: rows[name] for name in inputs}
     names = {n: ("logits" if n == "outputs" and classifier else n) for n in expected}
     request = Request(known, inputs, names, module)
-    temporary = _temporary(file, kind.suffix)
     try:
-        kind.write(request, temporary)
-        run = kind.open(request, temporary)
-        outputs = _run(run, rows)
-        compared = _compare(expected, {n: outputs[names[n]] for n in names}, classifier, to)
-        size = temporary.stat().st_size
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, file)
+        with _place(file) as place:
+            temporary = place / f"model{kind.suffix}"
+            kind.write(request, temporary)
+            run = kind.open(request, temporary)
+            outputs = _run(run, rows)
+            compared = _compare(expected, {n: outputs[names[n]] for n in names}, classifier, to)
+            size = temporary.stat().st_size
+            os.replace(temporary, file)
     except OSError as error:
         raise DataError("export-unwritable", path=file, reason=error.strerror or str(error)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
     count = len(next(iter(rows.values())))
     seconds = time.perf_counter() - began
     return Export(file, to, kind.runs, count, *compared, where, size, seconds)
@@ -123,14 +124,17 @@ def _stem(known: Trained) -> str:
     return Path(known.run).name if known.run else known.recipe.name
 
 
-def _temporary(file: Path, suffix: str) -> Path:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, path = tempfile.mkstemp(dir=file.parent, prefix=".export-", suffix=suffix)
-    except OSError as error:
-        raise DataError("export-unwritable", path=file, reason=error.strerror or str(error)) from error
-    os.close(handle)
-    return Path(path)
+@contextlib.contextmanager
+def _place(file: Path) -> Iterator[Path]:
+    """An empty folder beside `file`. At the end it goes, with what killed exports to `file` left."""
+    beside = file.parent / f".{file.name}.export"
+    check_inside(file.parent, beside.name)
+    beside.mkdir(parents=True, exist_ok=True)
+    with hold(beside):
+        try:
+            yield Path(tempfile.mkdtemp(dir=beside))
+        finally:
+            shutil.rmtree(beside)
 
 
 def _examples(known: Trained, data: Any, inputs: Any) -> tuple[Source, str]:

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,15 +19,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..atomic import replace_bytes, replace_text
+from ..atomic import check_inside, hold, open_inside, put_inside, read_inside
 from ..data.sources import Columns as Examples
 from ..data.sources import described, sample_digest
 from ..engine.on import ALL, On
 from ..engine.placement import Placement
 from ..engine.predict import Predictor, inputs_of
 from ..engine.result import Result
-from ..engine.run_folder import hold
-from ..errors import DataError, DeviceError, RecipeError
+from ..errors import DataError, DeviceError, RecipeError, RunError
 from ..machine.detect import detect
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
@@ -199,17 +197,32 @@ class _Job:
         """Computes the missing parts and joins all. *Returns* how many examples a classifier gets right, if
         known. Raises `RunError` while another process makes the same file."""
         try:
+            check_inside(self.file.parent, self.folder.name)
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = hold(self.folder)
+            with hold(self.folder):
+                try:
+                    right = self._made(say)
+                finally:
+                    if not self._sorted():
+                        shutil.rmtree(self.folder, ignore_errors=True)
         except OSError as error:
             reason = error.strerror or str(error)
             raise DataError("predictions-unwritable", path=self.file, reason=reason) from error
-        with lock:
-            try:
-                return self._made(say)
-            finally:
-                if not self._sorted():
-                    shutil.rmtree(self.folder, ignore_errors=True)
+        self._remove_dead()
+        return right
+
+    def _remove_dead(self) -> None:
+        """Removes what killed processes left beside the file: parts of these predictions for another file,
+        and of files that were finished since."""
+        for about in self.file.parent.glob(f".*.parts/{_ABOUT}"):
+            folder, file = about.parent, about.parent.with_name(about.parent.name[1:].removesuffix(".parts"))
+            with contextlib.suppress(OSError, ValueError, AttributeError, RunError):  # in use, or not ours
+                check_inside(folder.parent, folder.name)
+                with hold(folder):
+                    given = json.loads(read_inside(about))
+                    same = all(given.get(name) == self.about[name] for name in ("model", "data"))
+                    if same or file.stat().st_mtime >= about.stat().st_mtime:
+                        shutil.rmtree(folder)
 
     def _made(self, say: Callable[[Fact], None]) -> int | None:
         there = [] if self.fresh else self._there()
@@ -226,7 +239,7 @@ class _Job:
             rows = self.columns.rows(first, called, beside.get("label"), outputs)
             head = list(rows)
             name = f"{first:012d}-{'x' if right is None else right}{self.suffix}"
-            replace_bytes(self.folder / name, encode(rows, self.suffix), "predictions-unwritable")
+            put_inside(self.folder / name, encode(rows, self.suffix))
             if "head" not in self.about:
                 self._write_about(head)
             first += count
@@ -252,7 +265,7 @@ class _Job:
     def _there(self) -> list[Path]:
         """The complete parts, from the first one up to the first gap."""
         try:
-            about = json.loads((self.folder / _ABOUT).read_bytes())
+            about = json.loads(read_inside(self.folder / _ABOUT))
             head = about.pop("head")
         except (OSError, ValueError, KeyError, TypeError, AttributeError):  # a job that wrote no part
             return []
@@ -279,20 +292,14 @@ class _Job:
 
     def _write_about(self, head: list[str]) -> None:
         self.about["head"] = head
-        replace_text(self.folder / _ABOUT, json.dumps(self.about), "predictions-unwritable")
+        put_inside(self.folder / _ABOUT, json.dumps(self.about).encode())
 
     def _join(self) -> int | None:
         parts = self._sorted()
-        handle, temporary = tempfile.mkstemp(dir=self.file.parent, prefix=f".{self.file.name}.")
-        try:
-            with os.fdopen(handle, "wb") as out:
-                join(parts, out, self.suffix, self.about["head"])
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, self.file)
-        except OSError as error:
-            Path(temporary).unlink(missing_ok=True)
-            reason = error.strerror or str(error)
-            raise DataError("predictions-unwritable", path=self.file, reason=reason) from None
+        whole = self.folder / f"whole{self.suffix}"
+        with os.fdopen(open_inside(whole, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as out:
+            join(parts, out, self.suffix, self.about["head"])
+        os.replace(whole, self.file)
         shutil.rmtree(self.folder, ignore_errors=True)
         counts = [p.stem.split("-")[1] for p in parts]
         return sum(map(int, counts)) if all(n.isdecimal() for n in counts) else None

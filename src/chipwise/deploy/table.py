@@ -16,9 +16,11 @@ from typing import IO, Any
 
 import numpy as np
 
+from ..atomic import read_inside
 from ..errors import DataError
 
 FORMATS = (".parquet", ".csv", ".jsonl")
+_MOST = 1 << 31  # bytes of a part
 Rows = dict[str, Any]  # column to n values: an array (n,) or (n, values), or a list of text
 
 
@@ -112,7 +114,7 @@ def join(parts: Sequence[Path], out: IO[bytes], suffix: str, head: Sequence[str]
     if suffix == ".parquet":
         pa, writer = arrow(), None
         for part in parts:
-            table = pa.parquet.read_table(part)
+            table = pa.parquet.read_table(io.BytesIO(read_inside(part, _MOST)))
             writer = writer or pa.parquet.ParquetWriter(out, table.schema)
             writer.write_table(table)
         if writer is not None:
@@ -123,7 +125,7 @@ def join(parts: Sequence[Path], out: IO[bytes], suffix: str, head: Sequence[str]
         csv.writer(text, lineterminator="\n").writerow(head)
         out.write(text.getvalue().encode("utf-8"))
     for part in parts:
-        out.write(part.read_bytes())
+        out.write(read_inside(part, _MOST))
 
 
 def _arrow_column(pa: Any, values: Any) -> Any:

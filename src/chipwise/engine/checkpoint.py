@@ -27,6 +27,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from ..atomic import check_inside
 from ..errors import CheckpointError, ChipwiseError, RunError
 from ..machine.hosts import hosts
 from ..recipe.recipe import Recipe
@@ -121,6 +122,7 @@ class Checkpoints:
             **one_host,
         )
         try:
+            check_inside(self.folder.parent, self.folder.name)
             if not read_only:
                 self.folder.mkdir(parents=True, exist_ok=True)
             self._manager = ocp.CheckpointManager(self.folder, options=options)
@@ -263,7 +265,7 @@ class Checkpoints:
         """Moves damaged checkpoints away, so that their steps can be written again."""
         for step in steps:
             names = (f"damaged-checkpoint-{step}{f'-{i}' if i else ''}" for i in range(1000))
-            aside = next(p for p in map(self.folder.parent.joinpath, names) if not p.exists())
+            aside = next(p for p in map(self.folder.parent.joinpath, names) if not os.path.lexists(p))
             (self.folder / str(step)).rename(aside)
         self._manager.reload()
 
@@ -366,6 +368,7 @@ def restore_run(
     Raises `CheckpointError` when there is none.
     """
     folder = Path(run) / (FOLDER if best else "checkpoints")
+    check_inside(folder.parent, folder.name)
     if best and not folder.is_dir():
         text = "{run} has no best checkpoint: train with --keep-best eval/accuracy, or leave out --best."
         raise CheckpointError("run-without-best", text, run=str(run))

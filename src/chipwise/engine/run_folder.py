@@ -5,29 +5,31 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
-import fcntl
 import json
 import math
 import os
+import secrets
 import shutil
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from ..atomic import hold, open_inside, put_inside, read_inside
 from ..errors import ChipwiseError, DivergedError, RunError, Stopped
 from ..machine.fingerprint import this_machine
 from .best import FOLDER
 from .state import nbytes
-from .stored import disagreement, newest_checkpoint, parsed_row, read_result, stored_recipe
+from .stored import MOST_ROWS, disagreement, newest_checkpoint, parsed_row, read_result, stored_recipe
 
 if TYPE_CHECKING:
     from .session import Session
 
 PREFIX = "events"
+NAMES = ("metrics.jsonl", "processes.jsonl", "result.json", "recipe.json")
 _SECONDS = 10.0  # between flushes of the TensorBoard file, each of which waits for the disk
 
 
@@ -66,7 +68,7 @@ class RunFolder:
                 text = "{path} has {free:bytes} free and a run needs about {needed:bytes}: make space."
                 raise RunError("run-without-space", text, path=str(path), free=free, needed=needed_bytes)
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = hold(self.path)
+            self._lock = hold(self.path, *NAMES, "checkpoints", FOLDER)
             if fresh:
                 self._clear()
             self._agree(recipe)
@@ -102,11 +104,11 @@ class RunFolder:
         rows = []
         try:
             if file.exists():
-                for line in file.read_text(errors="replace").splitlines():
+                for line in read_inside(file, MOST_ROWS).decode(errors="replace").splitlines():
                     row = parsed_row(line)
                     if row is not None and row["step"] <= step:
                         rows.append({k: math.nan if v is None else v for k, v in row.items()})
-                self._replace(file, "".join(_json(row) + "\n" for row in rows))
+                put_inside(file, "".join(_json(row) + "\n" for row in rows).encode())
         except OSError as error:
             raise self._error(error) from error
         self._purge = step + 1 if rows else None
@@ -119,7 +121,8 @@ class RunFolder:
     def log(self, row: dict[str, Any]) -> None:
         """Appends a row to metrics.jsonl, and its finite numbers to the TensorBoard events."""
         try:
-            with open(self.path / "metrics.jsonl", "a") as file:
+            handle = open_inside(self.path / "metrics.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            with os.fdopen(handle, "a") as file:
                 file.write(_json(row) + "\n")
             if self._events is None:
                 self._events = Events(self.path, self._purge)
@@ -159,7 +162,8 @@ class RunFolder:
     def _note(self, event: str, **facts: Any) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         try:
-            with open(self.path / "processes.jsonl", "ab+") as file:
+            handle = open_inside(self.path / "processes.jsonl", os.O_RDWR | os.O_APPEND | os.O_CREAT)
+            with os.fdopen(handle, "ab+") as file:
                 if file.tell() and (file.seek(-1, os.SEEK_END), file.read())[1] != b"\n":
                     file.write(b"\n")  # a process was killed in the middle of a line
                 file.write((_json({"event": event, "time": now, **facts}) + "\n").encode())
@@ -171,7 +175,7 @@ class RunFolder:
         if not trained and self.result() is not None:
             return
         try:
-            self._replace(self.path / "result.json", _json(result, indent=2) + "\n")
+            put_inside(self.path / "result.json", (_json(result, indent=2) + "\n").encode())
         except OSError as error:
             raise self._error(error) from error
 
@@ -191,8 +195,7 @@ class RunFolder:
             self._lock = None
 
     def _remove_folder(self) -> None:
-        for name in ("recipe.json.part", "lock"):
-            (self.path / name).unlink(missing_ok=True)
+        (self.path / "lock").unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
@@ -210,7 +213,7 @@ class RunFolder:
                 shutil.rmtree(self.path / name)
         for file in self.path.glob(f"{PREFIX}.out.tfevents.*"):
             file.unlink()
-        for name in ("metrics.jsonl", "processes.jsonl", "result.json", "recipe.json"):
+        for name in NAMES:
             (self.path / name).unlink(missing_ok=True)
 
     def _agree(self, recipe: dict[str, Any]) -> None:
@@ -222,12 +225,7 @@ class RunFolder:
                 text = "{path} holds another recipe's run ({changes:changes}): --fresh discards it."
                 raise RunError("run-of-another-recipe", text, path=str(self.path), changes=changes)
         else:
-            self._replace(file, json.dumps(given, indent=2) + "\n")
-
-    def _replace(self, file: Path, text: str) -> None:
-        temporary = file.with_name(file.name + ".part")
-        temporary.write_text(text)
-        os.replace(temporary, file)
+            put_inside(file, (json.dumps(given, indent=2) + "\n").encode())
 
     def _error(self, error: OSError) -> RunError:
         facts = {"path": str(self.path), "checkpoint": newest_checkpoint(self.path)}
@@ -249,8 +247,9 @@ class Events:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-        # The file's name has the time in seconds, and two processes of a run may start within a second.
-        self._writer = EventsWriter(str(folder / PREFIX), f".{os.getpid()}")
+        # The name has the time in seconds, within which another process may start; nor may anybody guess it,
+        # since the library would follow a link there.
+        self._writer = EventsWriter(str(folder / PREFIX), f".{os.getpid()}.{secrets.token_hex(8)}")
         self._flushed = time.monotonic()
         if purge is not None:
             start = SessionLog(status=SessionLog.START)
@@ -272,27 +271,6 @@ class Events:
             self._writer.flush()
         finally:  # tensorboardX's `close` leaves the file open if it cannot flush
             self._writer._py_recordio_writer.close()
-
-
-def hold(folder: Path) -> BinaryIO:
-    """The open lock file of `folder`; the lock is released when it is closed or the process ends.
-
-    Raises `RunError` while another process has the lock.
-    """
-    lock = open(folder / "lock", "a+b", buffering=0)  # noqa: SIM115 (held for the run's life)
-    try:
-        # The kernel releases it when the process ends for any reason, so there are no stale locks.
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        holder = lock.read().decode(errors="replace").strip() or "another process"
-        lock.close()
-        text = "{path} is in use by {holder}: wait for it, or name another folder."
-        raise RunError("folder-in-use", text, path=str(folder), holder=holder) from None
-    with contextlib.suppress(OSError):  # if the disk is full, writing the folder's files will fail too
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
-    return lock
 
 
 def _json(value: dict[str, Any], indent: int | None = None) -> str:

@@ -15,13 +15,14 @@ from typing import Any
 
 import psutil
 
-from ..atomic import read_regular
+from ..atomic import read_inside
 from ..errors import RecipeError, RunError
 from ..recipe.duration import Clock
 from ..recipe.recipe import FROM_WEIGHTS, difference
 from ..words.facts import Fact, fact
 from ..words.figures import known
 
+MOST_ROWS = 1 << 30  # bytes of metrics.jsonl
 _DIGITS = 15  # at most, of a step or a number of examples; a file with more is damaged
 
 
@@ -104,7 +105,7 @@ def read_run(path: str | Path) -> StoredRun:
 def read_processes(path: Path) -> list[dict[str, Any]]:
     """The events of processes.jsonl without damaged lines; none if the file is missing."""
     try:
-        lines = read_regular(path / "processes.jsonl").decode("utf-8", "replace").splitlines()
+        lines = read_inside(path / "processes.jsonl").decode("utf-8", "replace").splitlines()
     except OSError:
         return []
     events = []
@@ -120,7 +121,7 @@ def stored_recipe(run: Path) -> dict[str, Any]:
     damaged."""
     file = run / "recipe.json"
     try:
-        stored = json.loads(read_regular(file))
+        stored = json.loads(read_inside(file))
         if not isinstance(stored, dict):
             raise ValueError(f"it holds a {type(stored).__name__}")
     except (FileNotFoundError, NotADirectoryError):
@@ -176,7 +177,7 @@ def read_rows(run: Path) -> tuple[list[dict[str, Any]], list[int]]:
     """
     file = run / "metrics.jsonl"
     try:
-        text = read_regular(file, 1 << 30).decode("utf-8", "replace")
+        text = read_inside(file, MOST_ROWS).decode("utf-8", "replace")
     except FileNotFoundError:
         return [], []
     except OSError as error:
@@ -197,7 +198,7 @@ def read_result(run: Path) -> tuple[dict[str, Any] | None, str]:
     """The content of result.json, `None` before the run is complete; and the reason if it is damaged, or
     ""."""
     try:
-        result = json.loads(read_regular(run / "result.json"))
+        result = json.loads(read_inside(run / "result.json"))
         if not isinstance(result, dict):
             raise ValueError(f"it holds a {type(result).__name__}")
     except (FileNotFoundError, NotADirectoryError):

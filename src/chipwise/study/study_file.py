@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..atomic import read_regular, replace_text, typed
-from ..errors import DataError, RunError
+from ..atomic import hold, put_inside, read_inside, typed
+from ..errors import RunError
 from ..recipe.recipe import difference
 from . import grid
 
@@ -115,9 +115,10 @@ class Study:
         """Replaces `study.json`. Raises `RunError` if it cannot be written; the old file then stays."""
         text = json.dumps(self.to_json(), indent=1) + "\n"
         try:
-            replace_text(self.folder / FILE, text, "study-document-unwritable")
-        except DataError as error:
-            raise RunError(error.code, **error.facts) from None
+            put_inside(self.folder / FILE, text.encode())
+        except OSError as error:
+            path, reason = self.folder / FILE, error.strerror or str(error)
+            raise RunError("study-document-unwritable", path=path, reason=reason) from None
 
 
 def read(folder: str | Path) -> Study | None:
@@ -129,7 +130,7 @@ def read(folder: str | Path) -> Study | None:
     folder = Path(folder).absolute()
     file = folder / FILE
     try:
-        stored = json.loads(read_regular(file))
+        stored = json.loads(read_inside(file))
         schema = stored.get("schema")
         if schema == SCHEMA:
             points = [Point(dict(p["set"]), _runs(p["set"], p["runs"])) for p in stored["points"]]
@@ -160,12 +161,10 @@ def read(folder: str | Path) -> Study | None:
 @contextlib.contextmanager
 def opened(run: str | Path, recipe: str, source: dict[str, Any] | None) -> Iterator[Study]:
     """Opens the study in the folder `run`, old or new, and locks it for this process."""
-    from ..engine.run_folder import hold  # which to read a study is not needed
-
     folder = Path(run).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = hold(folder)
+        lock = hold(folder, FILE)
     except OSError as error:
         raise RunError(
             "study-unwritable", "Cannot make a study in {folder}: {reason}. Name another folder with --run.",

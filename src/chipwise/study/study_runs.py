@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..atomic import typed
+from ..atomic import check_inside, typed
 from ..engine.agenda import Agenda
 from ..engine.fit import fit
 from ..engine.session import Session
@@ -173,6 +173,7 @@ def planned(
     something else.
     """
     jobs = []
+    check_inside(study.folder, *{Path(grid.folder(p.settings, s)).parts[0] for p in points for s in seeds})
     for seed in seeds:
         for point, recipe in zip(points, described, strict=True):
             job = StudyRun(point.settings, seed, study.folder / grid.folder(point.settings, seed))

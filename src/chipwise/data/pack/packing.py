@@ -27,6 +27,7 @@ import PIL
 import simplejpeg
 from PIL import Image
 
+from ...atomic import check_inside
 from ...errors import DataError, RecipeError
 from ...machine.limits import usable_cores
 from ..images import MAX_PIXELS
@@ -217,6 +218,7 @@ class Packing:
         """
         began = time.perf_counter()
         report = Packed(self.dst, names=self.listing.names, left_out=self.listing.left_out)
+        check_inside(self.dst.parent, self.partial.name)
         check_disk(self.partial, self.needed)
         try:
             self.partial.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ from zlib import crc32
 
 import numpy as np
 
+from ...atomic import open_inside
 from ...errors import DataError
 from ..manifest import header, sha256
 from ..sources import Columns
@@ -26,7 +27,7 @@ class NpyFile:
 
     def __init__(self, path: Path, dtype: np.dtype, shape: tuple[int, ...]):
         self.path, self.dtype, self.shape, self.items = path, dtype, shape, 0
-        self.handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        self.handle = open_inside(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         _write(self.handle, header(dtype, (0, *shape)))
 
     def write(self, block: np.ndarray) -> None:
@@ -118,17 +119,6 @@ class Moments:
         """The standard deviation of the pixels (divided by `count`, not `count - 1`)."""
         n = self.count
         return [math.sqrt((n * q - s * s) / (n * n)) for s, q in zip(self.sums, self.squares, strict=True)]
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Writes a file atomically and durably."""
-    new = path.with_name(f".{path.name}.new")
-    with open(new, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
-    sync(path.parent)
 
 
 def sync(folder: Path) -> None:

@@ -22,13 +22,14 @@ from typing import Any
 
 import numpy as np
 
+from ...atomic import check_inside, put_inside, read_inside, remove_temporaries
 from ...errors import DataError
 from ...recipe.source import narrow
 from ..images import decode
 from ..manifest import FORMAT, MANIFEST, RECORD, VERSION, record_dtype, render
 from ..packed import check_below
 from ..sources import Columns
-from .shards import Moments, NpyFile, record_lines, replace_text, sync
+from .shards import Moments, NpyFile, record_lines, sync
 
 SHARD_BYTES = 1 << 30  # ImageNet at 256×256 is 252 GB: hundreds of files, not thousands
 PROGRESS = "progress.json"
@@ -189,7 +190,7 @@ class Writer:
             raise DataError("pack-nothing", "There is nothing to pack: expected at least one example.")
         with self._reporting():
             self._close_shard()
-            replace_text(self.folder / MANIFEST, render(self._manifest(source)))
+            put_inside(self.folder / MANIFEST, render(self._manifest(source)).encode(), durable=True)
             (self.folder / PROGRESS).unlink()
             sync(self.folder)
         self.complete = True
@@ -212,11 +213,12 @@ class Writer:
         except BlockingIOError as error:
             wrong = "Another process is writing {folder}: wait until it is done."
             raise DataError("pack-in-use", wrong, folder=self.folder) from error
+        check_inside(self.folder)
+        remove_temporaries(self.folder, PROGRESS, MANIFEST)
         progress, manifest = _read(self.folder / PROGRESS), _read(self.folder / MANIFEST)
         begun = progress or manifest
         if begun is None:
-            others = [path.name for path in self.folder.iterdir() if path.name != f".{PROGRESS}.new"]
-            if others:
+            if others := os.listdir(self.folder):
                 wrong = "{folder} holds other files ({name}): remove it, or pack elsewhere."
                 raise DataError("pack-folder-not-empty", wrong, folder=self.folder, name=others[0])
             self._save()  # now the folder is marked as ours
@@ -312,7 +314,7 @@ class Writer:
         self._save()
 
     def _save(self) -> None:
-        replace_text(self.folder / PROGRESS, json.dumps(asdict(self._progress)))
+        put_inside(self.folder / PROGRESS, json.dumps(asdict(self._progress)).encode(), durable=True)
 
     def _manifest(self, source: Mapping[str, Any]) -> dict[str, Any]:
         progress, moments = self._progress, self._progress.moments
@@ -402,7 +404,7 @@ def write_packed(
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_inside(path, 1 << 33))
     except FileNotFoundError:
         return None
     except ValueError as error:
