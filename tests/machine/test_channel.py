@@ -3,12 +3,21 @@
 import contextlib
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import processes
-from chipwise.machine.channel import LINE_BYTES, Channel, PortTaken, accept_hosts, connect_to_first
+from chipwise.machine import channel
+from chipwise.machine.channel import (
+    LINE_BYTES,
+    Channel,
+    PortTaken,
+    accept_hosts,
+    connect_to_first,
+    own_interface,
+)
 
 HERE = "127.0.0.1"
 
@@ -135,6 +144,22 @@ def test_a_silent_host_is_gone(meet):
         b'{"what": [], "turn": 1, "host": 1, "value": 1}',
         b'{"leave": "no"}',
         b'{"fail": 3}',
+        b'{"leave": 0}',
+        b'{"leave": true}',
+        b'{"leave": 256}',
+        b'{"leave": %d}' % 10**30,
+        b'{"fail": 0, "text": "", "host": 1}',
+        b'{"fail": %d, "text": "", "host": 1}' % 10**30,
+        b'{"gone": 2}',
+        b'{"gone": -1}',
+        b'{"beat": 7}',
+        b'{"bye": 7}',
+        b'{"noted": false}',
+        b'{"what": "save", "turn": 1, "host": 7, "value": 1}',
+        b'{"what": "save", "turn": %d, "host": 0, "value": 1}' % 10**30,
+        b'{"refused": [1]}',
+        b'{"all": "a", "proof": ""}',
+        b'{"host": 1, "of": 2, "proof": ""}',
         b"x" * (2 * LINE_BYTES + (1 << 17)),
     ],
 )
@@ -146,6 +171,21 @@ def test_what_is_no_message_ends_the_run_at_once(meet, line, sender):
         connection._socket.sendall(line + b"\n")
     other = players[1 - sender]
     assert other.heard.wait(10) and (other.gone, other.garbled, other.left) == ([sender], [True], [])
+
+
+@pytest.mark.parametrize(
+    ("line", "sender"),
+    [
+        (b'{"leave": 3}', 1),
+        (b'{"gone": 0}', 1),
+        (b'{"noted": true}', 1),
+        (b'{"beat": 0}', 1),
+        (b'{"fail": 3, "text": "", "host": 0}', 0),
+        (b'{"fail": 3, "text": "", "host": 0}', 1),
+    ],
+)
+def test_a_host_speaks_for_itself_and_only_the_first_ends_others(meet, line, sender):
+    test_what_is_no_message_ends_the_run_at_once(meet, line, sender)
 
 
 def test_a_failure_is_said_once_by_host_0(meet):
@@ -204,3 +244,149 @@ def test_strangers_are_left_outside():
 def test_a_port_that_is_taken():
     with socket.create_server((HERE, 0)) as other, pytest.raises(PortTaken):
         accept_hosts(HERE, other.getsockname()[1], 2, "a", 5, lambda missing: None)
+
+
+@pytest.fixture
+def stranger():
+    """Connects to a port, as soon as it is open, and sends bytes, one each 0.2 s, until the test ends."""
+    over, threads, opened = threading.Event(), [], []
+
+    def drip(port, data):
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                opened.append(socket.create_connection((HERE, port), timeout=5))
+                break
+            time.sleep(0.02)
+        for i in range(len(data)):
+            if over.wait(0.2):
+                return
+            with contextlib.suppress(OSError):
+                opened[-1].send(data[i : i + 1])
+
+    def start(port, data):
+        threads.append(threading.Thread(target=drip, args=(port, data)))
+        threads[-1].start()
+
+    yield start
+    over.set()
+    for thread in threads:
+        thread.join()
+    for one in opened:
+        one.close()
+
+
+def test_one_who_drips_bytes_delays_nobody(stranger):
+    port = processes.free_port()
+    stranger(port, b"x" * 1000)
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        accept_hosts(HERE, port, 2, "a", 1.5, lambda missing: None)
+    assert time.monotonic() - began < 5
+
+
+def test_host_0_that_drips_bytes_is_given_up():
+    with socket.create_server((HERE, 0)) as server, ThreadPoolExecutor(1) as pool:
+        port, over = server.getsockname()[1], threading.Event()
+
+        def drip():
+            with server.accept()[0] as one:
+                while not over.wait(0.2):
+                    with contextlib.suppress(OSError):
+                        one.send(b"x")
+
+        dripping = pool.submit(drip)
+        began = time.monotonic()
+        try:
+            with pytest.raises(TimeoutError):
+                connect_to_first(HERE, port, 1, 2, 1.5, lambda missing: None)
+            assert time.monotonic() - began < 5
+        finally:
+            over.set()
+        dripping.result(5)
+
+
+def test_hosts_meet_among_a_hundred_silent_strangers():
+    port = processes.free_port()
+    began = time.monotonic()
+    with ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as opened:
+        roll = pool.submit(accept_hosts, HERE, port, 2, "a", 20, lambda missing: None)
+        while time.monotonic() - began < 15 and len(strangers := opened._exit_callbacks) < 100:
+            with contextlib.suppress(OSError):
+                opened.enter_context(socket.create_connection((HERE, port), timeout=5))
+        assert len(strangers) == 100
+        other = pool.submit(connect_to_first, HERE, port, 1, 2, 20, lambda missing: None)
+        assert list(roll.result()) == [1] and list(other.result()) == [0]
+        for line in (*roll.result().values(), *other.result().values()):
+            line.close()
+    assert time.monotonic() - began < 9  # none of them was waited for
+
+
+@pytest.mark.parametrize("token", ["", "another", "ü" * 40])
+def test_who_cannot_prove_the_token_is_no_host(token):
+    port, of = processes.free_port(), 2
+    with ThreadPoolExecutor(2) as pool:
+        roll = pool.submit(accept_hosts, HERE, port, of, "a", 20, lambda missing: None, "secret")
+        with pytest.raises(TimeoutError):  # as the same number, and as one that would end the run
+            connect_to_first(HERE, port, 1, of, 0.6, lambda missing: None, token)
+        with pytest.raises(TimeoutError):
+            connect_to_first(HERE, port, 1, 9, 0.6, lambda missing: None, token)
+        other = pool.submit(connect_to_first, HERE, port, 1, of, 20, lambda missing: None, "secret")
+        assert list(roll.result()) == [1] and list(other.result()) == [0]
+        for line in (*roll.result().values(), *other.result().values()):
+            line.close()
+
+
+def test_host_0_proves_the_token_too():
+    port = processes.free_port()
+    with socket.create_server((HERE, port)) as server, ThreadPoolExecutor(1) as pool:
+        other = pool.submit(connect_to_first, HERE, port, 1, 2, 1.0, lambda missing: None, "secret")
+        with server.accept()[0] as one:
+            hello = one.recv(4096)
+            assert b"secret" not in hello
+            one.sendall(b'{"all": "evil", "proof": "' + hello.split(b'"')[-2] + b'"}\n')
+            with pytest.raises(TimeoutError):
+                other.result()
+
+
+def test_only_the_interface_of_a_numbered_address_listens():
+    own = {name: own_interface(name) for name in ("127.0.0.1", "localhost", "0.0.0.0", "192.0.2.1", "host-0")}
+    assert own == {
+        "127.0.0.1": True,
+        "localhost": True,
+        "0.0.0.0": False,
+        "192.0.2.1": False,
+        "host-0": False,
+    }
+    with channel._listening("127.0.0.2", 0) as server:
+        assert server.getsockname()[0] == "127.0.0.2"
+
+
+LISTENING = """
+import json, jax, psutil, chipwise as cw
+here = cw.machine.hosts.hosts()
+jax.numpy.ones(3).block_until_ready()
+from jax._src.lib import _jax
+gloo = _jax.make_gloo_tcp_collectives.keywords["hostname"]
+found = psutil.Process().net_connections("tcp")
+told = here.everyone("listening", [gloo, *sorted({one.laddr.ip for one in found if one.status == "LISTEN"})])
+print(json.dumps(told))
+"""
+
+
+def test_nothing_listens_beyond_loopback_for_hosts_of_one_machine():
+    told = processes.answer(processes.start(LISTENING, 2, 1, CHIPWISE_TOKEN="secret"))
+    assert len(told) == 2 and HERE in told[0][1:]
+    assert all(address in (HERE, "::1", "::ffff:127.0.0.1") for one in told for address in one)
+
+
+NAMED = """
+import json, socket
+socket.gethostname = lambda: "a\\x1b[2J\\u202e\\n" + "x" * 900
+import chipwise as cw
+print(json.dumps(cw.machine.hosts.hosts().names))
+"""
+
+
+def test_the_name_of_a_host_is_shown_escaped_and_short():
+    names = processes.answer(processes.start(NAMED, 2))
+    assert len(names) == 2 and all(name.isprintable() and len(name) == 64 for name in names)

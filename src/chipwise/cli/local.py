@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from dataclasses import MISSING
 import typer
 
 from ..errors import HostLost, Stopped
-from ..machine.cluster import TOLD
+from ..machine.cluster import TOKEN, TOLD
 from ..machine.hosts import SILENCE_SECONDS
 from ..words.facts import fact
 from . import options
@@ -60,9 +61,9 @@ def _run(command: list[str], processes: int, signals: list[int]) -> list[int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-    started = []
+    started, token = [], secrets.token_hex(16)
     for index in range(processes):
-        seat = dict(zip(TOLD, (str(processes), str(index), coordinator), strict=True))
+        seat = dict(zip((*TOLD, TOKEN), (str(processes), str(index), coordinator, token), strict=True))
         program = [sys.executable, "-c", "from chipwise.cli import main; main()", *command]
         # In its own session, so that it gets Ctrl-C only once, from this process
         process = subprocess.Popen(

@@ -4,10 +4,17 @@ JAX's runtime transfers the arrays. It aborts a process some time after a peer i
 one, and does not say for which hosts it waits. So each host has a plain connection to host 0, with lines of
 JSON and regular beats from both sides. A host whose connection ends without a farewell, or is silent for
 `silence` seconds, is lost, and every host is told.
+
+Anybody may reach an open port. A message is one of `_MESSAGES`, from the host that it names; anything else
+ends its connection. Hosts that share a token (`CHIPWISE_TOKEN`; `run-local` makes one) prove it when they
+meet. Without one they trust their network, as JAX's own service does.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hmac
+import ipaddress
 import json
 import select
 import socket
@@ -18,6 +25,8 @@ from typing import Any
 
 LINE_BYTES = 1 << 20  # the longest message of a host
 _HELLO_SECONDS = 10.0  # for the first message on a new connection
+_HELLO_BYTES = 1 << 12
+_STRANGERS = 64  # connections without a first message; more end the oldest
 _RETRY_SECONDS = 0.5
 _FIRST_WORD_SECONDS = 3.0  # of waiting, after which the missing hosts are reported
 _AGAIN_SECONDS = 60.0
@@ -25,12 +34,25 @@ _GRACE_SECONDS = 2.0  # in which host 0 may find the error itself that another h
 
 Awaiting = Callable[[list[int]], None]
 
-_MESSAGES: tuple[dict[str, Any], ...] = (  # the fields of every message, with their types
-    *({"host": int, "of": int}, {"refused": list}, {"all": str}),
-    {"what": str, "turn": int, "host": int, "value": object},
-    *({"bye": int}, {"noted": bool}, {"gone": int}, {"leave": int}, {"beat": int}),
-    {"fail": int, "text": str, "host": int},
+
+def _whole(least: int, most: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and least <= value <= most
+
+
+def _text(most: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and len(value) <= most
+
+
+_HOST, _CODE, _PROOF = _whole(0, 1 << 20), _whole(1, 255), _text(64)
+_ASKED = {"what": _text(100), "turn": _whole(1, 1 << 53), "host": _HOST, "value": lambda value: True}
+_MESSAGES: tuple[dict[str, Callable[[Any], bool]], ...] = (  # the fields of every message, with their bounds
+    {"host": _HOST, "of": _HOST, "proof": _PROOF},
+    {"refused": lambda value: isinstance(value, list) and len(value) == 3 and all(map(_HOST, value))},
+    *({"all": _text(1000), "proof": _PROOF}, _ASKED, {"noted": lambda value: value is True}),
+    *({"bye": _HOST}, {"beat": _HOST}, {"gone": _HOST}, {"leave": _CODE}),
+    {"fail": _CODE, "text": _text(10_000), "host": _HOST},
 )
+_HELLO, _REFUSED, _ALL = (fields.keys() for fields in _MESSAGES[:3])
 
 
 class PortTaken(OSError):
@@ -40,15 +62,20 @@ class PortTaken(OSError):
 class Connection:
     """A connection that carries JSON objects as lines.
 
-    *Fields:* `heard`, the time of the last message from the other side; `most`, the longest line to receive;
-    `garbled`, whether something else than a message came.
+    *Fields:* `since`, the time when it was made; `heard`, of the last message from the other side; `most`,
+    the longest line to receive; `ended`, whether no more will come; `garbled`, whether something else than
+    a message came.
     """
 
     def __init__(self, connection: socket.socket):
         self._socket, self._rest, self._sending = connection, b"", threading.Lock()
-        self.most, self.garbled = LINE_BYTES, False
+        self.most, self.ended, self.garbled = _HELLO_BYTES, False, False
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.heard = time.monotonic()
+        self.since = self.heard = time.monotonic()
+
+    def fileno(self) -> int:
+        """The descriptor, for `select`."""
+        return self._socket.fileno()
 
     def send(self, message: dict[str, Any]) -> None:
         """Sends `message`. Ignores a closed connection, which `receive` notices."""
@@ -61,12 +88,13 @@ class Connection:
 
     def receive(self, seconds: float | None = None) -> dict[str, Any] | None:
         """The next message; `None` at the end, after `seconds`, and for anything but a message."""
+        until = None if seconds is None else time.monotonic() + seconds
         try:
-            self._socket.settimeout(seconds)
-            while b"\n" not in self._rest:
+            while b"\n" not in self._rest:  # however slowly it comes
+                self._socket.settimeout(None if until is None else max(0.0, until - time.monotonic()))
                 data = self._socket.recv(1 << 16)
                 if not data:
-                    return None
+                    raise ConnectionError
                 if len(self._rest) > self.most:
                     raise ValueError(f"a line of more than {self.most} bytes")
                 self._rest += data
@@ -74,10 +102,13 @@ class Connection:
             message = json.loads(line)
             if not (isinstance(message, dict) and any(_fits(message, fields) for fields in _MESSAGES)):
                 raise ValueError("no message of a host")
+        except (TimeoutError, BlockingIOError):
+            return None
         except OSError:
+            self.ended = True
             return None
         except (ValueError, RecursionError):
-            self.garbled = True
+            self.ended = self.garbled = True
             return None
         self.heard = time.monotonic()
         return message
@@ -92,54 +123,87 @@ class Connection:
         self._socket.close()
 
 
-def _fits(message: dict[str, Any], fields: dict[str, Any]) -> bool:
-    return message.keys() == fields.keys() and all(isinstance(message[n], fields[n]) for n in fields)
+def _fits(message: dict[str, Any], fields: dict[str, Callable[[Any], bool]]) -> bool:
+    return message.keys() == fields.keys() and all(fields[n](message[n]) for n in fields)
+
+
+def _proof(token: str, *words: Any) -> str:
+    """Shows that a host has `token`, without sending it."""
+    return hmac.new(token.encode("utf-8", "surrogateescape"), repr(words).encode(), "sha256").hexdigest()
+
+
+def _proves(message: dict[str, Any], token: str, *words: Any) -> bool:
+    return hmac.compare_digest(message["proof"].encode("utf-8", "replace"), _proof(token, *words).encode())
 
 
 def accept_hosts(
-    address: str, port: int, count: int, name: str, wait: float, awaiting: Awaiting
+    address: str, port: int, count: int, name: str, wait: float, awaiting: Awaiting, token: str = ""
 ) -> dict[int, Connection]:
     """On host 0: waits for the other hosts, which send their numbers. *Returns* their connections.
 
-    *Arguments:* `awaiting` is called with the numbers of the missing hosts, now and then.
+    *Arguments:* `awaiting` is called with the numbers of the missing hosts, now and then; a connection that
+    does not prove `token` is closed.
 
     Raises `PortTaken`; `TimeoutError` with the missing hosts; and `ValueError` with the number of a second
     host of that number, or of a host that expects another number of hosts.
     """
     connections: dict[int, Connection] = {}
+    strangers: list[Connection] = []
     with _listening(address, port) as server:
+        server.setblocking(False)
         began, next_report = time.monotonic(), _FIRST_WORD_SECONDS
         while len(connections) < count - 1:
             missing = [i for i in range(1, count) if i not in connections]
             waited = time.monotonic() - began
             if waited > wait:
+                for one in (*strangers, *connections.values()):
+                    one.close()
                 raise TimeoutError(missing)
             if waited > next_report:
                 awaiting(missing)
                 next_report = waited + _AGAIN_SECONDS
             for i in [i for i, connection in connections.items() if _ended(connection)]:
                 connections.pop(i).close()  # the host was killed, and may start again
-            if not select.select([server], [], [], _RETRY_SECONDS)[0]:
-                continue
-            connection = Connection(server.accept()[0])
-            hello = connection.receive(_HELLO_SECONDS) or {}
-            index = hello.get("host")
-            if type(index) is not int:
-                connection.close()  # another program
-                continue
-            if hello.get("of") != count or index in connections or not 0 < index < count:
-                for other in (connection, *connections.values()):
-                    other.send({"refused": [index, hello.get("of"), count]})
-                    other.close()
-                raise ValueError(index, hello.get("of"), count)
-            connections[index] = connection
+            reading: list[Any] = [server, *strangers]
+            if select.select(reading, [], [], min(_RETRY_SECONDS, wait))[0]:
+                with contextlib.suppress(OSError):  # nobody, or already gone
+                    strangers.append(Connection(server.accept()[0]))
+            for one in list(strangers):
+                hello = _hello(one, token)
+                late = time.monotonic() - one.since > _HELLO_SECONDS or one in strangers[:-_STRANGERS]
+                if hello is None and not late and not one.ended:
+                    continue
+                strangers.remove(one)
+                if hello is None:  # another program
+                    one.close()
+                    continue
+                index, of = hello
+                if of != count or index in connections or not 0 < index < count:
+                    for other in (one, *strangers, *connections.values()):
+                        other.send({"refused": [index, of, count]})
+                        other.close()
+                    raise ValueError(index, of, count)
+                connections[index] = one
+        for one in strangers:
+            one.close()
     for connection in connections.values():
-        connection.send({"all": name})
+        connection.send({"all": name, "proof": _proof(token, "all", count)})
     return connections
 
 
+def _hello(connection: Connection, token: str) -> tuple[int, int] | None:
+    """The number of a host, and of all that it expects, once it has sent them with a proof of `token`."""
+    message = connection.receive(0)
+    if message is None:
+        return None
+    if message.keys() == _HELLO and _proves(message, token, message["host"], message["of"]):
+        return message["host"], message["of"]
+    connection.ended = True
+    return None
+
+
 def connect_to_first(
-    address: str, port: int, index: int, count: int, wait: float, awaiting: Awaiting
+    address: str, port: int, index: int, count: int, wait: float, awaiting: Awaiting, token: str = ""
 ) -> dict[int, Connection]:
     """On another host: sends its number to host 0, and waits until all hosts are there. *Returns* the
     connection to host 0. Raises as `accept_hosts`."""
@@ -153,24 +217,36 @@ def connect_to_first(
         except OSError:
             time.sleep(_RETRY_SECONDS)
             continue
-        connection.send({"host": index, "of": count})
+        connection.send({"host": index, "of": count, "proof": _proof(token, index, count)})
         answer = connection.receive(max(1.0, wait - waited)) or {}
-        if "refused" in answer:
+        if answer.keys() == _REFUSED:
             connection.close()
             raise ValueError(*answer["refused"])
-        if "all" in answer:
+        if answer.keys() == _ALL and _proves(answer, token, "all", count):
             return {0: connection}
         connection.close()  # host 0 was killed, or another program listens there
         time.sleep(_RETRY_SECONDS)
     raise TimeoutError([0])
 
 
-def _listening(address: str, port: int) -> socket.socket:
-    """A server at `port`, on the loopback interface only if that is `address`."""
-    loopback = address in ("localhost", "::1") or address.startswith("127.")
+def own_interface(address: str) -> bool:
+    """Whether hosts reach this machine at `address` alone: a number of an interface of its own. A name may
+    mean another interface to other hosts."""
     try:
-        if loopback:
-            return socket.create_server((address, port))
+        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+        with socket.socket(family) as attempt:
+            attempt.bind((address, 0))
+    except (ValueError, OSError):
+        return address == "localhost"
+    return not ipaddress.ip_address(address).is_unspecified
+
+
+def _listening(address: str, port: int) -> socket.socket:
+    """A server at `port`, on the interface of `address` only if that is this machine's own."""
+    try:
+        if own_interface(address):
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            return socket.create_server((address, port), family=family)
         if socket.has_dualstack_ipv6():
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
         return socket.create_server(("", port))
@@ -180,7 +256,7 @@ def _listening(address: str, port: int) -> socket.socket:
 
 def _ended(connection: Connection) -> bool:
     """Whether a connection has ended, on which the other side sends nothing yet."""
-    return bool(select.select([connection._socket], [], [], 0)[0])
+    return bool(select.select([connection], [], [], 0)[0])
 
 
 class Channel:
@@ -247,7 +323,7 @@ class Channel:
             return True
         if alike:
             time.sleep(5 * _GRACE_SECONDS)  # host 0 ends all hosts meanwhile
-        self._send({"fail": code, "text": sentence, "host": self.index})
+        self._send({"fail": code, "text": sentence[:10_000], "host": self.index})
         return not self._noted.wait(4 * _GRACE_SECONDS)
 
     def bye(self) -> None:
@@ -277,6 +353,9 @@ class Channel:
 
     def _listen(self, host: int, connection: Connection) -> None:
         while (message := connection.receive()) is not None:
+            if not self._may_say(host, message):
+                connection.garbled = True
+                break
             if "what" in message:
                 with self._changed:
                     self._values[message["what"], message["turn"], host] = message["value"]
@@ -296,6 +375,16 @@ class Channel:
                 self._failed(host, connection, message)
         if host not in self._farewells:
             self._lost(host, connection.garbled)
+
+    def _may_say(self, host: int, message: dict[str, Any]) -> bool:
+        """Whether `host` speaks for itself; only host 0 ends others, to whom the others report."""
+        if message.keys() & {"all", "refused", "of"} or any(
+            message.get(name, host) != host for name in ("host", "bye", "beat")
+        ):
+            return False
+        if host:
+            return not message.keys() & {"gone", "leave", "noted"}
+        return "fail" not in message and message.get("gone", 0) < self.count
 
     def _failed(self, host: int, connection: Connection, message: dict[str, Any]) -> None:
         """On host 0, another host has failed: ends all hosts with that error, unless this one finds its

@@ -17,6 +17,7 @@ from ..words.facts import Fact, fact
 PORT = 8482  # JAX's default
 TOLD = ("CHIPWISE_HOSTS", "CHIPWISE_HOST", "CHIPWISE_COORDINATOR")
 """The variables for `--hosts N --host I --coordinator ADDRESS`."""
+TOKEN = "CHIPWISE_TOKEN"  # the same on all hosts, and known to nobody else
 _OF_JAX = ("slurm", "ompi", "gketpu", "gcetpu")
 _ONE_HOST = ("KAGGLE_KERNEL_RUN_TYPE", "COLAB_RELEASE_TAG")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import glob
 import json
 import logging
@@ -27,9 +28,10 @@ from typing import Any
 
 from ..errors import ChipwiseError, DeviceError, DivergedError, HostLost, RecipeError, Stopped
 from ..words.facts import fact
+from ..words.figures import one_line
 from . import cluster
-from .channel import Channel, PortTaken, accept_hosts, connect_to_first
-from .cluster import Seat
+from .channel import Channel, PortTaken, accept_hosts, connect_to_first, own_interface
+from .cluster import TOKEN, Seat
 from .host_facts import installed
 
 WAIT_SECONDS = 1800.0  # for all hosts: a preempted slice may return after half an hour
@@ -215,12 +217,14 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
         waiting = fact("hosts-awaited", missing=missing, hosts=seat.count, host=seat.index, where=where)
         print(waiting, file=sys.stderr, flush=True)
 
-    where = {"address": seat.address, "port": seat.port}
+    where, token = {"address": seat.address, "port": seat.port}, os.environ.get(TOKEN, "")
     try:
         if seat.index == 0:
-            connections = accept_hosts(seat.address, seat.port, seat.count, name, wait, awaiting)
+            connections = accept_hosts(seat.address, seat.port, seat.count, name, wait, awaiting, token)
         else:
-            connections = connect_to_first(seat.address, seat.port, seat.index, seat.count, wait, awaiting)
+            connections = connect_to_first(
+                seat.address, seat.port, seat.index, seat.count, wait, awaiting, token
+            )
     except PortTaken as error:
         other = seat.port + 100 if seat.port < 65000 else seat.port - 1000
         facts = {**where, "other": other, "host_name": name, "reason": error.strerror}
@@ -260,7 +264,7 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
 
     channel = Channel(seat.index, seat.count, connections, silence, gone, _end)
     here = Hosts(seat, channel, (name,) * seat.count)
-    here.names = tuple(here.everyone("names", name))
+    here.names = tuple(one_line(other, 64) for other in here.everyone("names", name))
     _outlive_aborts()
     try:
         _compare_programs(here)
@@ -280,6 +284,7 @@ def _compare_programs(here: Hosts) -> None:
 
 def _start_jax(seat: Seat, channel: Channel, silence: float) -> None:
     import jax
+    from jax._src.lib import _jax
 
     # gRPC would connect to the coordinator through a proxy, and wait forever.
     variable = "no_grpc_proxy"
@@ -287,11 +292,16 @@ def _start_jax(seat: Seat, channel: Channel, silence: float) -> None:
     os.environ[variable] = ",".join(filter(None, [without_proxy, seat.address]))
     logger = logging.getLogger("jax._src.distributed")
     logger.addFilter(_about_no_proxy)
-    loopback = seat.address in ("localhost", "::1") or seat.address.startswith("127.")
+    if seat.address in ("localhost", "::1") or seat.address.startswith("127."):
+        # Gloo would listen at the address of this machine's name, which others may reach.
+        _jax.make_gloo_tcp_collectives = functools.partial(
+            _jax.make_gloo_tcp_collectives, hostname=seat.address
+        )
     port = channel.agree("port", _free_port(seat.port + 1) if seat.index == 0 else None)
+    where = f"[{seat.address}]:{port}" if ":" in seat.address else f"{seat.address}:{port}"
     try:
         jax.distributed.initialize(
-            f"[{seat.address}]:{port}" if ":" in seat.address else f"{seat.address}:{port}",
+            where,
             seat.count,
             seat.index,
             local_device_ids=seat.gpus,
@@ -299,7 +309,7 @@ def _start_jax(seat: Seat, channel: Channel, silence: float) -> None:
             initialization_timeout=_JAX_SECONDS,
             heartbeat_timeout_seconds=int(silence) + _LATER_SECONDS,
             shutdown_timeout_seconds=_JAX_SECONDS,
-            coordinator_bind_address=f"{seat.address}:{port}" if loopback else None,
+            coordinator_bind_address=where if own_interface(seat.address) else None,
         )
     except RuntimeError as error:
         message = " ".join(str(error).split())[:300]
@@ -343,7 +353,6 @@ def _end(code: int, sentence: str) -> None:
     """Ends the process at once, since its threads may wait for a lost host."""
     _LEAVING.acquire()
     if sentence:
-        line = f"error: {' '.join(sentence.split())}\n"
-        os.write(2, line.encode())
+        os.write(2, f"error: {one_line(sentence, 2000)}\n".encode())
     logging.shutdown()
     os._exit(code)
