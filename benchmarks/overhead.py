@@ -24,7 +24,6 @@ import chipwise as cw
 from chipwise.engine import feed
 from chipwise.engine.placement import Placement, lay_out
 from chipwise.engine.programs import Programs
-from chipwise.engine.state import first_state
 
 RUNS = 5
 
@@ -40,15 +39,10 @@ class Bare:
         windows = feed.Windows(recipe, self.placement, 0, recipe.clock.total)
         self.window = windows.at(0)
         windows.close()
-        self.programs.compile(self._state(), self.window, self.data)
-
-    def _state(self):
-        state = first_state(self.recipe)
-        params = self.programs.functions.updates.flat.pack_host(jax.device_get(state.params))
-        return self.placement.put(dataclasses.replace(state, params=params))
+        self.programs.compile(self.programs.holding.first(recipe), self.window, self.data)
 
     def examples_per_second(self) -> float:
-        carry, total = self._state(), self.recipe.clock.total
+        carry, total = self.programs.holding.first(self.recipe), self.recipe.clock.total
         jax.block_until_ready(carry)
         before = time.perf_counter()
         for _ in range(total):
