@@ -91,9 +91,9 @@ def probe(data=None, image: int = 96, train: int = 0, held_out: int = 0, out: st
             return cw.PackedFolder(out, split)
         return cw.deploy.features(body, source, out or None, split=split)
 
-    found = {split: features(split, source) for split, source in (("train", body.train), ("eval", body.eval))}
     head = cw.nnx.task(
-        lambda rngs: nnx.Linear(1280, 10, rngs=rngs), cw.losses.softmax_cross_entropy, **found,
+        lambda rngs: nnx.Linear(1280, 10, rngs=rngs), cw.losses.softmax_cross_entropy,
+        train=features("train", body.train), eval=features("eval", body.eval),
         inputs="feature", metrics={"accuracy": cw.losses.correct},
     )  # fmt: skip
     optimizer = cw.adamw(lr=cw.schedules.cosine(2e-3), weight_decay=1e-2)

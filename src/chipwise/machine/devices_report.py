@@ -231,9 +231,6 @@ def _devices(s: Situation) -> Iterator[tuple[str, Fact]]:
     for device in s.devices:
         if device.error:
             yield "error", fact("device-broken", device=device.id, said=" ".join(device.error.split())[:400])
-    kinds = sorted({device.kind for device in s.devices})
-    if len(kinds) > 1:
-        yield "warning", fact("devices-differ", kinds=kinds)
     old = guard.driver_too_old(s.facts)
     if old and s.platform == "gpu":
         yield "warning", fact("driver-old", reason=old)
@@ -246,9 +243,6 @@ def _settings(s: Situation) -> Iterator[tuple[str, Fact]]:
         yield "warning", fact("accelerator-left-alone", accelerators=present, setting=purpose)
     elif hidden and "GPU" in present and s.platform == "cpu":
         yield "warning", fact("gpu-hidden", setting=hidden)
-    tensorflow = [n for n in ("tensorflow", "tensorflow-tpu") if n in s.facts.packages]
-    if tensorflow and "TPU" in present:
-        yield "warning" if s.environment.name == "kaggle" else "note", fact("tpu-shared", packages=tensorflow)
     if s.float64:
         yield "warning", fact("float64-enabled")
     if s.processes > s.joined:

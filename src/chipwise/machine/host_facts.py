@@ -41,9 +41,6 @@ PACKAGES = (
     "jax-cuda12-pjrt",
     "jax-cuda13-plugin",
     "jax-cuda13-pjrt",
-    "tensorflow",
-    "tensorflow-cpu",
-    "tensorflow-tpu",
     "torch-xla",
 )
 
