@@ -68,7 +68,7 @@ def save(answers: dict[int, dict[str, Any]]) -> None:
 
 
 def ask(row: Row) -> dict[str, Any]:
-    """The answer of `row.command`: throughputs of all devices, `xla` by XLA's cost analysis; seconds and
+    """The answer of `row.command`: throughputs of all devices; seconds and
     FLOPs of a step on one device; seconds of the parts of the whole `run`."""
     answer: dict[str, Any] = {"command": row.command, "jax": metadata.version("jax")}
     start = time.monotonic()
@@ -87,8 +87,6 @@ def ask(row: Row) -> dict[str, Any]:
     numbers = {"value": speed.value, "low": speed.low, "high": speed.high}
     answer |= {name: float(f"{number:.5g}") for name, number in numbers.items()}
     parts = {name: float(f"{seconds:.4g}") for name, seconds in plan.step_parts.items()}
-    if plan.xla_seconds:
-        answer |= {"xla": float(f"{plan.batch / plan.xla_seconds:.5g}")}
     run = {name: float(f"{seconds:.4g}") for name, seconds in plan.seconds.items()}
     return answer | {"bound": plan.bound, "parts": parts, "run": run}
 

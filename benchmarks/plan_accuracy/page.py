@@ -61,11 +61,6 @@ class Prediction:
         step = self.answer["flops"] / (SHARE * tflops * 1e12 / chip.jax_devices_per_chip)
         return self.row.seconds / step
 
-    @property
-    def xla(self) -> float | None:
-        """XLA's own estimate over measured."""
-        return self.answer["xla"] / self.row.measured if "xla" in self.answer else None
-
 
 def error(ratio: float) -> float:
     return max(ratio, 1 / ratio) - 1
@@ -95,8 +90,8 @@ def write(folder: Path, rows: Sequence[Row], answers: dict[int, dict[str, Any]])
 def _summaries(known: Sequence[Prediction]) -> list[str]:
     lines = [
         "| rows | number | predicted / measured, median | error, median | error, 90th percentile | inside "
-        "| error of the rule, median | 90th percentile | error of XLA, median | 90th percentile |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| error of the rule, median | 90th percentile |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for use in ("held-out", "fit"):
         for chips in ("TPU", "GPU"):
@@ -119,7 +114,6 @@ def _summary(name: str, some: Sequence[Prediction]) -> list[str]:
     middle = statistics.median(p.ratio for p in some)
     rules = _errors(p.rule for p in some if p.rule)
     cells = [name, str(len(some)), f"{middle:.2f}", *_errors(p.ratio for p in some), f"{inside:.0%}", *rules]
-    cells += _errors(p.xla for p in some if p.xla)
     return ["| " + " | ".join(cells) + " |"]
 
 
@@ -134,16 +128,16 @@ def _errors(ratios: Iterable[float]) -> tuple[str, str]:
 def _table(some: Sequence[Prediction]) -> list[str]:
     lines = [
         "| row | net | measured | predicted | predicted / measured | interval | inside "
-        "| rule, XLA / measured | program | clock | command |",
+        "| rule / measured | program | clock | command |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for p in some:
         row, (value, low, high) = p.row, p.throughput
-        others = ", ".join("-" if ratio is None else f"{ratio:.2f}" for ratio in (p.rule, p.xla))
+        rule = "-" if p.rule is None else f"{p.rule:.2f}"
         lines.append(
             f"| [{row.row}]({_link(row)}) | {row.model} | {row.measured:,.4g} | {value:,.4g} "
             f"| {p.ratio:.2f} | {low:,.4g} to {high:,.4g} "
-            f"| {'yes' if p.inside else '**no**'} | {others} | {row.program} | {row.clock} "
+            f"| {'yes' if p.inside else '**no**'} | {rule} | {row.program} | {row.clock} "
             f"| `{row.command}` |"
         )
     return lines

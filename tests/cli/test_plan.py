@@ -3,6 +3,8 @@ import json
 import pytest
 
 from chipwise.cli import main
+from chipwise.planner import ask
+from chipwise.planner.compile_answers import Compiled
 from chipwise.words.facts import fact
 from compilers import no_gpu_compiler as no_gpu_compiler
 
@@ -25,8 +27,28 @@ def test_a_table_with_a_verdict_and_a_page(tmp_path, capsys):
 def test_json_is_one_object(capsys):
     assert main(["plan", "mnist", "--on", "t4", "--json", "--set", "batch=512"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["schema"] == "chipwise.plan/2" and told["recipe"]["parameters"] == 250_698
+    assert told["schema"] == "chipwise.plan/3" and told["recipe"]["parameters"] == 250_698
     assert told["plans"][0]["target"] == "t4" and told["plans"][0]["batch"] == 512
+
+
+def test_a_failure_of_this_machine_is_told_and_fails(monkeypatch, capsys):
+    real = ask.compile_steps
+    failed = Compiled(
+        "replica", fact("compiler-failed", program="replica", message="No space left on device")
+    )
+
+    def compile_steps(cases, **options):
+        answers = dict(real(cases, **options))
+        return [(0, answers[0]), (1, {"replica": failed})]
+
+    monkeypatch.setattr(ask, "compile_steps", compile_steps)
+    assert main(["plan", "digits", "--on", "t4,a100", "--json"]) == 4
+    told = capsys.readouterr()
+    assert [(p["problem"] or {}).get("code") for p in json.loads(told.out)["plans"]] == [
+        None,
+        "compiler-failed",
+    ]
+    assert told.err.startswith("error:") and "No space left on device" in told.err
 
 
 def test_own_prices(tmp_path, capsys):

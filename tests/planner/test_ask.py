@@ -286,6 +286,21 @@ def test_a_compiler_that_crashes_is_that_target_s_problem(monkeypatch, target):
     monkeypatch.setattr(ask, "compile_steps", lambda cases, **_: enumerate([{"replica": died}]))
     (p,) = cw.plan(recipe(), on=[target])
     assert not p.runs and p.problem == crash
+    with refused(cw.DeviceError, "compiler-crashed", signal="SIGSEGV"):
+        p.check()
+
+
+def test_a_machine_that_fails_while_the_largest_batch_is_searched_for_leaves_it_unknown(monkeypatch):
+    failed = Compiled("replica", fact("compiler-killed", program="replica", signal="SIGKILL", log=""))
+    answers = iter([ask.compile_steps])
+
+    def compile_steps(cases, **options):
+        real = next(answers, None)
+        return real(cases, **options) if real else enumerate([{"replica": failed}])
+
+    monkeypatch.setattr(ask, "compile_steps", compile_steps)
+    (p,) = cw.plan(recipe(), on=["t4"], find_largest_batch=True)
+    assert p.problem == failed.problem and p.largest_batch is None
 
 
 def test_an_old_gpu_is_timed_by_its_own_figures_as_another_s_program():

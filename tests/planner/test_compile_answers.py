@@ -10,7 +10,7 @@ import pytest
 
 from chipwise.engine.reduce import Exchange
 from chipwise.hlo.kernel import Kernel
-from chipwise.planner.compile_answers import Compiled, CompileRequest, refusal
+from chipwise.planner.compile_answers import FAILED_HERE, Compiled, CompileRequest, refusal
 from chipwise.planner.tracing import export_program
 from chipwise.words.facts import fact
 from planner.asked import SPEC, V5E, product, request_for
@@ -74,28 +74,27 @@ def test_a_refusal_for_memory_is_read():
         "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries "
         "(60.42G) exceeds available HBM (7.48G)."
     )
-    problem = refusal("replica", early).problem
+    problem = refusal("replica", RuntimeError(early)).problem
     assert problem.code == "refused-for-memory"
     assert (problem["needed"], problem["available"]) == (int(60.42 * 2**30), int(7.48 * 2**30))
     late = (
         "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. "
         "Used 20.06G of 15.75G hbm. Exceeded hbm capacity by 4.31G.\n\nTotal hbm usage >= 20.31G:"
     )
-    problem = refusal("replica", late).problem
+    problem = refusal("replica", RuntimeError(late)).problem
     assert (problem["needed"], problem["available"]) == (int(20.06 * 2**30), int(15.75 * 2**30))
     assert problem["message"].startswith("RESOURCE_EXHAUSTED")
 
 
 def test_another_refusal_keeps_its_first_lines():
     problem = fact("refused", program="update", message="UNIMPLEMENTED: no such thing in that op")
-    answer = refusal("update", "UNIMPLEMENTED: no such thing\n\n  in that op\nmore\n")
+    answer = refusal("update", RuntimeError("UNIMPLEMENTED: no such thing\n\n  in that op\nmore\n"))
     assert answer == Compiled("update", problem)
 
 
 @pytest.mark.parametrize(
     "message, code",
     [
-        ("Cannot find a lowering rule: lowering platform tpu", "refused-callback"),
         ("While rewriting computation to not contain X64 element types: F64", "refused-float64"),
         ("Unsupported element type F16", "refused-float16"),
         ("Dynamic shape is not supported", "refused-dynamic-shape"),
@@ -103,8 +102,31 @@ def test_another_refusal_keeps_its_first_lines():
     ],
 )
 def test_a_refusal_that_is_known_has_a_code_of_its_own(message, code):
-    problem = refusal("replica", message).problem
+    problem = refusal("replica", ValueError(message)).problem
     assert problem.code == code and problem["message"] == message and message in str(problem)
+    assert refusal("replica", RuntimeError(f"UNIMPLEMENTED: {message}")).problem.code == code
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(
+            "RESOURCE_EXHAUSTED: /tmp/tempfile-vm-1; No space left on device Unable to write PTX contents"
+        ),
+        RuntimeError("OUT_OF_RANGE: /tmp/tempfile-vm-1; File too large Unable to write PTX contents"),
+        RuntimeError("INTERNAL: ptxas exited with non-zero error code 9"),
+        RuntimeError("FAILED_PRECONDITION: cannot load the dynamic library: Too many open files"),
+        RuntimeError("can't start new thread"),
+        RuntimeError("std::bad_alloc"),
+        MemoryError(),
+        RecursionError("maximum recursion depth exceeded"),
+        OSError(28, "No space left on device"),
+    ],
+)
+def test_what_this_machine_lacks_is_no_refusal(error):
+    for platform, code in (("tpu", "refused"), ("cuda", "refused"), ("", "topology-unknown")):
+        problem = refusal("replica", error, platform, code).problem
+        assert problem.code == "compiler-failed" and problem.code in FAILED_HERE
 
 
 def test_answers_are_plain_json():

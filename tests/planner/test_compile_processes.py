@@ -1,4 +1,6 @@
 import dataclasses
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -7,7 +9,7 @@ import time
 
 import pytest
 
-from chipwise.errors import ChipwiseError
+from chipwise.errors import ChipwiseError, DataError, DeviceError
 from chipwise.planner import compile_processes
 from chipwise.planner.compile_step import compile_all, compile_each
 from chipwise.words.facts import fact
@@ -30,18 +32,61 @@ def test_a_child_that_dies_costs_only_the_program_it_was_at(child, tmp_path):
     told = compile_all(three(), cache_dir=tmp_path)
     words = "Check failed: tiles == 3"
     crash = fact("compiler-crashed", program="p1", signal="SIGSEGV", log=words)
-    assert [t.problem for t in told] == [None, crash, None] and told[1].lasting
-    assert started() == 2
-    assert [t.problem for t in compile_all(three(), cache_dir=tmp_path)] == [None, crash, None]
-    assert started() == 2  # remembered: it would crash again, after minutes
+    assert [t.problem for t in told] == [None, crash, None] and started() == 2
 
 
-def test_a_child_that_ends_is_remembered_with_its_last_words(child, tmp_path):
-    started = child("begin(requests[0]); raise SystemExit('out of ideas')")
-    ended = fact("compiler-ended", program="replica", exit_code=1, log="out of ideas", signal="")
+@pytest.mark.parametrize(
+    "death, problem",
+    [
+        (
+            "raise SystemExit('out of ideas')",
+            fact("compiler-ended", exit_code=1, log="out of ideas", signal=""),
+        ),
+        ("os.abort()", fact("compiler-crashed", log="", signal="SIGABRT")),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", fact("compiler-crashed", log="", signal="SIGSEGV")),
+        ("os.kill(os.getpid(), signal.SIGKILL)", fact("compiler-killed", log="", signal="SIGKILL")),
+        (
+            "failed = dict(code='compiler-failed', numbers={})\n"
+            "say(requests[0], dict(name='replica', notes=[], problem=failed))",
+            fact("compiler-failed"),
+        ),
+    ],
+)
+def test_a_failure_of_this_machine_is_told_and_forgotten(child, tmp_path, death, problem):
+    started = child(f"begin(requests[0])\n{death}")
+    (told,) = compile_all([request_for()], cache_dir=tmp_path)
+    assert told.problem == fact(problem.code, program="replica", **problem.numbers) and started() == 1
+    child(ALL)
+    (again,) = compile_all([request_for()], cache_dir=tmp_path)
+    assert again.problem is None and again.temp_bytes == 7
+
+
+def test_what_the_compiler_says_of_a_program_is_kept(child, tmp_path):
+    problem = "problem=dict(code='refused', numbers=dict(message='INVALID_ARGUMENT: no'))"
+    started = child(f"begin(requests[0]); say(requests[0], dict(name='replica', notes=[], {problem}))")
     for _ in range(2):
-        assert compile_all([request_for()], cache_dir=tmp_path)[0].problem == ended
+        assert compile_all([request_for()], cache_dir=tmp_path)[0].problem.code == "refused"
     assert started() == 1
+
+
+def test_a_machine_that_cannot_start_the_compiler_says_why(child, monkeypatch, tmp_path):
+    child(ALL)
+    reason = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    def start(*_, **__):
+        raise reason
+
+    monkeypatch.setattr(compile_processes.subprocess, "Popen", start)
+    for expected in (None, "tpu"):
+        with refused(DeviceError, "compiler-cannot-run", chips="TPU", reason=str(reason)):
+            list(compile_each([[request_for()]], expected=expected, cache_dir=tmp_path))
+
+
+def test_a_cache_that_cannot_be_made_is_a_line(child, tmp_path):
+    child(ALL)
+    (tmp_path / "file").touch()
+    with refused(DataError, "plan-cache-unwritable", path=tmp_path / "file" / "plan"):
+        compile_all([request_for()], cache_dir=tmp_path / "file" / "plan")
 
 
 def test_of_several_under_way_each_is_tried_alone(child, tmp_path):
@@ -55,8 +100,6 @@ def test_of_several_under_way_each_is_tried_alone(child, tmp_path):
     told = compile_all(three(), cache_dir=tmp_path)
     assert [t.problem and t.problem.code for t in told] == [None, "compiler-killed", None]
     assert started() == 4
-    compile_all(three(), cache_dir=tmp_path)  # the killed one is tried again: it may have been memory
-    assert started() == 5
 
 
 def test_a_child_that_is_killed_in_the_middle_of_its_answer_has_not_answered(child, tmp_path):

@@ -77,7 +77,7 @@ def test_a_program_for_a_gpu_that_is_not_here(tmp_path):
     (made,) = [k for k in replica.kernels if k.kind == "matmul"]
     assert made.dtype == "bf16" and made.line.startswith(asked.__file__)
     assert reduce.problem is None and reduce.wire_bytes > 0
-    assert nowhere.problem.code == "topology-unknown"
+    assert nowhere.problem.code == "compiler-failed" and "target_config" in nowhere.problem["message"]
 
 
 @pytest.mark.slow

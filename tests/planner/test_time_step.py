@@ -8,7 +8,6 @@ import pytest
 from chipwise.chips.targets import parse
 from chipwise.hlo.kernel import Kernel
 from chipwise.planner import time_step, time_tpu
-from chipwise.planner.compile_answers import Compiled
 from chipwise.planner.time_links import sum_seconds
 from chipwise.planner.time_step import StepTime
 
@@ -99,16 +98,6 @@ def test_replicas_one_after_another_are_added_as_they_come(name):
     assert time_step.between(programs(4, 4, 1), parse(name), []) == []
     (added,) = time_step.between(programs(64, 1, 1), parse(name), [])
     assert added.count == 63 and added.seconds >= 63 * 12 * SIZE / (parse(name).chip.memory_GBps * 1e9)
-
-
-def test_xla_s_own_estimate_is_none_where_it_is_no_time():
-    def told(replica, update):
-        answers = {"replica": Compiled("replica", optimal_seconds=replica)}
-        answers["update"] = Compiled("update", optimal_seconds=update)
-        return time_step._xla_seconds(programs(3, 3, 1), answers)
-
-    assert told(0.1, 0.2) == pytest.approx(0.5)
-    assert told(-1e-3, 0.2) is None and told(None, 0.2) is None and told(0.1, 0.0) is None
 
 
 def test_what_only_moves_data_on_a_tpu_takes_its_bytes_at_the_speed_of_a_copy():

@@ -76,6 +76,8 @@ def plan(
     report = document(loaded, plans)
     tables = plan_kernels.parts(report["plans"]) if kernels else ()
     answer(report, itertools.chain(parts(plans), tables), lambda: plan_page.render(report), html, json_)
+    for one in plans:
+        one.check()
 
 
 def _names(text: str) -> list[str]:

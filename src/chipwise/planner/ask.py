@@ -26,12 +26,13 @@ from ..engine.blueprint import Memory, largest_batch, tracing
 from ..engine.layout import Layout, usable_devices
 from ..engine.predict import predicted_together
 from ..engine.state import TrainState, abstract_state
-from ..errors import ChipwiseError, DeviceError, RecipeError
+from ..errors import DeviceError, RecipeError
 from ..hlo.kernel import costliest
 from ..machine.plugins import hidden
 from ..recipe.precision import TPU_PASSES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
+from .compile_answers import FAILED_HERE
 from .compile_step import Progress, compile_steps, default_cache
 from .device_memory import TOO_LARGE, available, lies_on_hosts, too_large
 from .interruptions import Rate, interrupted, stated, unknown
@@ -235,22 +236,27 @@ class PlanQuestion:
         """The plan with its largest batch or, if none fits, with advice."""
         recipe = self.recipe
         held: dict[int, Memory] = {}  # by batch
+        failed: list[StepTime] = []
 
         def fits(tried: Recipe) -> tuple[bool, float]:
             try:
                 other = self.traced(target, tried)
-                if target.chip.kind == "CPU":
-                    time, _ = compiled_here(other, target)
-                else:
-                    ((_, _, time),) = self.timed([(target, other)])
-            except ChipwiseError:  # of another batch, so not for the user
+            except RecipeError:  # of another batch, so not for the user
                 return False, 1.0
+            if target.chip.kind == "CPU":
+                time, _ = compiled_here(other, target)
+            else:
+                ((_, _, time),) = self.timed([(target, other)])
+            if time.problem is not None and time.problem.code in FAILED_HERE:
+                failed.append(time)
             if time.memory is None:
                 return time.problem is None, 1.0
             held[tried.batch] = time.memory
             return time.memory.fits, time.memory.needed / time.memory.available
 
         largest = largest_batch(recipe, fits, recipe.clock.examples)
+        if failed:  # this machine, at some batch: what fits is not known
+            return self.plan(target, step, failed[0])
         plan = self.plan(target, step, time, largest)
         if largest is None and (least := held.get(recipe.least_batch)) is not None:
             extra = room(recipe, target, step, least, self.exact)
@@ -298,7 +304,6 @@ class PlanQuestion:
             replicas_per_device=layout.replicas_per_device,
             largest_batch=largest,
             wire_bytes_per_step_per_device=time.wire_bytes,
-            xla_seconds=time.xla_seconds,
             steps=recipe.clock.total,
             evaluations=self.evaluations,
             notes=notes,

@@ -17,7 +17,7 @@ from ..hlo.kernel import Kernel
 from ..words.facts import Fact, fact
 from .tracing import Exported
 
-SCHEMA = 4
+SCHEMA = 5
 """The version of the cache's entries and of a process's requests, raised when their meaning changes."""
 
 EFFORT = {"cuda": (0.7, 0.18e-3), "tpu": (1.3, 0.9e-3)}
@@ -26,8 +26,11 @@ EFFORT = {"cuda": (0.7, 0.18e-3), "tpu": (1.3, 0.9e-3)}
 IN_GROUP = 6
 """The factor by which libtpu takes longer for a program of a group."""
 
-DIED = ("compiler-killed", "compiler-crashed", "compiler-ended")
-_FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
+FAILED_HERE = (
+    "compiler-killed", "compiler-crashed", "compiler-ended", "compiler-failed",
+    "ptxas-missing", "compilers-in-the-way", "compiler-of-another-jax",
+)  # fmt: skip
+"""Problems of this machine, which say nothing of the program: never kept, and `chipwise plan` fails."""
 
 
 _MADE_BY = inspect.getsource(reduce) + inspect.getsource(layout)
@@ -87,7 +90,8 @@ class Compiled:
     """The figures of a compiled program, for one execution on one device (see `hlo.reader.ProgramCost`). A
     GPU's compiler states no seconds of its `kernels`; `time_gpu` times them.
 
-    `problem`: why there are no figures: the compiler's refusal (`refusal`), or how its process died.
+    `problem`: why there are no figures: the compiler's refusal (`refusal`), or how this machine failed, which
+    the cache does not keep (`FAILED_HERE`).
     """
 
     name: str
@@ -96,7 +100,6 @@ class Compiled:
     code_bytes: int = 0
     wire_bytes: float = 0.0
     flops: float = 0.0  # of the products
-    optimal_seconds: float | None = None  # XLA's cost analysis; the GPU compiler has none
     kernels: list[Kernel] = field(default_factory=list)
     notes: list[Fact] = field(default_factory=list)
     places: list[str] = field(default_factory=list)  # `Exported.places` of the program when it was compiled
@@ -124,25 +127,28 @@ class Compiled:
         problem = self.problem and fact(self.problem.code, **{**self.problem.numbers, "program": name})
         return replace(self, name=name, problem=problem)
 
-    @property
-    def lasting(self) -> bool:
-        """Whether the compiler would answer the same again: not if its process was ended from outside."""
-        died = self.problem is not None and self.problem.code in DIED
-        return not died or self.problem["signal"] not in _FROM_OUTSIDE  # type: ignore[index]
 
+def refusal(name: str, error: Exception, platform: str = "tpu", code: str = "refused") -> Compiled:
+    """The compiler's refusal as a fact, with bytes if it was about memory, and its first lines.
 
-def refusal(name: str, message: str, platform: str = "tpu") -> Compiled:
-    """The compiler's refusal as a fact, with bytes if it was about memory, and its first lines."""
+    Only what is certainly said of the program is one: a full disk or a lack of memory on this machine comes
+    as RESOURCE_EXHAUSTED, OUT_OF_RANGE or INTERNAL, or as an `OSError`, and is "compiler-failed".
+    """
+    message = str(error)
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     facts = {"program": name, "message": " ".join(lines[:2])[:400]}
     match = next(filter(None, (pattern.search(message) for pattern in _MEMORY)), None)
     if match and "RESOURCE_EXHAUSTED" in message:
         needed, available = (int(float(match[i]) * _UNIT[match[i + 1]]) for i in (1, 3))
         problem = fact("refused-for-memory", needed=needed, available=available, **facts)
+    elif not message.startswith(_STATUSES) and not isinstance(
+        error, TypeError | ValueError | NotImplementedError
+    ):
+        problem = fact("compiler-failed", **facts)
     else:
         known = _REFUSALS if platform == "tpu" else _REFUSALS[:1]
-        code = next((c for sign, c in known if re.search(rf"\b{sign}\b", message.lower())), "refused")
-        problem = fact(code, **facts)
+        signs = (c for sign, c in known if re.search(rf"\b{sign}\b", message.lower()))
+        problem = fact(next(signs, code), **facts)
     return Compiled(name, problem)
 
 
@@ -152,6 +158,7 @@ _MEMORY = (
     re.compile(r"[Uu]sed ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm"),
     re.compile(r"memory required[^(]*\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)"),
 )
+_STATUSES = ("INVALID_ARGUMENT", "UNIMPLEMENTED")
 _UNIT = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _REFUSALS = (
     ("lowering platform", "refused-callback"),

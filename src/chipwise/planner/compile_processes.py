@@ -160,7 +160,8 @@ class CompilerProcesses:
 
     def prepare(self, compiler: Compiler) -> None:
         """Starts the process of a compiler, which takes a second, before its programs are known."""
-        self._prepared[compiler.platform] = self._start(compiler)
+        with _told(compiler):
+            self._prepared[compiler.platform] = self._start(compiler)
 
     def ask(self, batch: Sequence[tuple[Compiler, dict[str, CompileRequest]]]) -> None:
         """Starts to compile the requests, by key, for each compiler."""
@@ -207,7 +208,7 @@ class CompilerProcesses:
 
     def _run(self, compiler: Compiler, requests: dict[str, CompileRequest]) -> None:
         try:
-            with _alone(self._folder, compiler.platform):
+            with _told(compiler), _alone(self._folder, compiler.platform):
                 for pair in self._ask(requests, compiler):
                     self._events.put(pair)
             self._events.put(None)
@@ -255,21 +256,23 @@ class CompilerProcess:
     """A process of `compile_worker`."""
 
     def __init__(self, compiler: Compiler) -> None:
-        self._open = stack = contextlib.ExitStack()
-        place = stack.enter_context(tempfile.TemporaryDirectory(prefix="chipwise-plan-"))
-        self._folder = Path(place)
-        log = stack.enter_context((self._folder / "log").open("w+", encoding="utf-8", errors="replace"))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "chipwise.machine.plugins", "chipwise.planner.compile_worker", place],
-            stdin=subprocess.PIPE,  # closes when this process ends, which ends the process
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=compiler_environment(compiler.platform, compiler.path),
-            cwd=place,
-            process_group=0,  # Ctrl-C is for this process, which ends the process
-        )
-        self._log, self._process = log, stack.enter_context(process)
+        with contextlib.ExitStack() as stack:
+            place = stack.enter_context(tempfile.TemporaryDirectory(prefix="chipwise-plan-"))
+            self._folder = Path(place)
+            log = (self._folder / "log").open("w+", encoding="utf-8", errors="replace")
+            self._log = stack.enter_context(log)
+            process = subprocess.Popen(
+                [sys.executable, "-m", "chipwise.machine.plugins", "chipwise.planner.compile_worker", place],
+                stdin=subprocess.PIPE,  # closes when this process ends, which ends the process
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=compiler_environment(compiler.platform, compiler.path),
+                cwd=place,
+                process_group=0,  # Ctrl-C is for this process, which ends the process
+            )
+            self._process = stack.enter_context(process)
+            self._open = stack.pop_all()
 
     def compile(self, batch: dict[str, CompileRequest]) -> Iterator[dict[str, Any]]:
         """Yields the process's messages while it compiles `batch`, by key.
@@ -304,6 +307,18 @@ class CompilerProcess:
         """Kills it, and removes its folder."""
         self.kill()
         self._open.close()
+
+
+@contextlib.contextmanager
+def _told(compiler: Compiler) -> Iterator[None]:
+    """A context in which a full disk, or a limit of processes or memory, is a `DeviceError`."""
+    try:
+        yield
+    except (OSError, MemoryError) as error:
+        raise DeviceError(
+            "compiler-cannot-run", "This machine cannot run the compiler of {chips}s: {reason:plain}.",
+            chips=CHIPS[compiler.platform], reason=str(error) or "out of memory",
+        ) from None  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -21,10 +21,10 @@ from ..chips.catalogue import Chip
 from ..chips.gpus import compiled_as, target_config
 from ..chips.targets import Target
 from ..engine.step import compiler_options
-from ..errors import DeviceError
+from ..errors import DataError, DeviceError
 from ..recipe import precision
 from ..words.facts import fact
-from .compile_answers import Compiled, CompileRequest, refusal
+from .compile_answers import FAILED_HERE, Compiled, CompileRequest, refusal
 from .compile_processes import COMPILERS, Compiler, CompilerProcesses
 from .device_memory import sizes
 from .tracing import Exported, TracedStep
@@ -76,7 +76,7 @@ def compile_steps(
                 try:
                     bodies = _exported(step, target.chip)
                 except Exception as error:  # it can be traced, but not lowered for this chip
-                    answer = refusal("replica", str(error), platform=platform)
+                    answer = refusal("replica", error, platform)
                     not_lowered.append((i, {answer.name: answer}))
                 else:
                     asked.append((i, _requests(target, step, bodies)))
@@ -189,10 +189,14 @@ def compile_each(
     *Arguments:* `expected`: a platform whose batch takes seconds to make: its compiler starts meanwhile.
     `progress` counts the programs to compile, of the batches that are made.
 
-    Waits while another plan uses the same compiler. Raises `DeviceError` if a compiler is not installed.
+    Waits while another plan uses the same compiler. Raises `DeviceError` if a compiler is not installed, or
+    its process cannot be started, and `DataError` if the cache cannot be written to.
     """
     folder = cache_dir if cache_dir is not None else default_cache()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError("plan-cache-unwritable", path=folder, reason=error.strerror) from None
     owners: dict[str, list[tuple[int, CompileRequest]]] = {}  # by key
     missing: dict[str, CompileRequest] = {}
     remaining = _Remaining(progress)
@@ -200,7 +204,7 @@ def compile_each(
     def stored(answers: Iterable[tuple[str, Compiled]]) -> Iterator[tuple[int, Compiled]]:
         for key, answer in answers:
             answer = replace(answer, places=list(missing[key].places))
-            if answer.lasting:
+            if answer.problem is None or answer.problem.code not in FAILED_HERE:
                 replace_text(folder / f"{key}.json", json.dumps(answer.json()), "plan-cache-unwritable")
             remaining.done(missing[key])
             yield from ((i, answer.named(request.name)) for i, request in owners[key])

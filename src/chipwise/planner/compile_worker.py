@@ -28,7 +28,6 @@ from ..engine.reduce import AXIS, Exchange
 from ..hlo import gpu, tpu
 from ..hlo.proto import program_bytes
 from ..models.large import SHARD
-from ..words.facts import fact
 from .compile_answers import Compiled, refusal
 
 
@@ -53,8 +52,7 @@ def main(folder: Path) -> None:
         send(request["key"], None)
         devices = _devices(request["platform"], json.dumps(request["topology"], sort_keys=True))
         if isinstance(devices, Exception):
-            problem = fact("topology-unknown", program=request["name"], message=str(devices)[:400])
-            send(request["key"], Compiled(request["name"], problem).json())
+            send(request["key"], refusal(request["name"], devices, "", "topology-unknown").json())
         else:
             send(request["key"], compiled(request, folder, devices).json())
 
@@ -82,7 +80,7 @@ def compiled(request: dict[str, Any], folder: Path, devices: list) -> Compiled:
     try:
         program = _lower(request, folder, devices).compile()
     except Exception as error:  # any error of the compiler is an answer, not a failure of this process
-        return refusal(request["name"], str(error), request["platform"])
+        return refusal(request["name"], error, request["platform"])
     memory = program.memory_analysis()
     if request["platform"] == "cuda":
         cost = gpu.read(program_bytes(program))
@@ -95,7 +93,6 @@ def compiled(request: dict[str, Any], folder: Path, devices: list) -> Compiled:
         code_bytes=memory.generated_code_size_in_bytes,
         wire_bytes=cost.wire_bytes,
         flops=cost.product_flops,
-        optimal_seconds=(program.cost_analysis() or {}).get("optimal_seconds"),
         kernels=cost.kernels,
         notes=cost.notes,
     )

@@ -15,10 +15,12 @@ from typing import Any
 from ..chips.prices import Price, prices_for
 from ..chips.targets import Target
 from ..engine.blueprint import Memory
+from ..errors import DeviceError
 from ..hlo.kernel import Kernel
 from ..words.facts import Fact, plain
+from .compile_answers import FAILED_HERE
 
-SCHEMA = "chipwise.plan/2"
+SCHEMA = "chipwise.plan/3"
 
 
 def unique(facts: Iterable[Fact]) -> tuple[Fact, ...]:
@@ -173,7 +175,6 @@ class Plan:
     flops_per_step_per_device: float | None = None
     share_of_peak: float | None = None
     wire_bytes_per_step_per_device: float | None = None
-    xla_seconds: float | None = None  # of a step, by XLA's cost analysis, for comparison
     steps: int | None = None
     evaluations: int = 0  # of a run
     predicts: int | None = None  # examples to predict; a step is then a block on every device
@@ -204,6 +205,11 @@ class Plan:
     @property
     def runs(self) -> bool:
         return self.problem is None
+
+    def check(self) -> None:
+        """Raises `DeviceError` if this machine failed, so that nothing is known of the target."""
+        if self.problem is not None and self.problem.code in FAILED_HERE:
+            raise DeviceError(self.problem.code, self.problem.sentence, **self.problem.numbers)
 
     def cheapest(self, spot: bool = False) -> Cost | None:
         """The lowest cost of the whole run, on demand or spot. Prices without a host, of separate machines,

@@ -50,7 +50,6 @@ class StepTime:
     flops: float = 0.0
     wire_bytes: float = 0.0
     dtypes: frozenset[str] = frozenset()  # that its first program computes in
-    xla_seconds: float | None = None
     notes: tuple[Fact, ...] = ()
     warnings: tuple[Fact, ...] = ()
     problem: Fact | None = None
@@ -124,7 +123,6 @@ def timed_away(step: TracedStep, target: Target, answers: Answers) -> StepTime:
         flops=sum(one.flops * (step.calls if name == "replica" else 1) for name, one in asked.items()),
         wire_bytes=sum(one.wire_bytes for one in asked.values()),
         dtypes=step.programs[0].contents(target.chip).dtypes,
-        xla_seconds=_xla_seconds(step, asked),
         warnings=unique(note for one in answers.values() for note in one.notes),
     )
     if problems:  # `memory` says what was refused for memory
@@ -185,17 +183,6 @@ def _memory(step: TracedStep, target: Target, answers: Answers) -> Memory | None
     if memory is None or not problems:
         return memory
     return replace(memory, available=problems[0]["available"], available_source=fact("memory-as-refused"))
-
-
-def _xla_seconds(step: TracedStep, answers: Answers) -> float | None:
-    """The seconds of a step of training by XLA's cost analysis, without sums over devices; `None` if there is
-    none, or it is negative for one of the programs."""
-    alone = {name: 1 for name in answers if name not in ("reduce", "gather")}
-    runs = alone | {"replica": step.calls, "update": 1}
-    optimal = {name: (answers[name].optimal_seconds or 0.0) if name in answers else 0.0 for name in runs}
-    if min(optimal.values()) <= 0:
-        return None
-    return sum(runs[name] * seconds for name, seconds in optimal.items())
 
 
 def timed(target: Target, precision: str, kernels: Sequence[Kernel]) -> list[Kernel]:

@@ -47,7 +47,6 @@ class TraceCache:
 
     def write(self) -> None:
         """Writes what has been exported. Raises `DataError` if the folder cannot be written to."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         for path, step in self._asked.items():
             text = json.dumps(_document(step))
             if not path.exists() or path.read_text(encoding="utf-8") != text:
