@@ -6,22 +6,19 @@ import chipwise as cw
 from chipwise.words.facts import fact
 
 
-def test_a_table_a_picture_json_and_the_line_that_trains(chipwise, mine, tmp_path):
-    picture, out = tmp_path / "a.svg", tmp_path / "a.json"
+def test_a_table_a_picture_and_the_line_that_trains(chipwise, mine, tmp_path):
+    picture = tmp_path / "a.svg"
     said = chipwise(
-        "find-lr", f"{mine}:recipe", "--steps", 12, "--set", "batch=16", "--devices", 1,
-        "--picture", picture, "--out", out,
-    )  # fmt: skip
+        "find-lr", f"{mine}:recipe", "--steps", 12, "--set", "batch=16", "--devices", 1, "--picture", picture
+    )
     assert said.code == 0 and "step 12/12" in said.err
-    told = json.loads(out.read_text())
-    rate = f"{told['suggestion']:.2g}"
     assert str(fact("lr-own-peak", peak=0.1)) in said.out and "last stable" in said.out
-    assert str(picture) in said.out and str(out) in said.out and "<svg" in picture.read_text()
-    typed = f"chipwise train {mine}:recipe --set batch=16 --set lr={float(rate):g}"
-    assert said.out.endswith(f"Next: {typed}\n")
+    assert str(fact("written", path=picture)) in said.out and "<svg" in picture.read_text()
+    typed, _, rate = said.out.splitlines()[-1].rpartition("=")
+    assert typed == f"Next: chipwise train {mine}:recipe --set batch=16 --set lr"
+    assert str(fact("lr-suggested", settings=f"lr={rate}")) in said.out
     old, found = (cw.load(f"{mine}:recipe", ["batch=16", *more]) for more in ([], [f"lr={rate}"]))
     assert found.optimizer.lr == old.optimizer.lr.with_peak(float(rate))
-    assert told["recipe"]["optimizer"] == old.optimizer.describe()
 
 
 def test_the_line_to_type_has_what_was_given(chipwise, mine):
@@ -35,7 +32,9 @@ def test_the_line_to_type_has_what_was_given(chipwise, mine):
 
 def test_json_is_alone_on_standard_output(chipwise, mine):
     said = chipwise("find-lr", f"{mine}:finished", "--steps", 10, "--devices", 1, "--json")
-    assert said.code == 0 and said.err == "" and json.loads(said.out)["suggestion"] > 0
+    told = json.loads(said.out)
+    assert said.code == 0 and said.err == "" and told["suggestion"] > 0
+    assert told["recipe"]["optimizer"] == cw.load(f"{mine}:finished").optimizer.describe()
 
 
 @pytest.mark.parametrize(

@@ -116,18 +116,6 @@ def test_what_cannot_be_measured_is_told():
         measure_feed(Broken(8), 4, seconds=0.1)
 
 
-def test_the_transfer_is_measured_where_there_is_an_accelerator(monkeypatch):
-    class Chip:
-        platform, device_kind = "gpu", "A GPU"
-
-    sent = []
-    monkeypatch.setattr(feed.jax, "device_put", lambda columns, device: sent.append(device))
-    chip = Chip()
-    record = measure_feed(cw.Arrays(**images(8)), 4, seconds=0.1, rounds=2, devices=[chip])
-    assert len(record.figures["transfer_bytes_per_second"].runs) == 2 and set(sent) == {chip}
-    assert (record.machine.accelerator, record.machine.accelerators) == ("A GPU", 1)
-
-
 def judged(read=0.0, decode=0.0, transform=0.0, rate=1e4, source="ImageFolder", kind="threads", workers=2):
     base = measure_feed(cw.Arrays(**images(8)), 4, seconds=0.02, rounds=1, workers=1)
     figures = {

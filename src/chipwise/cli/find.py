@@ -33,7 +33,6 @@ def find_lr(
     steps: int = option("Steps, one rate each.", "N", default=100),
     workers: str | None = options.WORKERS,
     picture: Path | None = option("Draw the curves.", "FILE.svg"),
-    out: Path | None = option("Write what --json prints.", "FILE.json"),
     json_: bool = options.JSON,
 ) -> None:
     """Find a peak learning rate: one short run whose rate grows with every step.
@@ -44,7 +43,7 @@ def find_lr(
       chipwise find-lr cifar10-davidnet --picture rates.svg
     """
     on = here.on(workers=workers)
-    from ..explain.find_picture import check_suffix
+    from ..explain.find_picture import check_suffix, draw
     from ..study.find_lr import find_lr as find
 
     if picture is not None:  # unwritable files are refused before the work
@@ -52,32 +51,18 @@ def find_lr(
     loaded = recipe.load()
     progress = "none" if json_ else "auto"
     search = find(loaded, low=low, high=high, steps=steps, on=on, progress=progress)
+    first = hosts().first  # host 0 writes
+    written = draw(search, picture) if picture is not None and first else None
     if json_:
         print(json.dumps(search.to_json()))
-    else:
-        _print(search)
-    if not hosts().first:  # host 0 writes
         return
-    written = _write(search, picture, out)
-    if json_:
+    _print(search)
+    if not first:
         return
-    for path in written:
-        print(fact("written", path=path))
+    if written is not None:
+        print(fact("written", path=written))
     settings = [f"{key}={value:g}" for key, value in search.settings.items()]
     print(fact("next", command=recipe.train_line(settings)))
-
-
-def _write(search: LrSearch, picture: Path | None, out: Path | None) -> list[Path]:
-    """Writes the requested files. *Returns* their paths."""
-    from ..atomic import replace_text
-    from ..explain.find_picture import draw
-
-    written = []
-    if out is not None:
-        written.append(replace_text(out, json.dumps(search.to_json()) + "\n", "curve-unwritable"))
-    if picture is not None:
-        written.append(draw(search, picture))
-    return written
 
 
 def _print(search: LrSearch) -> None:

@@ -247,19 +247,12 @@ def _feed(
     given: options.Given, how: options.Hardware, feeding: FeedOptions, out: Path | None, json_: bool
 ) -> None:
     """Measures the feed of a recipe or a pack, writes its record and prints it."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the device gets only some batches
-    on = how.on()
-    from ..machine.detect import detect
+    how.on()  # says what is wrong with the machine's options, although no device takes part
     from ..measure.feed_speed import measure_feed, verdict
 
     source, name, examples, described = _source(given, feeding.size)
-    measured: dict[str, Any] = {
-        "seconds": feeding.seconds or 10.0,
-        "workers": how.workers,
-        "described": described,
-    }
-    devices = detect(on.devices, on.platform).devices
-    record = measure_feed(source, feeding.batch or examples, name=name, devices=devices, **measured)
+    about: dict[str, Any] = {"seconds": feeding.seconds or 10.0, "workers": how.workers}
+    record = measure_feed(source, feeding.batch or examples, name=name, described=described, **about)
     out = _write(record, out, "feed")
     findings = verdict(record)
     if json_:
@@ -320,8 +313,6 @@ def _feed_table(record: Record) -> Table:
         seconds = figures[f"seconds_per_example.{stage}"].median
         if seconds:
             rows.add_row(f"  {stage}, one worker", "", "", "", "", f"{seconds * 1e3:.3g}")
-    if "transfer_bytes_per_second" in figures:
-        rows.add_row("transfer to the device", *rate(figures["transfer_bytes_per_second"], size), "", "")
     return rows
 
 

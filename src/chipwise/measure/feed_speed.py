@@ -1,9 +1,8 @@
 """Measures how many examples a second the host delivers to memory, and how close that is to a plain copy.
 
-Batches are read by the workers of training, in training's order, into reused buffers. No device takes part,
-except for the transfer. The measurement alternates between one worker, all workers, plain copies of as many
-bytes by as many threads into memory already in use, and the transfer if there is a device. The source reports
-the time of reading, decoding and transforming.
+Batches are read by the workers of training, in training's order, into reused buffers. No device takes part.
+The measurement alternates between one worker, all workers, and plain copies of as many bytes by as many
+threads into memory already in use. The source reports the time of reading, decoding and transforming.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from ..data import order
@@ -31,7 +29,7 @@ NEAR_COPY = 0.5  # share of a plain copy above which the host can gain little
 STAGES = NAMES[:3]  # the stages before an example is in memory
 _COPY_BYTES = 512 << 20  # source of a plain copy: far larger than caches, small beside a host's memory
 _READS = 4  # at least in each turn; if examples are slow, a read is less than a batch
-_UNITS = {"examples": "examples/s", "copy": "bytes/s", "seconds": "s", "transfer": "bytes/s"}
+_UNITS = {"examples": "examples/s", "copy": "bytes/s", "seconds": "s"}
 
 
 def measure_feed(
@@ -42,7 +40,6 @@ def measure_feed(
     seconds: float = 10.0,
     workers: int | str | None = None,
     rounds: int = ROUNDS,
-    devices: Sequence[jax.Device] = (),
     described: Mapping[str, Any] | None = None,
 ) -> Record:
     """Measures how fast this host reads, decodes and transforms the examples of `source`.
@@ -53,15 +50,13 @@ def measure_feed(
     - `seconds`: of the whole measurement, divided into `rounds`; a few reads to warm up are added.
     - `workers`: as for training: `None`, a number, `"threads:N"` or `"processes:N"`. One worker and all are
       measured.
-    - `devices`: the transfer goes to the first one, unless it is the CPU.
     - `described`: more about the source, plain JSON values for the record.
 
     *Returns* a record of the kind "feed" with these figures, where `N` is a number of workers:
 
     - `examples_per_second.N`;
     - `copy_bytes_per_second.N`: the plain copy, by `N` threads;
-    - `seconds_per_example.read`, `.decode` and `.transform`, of one worker;
-    - `transfer_bytes_per_second`, with an accelerator.
+    - `seconds_per_example.read`, `.decode` and `.transform`, of one worker.
 
     Raises `DataError` for an empty source, errors of reading, and `RecipeError` for invalid arguments.
     """
@@ -75,9 +70,8 @@ def measure_feed(
         raise DataError("feed-source-empty", "The source is empty: give one with examples.")
     kind, count = chosen(source, workers)
     counts = sorted({1, count})
-    chips = [d for d in devices if d.platform != "cpu"]
     spec = spec_of(source)
-    turn = seconds / rounds / (2 * len(counts) + bool(chips))
+    turn = seconds / rounds / (2 * len(counts))
     runs: dict[str, list[float]] = {}
     readers: list[_Reader] = []
     try:
@@ -92,8 +86,6 @@ def measure_feed(
                     for stage in STAGES:
                         runs.setdefault(f"seconds_per_example.{stage}", []).append(stages[stage])
                 runs.setdefault(f"copy_bytes_per_second.{n}", []).append(copy.rate(n, turn))
-            if chips:
-                runs.setdefault("transfer_bytes_per_second", []).append(readers[-1].transfer(chips[0], turn))
     finally:
         for reader in readers:
             reader.close()
@@ -111,7 +103,7 @@ def measure_feed(
         "rounds": rounds,
     }
     figures = {figure: Series(_UNITS[figure.partition("_")[0]], tuple(each)) for figure, each in runs.items()}
-    return Record.now("feed", name, measured, figures, devices)
+    return Record.now("feed", name, measured, figures)
 
 
 def _column(spec: Any) -> dict[str, Any]:
@@ -187,16 +179,6 @@ class _Reader:
                 done += self.rows
         taken, after = time.perf_counter() - began, self._workers.stages.seconds
         return done / taken, {stage: (after[stage] - before[stage]) / done for stage in NAMES}
-
-    def transfer(self, device: jax.Device, seconds: float) -> float:
-        """Bytes a second of transferring batches to `device`, one after another."""
-        columns, sent = self._buffers[0].columns(), 0
-        jax.block_until_ready(jax.device_put(columns, device))
-        began = time.perf_counter()
-        while (taken := time.perf_counter() - began) < seconds or not sent:
-            jax.block_until_ready(jax.device_put(columns, device))
-            sent += sum(column.nbytes for column in columns.values())
-        return sent / taken
 
     def close(self) -> None:
         self._workers.close()

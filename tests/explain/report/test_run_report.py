@@ -50,7 +50,6 @@ def test_the_arithmetic(tmp_path):
     rows = dict(whole(tmp_path)["settings"])
     assert rows["batch"] == "50 = 5 replicas × 10"
     assert rows["duration"] == "10ep = 200 steps (20 an epoch)"
-    assert rows["  peak rate × decay × steps an epoch"] == "0.4 × 0.001 × 20 = 0.008"
 
 
 def test_a_batch_beyond_any_float_is_left_out():

@@ -1,4 +1,4 @@
-"""Reads the recipe that a run stores: its settings with their arithmetic, its rate over the steps, its
+"""Reads the recipe that a run stores: its settings with their steps, its rate over the steps, its
 commands.
 
 Stored text is data: nothing of it is executed.
@@ -17,7 +17,7 @@ from ...errors import ChipwiseError
 from ...recipe.duration import Clock
 from ...recipe.schedules import Schedule, as_typed, from_json
 from ...words.facts import Fact, fact
-from ...words.figures import counted, figure, one_line
+from ...words.figures import counted, one_line
 from .time_spent import part
 
 _RATES = ("lr", "learning_rate")
@@ -44,8 +44,6 @@ def settings(stored: Mapping[str, Any], clock: Clock | None) -> list[list[str]]:
     rows += [["duration", duration], ["optimizer", one_line(optimizer.pop("optimizer", "unknown"))]]
     described = {key: as_typed(value) for key, value in optimizer.items() if value is not None}
     rows += [[f"  {one_line(key)}", one_line(value)] for key, value in described.items()]
-    if forgets := _forgetting(optimizer, clock):
-        rows.append(["  peak rate × decay × steps an epoch", forgets])
     return rows + [
         [k, one_line(stored[k])] for k in ("precision", "seed", "ema") if stored.get(k) is not None
     ]
@@ -58,19 +56,6 @@ def rebuilt(value: Any) -> Schedule | None:
         return from_json(value)
     except (ChipwiseError, ArithmeticError, ValueError, TypeError, RecursionError):
         return None
-
-
-def _forgetting(optimizer: Mapping[str, Any], clock: Clock | None) -> str | None:
-    """Peak rate x weight decay x steps an epoch (see docs/transfer.md)."""
-    rate = rebuilt(next((optimizer[n] for n in _RATES if n in optimizer), None))
-    decay = rebuilt(optimizer.get("weight_decay"))
-    if clock is None or not clock.total or rate is None or decay is None:
-        return None
-    try:
-        a, b, c = rate.highest(clock), decay.highest(clock), clock.examples / clock.batch
-    except (ChipwiseError, ArithmeticError, ValueError):
-        return None
-    return f"{figure(a)} × {figure(b)} × {figure(c)} = {a * b * c:.3g}" if b else None
 
 
 def curve(stored: Mapping[str, Any], clock: Clock | None) -> dict[str, Any]:
