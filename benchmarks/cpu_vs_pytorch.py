@@ -41,7 +41,7 @@ def jax_step(net: str, plain: bool):
     import optax
 
     if plain:
-        from chipwise.models import layers
+        from chipwise.models import conv_layers as layers
 
         layers.conv = jax.lax.conv_general_dilated
     from chipwise.interop.nnx import functional

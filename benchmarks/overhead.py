@@ -39,7 +39,7 @@ class Bare:
         windows = feed.Windows(recipe, self.placement, 0, recipe.clock.total)
         self.window = windows.at(0)
         windows.close()
-        self.programs.compile(self.programs.holding.first(recipe), self.window, self.data)
+        self.programs.compile()
 
     def examples_per_second(self) -> float:
         carry, total = self.programs.holding.first(self.recipe), self.recipe.clock.total
