@@ -83,8 +83,7 @@ def recipe(data=None, image: int = 96, train: int = 0, held_out: int = 0, scratc
 
 def probe(data=None, image: int = 96, train: int = 0, held_out: int = 0, out: str = ""):
     """A linear head on features, which are stored in the folder `out`, or in memory if it is ""."""
-    body = task(data, 0, image, train, held_out)
-    body = weights().start(body)
+    body = weights().start(task(data, 0, image, train, held_out))
 
     def features(split, source):
         if out and Path(out, split).exists():  # made by an earlier call, of the same body
