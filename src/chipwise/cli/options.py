@@ -244,21 +244,3 @@ def given(context: typer.Context) -> dict[str, str]:
             flags = (off and parameter.secondary_opts) or parameter.opts
             typed[str(parameter.name)] = flags[0]
     return typed
-
-
-def again(context: typer.Context, **changed: str) -> str:
-    """The command line of `context`, with other values for the options `changed`."""
-    arguments, words, typed = [], [], given(context)
-    for parameter in context.command.params:
-        name = str(parameter.name)
-        if name not in typed and name not in changed:
-            continue
-        value = changed.get(name, context.params.get(name))
-        if parameter.param_type_name == "argument":
-            arguments.append(str(value))
-        elif isinstance(value, bool):
-            words.append(typed[name])
-        else:
-            for element in value if isinstance(value, (list, tuple)) else [value]:
-                words += [parameter.opts[0], str(element)]
-    return shlex.join(["chipwise", str(context.info_name), *arguments, *words])

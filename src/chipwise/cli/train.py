@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from ..errors import DivergedError, RecipeError, Stopped
+from ..errors import DivergedError, RecipeError
 from ..explain.terminal import console, grid, lines
 from ..words.facts import fact
 from . import options
@@ -21,7 +21,6 @@ from .options import flag, option
 
 @options.taking
 def train(
-    context: typer.Context,
     recipe: options.Given,
     how: options.Training,
     run: str | None = option("Run folder; a run in it is resumed. [runs/NAME-TIME]", "DIR"),
@@ -55,7 +54,7 @@ def train(
         if options_of_one := [flag for flag, value in single.items() if value]:
             text = "{options:and} cannot be combined with --seeds: leave one out."
             raise RecipeError("seeds-combined", text, options=options_of_one)
-        _study(context, recipe, {}, how, run, seeds, metric, json_, quiet)
+        _study(recipe, {}, how, run, seeds, metric, json_, quiet)
         return
     if metric is not None:
         raise RecipeError("several-runs-only", "--metric compares several runs: add --seeds 5.")
@@ -65,7 +64,6 @@ def train(
 
 @options.taking
 def sweep(
-    context: typer.Context,
     how: options.Training,
     recipe: str = options.RECIPE,
     set_: list[str] | None = option("Values of a setting; every combination is trained.", "KEY=VALUE,VALUE"),
@@ -91,7 +89,7 @@ def sweep(
     from ..study.grid import parse
 
     given = options.Given(recipe, data, synthetic)
-    _study(context, given, parse(set_ or ()), how, run, seeds, metric, json_, quiet)
+    _study(given, parse(set_ or ()), how, run, seeds, metric, json_, quiet)
 
 
 @options.taking
@@ -182,8 +180,8 @@ def _one(
 
 
 def _study(
-    context: typer.Context, given: options.Given, settings: dict[str, list[str]], how: options.Training,
-    run: str | None, seeds: str, metric: str | None, json_: bool, quiet: bool,
+    given: options.Given, settings: dict[str, list[str]], how: options.Training, run: str | None, seeds: str,
+    metric: str | None, json_: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Trains a study and prints its table. Raises `DivergedError` when every run of it diverged."""
     from ..explain.study_report import main_metric, notes, render, rows
@@ -205,15 +203,11 @@ def _study(
         if not quiet and not all(run.ended for point in study.points for run in point.runs.values()):
             show(study, sys.stderr)
 
-    try:
-        study = sweep(
-            given.recipe, settings, set=given.settings, data=given.data, synthetic=given.synthetic,
-            seeds=grid.seeds(seeds), run=run, progress="none" if quiet else "auto", after_round=after_round,
-            **arguments,
-        )  # fmt: skip
-    except Stopped as stop:
-        again = options.again(context, run=run)
-        raise Stopped("go-on", "{stop} To continue: {command}", stop=stop, command=again) from None
+    study = sweep(
+        given.recipe, settings, set=given.settings, data=given.data, synthetic=given.synthetic,
+        seeds=grid.seeds(seeds), run=run, progress="none" if quiet else "auto", after_round=after_round,
+        **arguments,
+    )  # fmt: skip
     if json_:
         document = {"run": str(study.folder), "metric": metric or main_metric(study), **study.to_json()}
         print(json.dumps({**document, "rows": [row.to_json() for row in rows(study, metric)]}))

@@ -95,7 +95,7 @@ def sweep(
         if stop and done < total:
             raise Stopped(
                 "study-stopped",
-                "Stopped by {signal} with {done} of {total} runs done. All is saved in {folder}.",
+                "Stopped by {signal}, {done} of {total} runs done: go on with the same and --run {folder}.",
                 signal=stop.name, done=done, total=total, folder=study.folder,
             )  # fmt: skip
     return study
