@@ -7,6 +7,7 @@ import pytest
 
 import chipwise as cw
 import tasks
+from chipwise.atomic import hold
 from chipwise.deploy import export as module
 from chipwise.deploy import formats
 from chipwise.deploy.model import Trained
@@ -210,3 +211,13 @@ def test_a_folder_is_never_replaced(tmp_path):
     with refused(cw.errors.DataError, "export-unwritable", path=tmp_path):
         cw.export(small(), "safetensors", tmp_path, fresh=True)
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next_one(tmp_path):
+    beside = tmp_path / ".m.export"
+    (beside / "tmp1").mkdir(parents=True)
+    (beside / "tmp1" / "model.safetensors").write_bytes(b"half")
+    with hold(beside), refused(cw.errors.RunError, "folder-in-use", path=str(beside)):
+        cw.export(small(), "safetensors", tmp_path / "m", data=tasks.data(5))
+    cw.export(small(), "safetensors", tmp_path / "m", data=tasks.data(5))
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import sys
 
@@ -119,6 +120,17 @@ def test_a_best_of_steps_that_are_made_again_is_forgotten(tmp_path):
     shutil.rmtree(tmp_path / "checkpoints" / "5")
     resumed = cw.fit(recipe(), tmp_path, **one, stop_after="4st")
     assert resumed.best["step"] == restore_run(recipe(), tmp_path, best=True).steps == 4
+
+
+def test_no_older_best_stays(whole, tmp_path):
+    result, folder = whole
+    assert os.listdir(folder / "best") == [str(result.best["step"])]
+    run = tmp_path / "run"
+    cw.fit(recipe(), run, on=cw.On(devices=1), stop_after="12st", **QUIET)
+    newest = max(int(name) for name in os.listdir(run / "best"))
+    shutil.copytree(run / "best" / str(newest), run / "best" / "1")  # as a killed process leaves it
+    resumed = cw.fit(recipe(), run, on=cw.On(devices=1), stop_after="13st", **QUIET)
+    assert os.listdir(run / "best") == [str(resumed.best["step"])]
 
 
 def test_a_best_that_cannot_be_had_again_counts_no_more():

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import MISSING
 
@@ -64,12 +65,10 @@ def _run(command: list[str], processes: int, signals: list[int]) -> list[int]:
     started, token = [], secrets.token_hex(16)
     for index in range(processes):
         seat = dict(zip((*TOLD, TOKEN), (str(processes), str(index), coordinator, token), strict=True))
-        program = [sys.executable, "-c", "from chipwise.cli import main; main()", *command]
+        begin = f"from chipwise.cli import local, main; local.end_with_parent({os.getpid()}); main()"
+        program = [sys.executable, "-c", begin, *command]
         # In its own session, so that it gets Ctrl-C only once, from this process
-        process = subprocess.Popen(
-            program, env=os.environ | seat, start_new_session=True, preexec_fn=_end_with_parent
-        )
-        started.append(process)
+        started.append(subprocess.Popen(program, env=os.environ | seat, start_new_session=True))
     terminated, failed_at = False, 0.0
     while any(process.poll() is None for process in started):
         if signals and not terminated:
@@ -85,7 +84,18 @@ def _run(command: list[str], processes: int, signals: list[int]) -> list[int]:
     return [process.returncode for process in started]
 
 
-def _end_with_parent() -> None:
-    """Runs in the new process, which then gets SIGTERM when its parent is killed (Linux)."""
+def end_with_parent(parent: int) -> None:
+    """Called first in the new process: gets it SIGTERM when its parent, of the process id `parent`, is killed
+    (Linux), and SIGKILL where that does not end it, since JAX keeps SIGTERM from what takes no steps."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGTERM)
+    if os.getppid() != parent:  # it was killed before
+        os.kill(os.getpid(), signal.SIGTERM)
+    threading.Thread(target=_follow, args=[parent], daemon=True).start()
+
+
+def _follow(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    time.sleep(SILENCE_SECONDS + _GRACE_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -135,10 +135,10 @@ class Checkpoints:
         """The steps that have a complete checkpoint, ascending."""
         return sorted(self._manager.all_steps())
 
-    def rewind(self, step: int) -> list[int]:
-        """Removes the checkpoints after `step`. *Returns* the steps of the others."""
-        for later in [other for other in self.steps() if other > step]:
-            self._guarded(functools.partial(self._manager.delete, later))
+    def keep(self, first: int, last: int) -> list[int]:
+        """Removes the checkpoints before step `first` and after `last`. *Returns* the steps of the others."""
+        for step in [step for step in self.steps() if not first <= step <= last]:
+            self._guarded(functools.partial(self._manager.delete, step))
         return self.steps()
 
     def save(self, step: int, host: Tree, about: dict[str, Any], axes: Tree = None) -> None:

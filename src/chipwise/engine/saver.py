@@ -95,6 +95,8 @@ class Saver:
                     if self._best is not None:
                         self._best.wait()
         self.best.over = agree("patience", self.best.waited_enough(step))
+        if step == self._saved_at:  # at the end; before, a run that goes on from an earlier step may need one
+            self._remove_older_bests()
 
     def rewind_best(self, rows: list[dict[str, Any]]) -> None:
         """Continues `best` from the run's `rows`. Removes best checkpoints of later evaluations, which a
@@ -104,8 +106,13 @@ class Saver:
         kept: list[int] = []
         if self._folder is not None and (self._folder.path / FOLDER).is_dir():
             self._best = Checkpoints(self._folder.path / FOLDER)
-            kept = self._best.rewind(self.session.step)
+            kept = self._best.keep(0, self.session.step)
         self.best.go_on(rows, kept, self.session.step, self.session.placement.agree)
+        self._remove_older_bests()
+
+    def _remove_older_bests(self) -> None:
+        if self._best is not None:
+            self._best.keep(self.best.step, self.session.step)
 
     def _write(self, checkpoints: Checkpoints | None) -> None:
         session = self.session
