@@ -171,6 +171,8 @@ def test_every_name_means_one_chip():
         ("TPU 7x", "TPU7x (Ironwood)"),
         ("TPU-v7x", "TPU7x (Ironwood)"),
         ("Trillium", "TPU v6e (Trillium)"),
+        ("h100sxm", "H100-SXM5-80GB"),
+        ("A100sxm 80GB", "A100-SXM4-80GB"),
     ],
 )
 def test_names_as_people_write_them(typed, name):

@@ -51,6 +51,19 @@ def test_a_failure_of_this_machine_is_told_and_fails(monkeypatch, capsys):
     assert told.err.startswith("error:") and "No space left on device" in told.err
 
 
+def test_with_json_progress_goes_to_standard_error(monkeypatch, capsys):
+    real = ask.compile_steps
+
+    def compile_steps(cases, progress=None, **options):
+        progress(0, 1, "", 1.0)
+        return real(cases, progress=progress, **options)
+
+    monkeypatch.setattr(ask, "compile_steps", compile_steps)
+    assert main(["plan", "digits", "--on", "t4", "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["plans"][0]["target"] == "t4" and told.err.startswith("t4: ")
+
+
 def test_own_prices(tmp_path, capsys):
     prices = tmp_path / "mine.csv"
     prices.write_text(

@@ -91,3 +91,10 @@ def test_the_terminal_has_a_table_a_target_that_runs():
     out = console.file.getvalue()
     assert "net.py:3" in out and f"1: {fact('kernel-moves')}" in out.replace("\n", " ").replace("  ", " ")
     assert str(fact("kernels-unknown", target="v5e-8")) in out and "t4" not in out
+
+
+def test_a_step_that_is_bound_by_launches_is_not_told_to_multiply_faster():
+    product = kernel(kind="matmul", bound="compute", dtype="tf32", flops=1e9)
+    for bound, told in (("compute", True), ("launch", False)):
+        (row,) = plan_kernels.costliest(plan(product, precision="tf32", bound=bound))
+        assert (row.help.code == "kernel-precision") is told

@@ -10,9 +10,9 @@ from chipwise.words.facts import fact
 from planner import documents
 
 
-def told(capsys, quiet=False, compiled=True):
+def told(capsys, compiled=True):
     v5e, *_, failed = [dataclasses.replace(p, costs=()) for p in documents.plans()]
-    with plan_progress(2, quiet) as shown:
+    with plan_progress(2) as shown:
         shown.ready(v5e)
         if compiled:
             shown.progress(0, 3, "", None)
@@ -33,15 +33,11 @@ def test_what_was_known_is_told_once_in_the_table(capsys):
     assert told(capsys, compiled=False) == []
 
 
-def test_json_alone_is_quiet(capsys):
-    assert told(capsys, quiet=True) == []
-
-
 @pytest.mark.parametrize("seconds, left", [(0, 40.0), (10, 30.0), (40, None), (50, None)])
 def test_on_a_terminal_the_remaining_time_runs_out(seconds, left):
     now = [100.0]
     with Progress(Left(), get_time=lambda: now[0], disable=True) as bar:
-        shown = PlanProgress(1, bar, quiet=False)
+        shown = PlanProgress(1, bar)
         shown.progress(0, 3, "", None)
         (task,) = bar.tasks
         assert Left().render(task).plain == ""

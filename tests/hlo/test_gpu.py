@@ -1,12 +1,14 @@
 """The excerpts `hlo/gpu_*` are what XLA of jax 0.10.2 makes for GPUs that are not here, with training's
 options; XLA's own parser makes the module that a plan reads."""
 
+import re
 from pathlib import Path
 
 import pytest
 from jaxlib import _hlo
 
 from chipwise.hlo import gpu, proto
+from chipwise.words.facts import fact
 
 EXCERPTS = Path(__file__).parent / "excerpts"
 
@@ -28,6 +30,32 @@ def test_a_loop_runs_its_kernels_once_a_trip_and_names_the_line():
     assert (product.count, product.flops, product.shape) == (7, 2 * 256**3, (256, 256, 256, 1))
     assert product.bytes == 3 * 2 * 256**2  # without the library's workspace
     assert product.line == "/home/user/net.py:25" and product.dtype == "bf16"
+
+
+def test_products_that_the_compiler_computes_again_to_save_memory_are_told():
+    text = (EXCERPTS / "gpu_scan_a100.txt").read_text(encoding="utf-8")
+    (product,) = of_kind(parsed(text), "matmul")
+    assert parsed(text).notes == []
+    (note,) = parsed(re.sub(rf"%{re.escape(product.name)}\b(?!\.)", f"%{product.name}.remat2", text)).notes
+    assert note.code == "program-remat" and note["share"] == 1
+
+
+SORT = """HloModule sorted, is_scheduled=true
+%less (a: s32[], b: s32[]) -> pred[] {{
+  %a = s32[] parameter(0)
+  %b = s32[] parameter(1)
+  ROOT %c = pred[] compare(%a, %b), direction=LT
+}}
+ENTRY %main (x: s32[{n}]) -> s32[{n}] {{
+  %x = s32[{n}]{{0}} parameter(0)
+  ROOT %sort.1 = s32[{n}]{{0}} sort(%x), dimensions={{0}}, to_apply=%less
+}}"""
+
+
+def test_a_small_sort_is_only_its_bytes():
+    small, large = (parsed(SORT.format(n=n)) for n in (8, 1 << 20))
+    assert small.notes == [] and small.bytes == 64
+    assert large.notes == [fact("program-sort", shape="s32[1048576]")]
 
 
 def test_a_convolution_and_its_gradients_do_equal_work():

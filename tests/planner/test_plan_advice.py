@@ -10,11 +10,9 @@ from chipwise.chips.catalogue import CHIPS
 from chipwise.chips.targets import parse
 from chipwise.engine.blueprint import Memory, waiting
 from chipwise.engine.layout import Layout
-from chipwise.hlo.kernel import Kernel
 from chipwise.planner.ask import _about_spot as about_spot
 from chipwise.planner.device_memory import available
-from chipwise.planner.plan_advice import _idle, decisive, room, saved_products
-from chipwise.planner.time_step import StepTime
+from chipwise.planner.plan_advice import _idle, _speed, decisive, room
 from chipwise.planner.tracing import training_step
 from chipwise.words.facts import fact
 from planner import documents
@@ -72,29 +70,27 @@ def test_activations_can_be_computed_again_and_state_can_not():
     assert told[0] == fact("room-whole", without=80 * GB, devices=8)
 
 
-def test_products_are_saved_where_they_fit_or_where_fewer_at_a_time_do():
-    target = parse("h100:8")
-    recipe, _, programs = asked(target, replicas=1, batch=4)
-    again = "jit(f)/checkpoint/rematted_computation/dot_general"
-    kernels = (
-        Kernel("a", "matmul", 10, 1.0, dtype="bf16", shape=(10**6, 1000, 64, 1), source=again),
-        Kernel("b", "attention", 5, 1.0, dtype="bf16", shape=(10**5, 10**5, 100, 20), source=again),
-        Kernel("c", "matmul", 10, 8.0, dtype="bf16", shape=(10**6, 1000, 64, 1), source="jit(f)/dot_general"),
-    )
-    more = 20 * GB + 2 * GB
+def test_only_what_is_known_to_fit_is_advised():
+    """An L4 was told to compute its 64 replicas at once, which needed 128 GB."""
+    l4 = parse("l4")
+    recipe, _, programs = asked(l4)
+    step = dataclasses.replace(programs, calls=32)
+    plan = dataclasses.replace(documents.plans()[0], problem=None, bound="memory", chip="L4")
 
-    def told(rest, kernels=kernels):
-        time = StepTime("compiled", least(target, rest=rest), kernels=kernels)
-        return saved_products(recipe, programs, time)
+    def told(activations):
+        memory = least(l4, activations=activations, rest=GB)
+        return codes(_speed(recipe, step, dataclasses.replace(plan, memory=memory)))
 
-    limit, _ = available(target)
-    assert told(limit - more) == [fact("advice-save-products", share=0.2, more=more, replicas=1)]
-    grown = waiting(2, programs.size) - waiting(1, programs.size)
-    two = fact("advice-save-products-in-turn", share=0.2, more=more // 2, replicas=2)
-    assert told(limit - more + 1) == [two] == told(limit - more // 2 - grown)
-    (four,) = told(limit - more // 2 - grown + 1)
-    assert (four.code, four["replicas"]) == (two.code, 4)
-    assert told(limit) == [] == told(0, kernels[2:])
+    assert told(GB // 2) == ["advice-blocks-in-turn"] and told(GB) == []
+
+
+def test_what_is_bound_by_launches_is_not_told_to_multiply_faster():
+    v5e = documents.plans()[0]
+    recipe, _, step = asked(parse("v5e-8"), replicas=1, precision="f32")
+    for bound, expected in (("compute", True), ("launch", False)):
+        assert (
+            "advice-precision" in codes(_speed(recipe, step, dataclasses.replace(v5e, bound=bound)))
+        ) is expected
 
 
 @pytest.mark.parametrize("needed, name", [(20, "rtx-3090"), (34, "a100"), (60, "a100-80gb"), (200, None)])

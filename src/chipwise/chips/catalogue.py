@@ -137,9 +137,9 @@ def named(text: str) -> Chip | None:
 
     Here an `a100` is the 40 GB SXM one and a `v100` the 16 GB SXM one: what clouds mean by the bare name.
     """
-    word = spelled(text)
+    word = spelled(text).replace("-", "")  # h100sxm is h100-sxm
     for chip in CHIPS:
-        if word in chip.names or word == spelled(chip.name):
+        if word in (name.replace("-", "") for name in (*chip.names, spelled(chip.name))):
             return chip
     return find(text)
 

@@ -54,7 +54,7 @@ def plan(
 
     gc.set_threshold(20_000)  # a seventh of the time to trace a net is collecting objects that stay
     loaded, targets = recipe.load(), _names(on)
-    with plan_progress(len(targets), quiet=json_) as reporter:
+    with plan_progress(len(targets)) as reporter:
         plans = make(
             loaded,
             targets,

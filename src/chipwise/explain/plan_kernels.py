@@ -60,7 +60,7 @@ def costliest(plan: Mapping[str, Any], most: int = SHOWN) -> list[KernelRow]:
             kernel["name"], kernel["kind"], " ".join([kernel["dtype"], *program]), kernel["count"], seconds,
             seconds / whole, reached, kernel["bound"],
             short(kernel["line"]) or kernel["source"].rpartition("/")[2],
-            would_help(kernel, reached, plan.get("precision")),
+            would_help(kernel, reached, None if plan.get("bound") == "launch" else plan.get("precision")),
         ))  # fmt: skip
     return rows
 

@@ -27,8 +27,8 @@ class PlanProgress:
     """Prints answers as they are ready, once something has to be compiled; cached ones appear at once in the
     table. A terminal has a bar below them; elsewhere each line gives the remaining time."""
 
-    def __init__(self, targets: int, bar: Progress, quiet: bool):
-        self.targets, self.bar, self.quiet = targets, bar, quiet
+    def __init__(self, targets: int, bar: Progress):
+        self.targets, self.bar = targets, bar
         self.waiting: list[Fact] | None = []  # answers not printed yet; None once they are printed at once
         self.made = 0
         self.left: float | None = None
@@ -59,10 +59,9 @@ class PlanProgress:
             self.waiting.append(answer)
 
     def _print(self, answer: Fact) -> None:
-        if not self.quiet:
-            left = self.left and not self.bar.console.is_terminal
-            more = f", {fact('plan-left', seconds=self.left)}" if left else ""
-            terminal.lines(self.bar.console, f"{answer}{more}")
+        left = self.left and not self.bar.console.is_terminal
+        more = f", {fact('plan-left', seconds=self.left)}" if left else ""
+        terminal.lines(self.bar.console, f"{answer}{more}")
 
 
 class Left(ProgressColumn):
@@ -75,10 +74,9 @@ class Left(ProgressColumn):
 
 
 @contextlib.contextmanager
-def plan_progress(targets: int, quiet: bool) -> Iterator[PlanProgress]:
-    """The progress of so many targets, whose bar is removed at the end; `quiet` prints nothing."""
+def plan_progress(targets: int) -> Iterator[PlanProgress]:
+    """The progress of so many targets, whose bar is removed at the end."""
     console = terminal.console(sys.stderr)
     columns = (TextColumn("[bold]compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), Left())
-    hidden = quiet or not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-        yield PlanProgress(targets, bar, quiet)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield PlanProgress(targets, bar)

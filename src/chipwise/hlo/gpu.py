@@ -31,7 +31,7 @@ from .operations import (
 from .proto import Instruction, parse
 from .reader import ProgramCost, Reader, described
 
-VERSION = 10
+VERSION = 11
 """Of what `read` makes of a program, apart from `tpu.VERSION`: raised as that is, and for changes of
 `operations` both are."""
 
@@ -60,8 +60,7 @@ def read(program: bytes) -> ProgramCost:
     reader = _GpuReader()
     reading = ProgramCost()
     reading.add(reader.computation(parse(program).entry))
-    reading.notes = reader.notes
-    return reading
+    return reader.finished(reading)
 
 
 class _GpuReader(Reader):

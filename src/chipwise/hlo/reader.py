@@ -22,6 +22,11 @@ from .operations import COLLECTIVES, FREE, QUIET_CALLS, estimated_cycles, parts,
 from .proto import Computation, Instruction
 from .splash import Splash
 
+LARGE_SORT = 1 << 20
+"""Bytes, from which on a sort takes noticeably longer than to read and write them."""
+
+_NOTICEABLE = 0.05  # of the products
+
 
 @dataclass
 class ProgramCost:
@@ -52,6 +57,15 @@ class Reader:
     def __init__(self) -> None:
         self.notes: list[Fact] = []  # each once
         self.costs: dict[int, ProgramCost] = {}
+
+    def finished(self, program: ProgramCost) -> ProgramCost:
+        """The whole program, with all notes. Where memory is short, XLA's own rematerialisation computes
+        results again, and the names of these kernels say so."""
+        again = sum(k.count * k.flops for k in program.kernels if ".remat" in k.name)
+        if again > _NOTICEABLE * program.product_flops:
+            self.note("program-remat", share=again / program.product_flops)
+        program.notes = self.notes
+        return program
 
     def note(self, code: str, **numbers: object) -> None:
         if (note := fact(code, **numbers)) not in self.notes:
@@ -126,7 +140,7 @@ class Reader:
                 self.note("program-host-queue", opcode=code, source=source)
             elif code == "custom-call" and not self.known_call(part):
                 self.note("program-custom-call", target=part.target)
-            elif code == "sort":
+            elif code == "sort" and sum(shape.nbytes for shape in part.shapes) >= LARGE_SORT:
                 self.note("program-sort", shape=str(part.shapes[0]))
             for shape in part.shapes:
                 if shape.dynamic:

@@ -38,7 +38,7 @@ from .proto import Instruction, parse
 from .reader import ProgramCost, Reader, described
 from .splash import Splash
 
-VERSION = 10
+VERSION = 11
 """Of what `read` makes of a program: raised whenever it would make something else of the same one."""
 
 _NOTICEABLE = 0.1  # share of the products' work that is padding
@@ -65,8 +65,7 @@ def read(
     if flops and (share := 1 - flops / padded) >= _NOTICEABLE:
         shape = max(reader.losses, key=lambda name: reader.losses[name])
         reader.note("program-padding", share=share, shape=shape)
-    reading.notes = reader.notes
-    return reading
+    return reader.finished(reading)
 
 
 class _TpuReader(Reader):

@@ -12,7 +12,6 @@ from ..chips.catalogue import CHIPS
 from ..chips.targets import Target
 from ..engine.blueprint import Memory, waiting
 from ..engine.layout import exact_counts, usable, usable_devices
-from ..hlo.kernel import Kernel
 from ..recipe.check import SUBLANES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
@@ -94,48 +93,12 @@ def advice(recipe: Recipe, target: Target, step: TracedStep, plan: Plan, time: S
     each = recipe.batch // recipe.replicas
     if plan.problem is not None and plan.problem.code in ("batch-does-not-fit", "batch-of-all-fits"):
         facts += _more_replicas(recipe, plan)
-    if target.chip.kind == "TPU" and each % SUBLANES:
-        padded = _multiple(each, SUBLANES)
+    padded = _multiple(each, SUBLANES)
+    if target.chip.kind == "TPU" and each < padded and _fits(plan, padded / each):
         wasted = 1 - each / padded
         numbers = {"each": each, "padded": padded, "wasted": wasted, "batch": padded * recipe.replicas}
         facts.append(fact("advice-padded", **numbers))
-    return (*facts, *_speed(recipe, step, plan), *saved_products(recipe, step, time), *time.warnings)
-
-
-_AGAIN = "/rematted_computation/"  # in JAX's name of what `jax.checkpoint` computes a second time
-_NOTICEABLE = 0.05  # of a step
-
-
-def saved_products(recipe: Recipe, step: TracedStep, time: StepTime) -> list[Fact]:
-    """Where products are computed again for the gradient, although their results would fit in memory: at
-    once, or with more replicas one after another. Only GPUs' programs state the sizes of all products."""
-    again = [
-        one
-        for one in time.kernels
-        if _AGAIN in one.source
-        and len(one.shape) == 4
-        and (one.kind == "attention" or (one.kind == "matmul" and one.shape[3] == 1))
-    ]
-    share = sum(one.seconds for one in again) / max(sum(one.seconds for one in time.kernels), 1e-30)
-    if share < _NOTICEABLE or time.memory is None:
-        return []
-    free = time.memory.available - time.memory.needed
-    more = sum(one.count * _result_bytes(one) for one in again) / step.calls
-    held = waiting(step.calls, step.size)
-    for replicas, _ in _divisions(recipe):
-        ratio = replicas // recipe.replicas
-        sums = waiting(ratio * step.calls, step.size)
-        if more / ratio + sums - held <= free:
-            code = "advice-save-products" if ratio == 1 else "advice-save-products-in-turn"
-            return [fact(code, share=share, more=int(more / ratio), replicas=replicas)]
-    return []
-
-
-def _result_bytes(product: Kernel) -> float:
-    """Of one execution; attention has `(queries, keys, entries of a head, batch times heads)`."""
-    m, n, k, groups = product.shape
-    each = 2 if product.dtype in ("bf16", "f16") else 4
-    return float(each * groups * m * (k if product.kind == "attention" else n))
+    return (*facts, *_speed(recipe, step, plan), *time.warnings)
 
 
 def _more_replicas(recipe: Recipe, plan: Plan) -> list[Fact]:
@@ -189,6 +152,12 @@ def _multiple(batch: int, of: int) -> int:
     return -(-batch // of) * of
 
 
+def _fits(plan: Plan, times: float) -> bool:
+    """Whether a program of so many times the examples is known to fit: activations grow as they do."""
+    memory = plan.memory
+    return memory is not None and memory.needed + (times - 1) * memory.activations <= memory.available
+
+
 def _speed(recipe: Recipe, step: TracedStep, plan: Plan) -> list[Fact]:
     facts = []
     if plan.bound == "launch":
@@ -198,9 +167,9 @@ def _speed(recipe: Recipe, step: TracedStep, plan: Plan) -> list[Fact]:
         facts.append(fact("advice-small-kernels") if small else dispatched)
     if plan.bound == "interconnect":
         facts.append(fact("advice-interconnect"))
-    if recipe.precision == "f32" and plan.chip.startswith("TPU"):
+    if recipe.precision == "f32" and plan.chip.startswith("TPU") and plan.bound != "launch":
         facts.append(fact("advice-precision"))
-    if step.calls > 1 and plan.bound in ("launch", "memory"):
+    if step.calls > 1 and plan.bound in ("launch", "memory") and _fits(plan, step.calls):
         layout = step.layout
         about = {
             "examples": layout.batch // layout.blocks,

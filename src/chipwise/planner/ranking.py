@@ -6,7 +6,6 @@ compiling, they are ranked by the steps alone, since those two are only assumed.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,9 +22,7 @@ class Verdict:
     left out, and those with only old or marketplace prices come last.
 
     *Fields:* `ranked_by`: "run", by wall time, or "step", by the steps alone, for `by_time`, `by_money` and
-    `pareto`. `fastest` and `cheapest`: facts about the first ones. `break_even`: facts about neighbours of
-    the Pareto set: the dearer one must be `price_ratio` times faster to cost the same, and is `speed_ratio`
-    times faster by the plan.
+    `pareto`. `fastest` and `cheapest`: facts about the first ones.
     """
 
     ranked_by: str
@@ -34,7 +31,6 @@ class Verdict:
     pareto: tuple[str, ...]
     fastest: tuple[Fact, ...]
     cheapest: tuple[Fact, ...]
-    break_even: tuple[Fact, ...]
     all_old: bool  # no price is current, so old list prices decide
 
     @property
@@ -44,9 +40,8 @@ class Verdict:
 
     @property
     def more(self) -> tuple[Fact, ...]:
-        """The facts after the first ones: where a higher price saves time."""
-        front = [fact("plan-front", targets=self.pareto)] if len(self.pareto) > 1 else []
-        return *front, *self.break_even
+        """The fact after the first ones: where a higher price saves time."""
+        return (fact("plan-front", targets=self.pareto),) if len(self.pareto) > 1 else ()
 
     def to_json(self) -> dict[str, Any]:
         return plain(self)
@@ -109,8 +104,7 @@ def judge(plans: Sequence[Plan]) -> Verdict:
         by_money=tuple(one.target for one in by_money),
         pareto=tuple(one.target for one in reversed(front)),
         fastest=tuple(fastest),
-        cheapest=tuple(_cheapest(by_money, deciding, bool(short), all_old)) if able else (),
-        break_even=tuple(_break_even(*pair) for pair in itertools.pairwise(front)),
+        cheapest=(*_cheapest(by_money, deciding, bool(short), all_old), *_unpriced(ranked)) if able else (),
         all_old=all_old,
     )
 
@@ -120,19 +114,6 @@ def _seconds(plan: Plan, by_step: bool) -> Range:
     if by_step and plan.step_seconds is not None:
         return plan.step_seconds.times(plan.steps or 1)
     return plan.wall_seconds
-
-
-def _break_even(a: _Ranked, b: _Ranked) -> Fact:
-    dear, cheap = sorted((a, b), key=lambda one: -one.usd_per_hour)
-    return fact(
-        "plan-break-even",
-        dearer=dear.target,
-        cheaper=cheap.target,
-        dearer_usd_per_hour=dear.usd_per_hour,
-        cheaper_usd_per_hour=cheap.usd_per_hour,
-        price_ratio=dear.usd_per_hour / cheap.usd_per_hour,
-        speed_ratio=cheap.seconds.value / dear.seconds.value,
-    )
 
 
 def _fastest(ranked: list[_Ranked], plans: Sequence[Plan], by_step: bool) -> Fact:
@@ -184,7 +165,13 @@ def _cheapest(ranked: list[_Ranked], deciding: list[_Ranked], by_step: bool, all
     if lower is not None and lower.cost is not None and lower.usd.value < first.usd.value:
         code = "plan-maybe-cheaper-market" if lower.cost.market else "plan-maybe-cheaper-old"
         facts.append(fact(code, days=OLD_DAYS, **lower.numbers))
-    return [*facts, *_by_cloud(ranked, all_old)]
+    return facts
+
+
+def _unpriced(ranked: list[_Ranked]) -> list[Fact]:
+    """Which targets no price is known for, if one is for others."""
+    without = [one.target for one in ranked if one.cost is None]
+    return [fact("plan-unpriced", targets=without)] if 0 < len(without) < len(ranked) else []
 
 
 def _whole_machines(ranked: list[_Ranked]) -> list[tuple[_Ranked, Cost]]:
@@ -197,18 +184,3 @@ def _lowest_undecided(ranked: list[_Ranked], all_old: bool) -> _Ranked | None:
     """The lowest on-demand price that may not decide."""
     others = [one.at(cost) for one, cost in _whole_machines(ranked) if not _decides(cost, all_old)]
     return min(others, key=lambda one: one.usd.value, default=None)
-
-
-def _by_cloud(ranked: list[_Ranked], all_old: bool) -> list[Fact]:
-    """The cheapest target on each cloud that offers several, if they differ."""
-    offers: dict[str, dict[str, float]] = {}
-    for one, cost in _whole_machines(ranked):
-        if _decides(cost, all_old):
-            of = offers.setdefault(cost.cloud, {})
-            of[one.target] = min(of.get(one.target, math.inf), one.at(cost).usd.value)
-    winners = {cloud: min(of, key=lambda t: of[t]) for cloud, of in offers.items() if len(of) > 1}
-    if len(set(winners.values())) < 2:
-        return []
-    order = sorted(winners, key=lambda cloud: offers[cloud][winners[cloud]])
-    facts = [fact("plan-in-cloud", cloud=c, target=winners[c], usd=offers[c][winners[c]]) for c in order]
-    return [fact("plan-turns-with-cloud", winners=facts)]

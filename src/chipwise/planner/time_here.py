@@ -1,7 +1,6 @@
 """A step on the target `cpu`, this machine: its programs are compiled here, and a few calls are timed.
 
-Examples are zeros, so no data is read. If a call would take long, it has fewer examples and is scaled.
-Programs that do not fit in memory are not run.
+Examples are zeros, so no data is read. Programs that do not fit in memory are not run.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import psutil
 from jax.sharding import Mesh
 
 from ..chips.targets import Target
@@ -25,16 +23,10 @@ from ..words.facts import fact
 from . import device_memory
 from .plans import Range
 from .time_step import StepTime, dispatch_seconds, latency
-from .tracing import BLOCK, ONE, Traceable, TracedStep, predicts, training_step
+from .tracing import BLOCK, ONE, Traceable, TracedStep, predicts
 
 OTHER_HOST = 2.0
 """The factor, down and up, of compilation seconds: they were measured on this host, not on the target's."""
-
-FLOPS_PER_CORE = 2e10
-"""A rough rate of float32 products, to guess how long a call takes before it is made."""
-
-LONG = 8.0
-"""Seconds: a call that should take longer is made with fewer examples."""
 
 CALLS, ENOUGH = 3, 2.0
 """The number of timed calls of a program, and the seconds after which no further call is made."""
@@ -74,28 +66,12 @@ def timed_here(step: TracedStep, target: Target) -> StepTime:
             one = latency(step, Range.around(_seconds(compiled[ONE]), AROUND))
             made = replace(made, latency=one)
         else:
-            parts, made = _training_parts(made, step, compiled)
+            parts = {
+                "replica": step.calls * _seconds(compiled.pop("replica")),
+                "reduce": _reduction(step),
+                "update": sum(map(_seconds, compiled.values())),
+            }
     return made.timed(parts, (1 / AROUND, AROUND), dispatch_seconds(step, target), "compute")
-
-
-def _training_parts(
-    made: StepTime, step: TracedStep, compiled: dict[str, Any]
-) -> tuple[dict[str, float], StepTime]:
-    """The seconds of each part of a step of training, and `made` with a note if a call had fewer examples."""
-    replica = compiled.pop("replica")
-    each = step.recipe.batch // step.recipe.replicas
-    fewer = _examples(each, _flops(replica))
-    if fewer < each:
-        recipe = replace(step.recipe, batch=fewer * step.recipe.replicas)
-        layout = replace(step.layout, batch=recipe.batch)
-        replica = _compile(training_step(recipe, layout, resident=step.resident).programs[0])
-        made = replace(made, notes=(*made.notes, fact("measured-on-fewer", fewer=fewer, each=each)))
-    parts = {
-        "replica": step.calls * each / fewer * _seconds(replica),
-        "reduce": _reduction(step),
-        "update": sum(map(_seconds, compiled.values())),
-    }
-    return parts, made
 
 
 def _cpu() -> jax.Device:
@@ -108,12 +84,6 @@ def _compile(program: Traceable) -> Any:
 
 def _flops(program: Any) -> float:
     return float((program.cost_analysis() or {}).get("flops", 0.0))
-
-
-def _examples(each: int, operations: float) -> int:
-    """The number of a replica's `each` examples that can be computed in `LONG` seconds."""
-    possible = LONG * FLOPS_PER_CORE * (psutil.cpu_count(logical=False) or 1)
-    return max(1, min(each, int(each * possible / operations))) if operations else each
 
 
 def _zero(aval: Any) -> jax.Array:
