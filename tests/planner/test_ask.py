@@ -286,7 +286,7 @@ def test_a_compiler_that_crashes_is_that_target_s_problem(monkeypatch, target):
     monkeypatch.setattr(ask, "compile_steps", lambda cases, **_: enumerate([{"replica": died}]))
     (p,) = cw.plan(recipe(), on=[target])
     assert not p.runs and p.problem == crash
-    with refused(cw.DeviceError, "compiler-crashed", signal="SIGSEGV"):
+    with refused(cw.errors.DeviceError, "compiler-crashed", signal="SIGSEGV"):
         p.check()
 
 
