@@ -9,6 +9,7 @@ from chipwise.explain.compare.comparison import document
 from chipwise.explain.row_sources import read
 from chipwise.machine.fingerprint import Fingerprint
 from chipwise.machine.record import Record, Series
+from chipwise.planner.plans import SCHEMA as PLAN
 from chipwise.words.facts import fact
 
 MACHINE = Fingerprint(
@@ -119,9 +120,7 @@ def study(folder, rates=("0.1", "0.2"), seeds=(0, 1, 2)) -> Path:
     return folder
 
 
-def plan(
-    path, speeds=(("v5e-8", "TPU v5e", 250e3), ("t4", "T4", 80e3)), name="mnist", schema="chipwise.plan/2"
-) -> Path:
+def plan(path, speeds=(("v5e-8", "TPU v5e", 250e3), ("t4", "T4", 80e3)), name="mnist", schema=PLAN) -> Path:
     """A plan document with a target a speed, and one that cannot run."""
     plans = []
     for target, chip, speed in speeds:
