@@ -9,6 +9,7 @@ import tarfile
 import fsspec
 import numpy as np
 import pytest
+from PIL import Image
 
 from chipwise.data import PackedFolder
 from chipwise.data.images import decode
@@ -107,9 +108,9 @@ def test_errors_are_one_line(chipwise, src, tmp_path, code, error, arguments):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_pack_is_shown_and_checked(chipwise, src, tmp_path):
+def test_inspect_shows_checks_and_draws(chipwise, src, tmp_path):
     chipwise("pack", src, tmp_path / "out", "--size", 8)
-    said = chipwise("pack", tmp_path / "out", "--verify")
+    said = chipwise("pack", tmp_path / "out", "--verify", "--sheet", tmp_path / "sheet.png")
     assert said.code == 0, said.err
     for text in (
         "image uint8[8, 8, 3]",
@@ -121,6 +122,8 @@ def test_a_pack_is_shown_and_checked(chipwise, src, tmp_path):
     skipped = fact("pack-skipped-entry", name="bee/003.jpeg", reason=why_not(b"broken"))
     assert f"{fact('pack-split-skipped', count=1, split='train')}\n{skipped}" in said.out
     assert str(fact("pack-verified", records=20)) in said.out
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.width > 1000
     one = chipwise("pack", tmp_path / "out" / "eval", "--json")
     assert list(json.loads(one.out)["splits"]) == ["eval"]
     for place in (tmp_path / "nowhere", src):
@@ -149,7 +152,7 @@ def test_a_pack_of_many_sizes_and_classes(chipwise, tmp_path):
         (tmp_path / "src" / f"class{i:02}").mkdir(parents=True)
         (tmp_path / "src" / f"class{i:02}" / "1.png").write_bytes(encoded(smooth(i, (8 + i, 9)), "PNG"))
     assert chipwise("pack", tmp_path / "src", tmp_path / "out", "--store", "jpeg").code == 0
-    said = chipwise("pack", tmp_path / "out")
+    said = chipwise("pack", tmp_path / "out", "--sheet", tmp_path / "s.png")
     assert said.code == 0, said.err
     assert "image uint8[sizes vary]" in said.out
     assert str(fact("pack-classes-some", classes=25, shown=10)) in said.out

@@ -214,7 +214,7 @@ def idx(root: Path, draw: random.Random) -> Iterator[Case]:
             (folder / f"train-{part}-ubyte").write_bytes(bad)
             yield Case(
                 f"idx {about} as {part}",
-                ("bench", "mnist", "--feed-only", "--data", str(folder)),
+                ("check", "mnist", "--data", str(folder), "--images", str(folder / "o.png")),
                 True,
             )
 
@@ -249,9 +249,10 @@ def cifar(root: Path, draw: random.Random) -> Iterator[Case]:
         folder.mkdir(parents=True)
         for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
             (folder / name).write_bytes(bad if name == "data_batch_1" else good)
+        out = str(folder / "o.png")
         yield Case(
             f"pickle {about}",
-            ("bench", "cifar10-davidnet", "--feed-only", "--data", str(folder.parent)),
+            ("check", "cifar10-davidnet", "--data", str(folder.parent), "--images", out),
             True,
         )
 
@@ -526,7 +527,7 @@ def pipes(root: Path, draw: random.Random) -> Iterator[Case]:
         ("pack", str(root / "pipe.tar"), str(root / "p1")),
         ("pack", str(folder), str(root / "p2")),
         ("pack", str(root / "pipe.csv"), str(root / "p3")),
-        ("bench", "mnist", "--feed-only", "--data", str(mnist)),
+        ("check", "mnist", "--data", str(mnist), "--images", str(root / "p.png")),
         ("report", str(run)),
         ("eval", str(run)),
         ("compare", str(pipe), "published"),

@@ -49,6 +49,7 @@ RENAMED = {
     "bench-feed": "bench RECIPE|PACK --feed-only",
     "inspect": "pack PACK",
     "prices": "chips --list-prices",
+    "show": "check RECIPE --images FILE.png",
 }
 """Commands of earlier versions, and what to type now."""
 
