@@ -24,6 +24,7 @@ from ..engine.on import ALL, On
 from ..engine.placement import Placement
 from ..engine.predict import Predictor
 from ..engine.state import from_data, replaced
+from ..machine.arithmetic import fixed
 from ..machine.detect import detect
 from ..recipe.optimizers import sgd
 from ..recipe.recipe import Recipe
@@ -31,6 +32,7 @@ from ..recipe.source import Source
 from ..recipe.task import Task
 
 
+@fixed()
 def features(
     task: Task,
     data: Source,

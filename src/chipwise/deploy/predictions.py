@@ -27,6 +27,7 @@ from ..engine.placement import Placement
 from ..engine.predict import Predictor, inputs_of
 from ..engine.result import Result
 from ..errors import DataError, DeviceError, RecipeError, RunError
+from ..machine.arithmetic import check_flags, fixed
 from ..machine.detect import detect
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
@@ -74,6 +75,7 @@ class Predictions:
         return self.outputs
 
 
+@fixed()
 def predict(
     model: Result | Trained | str | Path,
     data: Any = None,
@@ -123,6 +125,8 @@ def predict(
         raise DataError("predictions-exist", text, path=file)
     path = os.path.abspath(data) if isinstance(data, str | os.PathLike) else ""
     machine = detect(on.devices, on.platform)
+    if on.exact:
+        check_flags(machine.platform)
     placement = Placement.of(machine, known.recipe.shards, most=len(source))
     predictor = Predictor(known.recipe, known.params, known.state, source, placement, batch, on.workers)
     with contextlib.closing(predictor):

@@ -21,6 +21,7 @@ from ..data.sources import check_labels, spec_of
 from ..data.stream import Stream
 from ..data.workers import Workers
 from ..errors import DataError, RecipeError
+from ..machine.arithmetic import check_flags, fixed
 from ..machine.detect import detect
 from ..models.chip_traits import traced_for
 from ..recipe import precision
@@ -36,6 +37,7 @@ from .state import axes_of
 QUEUED_READS = 16  # more do not help
 
 
+@fixed()
 def evaluate(
     recipe: Recipe, params: Tree, state: Tree, *, batch: int | None = None, on: On = ALL
 ) -> dict[str, Any]:
@@ -45,6 +47,8 @@ def evaluate(
     time, on all devices, if they are not kept there; `on`, of which only the devices matter.
     """
     placement = Placement.of(detect(on.devices, on.platform), recipe.shards)
+    if on.exact:
+        check_flags(placement.machine.platform)
     with (
         placement.hosts.failing(),
         contextlib.closing(Evaluator(recipe, placement, batch=batch)) as evaluator,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from ..machine.arithmetic import fixed
 from ..machine.hosts import hosts
 from ..recipe.recipe import Recipe
 from .agenda import Agenda
@@ -20,6 +21,7 @@ from .session import Session
 from .signals import StopRequest
 
 
+@fixed()
 def fit(
     recipe: Recipe,
     run: str | Path | None = None,

@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ..errors import DeviceError
+from ..machine.arithmetic import check_flags
 from ..machine.cluster import outside_srun
 from ..machine.detect import Machine, detect, shared
 from ..machine.hosts import hosts
@@ -276,6 +277,8 @@ def lay_out(recipe: Any, on: On, machine: Machine | None = None) -> tuple[Machin
     """
     machine = machine or detect(on.devices, on.platform)
     precision.check_on(recipe.precision, machine.platform)
+    if on.exact:
+        check_flags(machine.platform)
     found, replicas, host_count = len(machine.devices), recipe.replicas, hosts().count
     used = found if on.devices is not None else usable_devices(recipe, found, on.exact, host_count)
     not_in_srun = outside_srun(os.environ) if host_count == 1 else None

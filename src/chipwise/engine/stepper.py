@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from ..errors import RecipeError
+from ..machine.arithmetic import fixed
 from ..machine.hosts import hosts
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree, finished
@@ -35,6 +36,7 @@ class Stepper:
     Raises `RecipeError`, `DataError` or `DeviceError` before anything is compiled, as `fit` does.
     """
 
+    @fixed()
     def __init__(self, recipe: Recipe, on: On = ALL):
         with hosts().failing():
             self._session = Session(recipe, on)
@@ -56,6 +58,7 @@ class Stepper:
     def done(self) -> int:
         return self._session.step
 
+    @fixed()
     def step(self) -> None:
         """Starts the next step. Waits for the device only if some tens of steps are queued.
 
@@ -67,16 +70,19 @@ class Stepper:
             raise RecipeError("stepper-ended", text, total=self.total, duration=duration)
         self._session.advance()
 
+    @fixed()
     def metrics(self) -> dict[str, Any]:
         """Training metrics of the steps since the last call, name to value; none without steps. Waits."""
         sums = jax.device_get(self._session.drain())
         return finished({name: s for name, s in sums.items() if np.all(s.count)})
 
+    @fixed()
     def evaluate(self) -> dict[str, Any]:
         """Metric name to value over the task's `eval` source, with the averaged parameters if there are any.
         Waits. Raises `DataError` when the task has no evaluation data."""
         return self._session.evaluate()
 
+    @fixed()
     def state(self) -> tuple[Tree, Tree]:
         """The parameters (not their average) and the task's state, as copies in NumPy arrays. Waits."""
         return self._session.parameters()

@@ -29,10 +29,9 @@ from typing import Any
 from ..errors import ChipwiseError, DeviceError, DivergedError, HostLost, RecipeError, Stopped
 from ..words.facts import fact
 from ..words.figures import one_line
-from . import cluster
+from . import arithmetic, cluster
 from .channel import Channel, PortTaken, accept_hosts, connect_to_first, own_interface
 from .cluster import TOKEN, Seat
-from .host_facts import installed
 
 WAIT_SECONDS = 1800.0  # for all hosts: a preempted slice may return after half an hour
 SILENCE_SECONDS = 30.0  # after which a host is lost
@@ -40,7 +39,6 @@ _LATER_SECONDS = 15  # that JAX waits longer before it aborts
 _JAX_SECONDS = 300
 _ABORT_SECONDS = 3.0
 _PORTS = 16  # to try for JAX's own service, from the next port on
-_COMPARED = ("chipwise", "jax", "jaxlib", "libtpu")
 
 
 class Hosts:
@@ -276,9 +274,12 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
 
 
 def _compare_programs(here: Hosts) -> None:
-    versions = {package: installed(package) for package in _COMPARED}
     here.compare(
-        "program", {"host-differs-version": versions, "host-differs": {"NPROC": os.environ.get("NPROC")}}
+        "program",
+        {
+            "host-differs-version": arithmetic.versions(),
+            "host-differs": arithmetic.settings() | {"NPROC": os.environ.get("NPROC")},
+        },
     )
 
 

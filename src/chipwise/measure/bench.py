@@ -18,6 +18,7 @@ from ..engine.on import ALL, On
 from ..engine.progress import Reporter
 from ..engine.session import Session
 from ..errors import RecipeError
+from ..machine.arithmetic import fixed
 from ..machine.record import Record
 from ..recipe.recipe import Recipe
 from ..words.facts import fact
@@ -27,6 +28,7 @@ from .timing import SECONDS, account, first_losses, intervals, seconds_a_step, s
 WARMUP = 50  # steps before the timed ones; their losses are kept
 
 
+@fixed()
 def measure_train(
     recipe: Recipe,
     *,

@@ -21,6 +21,7 @@ from ..engine.on import ALL, On
 from ..engine.placement import Placement
 from ..engine.predict import Predictor
 from ..errors import RecipeError
+from ..machine.arithmetic import fixed
 from ..machine.detect import detect
 from ..machine.record import Record, Series
 from ..recipe.recipe import Recipe
@@ -64,6 +65,7 @@ class _Endless:
         return self.source.__getitems__([i % self._examples for i in indices])  # type: ignore[attr-defined]
 
 
+@fixed()
 def measure_predict(
     recipe: Recipe, *, seconds: float = SECONDS, on: On = ALL, described: Mapping[str, Any] | None = None
 ) -> Record:

@@ -16,6 +16,7 @@ from ..engine.on import ALL, On
 from ..engine.placement import lay_out
 from ..engine.progress import Reporter
 from ..errors import DataError, RecipeError
+from ..machine.arithmetic import fixed
 from ..machine.compilation_cache import compiled_once
 from ..machine.detect import Machine
 from ..machine.hosts import hosts
@@ -89,6 +90,7 @@ class BatchSearch:
         }
 
 
+@fixed()
 def find_batch(
     recipe: Recipe, *, on: On = ALL, at_most: int | None = None, progress: str = "auto"
 ) -> BatchSearch:

@@ -14,6 +14,7 @@ from ..engine.placement import describe
 from ..engine.progress import Reporter
 from ..engine.session import Session
 from ..errors import DivergedError, RecipeError
+from ..machine.arithmetic import fixed
 from ..recipe.recipe import Recipe, Validated
 from ..recipe.schedules import as_schedule, rounded
 from ..words.facts import Fact, fact
@@ -92,6 +93,7 @@ class LrSearch:
         }
 
 
+@fixed()
 def find_lr(
     recipe: Recipe,
     *,

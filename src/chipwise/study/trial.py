@@ -22,6 +22,7 @@ from ..engine.on import ALL, On
 from ..engine.placement import Placement
 from ..engine.session import Session
 from ..engine.step import Step, compiler_options
+from ..machine.arithmetic import fixed
 from ..machine.detect import Machine
 from ..machine.limits import memory as host_memory
 from ..recipe.recipe import Recipe
@@ -51,6 +52,7 @@ class Trial:
     seconds: float = 0.0
 
 
+@fixed()
 def try_batch(recipe: Recipe, on: On = ALL) -> Trial:
     """Runs some steps of `recipe` with fresh parameters. *Arguments:* `on` as in `fit`.
 

@@ -1,0 +1,75 @@
+"""What a process has set changes no bit: JAX's settings are fixed while chipwise computes, or refused."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import json, jax, numpy as np
+import chipwise as cw
+import tasks
+before = dict(jax.config.values)
+recipe = tasks.recipe(duration="3st")
+out = {}
+try:
+    result = cw.fit(recipe, on=cw.On(devices=1), progress="none")
+    out["fit"] = result.fingerprint
+    with cw.Stepper(recipe, cw.On(devices=1)) as stepper:
+        for _ in range(3):
+            stepper.step()
+        out["stepper"], out["eval"] = stepper.fingerprint(), stepper.evaluate()["loss"]
+    out["evaluate"] = cw.evaluate(recipe, result.params, result.state, on=cw.On(devices=1))["loss"]
+    with jax.enable_x64(True), jax.default_prng_impl("rbg"):  # of this thread alone
+        out["inside"] = cw.fit(recipe, on=cw.On(devices=1), progress="none").fingerprint
+except cw.errors.ChipwiseError as error:
+    out = {"code": error.code, "value": error.facts.get("value")}
+out["put_back"] = dict(jax.config.values) == before
+print(json.dumps(out))
+"""
+TESTS = Path(__file__).parents[1]
+
+
+def told(**variables):
+    kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")}
+    environment = {**kept, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(TESTS), **variables}
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def plain():
+    found = told()
+    assert found["fit"] == found["stepper"] == found["inside"] and found["put_back"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"JAX_ENABLE_X64": "1", "JAX_TRANSFER_GUARD": "disallow"},
+        {"JAX_THREEFRY_PARTITIONABLE": "0", "JAX_DISABLE_JIT": "1", "JAX_SOFTMAX_CUSTOM_JVP": "1"},
+        {
+            "JAX_DEFAULT_PRNG_IMPL": "rbg",
+            "JAX_DEFAULT_MATMUL_PRECISION": "bfloat16",
+            "JAX_NUMPY_DTYPE_PROMOTION": "strict",
+            "JAX_RANDOM_SEED_OFFSET": "7",
+        },
+        {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+    ],
+    ids=lambda variables: ",".join(variables),
+)
+def test_settings_of_the_process_change_no_bit_and_are_put_back(plain, variables):
+    assert told(**variables) == plain
+
+
+def test_flags_that_may_change_bits_are_refused_by_name():
+    flag = "--xla_cpu_enable_fast_math=true"
+    found = told(XLA_FLAGS=f"--xla_force_host_platform_device_count=2 {flag}")
+    assert found == {"code": "flags-change-results", "value": flag, "put_back": True}
