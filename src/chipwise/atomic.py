@@ -142,11 +142,11 @@ def check_inside(folder: Path, *names: str) -> None:
             about = os.lstat(path)
             if stat.S_ISDIR(about.st_mode):
                 paths += path.iterdir()
-            elif not stat.S_ISREG(about.st_mode) or (path.name in _SMALL and about.st_size > MOST_BYTES):
+            elif not stat.S_ISREG(about.st_mode) or (path.name in ORBAX_SMALL and about.st_size > MOST_BYTES):
                 raise _not_plain(path, about.st_mode)
 
 
-_SMALL = ("_CHECKPOINT_METADATA", "_METADATA", "_sharding", "metadata")  # which Orbax reads whole
+ORBAX_SMALL = ("_CHECKPOINT_METADATA", "_METADATA", "_sharding", "metadata")  # which Orbax reads whole
 _KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFREG: "too large"}
 
 

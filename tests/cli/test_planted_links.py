@@ -14,6 +14,7 @@ import tasks
 from chipwise.data.pack.packing import Packing
 from chipwise.data.pack.writer import Writer
 from chipwise.deploy.model import Trained
+from chipwise.deploy.pretrained import pretrained
 from chipwise.engine.checkpoint import restore_run
 from chipwise.engine.stored import read_run
 from chipwise.errors import RunError
@@ -50,6 +51,7 @@ COMMANDS = {
     "fresh": (lambda at: cw.fit(recipe(), at / "run", fresh=True, **QUIET), [f"run/{n}" for n in RUN]),
     "read": (lambda at: read_run(at / "run"), [f"run/{n}" for n in RUN[1:5]]),
     "restore": (lambda at: restore_run(recipe(), at / "run"), [f"run/{n}" for n in ("checkpoints", *SMALL)]),
+    "weights": (lambda at: pretrained(at / "run"), [f"run/{n}" for n in SMALL]),
     "sweep": (
         lambda at: sweep(recipe(), {"lr": [0.1]}, seeds=1, run=at / "study", **QUIET),
         [f"study/{n}" for n in ("lock", "study.json", "lr=0.1", "lr=0.1/seed-0", "lr=0.1/seed-0/lock")],

@@ -35,6 +35,11 @@ def test_an_orbax_checkpoint(tmp_path, managed):
     assert np.array_equal(state["mean"], FIRST[1]["mean"])
     assert weights.match(tasks.task()).unused == ["step"]
     assert int(weights.arrays["step"]) == (11 if managed else 4)
+    small = tmp_path / "all" / ("11/default/_METADATA" if managed else "_CHECKPOINT_METADATA")
+    small.unlink()
+    small.symlink_to("/dev/zero")
+    with refused(cw.errors.RunError, "file-not-plain", kind="a link"):
+        pretrained(tmp_path / "all")
 
 
 def keras_net(own_name):

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..engine.checkpoint import Checkpoints, digest, flatten, refuse_hollow
-from ..errors import DataError, RecipeError
+from ..errors import ChipwiseError, DataError, RecipeError
 from ..recipe.task import Task, Tree
 from ..words.figures import one_line
 from . import trees
@@ -185,7 +185,7 @@ def pretrained(path: str | Path, names: str | None = None) -> Weights:
             raise DataError(
                 "weights-format", text, path=path, known=[".safetensors", ".weights.h5", *_PICKLES]
             )
-    except (DataError, RecipeError):
+    except ChipwiseError:
         raise
     except Exception as error:  # readers of damaged files raise all kinds of exceptions
         raise DataError("weights-damaged", path=path, reason=one_line(error, 160)) from error

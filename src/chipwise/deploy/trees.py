@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..atomic import ORBAX_SMALL, check_inside
 from ..engine.checkpoint import flatten, refuse_hollow, stated_bytes
 from ..errors import DataError
 from .formats import library
@@ -74,6 +75,7 @@ def orbax(folder: Path) -> dict[str, np.ndarray]:
     import orbax.checkpoint as ocp
 
     newest = _newest(folder).absolute()
+    check_inside(newest, *ORBAX_SMALL, f"../{ORBAX_SMALL[0]}")
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         tree = reader.metadata(newest).item_metadata.tree
         refuse_hollow(stated_bytes(tree), newest)
