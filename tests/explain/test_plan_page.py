@@ -13,7 +13,6 @@ from PIL import Image
 
 from chipwise.explain import plan_page as page
 from chipwise.hlo.kernel import Kernel
-from chipwise.planner.plans import Interrupted, Range
 from chipwise.words.facts import fact
 from pages import HOSTILE, Reader, browse, framed, needs_browser
 from planner import documents
@@ -307,13 +306,3 @@ def test_pictures(tmp_path, width):
     assert (pixels[:, -4:] == paper).all() and (pixels[:, :4] == paper).all()  # nothing reaches the edges
     inked = np.flatnonzero((pixels != paper).any(axis=2).any(axis=1))
     assert np.diff(inked).max() < 100 and inked[-1] > 1200  # and there is no blank stretch
-
-
-def test_interruptions_stand_on_the_page():
-    told, source = fact("plan-says", targets=["a"], words="<b>"), fact("interruptions-stated", given="0.1/h")
-    once = Range(1, 1, 1)
-    some = Interrupted(True, "gcp", once, source, 1.0, 1.0, 60.0, 9, once, None, told)
-    first, *rest = documents.plans()
-    shown = page.render(documents.wrap([dataclasses.replace(first, interrupted=some), *rest]))
-    assert "h-interrupted" in shown and "0.1/h" in shown and html.escape("<b>") in shown
-    assert "h-interrupted" not in page.render(documents.wrap([first, *rest]))

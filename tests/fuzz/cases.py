@@ -475,7 +475,6 @@ def documents(root: Path, draw: random.Random) -> Iterator[Case]:
         file = root / f"d{number}.json"
         file.write_text(bad)
         yield Case(f"record {bad[:60]!r}", ("compare", str(file), "published"))
-        yield Case(f"feed record {bad[:60]!r}", ("plan", "digits", "--on", "t4", "--feed-record", str(file)))
 
 
 def addresses(root: Path, draw: random.Random) -> Iterator[Case]:
@@ -533,6 +532,5 @@ def pipes(root: Path, draw: random.Random) -> Iterator[Case]:
         ("compare", str(pipe), "published"),
         ("check", f"{pipe}.py:recipe"),
         ("plan", "digits", "--on", "t4", "--prices", str(pipe)),
-        ("plan", "digits", "--on", "t4", "--feed-record", str(pipe)),
     ):
         yield Case(f"pipe {' '.join(arguments)[:60]}", arguments)

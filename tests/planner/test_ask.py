@@ -10,8 +10,6 @@ import chipwise as cw
 import tasks
 from chipwise.chips.prices import cheapest, load, prices_for, read
 from chipwise.chips.targets import parse
-from chipwise.machine.fingerprint import this_machine
-from chipwise.machine.record import Record, Series
 from chipwise.planner import ask, compile_processes, compile_step
 from chipwise.planner.compile_answers import Compiled
 from chipwise.planner.compile_processes import installed
@@ -245,38 +243,6 @@ def test_a_slow_source_makes_the_input_the_bound():
     assert 0 < p.feeding.examples_per_second_per_core <= 100  # each one sleeps for 10 ms
     assert p.decisive == (fact("advice-input", needed=p.feeding.cores_needed, cores=4),)
     assert p.examples_per_second.value == pytest.approx(4 * p.feeding.examples_per_second_per_core)
-
-
-def test_a_record_of_another_host_stands_in_for_a_measurement(tmp_path):
-    big = dataclasses.replace(recipe(), task=dataclasses.replace(recipe().task, train=Shapes(1 << 40)))
-    size = FEATURES + 4
-    machine = dataclasses.replace(this_machine(), cpu="Their CPU", cores=6.0)
-    record = Record(
-        kind="feed",
-        name="theirs",
-        created="2026-01-15T12:00:00+00:00",
-        measured={"bytes_per_example": size},
-        figures={
-            "examples_per_second.1": Series("examples/s", (30.0,)),
-            "examples_per_second.4": Series("examples/s", (70.0, 80.0, 100.0)),
-        },
-        machine=machine,
-    )
-    file = record.write(tmp_path / "theirs.json")
-    (p,) = cw.plan(big, on=["t4"], feed_record=file)
-    assert p.feeding.examples_per_second_per_core == 20 and p.feeding.cores == 6
-    measured_on = fact("feed-recorded", file="theirs.json", machine="Their CPU, 6 cores", workers=4)
-    assert p.feeding.measured_on == measured_on
-    assert p.bound == "input" and p.examples_per_second.value == pytest.approx(120)
-    (p,) = cw.plan(big, on=["t4"], feed_record=file, host_cores=8)
-    assert p.feeding.cores == 8
-    wrong = dataclasses.replace(record, measured={"bytes_per_example": size + 1}).write(tmp_path / "w.json")
-    with refused(cw.errors.DataError, "feed-record-of-other-examples", found=size + 1, bytes=size):
-        cw.plan(big, on=["t4"], feed_record=wrong)
-    odd = {"examples_per_second.²": Series("examples/s", (30.0,))}
-    none = dataclasses.replace(record, figures=odd).write(tmp_path / "n.json")
-    with refused(cw.errors.DataError, "feed-record-without-figure", path=str(none)):
-        cw.plan(big, on=["t4"], feed_record=none)
 
 
 @pytest.mark.parametrize("target", ["tpu7x-8", "h100"])

@@ -75,9 +75,6 @@ def test_what_cannot_be_planned_is_refused():
         cw.plan(recipe(), on=["t4"], predict=0)
     with refused(cw.errors.RecipeError, "plan-predict-training"):
         cw.plan(recipe(), on=["t4"], predict=5, find_largest_batch=True)
-    for more in ({"spot": True}, {"interruptions": "1/d"}):
-        with refused(cw.errors.RecipeError, "plan-predict-training"):
-            cw.plan(recipe(), on=["t4"], predict=5, **more)
     with refused(cw.errors.RecipeError, "task-without-predict"):
         cw.plan(tasks.recipe(), on=["t4"], predict=5)
 

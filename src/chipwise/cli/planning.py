@@ -28,9 +28,6 @@ def plan(
     largest_batch: bool = flag("Also search for the largest batch that fits each target."),
     predict: int | None = option("Plan N predictions by the trained model instead of its training.", "N"),
     host_cores: int | None = option("Cores of the feeding hosts. [this host's]", "N", min=1),
-    feed_record: Path | None = option("A record of the feeding host by bench --feed-only.", "FILE.json"),
-    spot: bool = flag("Spot machines: time and dollars with preemptions."),
-    interruptions: str | None = option("Rate of interruptions, such as 0.1/h or 2/d. [as published]", "RATE"),
     kernels: bool = flag("Show each target's costliest kernels, and what would help."),
     html: Path | None = options.HTML,
     json_: bool = options.JSON,
@@ -43,7 +40,6 @@ def plan(
       chipwise plan my_task.py:recipe --on v5e-1 --largest-batch --json
       chipwise plan imagenet-resnet50 --synthetic --predict 1000000 --on v5e-1,t4,l4
       chipwise plan gpt2-124m --on v5e-8,h100 --kernels --cloud gcp,aws --no-marketplace
-      chipwise plan gpt2-124m --on v5e-64,h100:64 --spot --interruptions 0.1/h
     """
     options.only_look()
     from ..chips.market import Market
@@ -65,10 +61,7 @@ def plan(
             find_largest_batch=largest_batch,
             predict=predict,
             measure_feed=recipe.data is not None,
-            feed_record=feed_record,
             host_cores=host_cores,
-            spot=spot,
-            interruptions=interruptions,
             origin=recipe.origin,
             progress=reporter.progress,
             ready=reporter.ready,

@@ -67,7 +67,7 @@ def bench(
 
     Warm-up and compilation are timed apart, and the speed over ten or more intervals, without evaluation.
     The record also has the losses of the first steps: compare the speeds of two only if these agree.
-    --feed-only compares one worker, all, and plain copies; chipwise plan --feed-record takes its record.
+    --feed-only compares one worker, all, and plain copies.
 
     \b
     Examples:

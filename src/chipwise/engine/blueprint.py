@@ -119,7 +119,6 @@ class Blueprint(Generic[P]):
     state_bytes: int
     data_bytes: int
     whole: Whole
-    checkpoint_bytes: int
     cut: int = 0
     gathered: int = 0
     looped: bool = False
@@ -231,7 +230,6 @@ def blueprint(step: Step, *, platform: str | None = None, apart: bool = False) -
         state_bytes=nbytes(state.state) + nbytes(state.sums),
         data_bytes=ahead * nbytes(data) + 2 * nbytes(window),
         whole=Whole(nbytes((whole.params, whole.frozen, whole.optimizer, whole.ema)), count(whole.params)),
-        checkpoint_bytes=nbytes(whole.without("saved")),
         cut=updates.flat.size if step.sharded else 0,
         gathered=updates.lengths.size if updates.lengths is not None and step.sharded else 0,
         looped=looped,

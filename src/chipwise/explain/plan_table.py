@@ -85,7 +85,6 @@ def _alone(plans: Sequence[Plan]) -> Fact:
 def statements(plans: Sequence[Plan]) -> list[Fact]:
     """The facts below the table, except notes."""
     facts = list(judge(plans).more)
-    facts += _shared((p.target, [p.interrupted.told]) for p in plans if p.interrupted is not None)
     facts += _shared((p.target, p.advice) for p in plans)
     if _marks_old(plans):
         facts.append(fact("plan-old-prices", days=OLD_DAYS))

@@ -35,7 +35,6 @@ from ..words.facts import Fact, fact
 from .compile_answers import FAILED_HERE
 from .compile_step import Progress, compile_steps, default_cache
 from .device_memory import TOO_LARGE, available, lies_on_hosts, too_large
-from .interruptions import Rate, interrupted, stated, unknown
 from .plan_advice import advice, decisive, does_not_fit, lacks, room
 from .plans import Plan, Plans, Range, costs, unique
 from .time_here import compiled_here, timed_here
@@ -45,7 +44,6 @@ from .time_run import (
     evaluations,
     feeding,
     measured,
-    recorded,
     run_time,
     training_work,
 )
@@ -67,10 +65,7 @@ def plan(
     find_largest_batch: bool = False,
     predict: int | None = None,
     measure_feed: bool = False,
-    feed_record: str | os.PathLike | None = None,
     host_cores: int | None = None,
-    spot: bool = False,
-    interruptions: str | None = None,
     origin: str | None = None,
     cache: str | os.PathLike | None = None,
     progress: Progress | None = None,
@@ -90,10 +85,7 @@ def plan(
     - `find_largest_batch`: search for it on every target, not only if the recipe's batch does not fit.
     - `predict`: plan the prediction of so many examples instead of training.
     - `measure_feed`: read examples for half a second, to compare this host's cores with the chips' demand.
-    - `feed_record`: a record of `chipwise bench --feed-only`, maybe of another host, instead of that.
-    - `host_cores`: of the targets' hosts, for feeding; by default the record's, or this host's.
-    - `spot`: use spot machines; `Plan.interrupted` has the expected time and cost.
-    - `interruptions`: their rate, such as `"0.1/h"` or `"2/d"`, instead of a published one.
+    - `host_cores`: of the targets' hosts, for feeding; by default this host's.
     - `origin`: of a built-in recipe (see `recipe.settings.origin`), whose programs are then traced only once.
     - `cache`: a folder for compiled results; by default in the user's cache folder.
     - `progress`: see `chipwise.planner.compile_step.Progress`.
@@ -108,13 +100,12 @@ def plan(
     targets = list({t.name: t for t in map(parse, on)}.values())
     if not targets:
         raise DeviceError("no-target", "No target: type --on v5e-8,a100,t4, for example.")
-    host = None if feed_record is None else recorded(feed_record, recipe.task.train)
     table = load_prices(prices) if prices is None or isinstance(prices, str | Path) else prices
     folder = default_cache() if cache is None else Path(cache)
     question = PlanQuestion(
         recipe, (market or Market()).select(table), today or datetime.date.today(), folder, exact,
-        evaluations(recipe, eval_every), find_largest_batch, predict, host, measure_feed, host_cores, spot,
-        stated(interruptions), progress, None if origin is None else TraceCache(folder, origin),
+        evaluations(recipe, eval_every), find_largest_batch, predict, None, measure_feed, host_cores,
+        progress, None if origin is None else TraceCache(folder, origin),
     )  # fmt: skip
     made: dict[str, Plan] = {}
     for one in question.plans(targets):
@@ -141,18 +132,14 @@ class PlanQuestion:
     host: HostSpeed | None = None
     measure_feed: bool = False
     host_cores: int | None = None
-    spot: bool = False
-    rate: Rate | None = None
     progress: Progress | None = None
     traces: TraceCache | None = None
     _steps: dict[Any, TracedStep] = field(default_factory=dict)  # targets with the same layout share them
 
     def __post_init__(self) -> None:
         n = self.predict
-        if n is not None and (self.find_largest_batch or self.spot or self.rate is not None):
-            raise RecipeError(
-                "plan-predict-training", "--largest-batch, --spot and --interruptions are for training alone."
-            )
+        if n is not None and self.find_largest_batch:
+            raise RecipeError("plan-predict-training", "--largest-batch is for training alone.")
         if n is not None and n < 1:
             raise RecipeError("plan-predicts-none", "--predict {examples}: give 1 or more.", examples=n)
 
@@ -309,12 +296,11 @@ class PlanQuestion:
             notes=notes,
             **known,
         )
-        one = replace(one, interrupted=interrupted(one, target, step.checkpoint_bytes, self.spot, self.rate))
         return replace(
             one,
             decisive=decisive(recipe, target, one),
             notes=(*one.notes, *_about_spot(one)),
-            advice=(*unknown(one, self.spot), *advice(recipe, target, step, one, time)),
+            advice=advice(recipe, target, step, one, time),
         )
 
     def blocks(self, target: Target, step: TracedStep) -> int:

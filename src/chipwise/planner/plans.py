@@ -129,23 +129,6 @@ class Feeding:
 
 
 @dataclass(frozen=True)
-class Interrupted:
-    """A run on machines that may be preempted or fail: expected values, of the whole target."""
-
-    spot: bool
-    cloud: str  # the cloud of the price and rate; "" without a price
-    per_hour: Range  # interruptions
-    source: Fact  # source of the rate
-    expected: float  # expected interruptions of the run
-    save_seconds: float  # to write a checkpoint
-    interval_seconds: float  # of steps between checkpoints, the cheapest interval
-    interval_steps: int  # the same in steps
-    wall_seconds: Range  # with restarts, lost steps, checkpoints and waiting for machines
-    usd: Range | None
-    told: Fact  # the same as a fact
-
-
-@dataclass(frozen=True)
 class Plan:
     """A prediction for a recipe on a target.
 
@@ -184,7 +167,6 @@ class Plan:
     ranked_by: str = "run"  # "step" where training may take less than `overhead_seconds`: compare steps then
     wall_seconds: Range | None = None
     costs: tuple[Cost, ...] = ()
-    interrupted: Interrupted | None = None  # with `spot`, `interruptions`, or several hosts
     feeding: Feeding | None = None
     decisive: tuple[Fact, ...] = ()  # what chip or host lack
     advice: tuple[Fact, ...] = ()  # possible changes; no number depends on them

@@ -4,11 +4,9 @@ whether a host can feed the chip."""
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +14,6 @@ import numpy as np
 from ..chips.targets import Target
 from ..data.sources import empty, fill, spec_of
 from ..engine.state import nbytes
-from ..errors import DataError
-from ..machine import record as records
 from ..machine.limits import usable_cores
 from ..recipe.recipe import Recipe
 from ..recipe.source import Source
@@ -123,36 +119,6 @@ def measured(source: Source) -> HostSpeed:
         elapsed = time.perf_counter() - start
         if elapsed >= _MEASURE_SECONDS:
             return HostSpeed(done / elapsed, usable_cores(), fact("feed-measured-here"))
-
-
-def recorded(path: str | os.PathLike, source: Source) -> HostSpeed:
-    """The speed of one core, from a record of `chipwise bench --feed-only` with all workers.
-
-    Raises `DataError` if the file is not such a record, or its examples have another size than those of
-    `source`.
-    """
-    record = records.read(path, kind="feed")
-    expected, recorded_bytes = nbytes(spec_of(source)), record.measured.get("bytes_per_example")
-    if recorded_bytes != expected:
-        raise DataError(
-            "feed-record-of-other-examples",
-            "{path} is of examples of {found} bytes, not {bytes}: type chipwise bench --feed-only.",
-            path=str(path), found=recorded_bytes, bytes=expected,
-        )  # fmt: skip
-    prefix = "examples_per_second."
-    rates = {
-        int(name.removeprefix(prefix)): series.median
-        for name, series in record.figures.items()
-        if name.startswith(prefix) and name.removeprefix(prefix).isdecimal()
-    }
-    if not rates or min(rates) < 1 or min(rates.values()) <= 0:
-        raise DataError(
-            "feed-record-without-figure",
-            "{path} has no figure examples_per_second.N: type chipwise bench --feed-only.", path=str(path),
-        )  # fmt: skip
-    workers = max(rates)
-    origin = fact("feed-recorded", file=Path(path).name, machine=record.machine.title, workers=workers)
-    return HostSpeed(rates[workers] / workers, max(1, int(record.machine.cores)), origin)
 
 
 def feeding(

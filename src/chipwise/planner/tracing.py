@@ -157,7 +157,6 @@ def prediction_step(recipe: Recipe, block: int) -> TracedStep:
         state_bytes=nbytes(state),
         data_bytes=_IN_FLIGHT * (nbytes(of(block)) + nbytes(outputs)),
         whole=Whole(nbytes(params), 0),
-        checkpoint_bytes=0,
     )
 
 

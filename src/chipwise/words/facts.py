@@ -137,7 +137,6 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "brackets": lambda facts: f" ({', '.join(map(str, facts))})" if facts else "",
     "sections": lambda parts: ", ".join(f"{name} {figures.duration(s)}" for name, s in parts.items()),
     "span-seconds": lambda span: figures.spread(span, figures.duration),  # 5.0 min (4.8 min to 5.1 min)
-    "span-dollars": lambda span: figures.spread(span, figures.dollars),  # $5.10 ($4.90 to $6.00)
     "steps": _steps,  # in step 8, between steps 5 and 8
     "checkpoint": _checkpoint,  # The last good checkpoint is of step 40.
     "hosts": lambda numbers: f"host{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}",  # hosts 1, 3
