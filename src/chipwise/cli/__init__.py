@@ -5,6 +5,8 @@ Each command imports its libraries when it is called, so that help and usage err
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import sys
 import sysconfig
@@ -17,9 +19,11 @@ import typer
 import typer.core
 
 from .. import errors
+from ..machine.cluster import check_threads
 from ..machine.plugins import hidden
 from ..words.facts import fact
 from ..words.figures import one_line, printable
+from .standard_output import prepare
 
 INTERRUPTED = 130
 LONGEST = 300  # characters of an error's line, since an argument may be very long
@@ -138,7 +142,7 @@ def error_line(error: errors.ChipwiseError) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 140]} … {text[-137:]}"
 
 
-def own_code(error: Exception) -> errors.RecipeError | None:
+def own_code(error: Exception) -> errors.ChipwiseError | None:
     """An error with the line of the user's code that raised `error`: the innermost one in a file that is not
     installed. `None` if there is none; then it is a bug of chipwise."""
     installed = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
@@ -172,6 +176,8 @@ def _run(arguments: list[str] | None) -> int:
     from .options import HELD
 
     try:
+        prepare()
+        check_threads(os.environ)
         with HELD:
             app()(args=arguments)
         code = 0
@@ -183,7 +189,16 @@ def _run(arguments: list[str] | None) -> int:
             print("interrupted", file=sys.stderr)
     except Exception as error:
         in_own_code = own_code(error)
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            in_own_code = errors.unreadable(error.filename, error)
         if in_own_code is None:
             raise
         code = _show(in_own_code)
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except errors.ChipwiseError as error:
+        code = _show(error)
+    except BrokenPipeError:
+        code = code or 1
     return code

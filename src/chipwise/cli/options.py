@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from ..errors import DeviceError
+from .standard_output import opened
 
 if TYPE_CHECKING:
     from ..engine.on import On
@@ -142,7 +143,7 @@ class Here:
         here = hosts(self.hosts, self.host, self.coordinator)
         if here.count > 1:
             # The libraries that connect the hosts print to standard output
-            sys.stdout = os.fdopen(os.dup(1), "w")
+            sys.stdout = opened(os.dup(1))
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not here.first:
             sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (to the end of the process)

@@ -18,6 +18,7 @@ PORT = 8482  # JAX's default
 TOLD = ("CHIPWISE_HOSTS", "CHIPWISE_HOST", "CHIPWISE_COORDINATOR")
 """The variables for `--hosts N --host I --coordinator ADDRESS`."""
 TOKEN = "CHIPWISE_TOKEN"  # the same on all hosts, and known to nobody else
+THREADS = 4096
 _OF_JAX = ("slurm", "ompi", "gketpu", "gcetpu")
 _ONE_HOST = ("KAGGLE_KERNEL_RUN_TYPE", "COLAB_RELEASE_TAG")
 
@@ -83,6 +84,14 @@ def found(environment: Mapping[str, str], visible_gpus: int) -> Seat | None:
         seat = given(count, index, addresses[0] if addresses else None)
         return None if seat is None else Seat(seat.index, seat.count, seat.address, place="SkyPilot")
     return _of_jax(environment, visible_gpus)
+
+
+def check_threads(environment: Mapping[str, str]) -> None:
+    """Raises `DeviceError` for a size of XLA's thread pool that no machine can start."""
+    given = environment.get("NPROC", "1")
+    if not re.fullmatch("[0-9]{1,4}", given) or not 0 < int(given) <= THREADS:
+        text = "NPROC='{value}' in the environment: expected XLA's number of threads, 1 to {most}."
+        raise DeviceError("variable-not-threads", text, value=given, most=THREADS)
 
 
 def _whole(environment: Mapping[str, str], name: str) -> int | None:

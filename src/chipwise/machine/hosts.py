@@ -167,6 +167,7 @@ def hosts(
     global _here
     with _LOCK:
         if _here is None:
+            cluster.check_threads(os.environ)
             seat = cluster.given(count, index, coordinator) or _seat()
             if seat is None or seat.count == 1:
                 _here = Hosts(Seat(0, 1, "localhost"))

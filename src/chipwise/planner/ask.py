@@ -33,7 +33,7 @@ from ..recipe.precision import TPU_PASSES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
 from .compile_answers import FAILED_HERE
-from .compile_step import Progress, compile_steps, default_cache
+from .compile_step import Progress, cache_folder, compile_steps
 from .device_memory import TOO_LARGE, available, lies_on_hosts, too_large
 from .plan_advice import advice, decisive, does_not_fit, lacks, room
 from .plans import Plan, Plans, Range, costs, unique
@@ -101,7 +101,7 @@ def plan(
     if not targets:
         raise DeviceError("no-target", "No target: type --on v5e-8,a100,t4, for example.")
     table = load_prices(prices) if prices is None or isinstance(prices, str | Path) else prices
-    folder = default_cache() if cache is None else Path(cache)
+    folder = cache_folder(cache)
     question = PlanQuestion(
         recipe, (market or Market()).select(table), today or datetime.date.today(), folder, exact,
         evaluations(recipe, eval_every), find_largest_batch, predict, None, measure_feed, host_cores,

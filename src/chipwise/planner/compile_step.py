@@ -10,6 +10,7 @@ import collections
 import contextlib
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -168,7 +169,22 @@ def _exported(step: TracedStep, chip: Chip) -> list[Exported]:
 
 def default_cache() -> Path:
     """`$XDG_CACHE_HOME/chipwise/plan`, by default below `~/.cache`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chipwise" / "plan"
+    given = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if given.startswith("~"):
+        reason = "this user has no home folder"
+        raise DataError("plan-cache-unwritable", path=given, reason=reason)
+    return Path(given) / "chipwise" / "plan"
+
+
+def cache_folder(given: str | os.PathLike | None) -> Path:
+    """The folder `given`, or `default_cache`, made. Raises `DataError` if files cannot be written there."""
+    folder = default_cache() if given is None else Path(given)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise DataError("plan-cache-unwritable", path=folder, reason=error.strerror) from error
+    return folder
 
 
 def compile_each(
@@ -192,11 +208,7 @@ def compile_each(
     Waits while another plan uses the same compiler. Raises `DeviceError` if a compiler is not installed, or
     its process cannot be started, and `DataError` if the cache cannot be written to.
     """
-    folder = cache_dir if cache_dir is not None else default_cache()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError("plan-cache-unwritable", path=folder, reason=error.strerror) from None
+    folder = cache_folder(cache_dir)
     owners: dict[str, list[tuple[int, CompileRequest]]] = {}  # by key
     missing: dict[str, CompileRequest] = {}
     remaining = _Remaining(progress)

@@ -23,6 +23,7 @@ from .documents import Document, documents
 from .folders import Listing, Numbered, Split
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+_MOST = 1 << 22  # tokens of an example
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ class TextForm:
     end: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.tokens, int) or self.tokens < 2:
-            wrong = "{tokens} tokens an example: give at least 2."
-            raise RecipeError("pack-tokens", wrong, tokens=self.tokens)
+        if not isinstance(self.tokens, int) or not 2 <= self.tokens <= _MOST:
+            wrong = "{tokens} tokens an example: expected 2 to {most}."
+            raise RecipeError("pack-tokens", wrong, tokens=self.tokens, most=_MOST)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,48 @@
+"""Standard output as a command needs it: a closed, full or narrow one is told in a line."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import Any
+
+from ..errors import ChipwiseError
+
+
+class _Descriptor(io.FileIO):
+    """A descriptor whose first failed write raises `ChipwiseError`; what follows is dropped."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return (super().write(data) or 0) if data else 0  # click tries with nothing
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            if isinstance(error, BrokenPipeError):  # as `head` leaves it
+                raise
+            text = "Cannot write to standard output: {reason}."
+            raise ChipwiseError("output-unwritable", text, reason=error.strerror) from error
+
+
+def opened(descriptor: int) -> io.TextIOWrapper:
+    """A stream to `descriptor`, encoded and buffered as the process's own, that escapes what the encoding
+    lacks."""
+    like: Any = sys.__stdout__
+    raw = _Descriptor(descriptor, "w", closefd=False)
+    buffer: Any = raw if like.write_through else io.BufferedWriter(raw)
+    how = {"line_buffering": like.line_buffering, "write_through": like.write_through}
+    return io.TextIOWrapper(buffer, like.encoding, "backslashreplace", **how)
+
+
+def prepare() -> None:
+    """Replaces standard output by one that is `opened`, and a closed standard error, so that no other file
+    gets its number. Raises `ChipwiseError` if standard output is closed."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (to the end of the process)
+    if sys.stdout is None:
+        sentence = "Standard output is closed: send it to a file, or to /dev/null."
+        raise ChipwiseError("output-closed", sentence)
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="backslashreplace")
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = opened(1)

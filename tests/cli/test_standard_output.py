@@ -1,0 +1,74 @@
+"""Commands whose output, cache or settings cannot be used: one line, an exit code and no traceback."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import processes
+
+MAIN = "import sys; sys.argv[0] = 'chipwise'; from chipwise.cli import main; main()"
+FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no full device")
+
+
+def command(*words, shell="", **more):
+    """The exit code, output and errors of a command whose streams `shell` redirects."""
+    line = ["bash", "-c", f'exec "$@" {shell}', "bash", sys.executable, "-c", MAIN, *map(str, words)]
+    environment = processes.environment(JAX_PLATFORMS="cpu", **more)
+    done = subprocess.run(line, capture_output=True, env=environment, timeout=120)
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+def one_line(said):
+    code, _, errors = said
+    assert code and "Traceback" not in errors, errors
+    assert [line.startswith("error: ") for line in errors.splitlines()][-1:] == [True]
+    assert errors.count("error: ") == 1 and "Exception ignored" not in errors
+
+
+@FULL
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["chips"], ["chips", "--json"], ["--help"], ["--version"]])
+def test_full_output_is_told_in_a_line(words, unbuffered):
+    one_line(command(*words, shell=">/dev/full", PYTHONUNBUFFERED=unbuffered))
+
+
+@FULL
+def test_a_run_whose_output_is_full_is_whole(tmp_path):
+    run = tmp_path / "run"
+    words = ["train", "digits", "--set", "duration=1st", "--run", run]
+    one_line(command(*words, shell=">/dev/full"))
+    assert (run / "result.json").exists()
+    one_line(command("report", run, shell=">/dev/full"))
+    for encoding in ("ascii", "utf-16"):
+        code, out, errors = command("report", run, PYTHONIOENCODING=encoding)
+        assert code == 0 and out and not errors, (encoding, errors)
+
+
+def test_closed_output_is_told_in_a_line_and_closed_errors_are_none():
+    one_line(command("chips", shell=">&-"))
+    assert command("chips", shell="2>&-")[0] == 0
+
+
+def test_an_output_that_nobody_reads_ends_quietly():
+    assert command("chips", shell="| head -1")[2] == ""
+
+
+def test_settings_that_would_hang_are_refused():
+    one_line(command("devices", NPROC="999999"))
+    one_line(command("devices", NPROC="many"))
+
+
+def test_a_cache_that_cannot_be_used(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    one_line(command("plan", "digits", "--on", "cpu", XDG_CACHE_HOME=file))
+
+
+def test_sizes_and_names_beyond_what_is_possible(tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("a text")
+    one_line(command("pack", tmp_path / "texts", tmp_path / "out", "--tokens", 99999999999))
+    one_line(command("pack", tmp_path / "texts", tmp_path / ("x" * 300), "--tokens", 4))
+    assert [path.name for path in tmp_path.iterdir()] == ["texts"]
