@@ -50,7 +50,7 @@ def test_a_region_takes_its_own_price_of_a_row():
 
 
 def test_what_one_owns_is_never_left_out():
-    text = "chip,chips,source,date,purchase_usd,years\nt4,1,receipt,2020-02-03,876.6,1\n"
+    text = "chip,chips,source,date,usd_per_hour,includes\nt4,1,receipt,2020-02-03,0.1,owned\n"
     (card,) = read(text, "mine.csv")
     assert Market(clouds=("owned",), regions=(), marketplaces=False).select([card]) == (card,)
     (aws,) = rows("t4,1,aws,g4,us-east-1,0.5,,,whole VM,page,2026-07-30")

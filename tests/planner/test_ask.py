@@ -86,9 +86,9 @@ def test_a_run_shorter_than_its_allowances_is_ranked_by_its_step():
 
 
 def test_a_host_of_ones_own_has_the_price_that_its_owner_states():
-    row = "chip,chips,cloud,source,date,purchase_usd,years\ncpu,1,mine,receipt,2026-01-15,1000,4\n"
+    row = "chip,chips,cloud,source,date,usd_per_hour,includes\ncpu,1,mine,receipt,2026-01-15,0.1,owned\n"
     (p,) = cw.plan(recipe(), on=["cpu"], prices=read(row, "mine.csv"))
-    assert [cost.cloud for cost in p.costs] == ["mine"] and p.costs[0].reckoned[0].code == "price-owned"
+    assert [cost.cloud for cost in p.costs] == ["mine"] and p.costs[0].usd_per_hour == 0.1
 
 
 def test_replicas_lie_as_training_lays_them(plans):

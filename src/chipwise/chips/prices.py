@@ -7,14 +7,11 @@ A price is a row of a CSV file: the bundled `prices.csv`, or a file of the same 
 
 - `chip` is any name of the catalogue, `chips` how many the price is for (1 host for `cpu`), `region` where
   the on-demand price is lowest, `spot_region` where the spot price is.
-- `includes`: `accelerator alone` (its host is another row, or unknown), `whole VM`, or `slice with its host`
-  (TPU VMs).
+- `includes`: `accelerator alone` (its host is another row, or unknown), `whole VM`, `slice with its host`
+  (TPU VMs), or `owned`: what an hour of your own hardware costs you.
 - `source` and `date` are never empty. A date may say more than a day ("2026-02-26..2026-03-15 (inferred)");
   rows are ordered by the first one in it.
 - Empty prices are unknown. Nothing is free: a price of 0 is an error.
-
-Owned hardware has `purchase_usd` and `years` instead of `usd_per_hour`, and optionally `power_watts` with
-`usd_per_kWh`, and `utilisation`, the share of hours it is used (default 1).
 
 Old prices stay in the table for history, and are never used as current: `prices_for` looks back
 `LOOK_BACK_DAYS` from the newest row, or from the given day.
@@ -39,12 +36,11 @@ from ..words.facts import Fact, fact
 from .catalogue import CHIPS, named
 from .targets import Target, parse
 
-INCLUDES = ("accelerator alone", "whole VM", "slice with its host")
+OWNED = "owned"
+INCLUDES = ("accelerator alone", "whole VM", "slice with its host", OWNED)
 LOOK_BACK_DAYS = 730
 OLD_DAYS = 90
 """From this age on a price may have changed: it is shown with its date, and not used for a verdict."""
-
-HOURS_A_YEAR = 24 * 365.25
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ class Price:
     usd_per_hour: float | None  # on demand, of all the chips
     spot_usd_per_hour: float | None
     spot_region: str
-    includes: str  # one of `INCLUDES`, or "owned: ..."
+    includes: str  # one of `INCLUDES`
     source: str
     date: str
     note: str
@@ -94,7 +90,7 @@ class Price:
     @property
     def owned(self) -> bool:
         """Whether it is the cost of owned hardware."""
-        return self.includes not in INCLUDES
+        return self.includes == OWNED
 
 
 _DATE = re.compile(r"(\d{4})-(0[1-9]|1[0-2])(?:-(0[1-9]|[12]\d|3[01]))?")
@@ -110,7 +106,6 @@ def _day(text: str) -> datetime.date:
 
 _TEXTS = ("cloud", "instance", "region", "spot_region", "source", "date", "note")
 COLUMNS = tuple(f.name for f in fields(Price) if f.name not in ("machines", "reckoned"))
-OWNED = ("purchase_usd", "years", "power_watts", "usd_per_kWh", "utilisation")
 
 
 def load(path: str | Path | None = None) -> tuple[Price, ...]:
@@ -140,12 +135,11 @@ def read(text: str, name: str) -> tuple[Price, ...]:
     rows.fieldnames = header = [column.strip() for column in rows.fieldnames or ()]
     first = _Line(name, 1, {})
     for column in header:
-        if column not in COLUMNS + OWNED:
-            hint, known = near(column, COLUMNS + OWNED), COLUMNS + OWNED
+        if column not in COLUMNS:
+            hint, known = near(column, COLUMNS), COLUMNS
             sentence = "no column is called {column:plain}.{hint:near} Columns: {known:list}."
             raise first.error("price-column-unknown", sentence, column=column, hint=hint, known=known)
-    usd = "purchase_usd" if "purchase_usd" in header else "usd_per_hour"
-    for column in ("chip", "chips", "source", "date", usd):
+    for column in ("chip", "chips", "source", "date", "usd_per_hour"):
         if column not in header:
             raise first.error("price-column-missing", "the column {column} is missing.", column=column)
     prices = []
@@ -176,7 +170,7 @@ class _Line:
     def cell(self, column: str) -> str:
         return self.cells.get(column, "")
 
-    def amount(self, column: str, *, zero: bool = False) -> float | None:
+    def amount(self, column: str) -> float | None:
         """A number, or `None` if the cell is empty."""
         text = self.cell(column)
         if not text:
@@ -185,8 +179,8 @@ class _Line:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
-            raise self.bad(column, f"a number {'of at least' if zero else 'more than'} 0, or nothing")
+        if not math.isfinite(value) or value <= 0:
+            raise self.bad(column, "a number more than 0, or nothing")
         return value
 
     def price(self) -> Price:
@@ -205,40 +199,14 @@ class _Line:
         except ValueError:
             raise self.bad("date", "a day such as 2026-07-30") from None
         usd, spot = self.amount("usd_per_hour"), self.amount("spot_usd_per_hour")
-        reckoned: tuple[Fact, ...] = ()
-        owned = bool(self.cell("purchase_usd"))
-        if owned == (usd is not None or spot is not None):
-            raise self.error("price-one-kind", "expected a price per hour, or else purchase_usd.")
-        if owned:
-            usd, how = self._owned()
-            reckoned = (how,)
-            includes = "owned: purchase and power" if self.cell("power_watts") else "owned: purchase alone"
-        elif includes not in INCLUDES:
+        if usd is None and spot is None:
+            raise self.error("price-missing", "expected usd_per_hour or spot_usd_per_hour.")
+        if includes not in INCLUDES:
             raise self.bad("includes", ", ".join(INCLUDES))
         texts: dict[str, Any] = {name: self.cell(name) for name in _TEXTS}
-        rates: dict[str, Any] = {"usd_per_hour": usd, "spot_usd_per_hour": spot, "reckoned": reckoned}
-        texts["cloud"] = texts["cloud"] or ("owned" if owned else "")
+        rates: dict[str, Any] = {"usd_per_hour": usd, "spot_usd_per_hour": spot}
+        texts["cloud"] = texts["cloud"] or (OWNED if includes == OWNED else "")
         return Price(chip=chip.name, chips=int(chips), includes=includes, **rates, **texts)
-
-    def _owned(self) -> tuple[float, Fact]:
-        """USD for an hour of use of owned hardware, and how it was computed."""
-        purchase, years = self.amount("purchase_usd"), self.amount("years")
-        watts, energy = self.amount("power_watts", zero=True), self.amount("usd_per_kWh", zero=True)
-        used = self.amount("utilisation") or 1.0
-        assert purchase is not None
-        if years is None:
-            raise self.bad("years", "the years over which purchase_usd is written off")
-        if (watts is None) != (energy is None):
-            raise self.error("price-power-half", "expected both power_watts and usd_per_kWh, or neither.")
-        if used > 1:
-            raise self.bad("utilisation", "a share of the hours, at most 1")
-        hourly = purchase / (years * HOURS_A_YEAR * used)
-        sums = {"purchase": purchase, "years": years, "hours": HOURS_A_YEAR, "used": used, "hourly": hourly}
-        if watts is None or energy is None:
-            return hourly, fact("price-owned", **sums)
-        power = watts / 1000 * energy
-        sums |= {"kW": watts / 1000, "usd_per_kWh": energy, "power": power, "total": hourly + power}
-        return hourly + power, fact("price-owned-powered", **sums)
 
 
 def current(table: Sequence[Price], on: datetime.date | None = None) -> list[Price]:
