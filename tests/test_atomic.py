@@ -1,4 +1,8 @@
-from chipwise.atomic import replace_text
+import os
+
+import pytest
+
+from chipwise.atomic import hold, put_inside, replace_text
 from chipwise.errors import DataError
 from refusals import refused
 
@@ -15,3 +19,25 @@ def test_what_cannot_be_written_says_where_to_write_instead(tmp_path):
     with refused(DataError, "picture-unwritable", path=tmp_path / "file" / "x", option="--picture"):
         replace_text(tmp_path / "file" / "x", "new", "picture-unwritable", option="--picture")
     assert (tmp_path / "file").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_files_of_a_shared_folder_have_the_rights_that_the_user_gives_new_files(tmp_path):
+    before = os.umask(0o002)
+    try:
+        put_inside(tmp_path / "file", b"1")
+        hold(tmp_path).close()
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o664}
+
+
+def test_a_file_that_cannot_be_replaced_stays_and_leaves_nothing_beside_it(tmp_path, monkeypatch):
+    put_inside(tmp_path / "file", b"old", durable=True)
+
+    def fails(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("chipwise.atomic.os.replace", fails)
+    with pytest.raises(OSError, match="No space"):
+        put_inside(tmp_path / "file", b"new")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"old")]

@@ -87,7 +87,7 @@ def open_inside(path: Path, flags: int = os.O_RDONLY) -> int:
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe is refused below instead of waited for
-        handle = os.open(path.name, flags, 0o644, dir_fd=folder)
+        handle = os.open(path.name, flags, 0o666, dir_fd=folder)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise _not_plain(path, os.lstat(path).st_mode) from None
@@ -115,7 +115,7 @@ def put_inside(path: Path, content: bytes, durable: bool = False) -> None:
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     temporary = f".{path.name}.{secrets.token_hex(4)}.part"
     try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)

@@ -162,6 +162,8 @@ def test_parts_that_no_one_will_go_on_with_are_removed(tmp_path, monkeypatch):
         with refused(cw.errors.DataError, "source-empty"):
             cw.predict(model, Stops(37), on=ONE, out=tmp_path / name, batch=4)
     (tmp_path / "c.csv").write_text("made since, by another command")
+    (tmp_path / ".d.csv.parts").mkdir()  # killed before its first part was whole
+    (tmp_path / ".d.csv.parts" / "lock").touch()
     with hold(tmp_path / ".used.csv.parts"):
         cw.predict(trained(), Stops(None), on=ONE, out=tmp_path / "a.jsonl", batch=4)
     left = [".b.csv.parts", ".used.csv.parts", "a.jsonl", "c.csv"]

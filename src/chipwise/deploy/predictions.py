@@ -218,15 +218,18 @@ class _Job:
     def _remove_dead(self) -> None:
         """Removes what killed processes left beside the file: parts of these predictions for another file,
         and of files that were finished since."""
-        for about in self.file.parent.glob(f".*.parts/{_ABOUT}"):
-            folder, file = about.parent, about.parent.with_name(about.parent.name[1:].removesuffix(".parts"))
+        for lock in self.file.parent.glob(".*.parts/lock"):
+            folder, about = lock.parent, lock.with_name(_ABOUT)
+            file = folder.with_name(folder.name[1:].removesuffix(".parts"))
             with contextlib.suppress(OSError, ValueError, AttributeError, RunError):  # in use, or not ours
                 check_inside(folder.parent, folder.name)
-                with hold(folder):
+                if not all(n == "lock" or n.lstrip(".")[:12].isdecimal() for n in os.listdir(folder)):
                     given = json.loads(read_inside(about))
                     same = all(given.get(name) == self.about[name] for name in ("model", "data"))
-                    if same or file.stat().st_mtime >= about.stat().st_mtime:
-                        shutil.rmtree(folder)
+                    if not same and file.stat().st_mtime < about.stat().st_mtime:
+                        continue
+                with hold(folder):
+                    shutil.rmtree(folder)
 
     def _made(self, say: Callable[[Fact], None]) -> int | None:
         there = [] if self.fresh else self._there()
