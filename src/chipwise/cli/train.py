@@ -33,6 +33,7 @@ def train(
     patience: str | None = option("With --keep-best: stop after this long without a better one.", "DURATION"),
     start: str | None = option("Start from the weights of a run or a file, at step 0.", "RUN", name="--from"),
     fresh: bool = flag("Discard a run in the folder."),
+    changed_code: bool = flag("Go on though code, versions or settings changed."),
     json_: bool = options.JSON,
     quiet: bool = options.QUIET,
 ) -> None:
@@ -49,7 +50,8 @@ def train(
     if seeds is not None:
         single = {
             "--keep-best": keep_best, "--patience": patience, "--from": start, "--stop-after": stop_after,
-            "--fresh": fresh, "--set seed": any(re.match(r"\s*seed\s*=", text) for text in recipe.settings),
+            "--fresh": fresh, "--changed-code": changed_code,
+            "--set seed": any(re.match(r"\s*seed\s*=", text) for text in recipe.settings),
         }  # fmt: skip
         if options_of_one := [flag for flag, value in single.items() if value]:
             text = "{options:and} cannot be combined with --seeds: leave one out."
@@ -59,6 +61,7 @@ def train(
     if metric is not None:
         raise RecipeError("several-runs-only", "--metric compares several runs: add --seeds 5.")
     more = {"stop_after": stop_after, "fresh": fresh, "keep_best": keep_best, "patience": patience}
+    more["changed_code"] = changed_code
     _one(recipe, how, run, start, json_, quiet, more)
 
 

@@ -216,7 +216,7 @@ def blueprint(step: Step, *, platform: str | None = None, apart: bool = False) -
             places = jax.ShapeDtypeStruct((max(2, calls), 2), jnp.int32)
             turns = (*inputs, places, jax.ShapeDtypeStruct((), jnp.int32))
             replica, calls = Program("replica", step.in_turn, turns), 1
-        made += [replica, *_after_replicas(step, window["hyper"])]
+        made += [replica, *after_replicas(step, window["hyper"])]
     return Blueprint(
         recipe=recipe,
         layout=layout,
@@ -236,7 +236,7 @@ def blueprint(step: Step, *, platform: str | None = None, apart: bool = False) -
     )
 
 
-def _after_replicas(step: Step, hyper: dict) -> Iterator[Program]:
+def after_replicas(step: Step, hyper: dict) -> Iterator[Program]:
     """The programs that follow the sum over replicas, in the order in which they run."""
     update = step.update_specs(hyper)
     if step.updates.squares is not None:

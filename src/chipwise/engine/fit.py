@@ -34,6 +34,7 @@ def fit(
     keep_best: str | None = None,
     patience: str | None = None,
     fresh: bool = False,
+    changed_code: bool = False,
     progress: str = "auto",
 ) -> Result:
     """Trains `recipe` on all devices. Only `recipe` changes the result, unless `On(exact=False)` lets the
@@ -41,7 +42,8 @@ def fit(
 
     *Arguments:*
 
-    - `run`: a folder for metrics and checkpoints, or `None`; a run in it goes on, or is discarded if `fresh`.
+    - `run`: a folder for metrics and checkpoints, or `None`; a run in it goes on, or is discarded if `fresh`;
+      with `changed_code` it goes on although its programs differ, by code, a version or a setting.
     - `on`: which devices, and how they are fed; see `On`. `progress`: `"auto"`, `"bar"`, `"lines"`, `"none"`.
     - `eval_every` (`None`: only at the end), `log_every`, `checkpoint_every`: durations, `"1ep"` or `"5%"`.
     - `stop_after`: stop and save after this duration, without changing any schedule.
@@ -74,7 +76,7 @@ def fit(
         reporter.start(log.begin, agenda.total)
         if log.begin < agenda.last:
             if folder is not None:
-                closing.enter_context(folder.process(session))
+                closing.enter_context(folder.process(session, changed_code))
             reporter.say(session.data)
             meter.seconds["start"] = meter.total()
             with meter.section("compile"):

@@ -15,12 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..recipe.recipe import Recipe
-from .blueprint import Blueprint, Program, blueprint, meet_at_once
+from .blueprint import Blueprint, Program, after_replicas, blueprint, meet_at_once
 from .compile_once import compile_on
 from .group_step import GroupStep
 from .holding import Carry, Holding, hold
 from .layout import Layout, merges
 from .placement import Group, Placement
+from .program_digest import digest
 from .state import TrainState, read
 from .step import Step, compiler_options
 
@@ -91,17 +92,41 @@ class Programs:
             return [group.put((rows, np.int32(len(places))))]
         return [(group.put(place),) for place in places]
 
-    def compile(self) -> None:
-        """Compiles every program of the step; must be called before `step`."""
-        lead, programs = self.placement.lead, self.blueprint.programs
-        options = compiler_options(lead.platform, self.layout.exact, lead.device_kind, self.layout.shards)
-        jitted = [  # once, so that each is traced once for all devices
+    @functools.cached_property
+    def _jitted(self) -> list[Any]:
+        """The programs, jitted once, so that each is traced once for all devices."""
+        lead, exact, shards = self.placement.lead, self.layout.exact, self.layout.shards
+        options = compiler_options(lead.platform, exact, lead.device_kind, shards)
+        return [
             jax.jit(inspect.unwrap(one.function), donate_argnums=one.donate, compiler_options=options)
-            for one in programs
+            for one in self.blueprint.programs
         ]
 
+    @functools.cached_property
+    def digest(self) -> str:
+        """See `program_digest`. Traces the programs, which `compile` does not do again."""
+        first, step = self.placement.local[0], self.functions
+        programs = list(zip(self._jitted, self.blueprint.programs, strict=True))
+        traced = [jitted.trace(*_on(one.specs, first)).jaxpr for jitted, one in programs]
+        if step.sharded:  # the update of a whole vector, whatever the part of a device
+            whole = Step(
+                step.recipe,
+                self.layout,
+                resident=step.resident,
+                state=step.state,
+                device=step.device,
+                shard_optimizer=False,
+            )
+            after = after_replicas(whole, whole.specs()["window"]["hyper"])
+            traced[1:] = [jax.make_jaxpr(one.function)(*one.specs) for one in after]
+        return digest(traced)
+
+    def compile(self) -> None:
+        """Compiles every program of the step; must be called before `step`."""
+        programs = self.blueprint.programs
+
         def lower(i: int, g: int) -> Any:
-            return jitted[i].lower(*_on(programs[i].specs, self.placement.local[g]))
+            return self._jitted[i].lower(*_on(programs[i].specs, self.placement.local[g]))
 
         made = compile_on(self.placement.local, len(programs), lower)
         self.compiled = {program.name: each for program, each in zip(programs, made, strict=True)}

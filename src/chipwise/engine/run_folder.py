@@ -23,7 +23,16 @@ from ..errors import ChipwiseError, DivergedError, RunError, Stopped
 from ..machine.fingerprint import this_machine
 from .best import FOLDER
 from .state import nbytes
-from .stored import MOST_ROWS, disagreement, newest_checkpoint, parsed_row, read_result, stored_recipe
+from .stored import (
+    MOST_ROWS,
+    changed_programs,
+    disagreement,
+    newest_checkpoint,
+    parsed_row,
+    read_processes,
+    read_result,
+    stored_recipe,
+)
 
 if TYPE_CHECKING:
     from .session import Session
@@ -136,14 +145,24 @@ class RunFolder:
             raise self._error(error) from error
 
     @contextlib.contextmanager
-    def process(self, session: Session) -> Iterator[None]:
-        """A context that writes this process's start and end to processes.jsonl.
+    def process(self, session: Session, changed_code: bool = False) -> Iterator[None]:
+        """A context that writes this process's start and end to processes.jsonl. Raises `RunError` when the
+        programs are not those of the run so far, unless `changed_code`.
 
         `how` is "done", "stopped", "diverged" or "failed"; `code` is the error's. A process without an end
         was killed, or still runs: see `stored.StoredRun.running`.
         """
         here = psutil.Process()
         start = {"pid": here.pid, "started": here.create_time(), "host": socket.gethostname()}
+        start["computed"] = computed = session.computed()
+        if session.step and (changes := changed_programs(read_processes(self.path), computed)):
+            if not changed_code:
+                text = (
+                    "{path} was trained by other programs ({changes:changes}): go back to those, go on with "
+                    "--changed-code, or discard the run with --fresh."
+                )
+                raise RunError("run-of-other-programs", text, path=str(self.path), changes=changes)
+            start["changed"] = changes
         machine = this_machine(session.placement.devices).to_json()
         self._note("start", step=session.step, **start, devices=session.describe(), machine=machine)
         how, code = "failed", None

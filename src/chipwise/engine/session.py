@@ -25,6 +25,7 @@ from ..data.sources import sample_digest
 from ..data.watch import Watch
 from ..data.workers import chosen
 from ..errors import RecipeError
+from ..machine.arithmetic import settings, versions
 from ..machine.fingerprint import this_machine
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
@@ -111,6 +112,16 @@ class Session:
             "update": "sharded" if self.holding.sharded else whole,
         }
 
+    def computed(self) -> dict[str, Any]:
+        """What may change a bit besides the recipe, as plain JSON values. Traces the step."""
+        layout, names = self.layout, ("together", "shards", "exact")
+        return {
+            "code": self.programs.digest,
+            "layout": [self.machine.kind, *(getattr(layout, name) for name in names)],
+            "settings": settings(),
+            "versions": versions(),
+        }
+
     @property
     def holding(self) -> Holding:
         """Where the state lives."""
@@ -168,6 +179,9 @@ class Session:
     def compile(self) -> None:
         """Compiles the step, unless that is done."""
         if not self.programs.compiled:
+            if self.placement.hosts.count > 1:
+                code = {"code (digest of the step's programs)": self.programs.digest}
+                self.placement.hosts.compare("programs", {"host-differs": code})
             self.programs.compile()
             self.placement.all("compiled", True)  # otherwise collectives wait for hosts that compile
 

@@ -43,6 +43,7 @@ from ..models.chip_traits import traced_for
 from ..recipe.recipe import Recipe
 from . import feed
 from .layout import Layout, tree_sum
+from .program_digest import mark
 from .replica import contribution
 from .state import TrainState, abstract_state, read
 from .update import Update, shares_out
@@ -245,10 +246,11 @@ class Step:
     def _taken(self, step, at, data, place) -> tuple[Any, ...]:
         """The `rows` of the replicas from `place` on, with a first axis for these if they are several."""
         about = self.layout, self.resident, self.spec, self.recipe.clock.examples
-        take = functools.partial(rows, *about, step, at, data)
-        if self.together == 1:
-            return take(place)
-        return jax.vmap(take)(place[None] + jnp.arange(self.together, dtype=jnp.int32)[:, None])
+        take: Any = functools.partial(rows, *about, step, at, data)
+        if self.together > 1:
+            take, place = jax.vmap(take), place[None] + jnp.arange(self.together, dtype=jnp.int32)[:, None]
+        batch, indices, epochs, number = take(place)
+        return batch, indices, epochs, mark(number)
 
 
 def stored(spec: Spec, count: int, resident: bool) -> Spec:

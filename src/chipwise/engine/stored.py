@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from ..words.facts import Fact, fact
 from ..words.figures import known
 
 MOST_ROWS = 1 << 30  # bytes of metrics.jsonl
+_COMPILERS = {"versions.jaxlib", "versions.libtpu"}
 _DIGITS = 15  # at most, of a step or a number of examples; a file with more is damaged
 
 
@@ -114,6 +115,24 @@ def read_processes(path: Path) -> list[dict[str, Any]]:
         if event is not None and event.get("event") in ("start", "end"):
             events.append(event)
     return events
+
+
+def changed_programs(
+    processes: Sequence[Mapping[str, Any]], computed: dict[str, Any]
+) -> list[tuple[str, Any, Any]]:
+    """The differences of a run's last process and one that is to go on, `Session.computed`: (what, before,
+    now). Another chip, or without exact sums another number of devices, has other programs anyway. Versions
+    of others than compilers count only if the code differs too."""
+    all_before = [event.get("computed") for event in processes if event["event"] == "start"]
+    before = next((one for one in reversed(all_before) if isinstance(one, dict)), None)
+    if before is None:
+        return []
+    if before.get("layout") != computed["layout"]:
+        before, computed = ({k: v for k, v in one.items() if k != "code"} for one in (before, computed))
+    changes = [one for one in difference(before, computed) if one[0] != "layout"]
+    if "code" in (names := {name for name, _, _ in changes}):
+        return changes
+    return [one for one in changes if not one[0].startswith("versions.") or names & _COMPILERS]
 
 
 def stored_recipe(run: Path) -> dict[str, Any]:

@@ -28,8 +28,6 @@ _FIXED: dict[str, Any] = {
     "jax_high_dynamic_range_gumbel": False,
     "jax_memory_fitting_effort": 0.0,
     "jax_memory_fitting_level": "O2",
-    "jax_numpy_dtype_promotion": "standard",
-    "jax_numpy_rank_promotion": "allow",
     "jax_optimization_level": "UNKNOWN",
     "jax_random_seed_offset": 0,
     "jax_ragged_dot_use_ragged_dot_instruction": True,
