@@ -9,8 +9,11 @@ import pytest
 
 from imports import PACKAGE, cycle, files, imports, package_of
 
-BUDGET = 46_600
-"""Lines of Python in the package. It only goes down: what comes in pays with what leaves."""
+BUDGET = 45_300
+"""Lines of Python in the package: what comes in pays with what leaves. It goes down to 41,500."""
+
+MOST = 46_000
+"""What `BUDGET` may ever be."""
 
 ORDER = """
 words errors atomic chips machine models hlo recipe data interop recipes engine deploy study measure launch
@@ -107,7 +110,7 @@ def test_the_package_stays_within_its_budget():
     for package, count in lines.most_common():
         print(f"{count:7,}  {package}")
     print(f"{lines.total():7,}  of {BUDGET:,}")
-    assert lines.total() <= BUDGET
+    assert lines.total() <= BUDGET <= MOST
 
 
 def test_files_and_functions_can_be_read_in_one_sitting():
