@@ -179,7 +179,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
         cw.fit(recipe, tmp_path, on=cw.On(devices=1), **every, **QUIET)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

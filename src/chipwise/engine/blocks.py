@@ -23,6 +23,7 @@ from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from .compile_once import compile_on
 from .placement import Placement
+from .step import compiler_options
 
 MOST = 256  # examples; no chip we know of is faster with more
 WIDEST_BYTES = 64 << 20
@@ -137,7 +138,9 @@ class ExampleBlocks:
         `models.large.Group`.
         """
         groups = self.placement.local
-        mesh = groups[0].mesh.abstract_mesh
+        mesh, lead = groups[0].mesh.abstract_mesh, self.placement.lead
+        # Reproducible on GPUs, as a step: the best checkpoint must be the same wherever it is chosen
+        options = compiler_options(lead.platform, True, lead.device_kind, self.placement.shards)
 
         def run(*given):
             with in_group(mesh, rows):
@@ -145,7 +148,8 @@ class ExampleBlocks:
 
         def lower(_: int, g: int) -> Any:
             shardings = outputs(g) if self.placement.shards > 1 else None
-            return jax.jit(run, out_shardings=shardings).lower(*arguments(g))
+            jitted = jax.jit(run, out_shardings=shardings, compiler_options=options)
+            return jitted.lower(*arguments(g))
 
         try:
             return compile_on(groups, 1, lower)[0]

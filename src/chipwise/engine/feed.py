@@ -75,7 +75,6 @@ def window_spec(recipe, rows: int) -> dict[str, Any]:
     length = window_length(recipe)
     scalar, steps = jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((length,), np.int32)
     values = jax.ShapeDtypeStruct((length,), np.float32)
-    names = recipe.optimizer.tables(recipe.clock, 0, 1)
     return {
         "rows": {
             "start": scalar,
@@ -84,7 +83,7 @@ def window_spec(recipe, rows: int) -> dict[str, Any]:
             "epoch": steps,
             "cut": steps,
         },
-        "hyper": {"start": scalar, "tables": dict.fromkeys(names, values)},
+        "hyper": {"start": scalar, "tables": dict.fromkeys(recipe.optimizer.hyper, values)},
     }
 
 
