@@ -36,8 +36,8 @@ class Bare:
         self.recipe, self.placement = recipe, Placement(machine, 1)
         self.programs = Programs(recipe, layout, self.placement, resident=True)
         self.data = self.placement.put(feed.flat(feed.read(recipe.task.train, None, "training")))
-        windows = feed.Windows(recipe, self.placement, 0, recipe.clock.total)
-        self.window = windows.at(0)
+        windows = feed.Windows(recipe, self.placement, 0, feed.window_length(recipe))
+        self.window = windows.at(0)  # later steps take its last rows
         windows.close()
         self.programs.compile()
 
