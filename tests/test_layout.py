@@ -30,12 +30,6 @@ DOORS = {
 }
 """Imports to the right that stand inside a function: a convenience of the object that one has in hand."""
 
-CLASSES_TWICE = []
-"""Names of two classes: this list shrinks until it is empty."""
-
-FILES_TWICE = []
-"""Names of two files: this list shrinks until it is empty."""
-
 
 def test_every_package_has_its_place():
     here = {path.name.removesuffix(".py") for path in PACKAGE.iterdir() if path.suffix in ("", ".py")}
@@ -146,5 +140,5 @@ def test_a_name_stands_for_one_thing():
             names[path.stem] += 1
         body = ast.parse(path.read_text()).body
         classes.update(node.name for node in body if isinstance(node, ast.ClassDef))
-    assert {name for name, count in classes.items() if count > 1} == set(CLASSES_TWICE)
-    assert {name for name, count in names.items() if count > 1} == set(FILES_TWICE)
+    assert {name for name, count in classes.items() if count > 1} == set()
+    assert {name for name, count in names.items() if count > 1} == set()

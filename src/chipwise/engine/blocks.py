@@ -13,12 +13,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import PartitionSpec as P
 from jax.sharding import SingleDeviceSharding
 
 from ..errors import DeviceError
 from ..models.large import SHARD, in_group
+from ..models.remat import inside
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from .compile_once import compile_on
@@ -35,7 +35,7 @@ def block_size(recipe: Recipe, examples: int, one: Any) -> int:
     """The examples of a block: `recipe.eval_block`, or as many as the replicas' batch, or more of a net with
     small arrays; at most an eighth of `examples`, so that eight devices share a small set.
 
-    *Arguments:* `one`: the jaxpr of what is computed for one example.
+    *Arguments:* `one`: the closed jaxpr of what is computed for one example.
     """
     size = recipe.eval_block
     if size is None:
@@ -44,23 +44,12 @@ def block_size(recipe: Recipe, examples: int, one: Any) -> int:
     return -(-size // recipe.shards) * recipe.shards  # a block is cut over the devices of a group
 
 
-def widest(jaxpr: Any) -> int:
-    """The bytes of the largest array that a jaxpr makes."""
-    if isinstance(jaxpr, ClosedJaxpr):
-        jaxpr = jaxpr.jaxpr
-    most = 0
-    for equation in jaxpr.eqns:
-        for variable in equation.outvars:
-            shape, dtype = getattr(variable.aval, "shape", ()), getattr(variable.aval, "dtype", None)
-            most = max(most, math.prod(shape) * getattr(dtype, "itemsize", 4))
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
-            if _is_jaxpr(inner):
-                most = max(most, widest(inner))
-    return most
-
-
-def _is_jaxpr(value: Any) -> bool:
-    return isinstance(value, ClosedJaxpr | Jaxpr)
+def widest(closed: Any) -> int:
+    """The bytes of the largest array that a closed jaxpr makes."""
+    made = (v.aval for jaxpr in inside(closed.jaxpr) for equation in jaxpr.eqns for v in equation.outvars)
+    return max(
+        (math.prod(a.shape) * getattr(a.dtype, "itemsize", 4) for a in made if hasattr(a, "dtype")), default=0
+    )
 
 
 class ExampleBlocks:

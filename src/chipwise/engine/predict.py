@@ -87,9 +87,12 @@ def checked(returned: Any, rows: int) -> dict[str, jax.Array]:
     return {n: v.astype(jnp.float32) if n in floating else v for n, v in arrays.items()}
 
 
-def predicted_together(recipe: Recipe, examples: int) -> int:
-    """The size of the blocks in which `examples` examples are predicted: of the recipe, see `block_size`."""
-    spec = inputs_of(recipe)
+def predicted_together(recipe: Recipe, examples: int, inputs: Spec | None = None) -> int:
+    """The size of the blocks in which `examples` examples are predicted: of the recipe, see `block_size`.
+
+    *Arguments:* `inputs`: `inputs_of(recipe)`, if known; it traces the model.
+    """
+    spec = inputs_of(recipe) if inputs is None else inputs
     one = {n: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for n, s in spec.items()}
     return block_size(recipe, examples, jax.make_jaxpr(prediction(recipe))(*_initial(recipe), one))
 
@@ -133,7 +136,7 @@ class Predictor:
         if any(n not in spec or described({n: spec[n]}) != described({n: s}) for n, s in self.inputs.items()):
             text = "The data has {columns:list}, but the model reads {expected:list}: make them match."
             raise DataError("predict-columns", text, columns=described(spec), expected=described(self.inputs))
-        self.block = block or predicted_together(recipe, self.examples)
+        self.block = block or predicted_together(recipe, self.examples, self.inputs)
         self._blocks = ExampleBlocks(placement, self.block, self.examples, batch)
         self.rows = self._blocks.rows
         self._model = [placement.put_cut(params, axes_of(recipe, params)), placement.put(state)]

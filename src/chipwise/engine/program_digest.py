@@ -16,6 +16,8 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from ..models.remat import inside
+
 _MARK = "chipwise-replica"
 _NAMES = {"name", "debug", "debug_info", "name_and_src_info", "metadata"}
 _PLACES = re.compile(r"(\bat )?0x[0-9a-f]+|[^\s'\"(]*\.py(:\d+)*")
@@ -37,17 +39,12 @@ def digest(programs: Iterable[Any]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _marked(jaxpr: Any) -> Any:
-    """The part of `jaxpr`, or of one inside of it, that follows the mark; `None` without one."""
-    for i, equation in enumerate(jaxpr.eqns):
-        if equation.params.get("name") == _MARK:
-            return jaxpr.replace(eqns=jaxpr.eqns[i + 1 :], constvars=[], invars=[])
-        for value in equation.params.values():
-            for inner in value if isinstance(value, list | tuple) else [value]:
-                if isinstance(inner, ClosedJaxpr | Jaxpr):
-                    found = _marked(getattr(inner, "jaxpr", inner))
-                    if found is not None:
-                        return found
+def _marked(whole: Any) -> Any:
+    """The part of the jaxpr `whole`, or of one inside of it, that follows the mark; `None` without one."""
+    for jaxpr in inside(whole):
+        for i, equation in enumerate(jaxpr.eqns):
+            if equation.params.get("name") == _MARK:
+                return jaxpr.replace(eqns=jaxpr.eqns[i + 1 :], constvars=[], invars=[])
     return None
 
 
