@@ -34,7 +34,7 @@ __all__ = [name for name in _known if name not in _PACKAGES.split()]
 
 _MOVED = {
     "data": "ImageFolder Lazy",
-    "deploy": "Export Predictions Weights features",
+    "deploy": "Export Predictions Weights",
     "engine": "Result restore_run",
     "errors": "CheckpointError ChipwiseError DataError DeviceError DivergedError HostLost RecipeError "
     "RunError Stopped",

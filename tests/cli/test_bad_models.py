@@ -75,15 +75,6 @@ def test_a_truncated_safetensors_file(refused, weights, kept):
     refused(3, "weights-damaged", "digits", "--from", weights, path=weights)
 
 
-def test_a_truncated_file_of_keras(refused, tmp_path):
-    h5py = pytest.importorskip("h5py")
-    file = tmp_path / "w.weights.h5"
-    with h5py.File(file, "w") as h5:
-        h5["layers/dense/vars/0"] = np.ones((64, 10), np.float32)
-    file.write_bytes(file.read_bytes()[:1000])
-    refused(3, "weights-damaged", "digits", "--from", file, path=file)
-
-
 def test_weights_of_another_model(refused, weights):
     refused(2, "weights-of-another-model", "digits", "--from", weights, matched=0)
 

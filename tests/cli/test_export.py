@@ -23,6 +23,3 @@ def test_a_run_leaves_as_weights(chipwise, digits, tmp_path):
 def test_bad_input_is_one_line(chipwise, digits, tmp_path):
     assert chipwise("export", digits, "--to", "tflite").refused(3, "export-format", name="tflite")
     assert chipwise("export", tmp_path, "--to", "onnx").refused(5, "not-a-run")
-    missing = tmp_path / "no.py"
-    said = chipwise("export", digits, "--to", "onnx", "--module", f"{missing}:net")
-    assert said.refused(3, "module-not-found", given=f"{missing}:net")

@@ -6,7 +6,6 @@ import pytest
 
 import chipwise as cw
 from chipwise.deploy.model import Trained
-from refusals import refused
 
 RNG = np.random.default_rng(0)
 NEEDS = {"stablehlo": "flatbuffers", "onnx": "onnxruntime", "safetensors": "safetensors"}
@@ -37,45 +36,20 @@ def born_in_torch():
     data = cw.Arrays(
         image=RNG.normal(size=(40, 2, 6, 6)).astype(np.float32), label=RNG.integers(0, 3, 40), classes=3
     )
-    return net, trained(cw.torch.task(net, nn.CrossEntropyLoss(), train=data, eval=data))
+    return trained(cw.torch.task(net, nn.CrossEntropyLoss(), train=data, eval=data))
 
 
-@pytest.mark.parametrize("to", [*NEEDS, "torch"])
+@pytest.mark.parametrize("to", NEEDS)
 def test_a_model_from_pytorch_leaves_in_every_format(tmp_path, born_in_torch, to):
-    if to in NEEDS:
-        pytest.importorskip(NEEDS[to])
-    net, model = born_in_torch
-    before = {name: value.clone() for name, value in net.state_dict().items()}
-    made = cw.export(model, to, tmp_path / "m", module=net)
+    pytest.importorskip(NEEDS[to])
+    made = cw.export(born_in_torch, to, tmp_path / "m")
     assert made.examples == 40 and made.labels_differ == 0 and made.difference < 1e-4
-    assert all(bool((before[name] == value).all()) for name, value in net.state_dict().items())
-    if to == "torch":
-        import torch
-
-        read = torch.load(made.file, weights_only=True)
-        assert list(read) == list(before)
-        np.testing.assert_array_equal(read["0.weight"].numpy(), model.params["0"]["weight"])
 
 
-def test_what_did_not_come_from_there_does_not_go_there(tmp_path, born_in_torch):
-    net, model = born_in_torch
-    digits = cw.load("digits")
-    params, state = jax.jit(digits.task.init)(jax.random.key(0))
-    with refused(cw.errors.RecipeError, "export-not-born", format="torch"):
-        cw.export(Trained(digits, params, state), "torch", tmp_path / "m", module=net)
-    with refused(cw.errors.RecipeError, "export-module", got="NoneType"):
-        cw.export(model, "torch", tmp_path / "m")
-    assert not list(tmp_path.iterdir())
-
-
-# Keras 3.15's own variables, which NumPy 2 warns of when `save` reads them.
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-@pytest.mark.parametrize("to", ["keras", "onnx"])
-def test_a_model_from_keras_goes_home(tmp_path, to, monkeypatch):
+def test_a_model_from_keras_leaves(tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     pytest.importorskip("keras")
-    if to in NEEDS:
-        pytest.importorskip(NEEDS[to])
+    pytest.importorskip("onnxruntime")
     from chipwise.interop.keras import keras_library
 
     keras = keras_library()
@@ -85,12 +59,5 @@ def test_a_model_from_keras_goes_home(tmp_path, to, monkeypatch):
     )  # fmt: skip
     data = cw.Arrays(x=RNG.normal(size=(40, 4)).astype(np.float32), label=RNG.integers(0, 3, 40), classes=3)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model = trained(cw.keras.task(net, loss, train=data, eval=data))
-    before = values(net)
-    made = cw.export(model, to, tmp_path / "m", module=net)
+    made = cw.export(trained(cw.keras.task(net, loss, train=data, eval=data)), "onnx", tmp_path / "m")
     assert made.labels_differ == 0 and made.difference < 1e-4
-    assert all(np.array_equal(a, b) for a, b in zip(before, values(net), strict=True))
-
-
-def values(net):
-    return [np.asarray(jax.device_get(variable.value)) for variable in net.variables]

@@ -1,5 +1,4 @@
 import csv
-import dataclasses
 import json
 
 import jax
@@ -153,21 +152,6 @@ def test_parts_of_other_examples_are_refused(tmp_path, monkeypatch):
         cw.predict(trained(), tasks.data(53, 2), on=ONE, out=out)
     cw.predict(trained(), tasks.data(53, 1), on=ONE, out=out)
     assert [p.name for p in tmp_path.iterdir()] == ["p.csv"]
-
-
-def test_parts_that_no_one_will_go_on_with_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_PART_ROWS", 8)
-    other = dataclasses.replace(trained(), params=jax.tree.map(lambda x: x + 1, PARAMS))
-    for model, name in [(trained(), "a.csv"), (other, "b.csv"), (other, "c.csv"), (trained(), "used.csv")]:
-        with refused(cw.errors.DataError, "source-empty"):
-            cw.predict(model, Stops(37), on=ONE, out=tmp_path / name, batch=4)
-    (tmp_path / "c.csv").write_text("made since, by another command")
-    (tmp_path / ".d.csv.parts").mkdir()  # killed before its first part was whole
-    (tmp_path / ".d.csv.parts" / "lock").touch()
-    with hold(tmp_path / ".used.csv.parts"):
-        cw.predict(trained(), Stops(None), on=ONE, out=tmp_path / "a.jsonl", batch=4)
-    left = [".b.csv.parts", ".used.csv.parts", "a.jsonl", "c.csv"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == left
 
 
 def test_one_process_makes_a_file(tmp_path):

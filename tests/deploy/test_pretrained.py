@@ -83,6 +83,16 @@ def test_a_run_is_a_start(tmp_path):
     assert np.array_equal(state["mean"], result.state["mean"])
 
 
+def test_arrays_that_another_library_read_are_weights():
+    weights = pretrained({"params": FIRST[0], "state": FIRST[1], "step": np.int32(4), "note": "mine"})
+    params, state = weights.start(tasks.task()).init(jax.random.key(0))
+    assert all(np.array_equal(params[name], value) for name, value in FIRST[0].items())
+    assert np.array_equal(state["mean"], FIRST[1]["mean"])
+    assert weights.match(tasks.task()).unused == ["step"]
+    with refused(cw.errors.DataError, "weights-none"):
+        pretrained({"note": "mine"})
+
+
 def test_a_state_dict_is_read_and_code_in_a_pickle_is_not_run(tmp_path):
     torch = pytest.importorskip("torch")
     arrays = {**FIRST[0], **FIRST[1]}

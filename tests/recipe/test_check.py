@@ -40,7 +40,7 @@ def test_every_built_in_recipe_says_where_it_worked():
         "gpt2-124m": ["depth=1"],
         "imagenet-resnet50": ["blocks=1,1,1,1"],
     }
-    unmeasured = {"bert-base", "gpt2-xl", "llama-8b"}
+    unmeasured = {"bert-base", "llama-8b"}
     for name in sorted(set(BUILT_IN) - unmeasured):
         recipe = cw.load(name, small.get(name, ()))
         point = recipe.validated.point

@@ -69,12 +69,11 @@ def predict(
 @options.taking
 def export(
     run: str = options.RUN,
-    to: str = option("The format.", "stablehlo|onnx|safetensors|torch|keras", default=MISSING),
+    to: str = option("The format.", "stablehlo|onnx|safetensors", default=MISSING),
     out: Path | None = option("The file. [the run's name with the format's ending]", "FILE"),
     data: str | None = option("Examples to compare on, as in predict. [the evaluation data]", "PATH"),
     examples: int = option("Number of examples to compare on.", "N", default=1000, min=1),
     recipe: str | None = options.OF_RUN,
-    module: str | None = option("For torch and keras: the model that the task was made from.", "FILE:NAME"),
     fresh: bool = flag("Replace an existing file."),
     json_: bool = options.JSON,
 ) -> None:
@@ -97,9 +96,8 @@ def export(
 
     model = trained(run, recipe, say)
     result = exported(
-        model, to, out, data=_source(model, recipe, data), module=_module(module), examples=examples,
-        fresh=fresh, say=say,
-    )  # fmt: skip
+        model, to, out, data=_source(model, recipe, data), examples=examples, fresh=fresh, say=say
+    )
     if json_:
         print(json.dumps({"run": run, **dataclasses.asdict(result), "file": str(result.file)}))
         return
@@ -107,21 +105,6 @@ def export(
     if result.labels_differ is not None:
         print(fact("exported-labels"))
     print(fact("written", path=result.file))
-
-
-def _module(given: str | None) -> Any:
-    """The object of a `FILE:NAME` on the command line: a model, or a function that makes one."""
-    if given is None:
-        return None
-    from ..recipe.settings import RECIPE_MODULE, import_file
-
-    path, _, name = given.partition(":")
-    file = import_file(f"{RECIPE_MODULE}{Path(path).stem}", path) if Path(path).is_file() else None
-    if (value := getattr(file, name, None)) is None:
-        raise DataError(
-            "module-not-found", "--module {given}: expected FILE.py:NAME, a model in that file.", given=given
-        )
-    return value
 
 
 def _source(model: Trained, recipe: str | None, data: str | None) -> Any:

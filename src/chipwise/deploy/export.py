@@ -64,7 +64,6 @@ def export(
     *,
     recipe: Recipe | None = None,
     data: Any = None,
-    module: Any = None,
     examples: int = EXAMPLES,
     fresh: bool = False,
     say: Callable[[Fact], None] = lambda _: None,
@@ -78,9 +77,7 @@ def export(
     *Arguments:*
 
     - `model`, `recipe`: as in `cw.predict`.
-    - `to`: `"stablehlo"` (any model; `jax.export` reads it), `"onnx"`, `"safetensors"` (only the weights),
-      `"torch"` or `"keras"` (models from these frameworks; pass
-      `module`).
+    - `to`: `"stablehlo"` (any model; `jax.export` reads it), `"onnx"` or `"safetensors"` (only the weights).
     - `out`: the file; by default the run's or the recipe's name with the format's suffix.
     - `data`: examples to compare on, as in `cw.predict`; by default the evaluation data, or made-up examples
       if the recipe has no data. `examples`: how many at most.
@@ -103,7 +100,7 @@ def export(
     expected, classifier = _expected(known, rows)
     rows = {name: rows[name] for name in inputs}
     names = {n: ("logits" if n == "outputs" and classifier else n) for n in expected}
-    request = Request(known, inputs, names, module)
+    request = Request(known, inputs, names)
     try:
         with _place(file) as place:
             temporary = place / f"model{kind.suffix}"

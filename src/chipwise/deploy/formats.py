@@ -5,7 +5,6 @@ Every export takes the data's columns as stored, in batches of any size, and com
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -32,14 +31,12 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 class Request:
     """What to export.
 
-    *Fields:* `model`, in float32; `inputs`; `outputs`, mapped to their names in the file; `module`: the
-    module of another framework that the model came from, if any.
+    *Fields:* `model`, in float32; `inputs`; `outputs`, mapped to their names in the file.
     """
 
     model: Trained
     inputs: Spec
     outputs: Mapping[str, str]
-    module: Any = None
 
     @property
     def function(self) -> Callable:
@@ -159,93 +156,10 @@ def _open_safetensors(request: Request, path: Path) -> Runner:
     return runner
 
 
-# ---- PyTorch and Keras, for models that came from there
-
-
-def _born(request: Request, framework: str, kind: type) -> Any:
-    """The framework's module that gets the weights. Raises `RecipeError` if there is none."""
-    module = request.module
-    if module is not None and not isinstance(module, kind) and callable(module):
-        module = module()  # a function that makes a module, as `cw.torch.task` takes too
-    task = request.model.recipe.task
-    if task.origin is None or task.origin.framework != framework:
-        text = "{format}: this model did not come from there. Export it to onnx, stablehlo or safetensors."
-        raise RecipeError("export-not-born", text, format=framework)
-    if not isinstance(module, kind):
-        text = "{format}: give the task's own model, module= or --module FILE.py:NAME; got {got}."
-        raise RecipeError("export-module", text, format=framework, got=type(module).__name__)
-    return module
-
-
-def _arguments(request: Request, inputs: Arrays) -> tuple[tuple, dict[str, Any]]:
-    """The module's arguments, as writable NumPy copies."""
-    origin = request.model.recipe.task.origin
-    assert origin is not None  # as `_born` has seen
-    given = origin.arguments({n: jnp.asarray(c) for n, c in inputs.items()}, request.model.params)
-    return jax.tree.map(np.array, given)
-
-
-def _named_outputs(request: Request, result: Any) -> Arrays:
-    outputs = result if isinstance(result, dict) else {"outputs": result}
-    return {request.outputs[name]: np.asarray(value) for name, value in outputs.items()}
-
-
-def _write_torch(request: Request, path: Path) -> None:
-    torch = library("torch", "torch")
-    from ..interop.torch import to_module
-
-    module = copy.deepcopy(_born(request, "torch", torch.nn.Module))
-    torch.save(to_module(module, request.model.params, request.model.state).state_dict(), path)
-
-
-def _open_torch(request: Request, path: Path) -> Runner:
-    torch = library("torch", "torch")
-    module = copy.deepcopy(_born(request, "torch", torch.nn.Module))
-    module.load_state_dict(torch.load(path, weights_only=True))
-    module.eval()
-
-    def runner(inputs: Arrays) -> Arrays:
-        args, kwargs = jax.tree.map(torch.from_numpy, _arguments(request, inputs))
-        with torch.no_grad():
-            outputs = module(*args, **kwargs)
-        return _named_outputs(request, jax.tree.map(lambda t: t.numpy(), outputs))
-
-    return runner
-
-
-def _write_keras(request: Request, path: Path) -> None:
-    from ..interop.keras import keras_library, to_model
-
-    keras = keras_library()
-    model = _born(request, "keras", keras.Model)
-    before = [(variable, np.asarray(jax.device_get(variable.value))) for variable in model.variables]
-    try:
-        to_model(model, request.model.params, request.model.state).save(path)
-    finally:
-        for variable, value in before:
-            variable.assign(value)
-
-
-def _open_keras(request: Request, path: Path) -> Runner:
-    from ..interop.adapter import own_promotion
-    from ..interop.keras import keras_library
-
-    model = keras_library().saving.load_model(path, compile=False)  # its safe mode runs no code of the file
-
-    def runner(inputs: Arrays) -> Arrays:
-        args, kwargs = _arguments(request, inputs)
-        with own_promotion():
-            return _named_outputs(request, model(*args, **kwargs, training=False))
-
-    return runner
-
-
 FORMATS = {
     "stablehlo": Format(".stablehlo", _write_stablehlo, _open_stablehlo, "jax.export"),
     "onnx": Format(".onnx", _write_onnx, _open_onnx, "onnxruntime"),
     "safetensors": Format(".safetensors", _write_safetensors, _open_safetensors, "safetensors"),
-    "torch": Format(".pt", _write_torch, _open_torch, "PyTorch"),
-    "keras": Format(".keras", _write_keras, _open_keras, "Keras"),
 }
 """Its name on the command line to each format."""
 

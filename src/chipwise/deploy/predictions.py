@@ -26,7 +26,7 @@ from ..engine.on import ALL, On
 from ..engine.placement import Placement
 from ..engine.predict import Predictor, inputs_of
 from ..engine.result import Result
-from ..errors import DataError, DeviceError, RecipeError, RunError
+from ..errors import DataError, DeviceError, RecipeError
 from ..machine.arithmetic import check_flags, fixed
 from ..machine.detect import detect
 from ..recipe.recipe import Recipe
@@ -212,24 +212,7 @@ class _Job:
         except OSError as error:
             reason = error.strerror or str(error)
             raise DataError("predictions-unwritable", path=self.file, reason=reason) from error
-        self._remove_dead()
         return right
-
-    def _remove_dead(self) -> None:
-        """Removes what killed processes left beside the file: parts of these predictions for another file,
-        and of files that were finished since."""
-        for lock in self.file.parent.glob(".*.parts/lock"):
-            folder, about = lock.parent, lock.with_name(_ABOUT)
-            file = folder.with_name(folder.name[1:].removesuffix(".parts"))
-            with contextlib.suppress(OSError, ValueError, AttributeError, RunError):  # in use, or not ours
-                check_inside(folder.parent, folder.name)
-                if not all(n == "lock" or n.lstrip(".")[:12].isdecimal() for n in os.listdir(folder)):
-                    given = json.loads(read_inside(about))
-                    same = all(given.get(name) == self.about[name] for name in ("model", "data"))
-                    if not same and file.stat().st_mtime < about.stat().st_mtime:
-                        continue
-                with hold(folder):
-                    shutil.rmtree(folder)
 
     def _made(self, say: Callable[[Fact], None]) -> int | None:
         there = [] if self.fresh else self._there()

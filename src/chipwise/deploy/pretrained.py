@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from ..engine.checkpoint import Checkpoints, digest, flatten, refuse_hollow
 from ..errors import ChipwiseError, DataError, RecipeError
 from ..recipe.task import Task, Tree
 from ..words.figures import one_line
-from . import trees
 from .formats import library
 from .weight_names import translate
 
@@ -146,14 +145,14 @@ class Weights:
         return dataclasses.replace(task, init=init, from_data=task.from_data and from_data, weights=weights)
 
 
-def pretrained(path: str | Path, names: str | None = None) -> Weights:
+def pretrained(path: str | Path | Mapping[str, Any], names: str | None = None) -> Weights:
     """Reads weights from a file or folder, to start training from them.
 
     *Arguments:*
 
     - `path`: a `.safetensors` file or a folder of them, a PyTorch state dict (`.pt`, `.pth`, `.bin`,
-      `.ckpt`), Keras's `.weights.h5`, an Orbax checkpoint, or a run folder of chipwise. Of several
-      checkpoints the newest is read, without averaged parameters.
+      `.ckpt`), or a run folder of chipwise, whose newest checkpoint is read, without averaged parameters. Or
+      arrays that another library has read: nested dictionaries, such as Orbax restores.
     - `names`: a built-in model, "resnet50", "efficientnet-lite0", "vit", "bert", "gpt2" or "llama", if the
       file has the names of torchvision, timm, Hugging Face or efficientnet-lite-pytorch. They are translated
       to the built-in model's names and layouts.
@@ -161,6 +160,9 @@ def pretrained(path: str | Path, names: str | None = None) -> Weights:
     Raises `DataError` if the file is missing, damaged or has no weights, `RecipeError` for unknown `names`.
     Nothing in the file is executed.
     """
+    if isinstance(path, Mapping):
+        arrays = {name: np.asarray(a) for name, a in flatten(dict(path)).items() if hasattr(a, "dtype")}
+        return _named_as(names, "arrays", arrays)
     path = Path(path)
     if not path.exists():
         text = "{path} does not exist: give a file of weights, a folder of them or a run folder."
@@ -168,32 +170,30 @@ def pretrained(path: str | Path, names: str | None = None) -> Weights:
     try:
         if (path / "checkpoints").is_dir():
             arrays = _run(path)
-        elif path.is_dir() and trees.is_orbax(path):
-            arrays = trees.orbax(path)
         elif path.is_dir():
             arrays = {
                 n: a for file in sorted(path.glob("*.safetensors")) for n, a in _safetensors(file).items()
             }
         elif path.suffix == ".safetensors":
             arrays = _safetensors(path)
-        elif path.name.endswith(".weights.h5"):
-            arrays = trees.keras(path)
         elif path.suffix in _PICKLES:
             arrays = _state_dict(path)
         else:
             text = "{path}: expected a run folder, or a file that ends with {known:or}."
-            raise DataError(
-                "weights-format", text, path=path, known=[".safetensors", ".weights.h5", *_PICKLES]
-            )
+            raise DataError("weights-format", text, path=path, known=[".safetensors", *_PICKLES])
     except ChipwiseError:
         raise
     except Exception as error:  # readers of damaged files raise all kinds of exceptions
         raise DataError("weights-damaged", path=path, reason=one_line(error, 160)) from error
+    return _named_as(names, str(path), arrays)
+
+
+def _named_as(names: str | None, path: str, arrays: dict[str, np.ndarray]) -> Weights:
     if not arrays:
         raise DataError("weights-none", "{path} holds no weights.", path=path)
     if names is not None:
         arrays = translate(arrays, names)
-    return Weights(str(path), arrays, digest(arrays))
+    return Weights(path, arrays, digest(arrays))
 
 
 def _safetensors(file: Path) -> dict[str, np.ndarray]:

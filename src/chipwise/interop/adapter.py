@@ -19,7 +19,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ..errors import RecipeError, invalid, near
 from ..recipe.source import Source, spec_of
-from ..recipe.task import OriginalModel, Sum, Task, Tree
+from ..recipe.task import Sum, Task, Tree
 from ..words.figures import one_line
 
 Batch = Mapping[str, jax.Array]
@@ -110,7 +110,6 @@ class Data:
             mix=self.mix,
             classes=classes,
             class_names=tuple(getattr(self.train, "class_names", ())),
-            origin=OriginalModel(framework, model, self.arguments),
         )
 
 

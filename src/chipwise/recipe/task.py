@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -59,15 +59,6 @@ class Loss(Protocol):
     ) -> tuple[Mapping[str, Sum], Tree]: ...
 
 
-class OriginalModel(NamedTuple):
-    """The model of another framework that a task was made of: `"torch"`, the name of the model's class, and
-    the function `(batch, params) -> (args, kwargs)` that says what the model is called with."""
-
-    framework: str
-    model: str
-    arguments: Callable[[Mapping[str, jax.Array], Tree], tuple[tuple, dict[str, Any]]]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """What is learned. Nothing here knows the machine, the batch size or the optimizer.
@@ -96,7 +87,6 @@ class Task:
     - `sharding`: `(path) -> PartitionSpec`: the axis along which a parameter such as "words/embedding" is cut
       if the recipe has `shards`: `P(None, "shard")`; None for the default, the largest axis that `shards`
       divides.
-    - `origin`: the model of another framework that the task was made of, set by `cw.torch.task` and the like.
     - `weights`: the digests of the files that the initial values are from, the latest last, set by
       `cw.pretrained(...).start`.
     """
@@ -112,7 +102,6 @@ class Task:
     class_names: tuple[str, ...] = ()
     from_data: Callable[[Source], Mapping[str, Any]] | None = None
     sharding: Callable[[str], PartitionSpec | None] | None = None
-    origin: OriginalModel | None = None
     weights: tuple[str, ...] = ()
 
     def __post_init__(self):
