@@ -186,9 +186,8 @@ def test_a_truncated_idx_file(refused, tmp_path, zipped):
             data = idx(array)
             data = gzip.compress(data)[:-9] if zipped else data[:-3]
             (folder / f"{part}-{name}-ubyte{'.gz' if zipped else ''}").write_bytes(data)
-    error = "file-damaged" if zipped else "idx-short"
-    facts = refused(3, error, "mnist", "--data", tmp_path, "--devices", 1)
-    assert zipped or (facts["expected"], facts["shape"]) == (47_040, (60, 28, 28))
+    error = "file-damaged" if zipped else "not-the-original"
+    refused(3, error, "mnist", "--data", tmp_path, "--devices", 1)
 
 
 def test_a_data_folder_without_the_data(refused, tmp_path):

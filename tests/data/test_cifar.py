@@ -117,28 +117,6 @@ def test_other_names_and_damage_are_refused(data):
         unpickle(data, NAME)
 
 
-PIXELS = np.zeros((2, 3072), np.uint8)
-
-
-@pytest.mark.parametrize(
-    ("value", "code"),
-    [
-        ([1], "cifar-content"),
-        ({b"labels": [1]}, "cifar-content"),
-        ({b"data": PIXELS[:, 1:], b"labels": [0, 0]}, "cifar-content"),
-        ({b"data": PIXELS.astype(np.int32), b"labels": [0, 0]}, "pickle-refused"),
-        ({b"data": PIXELS}, "cifar-content"),
-        ({b"data": PIXELS, b"labels": [0]}, "cifar-content"),
-        ({b"data": PIXELS, b"labels": [0, b"1"]}, "cifar-content"),
-        ({b"data": PIXELS, b"labels": [0, 2**80]}, "cifar-content"),
-        ({b"data": PIXELS, b"labels": [0, 10]}, "label-out-of-range"),
-    ],
-)
-def test_batches_of_another_content(value, code):
-    with refused(DataError, code):
-        read_batch(pickle.dumps(value, 4), NAME)
-
-
 @given(st.binary(max_size=100))
 @settings(max_examples=50, deadline=None, derandomize=True)
 def test_any_bytes_are_a_data_error(data):

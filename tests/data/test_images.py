@@ -113,15 +113,6 @@ def test_covering_touches_one_side_and_keeps_the_aspect(height, width, to_height
     assert abs(got[0] - height * scale) <= 0.5 + 1e-6 and abs(got[1] - width * scale) <= 0.5 + 1e-6
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-@pytest.mark.parametrize("shape", [(16, 24), (24, 16), (7, 7), (64, 65)])
-def test_without_cutting_the_shorter_side_has_the_size(kind, shape):
-    data = encoded(smooth(size=shape), kind)
-    for size in (1, 7, 8, 33):
-        got = decode(data, (size, size), crop=False)
-        assert got.shape[:2] == covering(shape, (size, size)) and min(got.shape[:2]) == size
-
-
 def test_sixteen_bits_are_not_silently_cut():
     for pixels in (np.full((4, 4), 40_000, np.uint16), np.full((4, 4), 0.5, np.float32)):
         buffer = io.BytesIO()

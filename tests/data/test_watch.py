@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import chipwise as cw
-from chipwise.data import Mapped, write_packed
+from chipwise.data import stage, write_packed
 from chipwise.data.packed import PackedFolder
 from slow_source import Numbers
 
@@ -85,11 +85,13 @@ def test_the_run_folder_says_it_too(starved):
 
 @pytest.mark.slow
 def test_two_seconds_an_image_is_99_percent_waiting():
-    def slow_down(example):
-        time.sleep(2.0)
-        return example
+    class Slow(Numbers):
+        def __getitem__(self, index):
+            with stage("transform"):
+                time.sleep(2.0)
+            return super().__getitem__(index)
 
-    slow = Mapped(Numbers(), slow_down)
+    slow = Slow()
     feed = cw.fit(recipe(slow, batch=2, steps=8), **QUIET).feed
     assert feed["waited_share"] > 0.985
     assert feed["waited_seconds_by_stage"]["transform"] > 0.98 * feed["waited_seconds"]

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import chipwise as cw
-from chipwise.data.sources import Mapped, take
+from chipwise.data.sources import take
 from chipwise.data.workers import Workers, chosen
 from refusals import refused
 from slow_source import Numbers
@@ -70,9 +70,9 @@ def test_processes_write_every_row_and_tell_their_time():
             for name, column in take(source, indices).items():
                 np.testing.assert_array_equal(got[name], column)
         assert workers.stages.seconds["decode"] > 0.034
-        bad = Numbers(bad=7)
-        with refused(cw.errors.DataError, "source-unsendable-ours", source="Mapped"):
-            Workers(Mapped(bad, lambda e: e), 2)
+        lazy = cw.data.Lazy(3, cw.Arrays(x=np.zeros(3)).spec, lambda: {"x": np.zeros(3)})
+        with refused(cw.errors.DataError, "source-unsendable-ours", source="Lazy"):
+            Workers(lazy, "processes:2")
     finally:
         workers.close()
 
@@ -108,16 +108,6 @@ def test_small_quick_examples_are_read_by_one_thread(monkeypatch):
     assert str(workers) == "4 threads"
     assert workers.stages.seconds["read"] == 0
     assert read(workers, [3])["label"].tolist() == [3]
-
-
-def test_mapped_examples_count_as_transform():
-    source = Mapped(Numbers(seconds=0.002), lambda e: {**e, "x": e["x"].astype(np.float32) / 2})
-    workers = Workers(source)
-    got = read(workers, np.arange(5))
-    np.testing.assert_array_equal(got["x"], take(Numbers(), np.arange(5))["x"] / 2)
-    seconds = workers.stages.seconds
-    workers.close()
-    assert seconds["decode"] >= 0.01 and 0 < seconds["transform"] < seconds["decode"]
 
 
 @pytest.mark.slow

@@ -51,31 +51,19 @@ class TextOptions:
         return TextForm(**settings) if settings else None
 
 
-@dataclass(frozen=True)
-class PackOptions:
-    """What to do with a pack."""
-
-    verify: bool = flag("Of a pack: read every byte, name each damaged record (exit code 3).")
-    sheet: Path | None = option("Of a pack: draw 100 examples with their classes.", "FILE.png")
-
-
 @options.taking
 def pack(
     context: typer.Context,
     text: TextOptions,
-    look: PackOptions,
     src: str = argument(
         "A folder of images by class, or of train/ and test/; a .tar, .tar.gz or .tar.xz of one; a .csv of "
-        "files and labels; Parquet or TFRecord files; text; or the URL of one."
+        "files and labels; Parquet files; text; or the URL of one."
     ),
     dst: str | None = argument(
         "The folder to create; it appears when complete. Without it, SRC is a pack, or a split, to show.",
         default=None,
     ),
     size: int | None = option("Height and width. [unchanged]", "PIXELS"),
-    keep_aspect: bool = option(
-        "Scale the shorter side to size, or cut the centre.", default=False, name="--keep-aspect/--crop"
-    ),
     store: str = option("jpeg is smaller, raw is faster.", "jpeg|raw", default="raw"),
     quality: int = option("Quality of JPEGs that must be encoded.", "1-100", default=90),
     split: float | None = option("Share of each class that goes to eval, such as 0.1.", "SHARE"),
@@ -85,6 +73,7 @@ def pack(
     workers: int | None = option("Threads. [one per core]", "N"),
     columns: str | None = option("A table's columns: image=img,label=fine_label,text=body.", "ROLE=NAME,..."),
     dry_run: bool = flag("Predict size and time, and write nothing."),
+    verify: bool = flag("Of a pack: read every byte, name each damaged record (exit code 3)."),
     json_: bool = options.JSON,
 ) -> None:
     """Resize once and pack into a few large files; the same command continues after a kill.
@@ -92,20 +81,20 @@ def pack(
     \b
     Examples:
       chipwise pack photos photos-224 --size 224
-      chipwise pack labels.csv scans --size 512 --keep-aspect --store jpeg --split 0.1 --dry-run
+      chipwise pack labels.csv scans --size 512 --store jpeg --split 0.1 --dry-run
       chipwise pack books tokens --tokens 1025 --tokenizer gpt2.json --split 0.01
       chipwise pack photos.parquet photos --size 224 --columns image=photo,label=kind
-      chipwise pack photos-224 --verify --sheet photos.png
+      chipwise pack photos-224 --verify
     """
     _check_used(options.given(context), dst)
     if dst is None:
-        show(src, look.verify, look.sheet, json_)
+        show(src, verify, json_)
         return
     from ..data.pack.packing import Packing
 
     job = Packing(
-        src, dst, size=size, fit="keep-aspect" if keep_aspect else "crop", store=store, quality=quality,
-        split=split, shards=shards, strict=strict, max_skipped=max_skipped, workers=workers,
+        src, dst, size=size, store=store, quality=quality, split=split, shards=shards,
+        strict=strict, max_skipped=max_skipped, workers=workers,
         text=text.form(),
         columns=_columns(columns),
     )  # fmt: skip
@@ -114,10 +103,10 @@ def pack(
 
 def _check_used(given: dict[str, str], dst: str | None) -> None:
     """Raises `RecipeError` for options that are for packing, or for a pack, where it is the other."""
-    both, of_a_pack = ("src", "dst", "json_"), ("verify", "sheet")
+    both, of_a_pack = ("src", "dst", "json_"), ("verify",)
     allowed = (*both, *of_a_pack) if dst is None else set(given) - set(of_a_pack)
     if other := [flag for name, flag in given.items() if name not in allowed]:
-        text = "{options:and}: --verify and --sheet are for a pack, without DST; all others need DST."
+        text = "{options:and}: --verify is for a pack, without DST; all others need DST."
         raise RecipeError("pack-option-unused", text, options=other)
 
 
@@ -172,7 +161,7 @@ def _predicted(job: Packing) -> Table:
     predicted = job.prediction
     shape = "×".join(map(str, predicted.shape)) if predicted.shape else "original sizes"
     if job.form.store == "jpeg" and job.form.size is not None:
-        shape = f"{job.form.size}×{job.form.size}" if job.form.crop else f"shorter side {job.form.size}"
+        shape = f"{job.form.size}×{job.form.size}"
     elif job.form.store == "jpeg":
         shape = "original sizes"
     about = "" if predicted.exact else "about "

@@ -5,7 +5,6 @@ from .pack.writer import write_packed as write_packed
 from .packed import PackedFolder as PackedFolder
 from .sources import Arrays as Arrays
 from .sources import Lazy as Lazy
-from .sources import Mapped as Mapped
 from .sources import check_labels as check_labels
 from .sources import materialize as materialize
 from .sources import nbytes as nbytes

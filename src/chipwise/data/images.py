@@ -60,27 +60,27 @@ class Encoded:
         if self.height * self.width > MAX_PIXELS:
             raise DataError("image-too-large", limit=MAX_PIXELS)
 
-    def pixels(self, size: tuple[int, int] | None = None, crop: bool = True) -> np.ndarray:
+    def pixels(self, size: tuple[int, int] | None = None) -> np.ndarray:
         """`(height, width, 3)` uint8.
 
-        `size` `(height, width)`: scaled to cover it and, with `crop`, cropped at the centre. Raises
-        `DataError` for damage, and for more than 8 bits per channel.
+        `size` `(height, width)`: scaled to cover it and cropped at the centre. Raises `DataError` for damage,
+        and for more than 8 bits per channel.
         """
         try:
             if not self._jpeg:
                 with _opened(self._data) as opened:
-                    return from_pillow(opened, size, crop)
+                    return from_pillow(opened, size)
             # min_height: decoding at 1/2, 1/4 or 1/8 scale is cheaper than resizing afterwards
             height, width = covering((self.height, self.width), size)
             if self._turn >= 5:
                 height, width = width, height
             pixels = simplejpeg.decode_jpeg(self._data, "RGB", min_height=height, min_width=width)
-            if self._turn == 1 and (size is None or pixels.shape[:2] == (size if crop else (height, width))):
+            if self._turn == 1 and size in (None, pixels.shape[:2]):
                 return pixels
             image = Image.fromarray(pixels)
             if self._turn != 1:
                 image = image.transpose(_TURNS[self._turn])
-            return fitted(image, size, crop, (self.height, self.width))
+            return fitted(image, size)
         except (DataError, MemoryError):
             raise
         except Exception as error:
@@ -115,9 +115,9 @@ def checked_size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     return size
 
 
-def decode(data: bytes, size: tuple[int, int] | None = None, crop: bool = True) -> np.ndarray:
+def decode(data: bytes, size: tuple[int, int] | None = None) -> np.ndarray:
     """An encoded image as `(height, width, 3)` uint8, RGB, upright; see `Encoded.pixels`."""
-    return Encoded(data).pixels(size, crop)
+    return Encoded(data).pixels(size)
 
 
 def decode_into(data: bytes, out: np.ndarray, size: tuple[int, int] | None = None) -> tuple[int, ...]:
@@ -139,7 +139,7 @@ def decode_into(data: bytes, out: np.ndarray, size: tuple[int, int] | None = Non
     return pixels.shape
 
 
-def from_pillow(image: Image.Image, size: tuple[int, int] | None = None, crop: bool = True) -> np.ndarray:
+def from_pillow(image: Image.Image, size: tuple[int, int] | None = None) -> np.ndarray:
     """A Pillow image as `(height, width, 3)` uint8, as `Encoded.pixels` gives it."""
     # Pillow keeps the high byte of 16-bit colour, which only the raw mode of the file shows
     if image.mode.split(";")[0] in _WIDE_MODES or any(";16" in str(t[3]) for t in getattr(image, "tile", ())):
@@ -149,27 +149,13 @@ def from_pillow(image: Image.Image, size: tuple[int, int] | None = None, crop: b
         white = Image.new("RGBA", upright.size, "white")
         white.alpha_composite(upright.convert("RGBA"))
         upright = white
-    return fitted(upright.convert("RGB"), size, crop)
+    return fitted(upright.convert("RGB"), size)
 
 
-def fitted(
-    image: Image.Image, size: tuple[int, int] | None, crop: bool, shape: tuple[int, int] | None = None
-) -> np.ndarray:
-    """`image` scaled to cover `size`, bilinear, and with `crop` cropped at the centre.
-
-    `shape`: height and width of the original, if `image` was decoded at a smaller scale. Raises `DataError`
-    if the result would have more than `MAX_PIXELS`.
-    """
-    if size is not None and crop:
+def fitted(image: Image.Image, size: tuple[int, int] | None) -> np.ndarray:
+    """The pixels of `image`, scaled to cover `size`, bilinear, and cropped at the centre."""
+    if size is not None:
         image = ImageOps.fit(image, size[::-1], Image.Resampling.BILINEAR)
-    elif size is not None:
-        height, width = covering(shape or (image.height, image.width), size)
-        if height * width > MAX_PIXELS:  # a thin line of a few bytes would fill the memory
-            wrong = "its {size} pixels would become {scaled}, more than {limit:,}: cut it, or give --crop."
-            facts = {"size": [image.height, image.width], "scaled": [height, width], "limit": MAX_PIXELS}
-            raise DataError("image-too-thin", wrong, **facts)
-        if (image.height, image.width) != (height, width):
-            image = image.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(image)
 
 

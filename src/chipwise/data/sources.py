@@ -9,7 +9,6 @@ used only together with `spec`. Columns are the arrays of examples, one example 
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 import threading
@@ -23,8 +22,9 @@ import numpy as np
 from ..errors import DataError
 from ..machine.limits import usable_cores
 from ..recipe.source import Columns as Columns
-from ..recipe.source import Source, narrow, read_example
+from ..recipe.source import Source as Source
 from ..recipe.source import Spec as Spec
+from ..recipe.source import narrow, read_example
 from ..recipe.source import spec_of as spec_of
 from .stages import stage
 
@@ -203,39 +203,6 @@ class Lazy:
     def fill(self, indices: np.ndarray, out: Columns) -> None:
         """Writes the examples at `indices` `(n,)` to `out`; several threads may do so at once."""
         self.arrays.fill(indices, out)
-
-
-class Mapped:
-    """Applies `function` to each example of `source`: from a dict of arrays to another dict.
-
-    It is for changes that JAX cannot trace. It runs each time an example is read. Do constant changes once in
-    a pack, and random ones in `Task(augment=...)`. Its time counts as the stage "transform". One thread calls
-    it, or processes with `--workers processes:4`; `function` must then be picklable, so it must be defined in
-    a module and not be a lambda.
-    """
-
-    def __init__(self, source: Source, function: Callable[[Mapping[str, Any]], Mapping[str, Any]]):
-        self.source, self.function = source, function
-        self.classes = getattr(source, "classes", None)
-
-    @functools.cached_property
-    def spec(self) -> Spec:
-        """Column to the shape and type of an example, from example 0, which is read once."""
-        example = read_example(self[0], 0)
-        return {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in example.items()}
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def prefetch(self, indices: np.ndarray) -> None:
-        """Passes a prefetch on to the source, if it supports it."""
-        if has(self.source, "prefetch"):
-            self.source.prefetch(indices)  # type: ignore[attr-defined]
-
-    def __getitem__(self, index: int) -> Mapping[str, Any]:
-        example = self.source[index]
-        with stage("transform"):
-            return self.function(example)
 
 
 def nbytes(source: Any) -> int:

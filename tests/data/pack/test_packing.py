@@ -226,9 +226,6 @@ def test_images_of_two_sizes(tmp_path):
         pack(src, tmp_path / "out")
     pack(src, tmp_path / "out", store="jpeg")
     assert PackedFolder(tmp_path / "out", size=8)[3]["image"].shape == (8, 8, 3)
-    pack(src, tmp_path / "aspect", store="jpeg", size=10, fit="keep-aspect")
-    made = PackedFolder(tmp_path / "aspect", size=10)
-    assert [decode(made.encoded(i)).shape for i in (0, 3)] == [(10, 15, 3), (10, 10, 3)]
 
 
 def test_two_sizes_beyond_the_sample(tmp_path, monkeypatch):
@@ -268,13 +265,10 @@ def test_places_that_cannot_be(tmp_path):
     ("settings", "code"),
     [
         ({"store": "png"}, "pack-option"),
-        ({"fit": "stretch"}, "pack-option"),
         ({"size": 0}, "pack-option"),
         ({"size": "64"}, "pack-option"),
         ({"size": 13_378}, "pack-option"),
         ({"quality": 9.5}, "pack-option"),
-        ({"fit": "keep-aspect", "store": "jpeg"}, "pack-option"),
-        ({"fit": "keep-aspect", "size": 8}, "pack-option"),
         ({"quality": 101}, "pack-option"),
         ({"shards": "few"}, "pack-option"),
         ({"shards": 0}, "pack-option"),

@@ -30,12 +30,10 @@ _JPEG_SIDE = 65_500  # libjpeg's limit
 
 @dataclass(frozen=True)
 class Form:
-    """How images are stored. *Fields:* `size` in pixels, or `None` to keep it; `crop`: to `size` × `size`,
-    otherwise the shorter side is scaled to `size`; `store`: "raw" or "jpeg"; `quality`: of JPEGs that must be
-    encoded."""
+    """How images are stored. *Fields:* `size`: both sides in pixels, or `None` to keep them; `store`: "raw"
+    or "jpeg"; `quality`: of JPEGs that must be encoded."""
 
     size: int | None = None
-    crop: bool = True
     store: str = "raw"
     quality: int = 90
 
@@ -142,16 +140,16 @@ def stored_image(value: Any, form: Form) -> StoredImage:
     if isinstance(value, bytes):
         encoded = Encoded(value)
         shape = (encoded.height, encoded.width)
-        pixels = encoded.pixels(size, form.crop)
+        pixels = encoded.pixels(size)
         if form.store == "jpeg" and encoded.plain and pixels.shape[:2] == shape:
             return StoredImage(value, pixels, False)
     elif isinstance(value, Image.Image):
-        pixels = _loaded(value, size, form.crop)
+        pixels = _loaded(value, size)
         shape = (value.height, value.width)
     else:
         array = _array(value)
         shape = array.shape[:2]
-        pixels = array if size is None or shape == size else _resized(array, size, form.crop)
+        pixels = array if size is None or shape == size else _resized(array, size)
     enlarged = form.size is not None and min(shape) < form.size
     if form.store == "raw":
         return StoredImage(pixels, pixels, enlarged)
@@ -164,9 +162,9 @@ def stored_image(value: Any, form: Form) -> StoredImage:
     return StoredImage(data, simplejpeg.decode_jpeg(data, "RGB"), enlarged)
 
 
-def _loaded(image: Image.Image, size: tuple[int, int] | None, crop: bool) -> np.ndarray:
+def _loaded(image: Image.Image, size: tuple[int, int] | None) -> np.ndarray:
     try:
-        return from_pillow(image, size, crop)  # Pillow reads a file when its pixels are asked for
+        return from_pillow(image, size)  # Pillow reads a file when its pixels are asked for
     except (DataError, MemoryError, OSError):
         raise
     except Exception as error:  # decoders raise what they like on damaged files
@@ -190,9 +188,9 @@ def _array(value: Any) -> np.ndarray:
     raise DataError("image-array-values", wrong, dtype=array.dtype.name, low=low, high=high)
 
 
-def _resized(array: np.ndarray, size: tuple[int, int], crop: bool) -> np.ndarray:
+def _resized(array: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     grey = array.ndim == 3 and array.shape[2] == 1
-    pixels = fitted(Image.fromarray(array[..., 0] if grey else array), size, crop)
+    pixels = fitted(Image.fromarray(array[..., 0] if grey else array), size)
     return pixels[..., None] if grey else pixels
 
 

@@ -76,8 +76,8 @@ class PackSettings:
 
     *Fields:*
 
-    - `size`: in pixels; `None` keeps the sizes. `fit="crop"` scales images to cover `size` × `size` and crops
-      the centre; `"keep-aspect"` scales the shorter side to `size`.
+    - `size`: in pixels: images are scaled to cover `size` × `size`, and the centre is cropped. `None` keeps
+      their sizes.
     - `store`: `"raw"` pixels, all of one size, or `"jpeg"`, with `quality` for images that must be encoded;
       JPEGs that need no change are stored byte for byte.
     - `split`: the share of each class for `eval`; `shards`: the approximate number of files per column, or
@@ -86,13 +86,12 @@ class PackSettings:
       skipped, by default 1 % and at least 10, and the manifest lists them.
     - `workers`: threads, by default one per core; `names`: the classes, for objects without them.
     - `text`: how text becomes tokens; `.txt`, `.md` and `.jsonl` files are text also without it. `columns`:
-      the names of "image", "label" or "text" in Parquet, TFRecord or a table of text.
+      the names of "image", "label" or "text" in Parquet or a table of text.
 
     Raises `RecipeError` for other values.
     """
 
     size: int | None = None
-    fit: str = "crop"
     store: str = "raw"
     quality: int = 90
     split: float | None = None
@@ -109,15 +108,12 @@ class PackSettings:
             return value is None or (isinstance(value, int) and least <= value <= most)
 
         largest, shards = math.isqrt(MAX_PIXELS), re.fullmatch("auto|0*[1-9][0-9]*", str(self.shards))
-        mixed = self.fit == "keep-aspect" and (self.size is None or self.store == "raw")
         checks = (
             (f"--store {self.store}", self.store in ("raw", "jpeg"), "raw or jpeg"),
-            (f"fit={self.fit!r}", self.fit in ("crop", "keep-aspect"), "'crop' or 'keep-aspect'"),
             (f"--size {self.size!r}", whole(self.size, 1, largest), f"a whole number from 1 to {largest:,}"),
             (f"--quality {self.quality!r}", whole(self.quality, 1, 100), "a whole number from 1 to 100"),
             (f"--max-skipped {self.max_skipped!r}", whole(self.max_skipped, 0), "a whole number from 0"),
             (f"--workers {self.workers!r}", whole(self.workers, 1), "a whole number from 1"),
-            ("--keep-aspect", not mixed, "--size N --store jpeg with it, since sizes then differ; or --crop"),
             (f"--shards {self.shards}", shards, "auto or a number from 1"),
         )
         for given, right, expected in checks:
@@ -149,7 +145,7 @@ class Packing:
                 wrong = "{dst} lies inside {src}: pack to a folder beside it."
                 raise DataError("pack-inside-source", wrong, dst=self.dst, src=src)
         given = self.options
-        self.form = Form(given.size, given.fit == "crop", given.store, given.quality)
+        self.form = Form(given.size, given.store, given.quality)
         on_disk = isinstance(src, (str, os.PathLike)) and not on_hub(src)
         columns, path = given.columns, local(str(src)) if on_disk else None
         self.text = text = given.text or (TextForm() if path is not None and is_text(path) else None)
@@ -203,7 +199,7 @@ class Packing:
             shard_bytes = max(1, math.ceil(examples * share.record_bytes))
         return {
             "size": self.form.size,
-            "fit": None if self.form.size is None else self.options.fit,
+            "fit": None if self.form.size is None else "crop",
             "store": self.form.store,
             "quality": self.form.quality if self.form.store == "jpeg" else None,
             "shard_bytes": shard_bytes,
@@ -351,10 +347,10 @@ def pack(
     *Arguments:*
 
     - `src`: a folder of images with a sub-folder for each class, or with `train/` and `test/` (`val/`, ...)
-      of them; a `.tar`, `.tar.gz` or `.tar.xz` of one; a `.csv` with files and labels;
-      Parquet or TFRecord files; text; the URL of any of these except a `.csv`, as a
-      string; `hf://datasets/OWNER/NAME`; any object with `len` and `[i]` whose examples are dicts of columns
-      or pairs (image, label), or a dict of such objects by split.
+      of them; a `.tar`, `.tar.gz` or `.tar.xz` of one; a `.csv` with files and labels; Parquet files; text;
+      the URL of any of these except a `.csv`, as a string; `hf://datasets/OWNER/NAME`; any object with `len`
+      and `[i]` whose examples are dicts of columns or pairs (image, label), or a dict of such objects by
+      split.
     - `progress`: called after each piece of work.
     - `**options`: the fields of `PackSettings`, such as `size=224`.
 
