@@ -1,11 +1,35 @@
-"""Pictures with captions on a page."""
+"""Contact sheets: the examples that are in the pack, with their classes."""
 
 import numpy as np
+import pytest
 from PIL import Image
 
-from chipwise.data.sheet import Tile, caption, grid, picture_of, write_picture
-from chipwise.errors import RecipeError
+from chipwise.data import PackedFolder, write_packed
+from chipwise.data.sheet import caption, sheet, write_picture
+from chipwise.errors import DataError, RecipeError
 from refusals import refused
+
+
+def packed(tmp_path, n=7, names=("red", "green"), **columns):
+    image = np.zeros((n, 4, 4, 3), np.uint8)
+    label = np.arange(n) % 2
+    image[np.arange(n), :, :, label] = 255
+    return PackedFolder(
+        write_packed(tmp_path / "p", [{"image": image, "label": label}], classes=2, names=names).parent
+    )
+
+
+@pytest.mark.parametrize("n", [1, 7, 99, 101])
+def test_every_cell_shows_its_example(tmp_path, n):
+    source = packed(tmp_path, n)
+    page = np.asarray(sheet(source))
+    shown = np.unique(np.linspace(0, n - 1, min(n, 100)).astype(int))
+    assert page.shape[0] > 96 * -(-len(shown) // 10)
+    for cell, index in enumerate(shown):
+        y, x = 4 + 48 + cell // 10 * 114, 4 + 48 + cell % 10 * 100
+        assert page[y, x].tolist() == ([255, 0, 0] if index % 2 == 0 else [0, 255, 0])
+        assert (page[y + 48 : y + 60, x - 48 : x + 40] < 128).any()  # its class, in black
+    assert (page[-1] == 255).all()
 
 
 def test_labels_of_every_kind():
@@ -18,14 +42,23 @@ def test_labels_of_every_kind():
 
 
 def test_the_file_appears_whole_or_not_at_all(tmp_path):
-    tiles = [
-        [Tile(picture_of(np.zeros((4, 4, 3), np.uint8)), text)]
-        for text in ("a rather long name of a class", "日本")
-    ]
-    page = grid(tiles * 3 + tiles[:1])
-    assert write_picture(page, tmp_path / "new" / "sheet.png", "--images") == tmp_path / "new" / "sheet.png"
+    source = packed(tmp_path, names=("a class with a rather long name", "日本"))
+    page = sheet(source)
+    assert write_picture(page, tmp_path / "new" / "sheet.png", "--sheet") == tmp_path / "new" / "sheet.png"
     with Image.open(tmp_path / "new" / "sheet.png") as image:
         assert image.size == (7 * 100 + 4, 114 + 4)
-    with refused(RecipeError, "picture-suffix", option="--images", suffix=".txt", stem="sheet"):
-        write_picture(page, tmp_path / "new" / "sheet.txt", "--images")
+    with refused(RecipeError, "picture-suffix", option="--sheet", suffix=".txt", stem="sheet"):
+        write_picture(page, tmp_path / "new" / "sheet.txt", "--sheet")
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["sheet.png"]
+
+
+def test_large_images_are_made_small(tmp_path):
+    image = np.zeros((2, 100, 400, 3), np.uint8)
+    source = PackedFolder(write_packed(tmp_path / "p", [{"image": image}]).parent)
+    assert sheet(source).size == (2 * 100 + 4, 4 + 24 + 14 + 4)
+
+
+def test_a_pack_without_images(tmp_path):
+    write_packed(tmp_path / "p", [{"token": np.zeros((3, 5), np.int32)}])
+    with refused(DataError, "sheet-no-images", columns=["token"]):
+        sheet(PackedFolder(tmp_path / "p"))

@@ -1,4 +1,4 @@
-"""Draws examples: images in a grid, each with its caption."""
+"""Draws examples: images in a grid, each with its label."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from ..atomic import replace_bytes
-from ..errors import RecipeError
+from ..errors import DataError, RecipeError
+from .packed import PackedFolder
 
 SIDE = 96  # pixels; smaller images are magnified by an integer
 GAP, LINE = 4, 14
@@ -23,6 +24,26 @@ class Tile(NamedTuple):
 
     image: Image.Image
     caption: str = ""
+
+
+def sheet(source: PackedFolder, columns: int = 10, rows: int = 10) -> Image.Image:
+    """`columns` × `rows` examples spread evenly over a pack, at most `SIDE` pixels large, with their classes.
+
+    Raises `DataError` if `source` has no images.
+    """
+    image = source.spec.get("image")
+    if image is None or len(image.shape) not in (2, 3):
+        wrong = "{path} has no images (columns {columns:list}): leave --sheet out."
+        raise DataError("sheet-no-images", wrong, path=source.path, columns=list(source.spec))
+    indices = np.unique(np.linspace(0, len(source) - 1, min(len(source), columns * rows)).astype(np.int64))
+    tiles = []
+    for index in indices.tolist():
+        example = source[index]
+        picture = picture_of(example["image"])
+        if max(image.shape[:2]) > SIDE:
+            picture.thumbnail((SIDE, SIDE), Image.Resampling.BOX)
+        tiles.append(Tile(picture, caption(example.get("label"), source.names)))
+    return grid([tiles[column::columns] for column in range(min(columns, len(tiles)))])
 
 
 def grid(columns: Sequence[Sequence[Tile]], titles: Sequence[str] = ()) -> Image.Image:

@@ -12,8 +12,8 @@ import numpy as np
 from ...errors import DataError
 
 COLUMNS = {
-    "image": ("image", "img", "jpg", "png", "jpeg", "webp"),
-    "label": ("label", "labels", "cls", "class", "target", "fine_label"),
+    "image": ("image", "image/encoded", "img", "jpg", "png", "jpeg", "webp"),
+    "label": ("label", "labels", "image/class/label", "cls", "class", "target", "fine_label"),
     "text": ("text", "content", "document", "sentence"),
 }
 """What columns are called elsewhere; the first that is there is taken where the user names none."""
