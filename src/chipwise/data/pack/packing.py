@@ -348,9 +348,9 @@ def pack(
 
     - `src`: a folder of images with a sub-folder for each class, or with `train/` and `test/` (`val/`, ...)
       of them; a `.tar`, `.tar.gz` or `.tar.xz` of one; a `.csv` with files and labels; Parquet or TFRecord
-      files; text; the URL of any of these except a `.csv`, as a string; `hf://datasets/OWNER/NAME`; any object with `len`
-      and `[i]` whose examples are dicts of columns or pairs (image, label), or a dict of such objects by
-      split.
+      files; text; the URL of any of these except a `.csv`, as a string; `hf://datasets/OWNER/NAME`; any
+      object with `len` and `[i]` whose examples are dicts of columns or pairs (image, label), or a dict of
+      such objects by split.
     - `progress`: called after each piece of work.
     - `**options`: the fields of `PackSettings`, such as `size=224`.
 
