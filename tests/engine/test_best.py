@@ -85,7 +85,7 @@ def test_a_best_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Checkpoints, "wait", full)
     with refused(RunError, "run-disk-full"):
-        cw.fit(recipe(), tmp_path, on=cw.On(devices=1), stop_after="1st", **QUIET)
+        cw.fit(recipe(), tmp_path, on=cw.On(devices=1), stop_after="4st", **QUIET)
 
 
 @pytest.mark.slow
@@ -115,11 +115,17 @@ def test_patience_ends_the_run_once_and_for_all(whole, tmp_path):
 def test_a_best_of_steps_that_are_made_again_is_forgotten(tmp_path):
     """As of a process that was killed after the best of step 5, before the checkpoint of that step."""
     one = {**QUIET, "on": cw.On(devices=1), "checkpoint_every": "3st"}
-    first = cw.fit(recipe(), tmp_path, **{**one, "eval_every": None}, stop_after="5st")
+    first = cw.fit(recipe(), tmp_path, **{**one, "eval_every": "5st"}, stop_after="5st")
     assert first.best["step"] == restore_run(recipe(), tmp_path, best=True).steps == 5
     shutil.rmtree(tmp_path / "checkpoints" / "5")
     resumed = cw.fit(recipe(), tmp_path, **one, stop_after="4st")
     assert resumed.best["step"] == restore_run(recipe(), tmp_path, best=True).steps == 4
+
+
+def test_a_stop_between_evaluations_decides_nothing(tmp_path):
+    stopped = cw.fit(recipe(), tmp_path, on=cw.On(devices=1), stop_after="3st", **QUIET)
+    assert math.isfinite(stopped.metrics["eval/loss"]) and math.isfinite(stopped.metrics["train/loss"])
+    assert stopped.history == [] and stopped.best["step"] == 0 and not (tmp_path / "best").exists()
 
 
 def test_no_older_best_stays(whole, tmp_path):

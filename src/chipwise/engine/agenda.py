@@ -13,7 +13,8 @@ class Agenda:
     """The steps after which something is due.
 
     *Fields:* `total`, the run's last step; `last`, the last step of this process; `log`, `evaluate`, `save`,
-    the steps; `save_always`: otherwise `save` also requires some seconds since the last checkpoint.
+    the steps; `save_always`: otherwise `save` also requires some seconds since the last checkpoint. A run
+    logs and evaluates after the same steps wherever its processes stop.
     """
 
     total: int
@@ -46,8 +47,8 @@ class Agenda:
         return cls(
             total=total,
             last=last,
-            log=replace(marks(logged), also=last),
-            evaluate=replace(marks(eval_every), but=last),
+            log=replace(marks(logged), also=total),
+            evaluate=replace(marks(eval_every), also=total),
             save=replace(marks(saved), but=last),
             save_always=checkpoint_every is not None,
         )

@@ -90,8 +90,10 @@ def fit(
             raise stop.error(session.step, session.total, saver.run)
         if not best.metric:
             session.forget_optimizer()  # the evaluation can use its memory
-        log.evaluate()
-        saver.keep_best(log.final)
+        kept = session.step in agenda.evaluate
+        log.evaluate(kept)
+        if kept:
+            saver.keep_best(log.final)
         result = Result.of(log, saver)
         if folder is not None and result.complete:
             folder.finish(result.to_json(), trained=session.step > log.begin)
@@ -110,10 +112,13 @@ def _train(session: Session, agenda: Agenda, log: Log, saver: Saver, stop: StopR
         log.collect()
         if session.step in agenda.log:
             log.take()
-        if session.step in agenda.evaluate:
+        if session.step in agenda.evaluate and session.step < agenda.last:
             log.evaluate()
             saver.keep_best(log.final)
         if saver.due():
             log.collect()
             saver.save()
     log.collect()
+    if session.step > log.logged and not stop:
+        log.take(kept=False)
+        log.collect()

@@ -58,19 +58,23 @@ class Log:
         self.final: dict[str, Any] = {}
         for row in self.history:
             self.final |= {k: v for k, v in row.items() if k.startswith(("train/", "eval/"))}
-        self._pending: tuple[int, dict] | None = None
+        self._pending: tuple[int, dict, bool] | None = None
         self._warned = False
 
-    def take(self) -> None:
-        """Keeps the metric sums of the steps so far, which are on the device, for `collect`."""
-        self._pending = (self.session.step, self.session.drain())
+    def take(self, kept: bool = True) -> None:
+        """Keeps the metric sums of the steps so far, which are on the device, for `collect`.
+
+        Where a process stops between two rows, they are not `kept`: the sums stay in the state, and the values
+        are in `final` alone.
+        """
+        self._pending = (self.session.step, self.session.drain() if kept else self.session.sums, kept)
 
     def collect(self) -> None:
         """Reads what `take` kept. Called after the next step was started, so that the device is not idle.
         Raises `NotFinite` when the loss is not."""
         if self._pending is None:
             return
-        (step, sums), self._pending = self._pending, None
+        (step, sums, kept), self._pending = self._pending, None
         counted = {name: s for name, s in jax.device_get(sums).items() if np.all(s.count)}
         values = {f"train/{name}": value for name, value in finished(counted).items()}
         speed = self.meter.mark(step)
@@ -82,10 +86,11 @@ class Log:
             row |= {"steps_per_second": speed, "examples_per_second": speed * self.recipe.batch}
             row |= self.session.watch.row((step - self.logged) / speed)
         self.logged = step
-        self._keep(row, values)
+        self._keep(row, values, kept)
 
-    def evaluate(self) -> None:
-        """Evaluates the state if the task has evaluation data, and records the metrics. Waits."""
+    def evaluate(self, kept: bool = True) -> None:
+        """Evaluates the state if the task has evaluation data, and records the metrics: in `final` alone unless
+        `kept`. Waits."""
         self.collect()
         session = self.session
         if self.recipe.task.eval is None:
@@ -96,7 +101,7 @@ class Log:
         if any(old["step"] == session.step and not old.keys().isdisjoint(values) for old in self.history):
             self.final = values | self.final  # a finished run that is opened again keeps its values
         else:
-            self._keep(self._row(session.step, values), values)
+            self._keep(self._row(session.step, values), values, kept)
         late = session.step == session.total or session.step >= SETTLED / 10
         if late and jax.tree.leaves(session.abstract.state) and unsettled(self.final, session.step):
             if not self._warned:
@@ -131,9 +136,11 @@ class Log:
         epoch = round(step * self.recipe.batch / self.recipe.clock.examples, 6)
         return {"step": step, "epoch": epoch, "seconds": self.meter.run_seconds, **values}
 
-    def _keep(self, row: dict[str, Any], values: dict[str, Any]) -> None:
+    def _keep(self, row: dict[str, Any], values: dict[str, Any], kept: bool) -> None:
         self.final |= values
         self.reporter.update(row)
+        if not kept:
+            return
         self.history.append(row)
         if self.folder is not None:
             self.folder.log({k: v for k, v in row.items() if not isinstance(v, np.ndarray)})

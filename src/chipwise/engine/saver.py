@@ -140,6 +140,7 @@ class Saver:
             if self._checkpoints is not None:
                 self._checkpoints.wait()
             self.session.placement.agree("saved", self.session.step)
+        self._remove_older_bests()
 
     def newest(self) -> int | None:
         """The step of the newest checkpoint, after waiting for the one being written; `None` without one."""

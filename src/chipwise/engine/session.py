@@ -229,6 +229,11 @@ class Session:
         sums, self._carry = drained(self._carry)
         return sums
 
+    @property
+    def sums(self) -> dict[str, Any]:
+        """What `drain` would return, until the next step is started."""
+        return self._carry[0].sums
+
     def wait(self) -> None:
         """Waits until all started steps are done."""
         jax.block_until_ready(self._carry)
