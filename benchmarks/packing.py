@@ -27,7 +27,7 @@ import PIL
 import simplejpeg
 from PIL import Image
 
-from chipwise.data.pack.examples import piece
+from chipwise.data.pack.examples import Held, piece
 from chipwise.data.pack.packing import Packing, pack
 from chipwise.machine.limits import usable_cores
 
@@ -83,7 +83,7 @@ def _begin(src: Path, options: dict) -> None:
 
 def _piece(start: int, stop: int) -> tuple[list[str], object]:
     assert _job is not None
-    records = piece(_job.listing.splits["train"], range(start, stop), None, _job.form)
+    records = piece(_job.listing.splits["train"], range(start, stop), None, _job.form, Held(), True)
     images = [record.columns["image"] for record in records]
     return [record.name for record in records], np.stack(images) if _job.form.store == "raw" else images
 

@@ -3,6 +3,7 @@
 import io
 import struct
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from chipwise.data import images
 from chipwise.data.images import MAX_PIXELS, Encoded, covering, decode
 from chipwise.errors import DataError
 from pictures import encoded, smooth
@@ -51,12 +53,49 @@ def test_a_decompression_bomb_is_refused_by_its_header(make, monkeypatch):
     monkeypatch.setattr(simplejpeg, "decode_jpeg", never)
     monkeypatch.setattr(Image.Image, "load", never)
     for data in (bomb, smallest):
-        with refused(DataError, "image-too-large", limit=178_956_970):
+        with refused(DataError, "image-too-large"):
             decode(data)
 
 
 def test_the_largest_image_is_not_a_bomb():
     assert Encoded(jpeg(MAX_PIXELS // 60_000, 60_000)).width == 60_000
+
+
+@pytest.mark.parametrize("format", ["PNG", "WEBP", "progressive"])
+def test_what_takes_more_memory_may_have_fewer_pixels(format, monkeypatch):
+    kind = {"progressive": True} if format == "progressive" else {"kind": format}
+    data = encoded(smooth(size=(64, 64)), **kind)
+    cost = {"PNG": 18, "WEBP": 22, "progressive": 9}[format]
+    monkeypatch.setattr(images, "MAX_BYTES", 64 * 64 * cost)
+    monkeypatch.setattr(images, "_SMALL_BYTES", 0)
+    assert decode(data).shape == (64, 64, 3)
+    monkeypatch.setattr(images, "MAX_BYTES", 64 * 64 * cost - 1)
+    with refused(DataError, "image-too-large", limit=64 * 64 - 1):
+        decode(data)
+
+
+def test_large_images_share_the_memory(monkeypatch):
+    monkeypatch.setattr(images, "MAX_BYTES", 64 * 64 * 18)
+    monkeypatch.setattr(images, "_SMALL_BYTES", 0)
+    seen, original = [], images._from_pillow
+
+    def counted(*arguments):
+        seen.append(images._taken)
+        return original(*arguments)
+
+    monkeypatch.setattr(images, "_from_pillow", counted)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(decode, [encoded(smooth(size=(40, 40)), "PNG")] * 40))
+    assert set(seen) <= {40 * 40 * 18, 2 * 40 * 40 * 18} and len(seen) == 40 and images._taken == 0
+
+
+def test_a_jpeg_of_endless_scans_is_refused(monkeypatch):
+    data = encoded(smooth(size=(8, 8)), progressive=True)
+    last = data[data.rindex(b"\xff\xda") : -2]
+    monkeypatch.setattr(images, "_MOST_SCANNED", 64 * 100)
+    assert decode(data).shape == (8, 8, 3)
+    with refused(DataError, "image-scans"):
+        decode(data[:-2] + 100 * last + data[-2:])
 
 
 def shown(data):

@@ -8,8 +8,11 @@ and the camera's orientation is applied.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
+import threading
+from collections.abc import Iterator
 
 import numpy as np
 import simplejpeg
@@ -21,6 +24,11 @@ from ..errors import DataError
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 # Height times width; above it Pillow, too, assumes a decompression bomb: 13,377 squared.
 MAX_PIXELS = 178_956_970
+MAX_BYTES = 768 << 20  # of memory for all images that a process decodes at once
+# Bytes a pixel at the peak: measured, without a size
+_JPEG, _PROGRESSIVE, _TURNED, _WEBP, _OTHERS = 3, 9, 17, 22, 18
+_SMALL_BYTES = 8 << 20  # of such an image, which waits for no other
+_MOST_SCANNED = 1 << 31  # pixels in all scans of a JPEG: some seconds
 _WIDE_MODES = ("I", "F")  # 16 and 32 bits per channel: Pillow would clip them to 8
 _ORIENTATION = 274  # the EXIF tag
 _TURNS = {
@@ -40,25 +48,29 @@ class Encoded:
     *Attributes:* `height`, `width`: upright, in pixels; `plain`: whether it is a grey or colour JPEG that is
     stored upright.
 
-    Raises `DataError`, before anything is decoded, if it is not an image or has more than `MAX_PIXELS`.
+    Raises `DataError`, before anything is decoded, if it is not an image, or has more pixels than
+    `MAX_PIXELS` or `MAX_BYTES` allow.
     """
 
     def __init__(self, data: bytes):
         self._data, self._turn = data, 1
         self.plain = False
+        self._cost = _JPEG
         try:
             self._jpeg = data[:3] == b"\xff\xd8\xff" and self._read_jpeg()
             if not self._jpeg:
                 with _opened(data) as opened:
+                    self._cost = _cost(opened)
                     self.height, self.width = opened.height, opened.width
                     if opened.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8):
                         self.height, self.width = self.width, self.height
         except Image.DecompressionBombError as error:
             raise DataError("image-too-large", limit=MAX_PIXELS) from error
+        except DataError:
+            raise
         except Exception as error:  # decoders raise all kinds of exceptions on damaged files
             raise _damaged(data, error) from error
-        if self.height * self.width > MAX_PIXELS:
-            raise DataError("image-too-large", limit=MAX_PIXELS)
+        _bytes(self.height * self.width, self._cost)
 
     def pixels(self, size: tuple[int, int] | None = None) -> np.ndarray:
         """`(height, width, 3)` uint8.
@@ -74,13 +86,15 @@ class Encoded:
             height, width = covering((self.height, self.width), size)
             if self._turn >= 5:
                 height, width = width, height
-            pixels = simplejpeg.decode_jpeg(self._data, "RGB", min_height=height, min_width=width)
-            if self._turn == 1 and size in (None, pixels.shape[:2]):
-                return pixels
-            image = Image.fromarray(pixels)
-            if self._turn != 1:
-                image = image.transpose(_TURNS[self._turn])
-            return fitted(image, size)
+            cost = _TURNED if self._turn != 1 and size is None else self._cost
+            with _room(self.height * self.width, cost):
+                pixels = simplejpeg.decode_jpeg(self._data, "RGB", min_height=height, min_width=width)
+                if self._turn == 1 and size in (None, pixels.shape[:2]):
+                    return pixels
+                image = Image.fromarray(pixels)
+                if self._turn != 1:
+                    image = image.transpose(_TURNS[self._turn])
+                return fitted(image, size)
         except (DataError, MemoryError):
             raise
         except Exception as error:
@@ -91,6 +105,12 @@ class Encoded:
         self.height, self.width, space, _ = simplejpeg.decode_jpeg_header(self._data)
         if space.upper() in ("CMYK", "YCCK"):
             return False
+        area = self.height * self.width
+        many = area * len(self._data) > 10 * _MOST_SCANNED  # a scan takes 10 bytes or more
+        if many and area * self._data.count(b"\xff\xda") > _MOST_SCANNED:
+            raise DataError("image-scans", "it has too many scans for its size: save it again.")
+        if area * _PROGRESSIVE > _SMALL_BYTES and b"\xff\xc2" in self._data:
+            self._cost = _PROGRESSIVE
         if b"Exif\0\0" in self._data[: 1 << 16]:
             with _opened(self._data) as image:
                 turn = image.getexif().get(_ORIENTATION, 1)
@@ -99,6 +119,39 @@ class Encoded:
             self.height, self.width = self.width, self.height
         self.plain = self._turn == 1
         return True
+
+
+def _cost(image: Image.Image) -> int:
+    return _WEBP if image.format == "WEBP" else _OTHERS
+
+
+def _bytes(pixels: int, cost: int) -> int:
+    """The memory for an image of so many `pixels` of `cost` bytes. Raises `DataError` if it is too much."""
+    limit = min(MAX_PIXELS, MAX_BYTES // cost)
+    if pixels > limit:
+        raise DataError("image-too-large", limit=limit)
+    return pixels * cost
+
+
+_taken, _given_back = 0, threading.Condition()
+
+
+@contextlib.contextmanager
+def _room(pixels: int, cost: int) -> Iterator[None]:
+    """A context with memory for an image: threads that decode large ones share `MAX_BYTES`."""
+    global _taken
+    if (nbytes := _bytes(pixels, cost)) <= _SMALL_BYTES:
+        yield
+        return
+    with _given_back:
+        _given_back.wait_for(lambda: _taken + nbytes <= MAX_BYTES)
+        _taken += nbytes
+    try:
+        yield
+    finally:
+        with _given_back:
+            _taken -= nbytes
+            _given_back.notify_all()
 
 
 def _opened(data: bytes) -> Image.Image:
@@ -141,15 +194,29 @@ def decode_into(data: bytes, out: np.ndarray, size: tuple[int, int] | None = Non
 
 def from_pillow(image: Image.Image, size: tuple[int, int] | None = None) -> np.ndarray:
     """A Pillow image as `(height, width, 3)` uint8, as `Encoded.pixels` gives it."""
+    with _room(image.width * image.height, _cost(image)):
+        return _from_pillow(image, size)
+
+
+def _from_pillow(image: Image.Image, size: tuple[int, int] | None) -> np.ndarray:
     # Pillow keeps the high byte of 16-bit colour, which only the raw mode of the file shows
     if image.mode.split(";")[0] in _WIDE_MODES or any(";16" in str(t[3]) for t in getattr(image, "tile", ())):
         raise DataError("image-depth", "it has more than 8 bits a channel: convert it to 8.")
-    upright = ImageOps.exif_transpose(image)
+    turned = image.getexif().get(_ORIENTATION, 1) in _TURNS
+    upright = ImageOps.exif_transpose(image) if turned else image
     if upright.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in upright.info:
-        white = Image.new("RGBA", upright.size, "white")
-        white.alpha_composite(upright.convert("RGBA"))
-        upright = white
-    return fitted(upright.convert("RGB"), size)
+        upright = _on_white(upright)
+    return fitted(upright if upright.mode == "RGB" else upright.convert("RGB"), size)
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """The transparent `image` over white, in RGB; some rows at a time, since each takes three copies."""
+    whole, rows = Image.new("RGB", image.size), max(1, (1 << 20) // image.width)
+    for top in range(0, image.height, rows):
+        white = Image.new("RGBA", (image.width, min(rows, image.height - top)), "white")
+        white.alpha_composite(image.crop((0, top, image.width, top + white.height)).convert("RGBA"))
+        whole.paste(white.convert("RGB"), (0, top))
+    return whole
 
 
 def fitted(image: Image.Image, size: tuple[int, int] | None) -> np.ndarray:

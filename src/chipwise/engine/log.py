@@ -64,8 +64,8 @@ class Log:
     def take(self, kept: bool = True) -> None:
         """Keeps the metric sums of the steps so far, which are on the device, for `collect`.
 
-        Where a process stops between two rows, they are not `kept`: the sums stay in the state, and the values
-        are in `final` alone.
+        Where a process stops between two rows, they are not `kept`: the sums stay in the state, and the
+        values are in `final` alone.
         """
         self._pending = (self.session.step, self.session.drain() if kept else self.session.sums, kept)
 
@@ -89,8 +89,8 @@ class Log:
         self._keep(row, values, kept)
 
     def evaluate(self, kept: bool = True) -> None:
-        """Evaluates the state if the task has evaluation data, and records the metrics: in `final` alone unless
-        `kept`. Waits."""
+        """Evaluates the state if the task has evaluation data, and records the metrics, in `final` alone
+        unless `kept`. Waits."""
         self.collect()
         session = self.session
         if self.recipe.task.eval is None:

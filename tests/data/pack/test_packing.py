@@ -1,6 +1,7 @@
 """Whole packs: what is in them, that workers, archives and kills change no byte, and bad input."""
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -64,9 +65,25 @@ def test_neither_workers_nor_pieces_nor_archives_change_a_byte(tmp_path, monkeyp
         with tarfile.open(tmp_path / f"src.tar{suffix}", f"w:{suffix[1:]}") as archive:
             archive.add(src, "deep/src")
         assert files(pack(tmp_path / f"src.tar{suffix}", tmp_path / f"tar{suffix}", **options)) == expected
+    monkeypatch.setattr(examples, "_HELD_BYTES", 800)  # two images: pieces come in parts
+    assert files(pack(src, tmp_path / "parts", workers=3, **options)) == expected
     monkeypatch.setattr(examples, "PIECE_ENTRIES", 2)
     assert files(pack(src, tmp_path / "three", workers=3, **options)) == expected
     assert len([name for name in expected if name.startswith("train/image")]) == 2
+
+
+def test_of_two_packs_to_one_place_the_second_leaves_nothing(tmp_path):
+    late, early = (Packing(src, tmp_path / "out") for src in [write(tmp_path / "src", 2)] * 2)
+    os.mkdir(late.partial)
+    held = os.open(late.partial, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with refused(DataError, "pack-in-use"):
+        early.run()
+    os.close(held)
+    early.run()
+    with refused(DataError, "pack-exists"):
+        late.run()
+    assert sorted(os.listdir(tmp_path)) == ["out", "src"]
 
 
 def kill(tmp_path, store, seed):

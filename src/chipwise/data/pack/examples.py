@@ -6,6 +6,7 @@ processes. Work in flight is bounded, and results come in the order of the listi
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +26,7 @@ from .folders import Split
 _CHROMA = "420"
 # Work for some ms; pieces of one small image would double its cost
 PIECE_ENTRIES, PIECE_BYTES = 64, 1 << 20
+_HELD_BYTES = 1 << 26  # of stored images that wait for being written; images may be small only as files
 _JPEG_SIDE = 65_500  # libjpeg's limit
 
 
@@ -71,18 +73,35 @@ class Entry(NamedTuple):
 
 
 def records(split: Split, pieces: Iterable[Sequence[int]], form: Form, workers: int) -> Iterator[list[Entry]]:
-    """The records of each of `pieces`, rows of `split`, in order, made by `workers` threads."""
-    waiting: deque[Future[list[Entry]]] = deque()
+    """The records of each of `pieces`, rows of `split`, in order, made by `workers` threads.
+
+    Pieces that would fill the memory come in parts: the others stop early, and go on when they are the first.
+    """
+    waiting: deque[tuple[Sequence[int], list | None, Future[list[Entry]]]] = deque()
+    held = Held()
+
+    def first() -> Iterator[list[Entry]]:
+        rows, examples, future = waiting.popleft()
+        while True:
+            part = future.result()
+            if part:
+                yield part
+            held.add(-sum(map(_held, part)))
+            if len(part) == len(rows):
+                return
+            rows, examples = rows[len(part) :], examples and examples[len(part) :]
+            future = pool.submit(piece, split, rows, examples, form, held, True)
+
     with ThreadPoolExecutor(workers, "chipwise-pack") as pool:
         try:
             for rows in pieces:
                 # An object's [i] may not be thread-safe: then this thread reads
                 examples = None if split.threads else [_read(split, row) for row in rows]
-                waiting.append(pool.submit(piece, split, rows, examples, form))
+                waiting.append((rows, examples, pool.submit(piece, split, rows, examples, form, held, False)))
                 if len(waiting) > workers + 2:
-                    yield waiting.popleft().result()
+                    yield from first()
             while waiting:
-                yield waiting.popleft().result()
+                yield from first()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -97,16 +116,37 @@ def _read(split: Split, row: int) -> Mapping[str, Any] | DataError:
         return DataError("entry-unreadable", reason=error.strerror or str(error))
 
 
-def piece(split: Split, rows: Sequence[int], examples: list | None, form: Form) -> list[Entry]:
-    """The records of `rows`, from `examples`, or read here if that is `None`."""
-    done = []
+class Held:
+    """The bytes of stored images that wait for being written."""
+
+    def __init__(self):
+        self.bytes, self._lock = 0, threading.Lock()
+
+    def add(self, nbytes: int) -> None:
+        with self._lock:
+            self.bytes += nbytes
+
+
+def _held(entry: Entry) -> int:
+    return entry.nbytes + (0 if entry.pixels is None else entry.pixels.nbytes)
+
+
+def piece(
+    split: Split, rows: Sequence[int], examples: list | None, form: Form, held: Held, first: bool
+) -> list[Entry]:
+    """The records of `rows`, from `examples`, or read here if that is `None`: of all, or of the first ones
+    before too many bytes are `held`, which may be none unless the piece is the `first` to be written."""
+    done: list[Entry] = []
     for at, row in enumerate(rows):
+        if held.bytes > _HELD_BYTES and (done or not first):
+            return done
         example = _read(split, row) if examples is None else examples[at]
         try:
             if isinstance(example, DataError):
                 raise example
             labels = {name: column[row] for name, column in split.labels.items()}
             done.append(_record(split.names[row], labels, example, form))
+            held.add(_held(done[-1]))
         except DataError as error:
             done.append(Entry(split.names[row], {}, error=error))
         except OSError as error:  # Pillow reads some files when their pixels are asked for

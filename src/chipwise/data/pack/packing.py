@@ -6,6 +6,7 @@ listing, and incomplete shards are written again.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import itertools
 import json
@@ -15,8 +16,8 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -216,14 +217,8 @@ class Packing:
         report = Packed(self.dst, names=self.listing.names, left_out=self.listing.left_out)
         check_inside(self.dst.parent, self.partial.name)
         check_disk(self.partial, self.needed)
-        try:
-            self.partial.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataError(
-                "pack-unwritable", path=self.partial, reason=error.strerror or str(error)
-            ) from error
         self._first = None
-        with warnings.catch_warnings():
+        with self._alone(), warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             try:
                 for name in self.listing.splits:
@@ -232,7 +227,7 @@ class Packing:
                 if error.code == "pack-image-sizes":  # the partial pack cannot be continued
                     shutil.rmtree(self.partial)
                 raise
-        self._appear()
+            self._appear()
         for name in self.listing.splits:
             files = list((self.dst / name).iterdir())
             examples = json.loads((self.dst / name / MANIFEST).read_text())["examples"]
@@ -240,6 +235,30 @@ class Packing:
             report.splits[name] = {"examples": examples, "bytes": nbytes, "files": len(files)}
         report.seconds = time.perf_counter() - began
         return report
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """A context with the temporary folder, which no other process has. Raises `DataError`, also if the
+        pack has appeared meanwhile."""
+        try:
+            self.partial.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise DataError("pack-unwritable", path=self.partial, reason=reason) from error
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                wrong = "Another process is writing {folder}: wait until it is done."
+                raise DataError("pack-in-use", wrong, folder=self.partial) from error
+            if self.dst.exists():  # of another process, which made it from an earlier temporary folder
+                with suppress(OSError):  # it is that one, or has something
+                    self.partial.rmdir()
+                raise DataError("pack-exists", folder=self.dst)
+            yield
+        finally:
+            os.close(lock)
 
     def _appear(self) -> None:
         strange = {path.name for path in self.partial.iterdir()} - set(self.listing.splits)
