@@ -90,9 +90,7 @@ def fit(
             raise stop.error(session.step, session.total, saver.run)
         if not best.metric:
             session.forget_optimizer()  # the evaluation can use its memory
-        kept = session.step in agenda.evaluate
-        log.evaluate(kept)
-        if kept:
+        if log.evaluate(kept=session.step in agenda.evaluate):
             saver.keep_best(log.final)
         result = Result.of(log, saver)
         if folder is not None and result.complete:
@@ -118,7 +116,4 @@ def _train(session: Session, agenda: Agenda, log: Log, saver: Saver, stop: StopR
         if saver.due():
             log.collect()
             saver.save()
-    log.collect()
-    if session.step > log.logged and not stop:
-        log.take(kept=False)
-        log.collect()
+    log.collect(rest=not stop)

@@ -61,17 +61,18 @@ class Log:
         self._pending: tuple[int, dict, bool] | None = None
         self._warned = False
 
-    def take(self, kept: bool = True) -> None:
-        """Keeps the metric sums of the steps so far, which are on the device, for `collect`.
+    def take(self) -> None:
+        """Keeps the metric sums of the steps so far, which are on the device, for `collect`."""
+        self._pending = (self.session.step, self.session.drain(), True)
 
-        Where a process stops between two rows, they are not `kept`: the sums stay in the state, and the
-        values are in `final` alone.
-        """
-        self._pending = (self.session.step, self.session.drain() if kept else self.session.sums, kept)
-
-    def collect(self) -> None:
+    def collect(self, rest: bool = False) -> None:
         """Reads what `take` kept. Called after the next step was started, so that the device is not idle.
-        Raises `NotFinite` when the loss is not."""
+
+        Where a process stops between two rows, `rest` reads the sums of the steps since the last one: they
+        stay in the state, and the values are in `final` alone. Raises `NotFinite` when the loss is not.
+        """
+        if rest and self._pending is None and self.session.step > self.logged:
+            self._pending = (self.session.step, self.session.sums, False)
         if self._pending is None:
             return
         (step, sums, kept), self._pending = self._pending, None
@@ -88,13 +89,13 @@ class Log:
         self.logged = step
         self._keep(row, values, kept)
 
-    def evaluate(self, kept: bool = True) -> None:
+    def evaluate(self, kept: bool = True) -> bool:
         """Evaluates the state if the task has evaluation data, and records the metrics, in `final` alone
-        unless `kept`. Waits."""
+        unless `kept`. Waits. *Returns* `kept`."""
         self.collect()
         session = self.session
         if self.recipe.task.eval is None:
-            return
+            return kept
         with self.meter.section("evaluate"):
             metrics = session.evaluate()
         values = {f"eval/{name}": value for name, value in metrics.items()}
@@ -107,6 +108,7 @@ class Log:
             if not self._warned:
                 self.reporter.warn(fact("statistics-unsettled", steps=session.step))
             self._warned = True
+        return kept
 
     @contextlib.contextmanager
     def divergence(self, newest: Callable[[], int | None]) -> Iterator[None]:
