@@ -72,7 +72,7 @@ class Log:
         stay in the state, and the values are in `final` alone. Raises `NotFinite` when the loss is not.
         """
         if rest and self._pending is None and self.session.step > self.logged:
-            self._pending = (self.session.step, self.session.sums, False)
+            self._pending = (self.session.step, self.session.drain(keep=True), False)
         if self._pending is None:
             return
         (step, sums, kept), self._pending = self._pending, None

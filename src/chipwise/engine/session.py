@@ -224,15 +224,12 @@ class Session:
         self.wait()
         return time.perf_counter() - began
 
-    def drain(self) -> dict[str, Any]:
-        """The metric sums of the steps since the last `drain`, on the device."""
-        sums, self._carry = drained(self._carry)
+    def drain(self, keep: bool = False) -> dict[str, Any]:
+        """The metric sums of the steps since the last `drain`, on the device; with `keep`, they stay in the
+        state, and must be read before the next step."""
+        sums, empty = drained(self._carry)
+        self._carry = self._carry if keep else empty
         return sums
-
-    @property
-    def sums(self) -> dict[str, Any]:
-        """What `drain` would return, until the next step is started."""
-        return self._carry[0].sums
 
     def wait(self) -> None:
         """Waits until all started steps are done."""
