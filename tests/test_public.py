@@ -14,8 +14,8 @@ import chipwise as cw
 ROOT = Path(__file__).parents[1]
 NAMES = """
 Arrays On PackedFolder Recipe Stepper Sum Task adam adamw augment check compare datasets equinox errors
-evaluate export find_batch find_lr fit from_optax hosts keras linen load losses metrics nnx one_cycle pack
-plan predict pretrained report schedules sgd simulate sweep torch transfer
+evaluate export find_batch find_lr fit from_optax keras linen load losses metrics nnx one_cycle pack
+plan predict pretrained report result schedules sgd simulate sweep torch transfer
 """.split()  # noqa: SIM905
 SCHEMAS = "record report plan find_lr find_batch comparison check transfer".split()  # noqa: SIM905
 """`chipwise.record/1` and the like in the documents are schemas of JSON, not paths."""

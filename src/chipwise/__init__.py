@@ -39,6 +39,7 @@ _MOVED = {
     "errors": "CheckpointError ChipwiseError DataError DeviceError DivergedError HostLost RecipeError "
     "RunError Stopped",
     "machine.detect": "detect",
+    "machine.hosts": "hosts",
     "models": "attention fsdp remat",
     "nnx": "functional",
     "planner": "Plan",

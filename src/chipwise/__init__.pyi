@@ -15,10 +15,11 @@ from .data import PackedFolder as PackedFolder
 from .data import augment as augment
 from .data import datasets as datasets
 from .data.pack.packing import pack as pack
+from .deploy.evaluation import evaluate as evaluate
 from .deploy.export import export as export
+from .deploy.model import result as result
 from .deploy.predictions import predict as predict
 from .deploy.pretrained import pretrained as pretrained
-from .engine.evaluate import evaluate as evaluate
 from .engine.fit import fit as fit
 from .engine.on import On as On
 from .engine.stepper import Stepper as Stepper
@@ -30,7 +31,6 @@ from .interop import linen as linen
 from .interop import nnx as nnx
 from .interop import torch as torch
 from .machine.detect import simulate as simulate
-from .machine.hosts import hosts as hosts
 from .planner.ask import plan as plan
 from .recipe import losses as losses
 from .recipe import metrics as metrics

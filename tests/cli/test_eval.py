@@ -102,3 +102,36 @@ def test_a_run_without_a_checkpoint_is_one_line(chipwise, of_a_file, mine, tmp_p
     assert chipwise("eval", tmp_path, "--recipe", f"{mine}:recipe").refused(5, "run-without-checkpoints")
     (tmp_path / "checkpoints").mkdir()
     assert chipwise("eval", tmp_path, "--recipe", f"{mine}:recipe").refused(5, "run-without-checkpoints")
+
+
+def test_the_best_checkpoint_and_a_third_split(chipwise, mine, tmp_path):
+    """`--best` of every command that uses a trained model, and `--eval-data` of any split."""
+    import numpy as np
+
+    import chipwise as cw
+    import tasks
+
+    run, third = tmp_path / "run", tmp_path / "third.npz"
+    data = tasks.data(31, 5)
+    np.savez(third, x=data.columns["x"], label=data.columns["label"])
+    options = ["--devices", "1", "--eval-every", "4st", "--set", "rate=9.0"]
+    keep = ["--keep-best", "eval/loss", "--patience", "4st"]
+    said = chipwise("train", f"{mine}:recipe", "--run", run, *options, *keep, "--eval-data", third, "--lines")
+    assert said.code == 0, said.err
+    kept = json.loads((run / "result.json").read_text())["best"]
+    stored = json.loads((run / "recipe.json").read_text())
+    assert stored["task"]["eval"]["examples"] == 31 and stored["source"]["eval_data"] == str(third)
+    assert kept["ended_early"] and kept["step"] == 4
+    same = ["--recipe", f"{mine}:recipe", "--devices", 1, "--json"]
+    shown = json.loads(chipwise("eval", run, "--best", *same).out)
+    assert (shown["steps"], shown["examples"], shown["metrics"]["loss"]) == (4, 31, kept["value"])
+    newest = json.loads(chipwise("eval", run, *same).out)
+    assert newest["steps"] == 8 and newest["metrics"]["loss"] > kept["value"]
+    other = tmp_path / "other.npz"
+    data = tasks.data(17, 6)
+    np.savez(other, x=data.columns["x"], label=data.columns["label"])
+    said = chipwise("eval", run, "--best", "--eval-data", other, *same)
+    shown = json.loads(said.out)
+    assert (shown["examples"], said.err) == (17, "")
+    best = cw.result(run, cw.load(f"{mine}:recipe", ["rate=9.0"])).best
+    assert cw.evaluate(best, data, on=cw.On(devices=1)) == shown["metrics"]

@@ -28,6 +28,20 @@ def test_predictions_agree_with_evaluation_on_any_devices(chipwise, digits, tmp_
     assert len(rows) == 360 and right == pytest.approx(accuracy, abs=1e-6)
 
 
+def test_the_best_checkpoint_predicts_and_is_exported(chipwise, tmp_path):
+    run, one = tmp_path / "run", ["--devices", 1, "--quiet"]
+    options = ["--set", "duration=8st", "--set", "lr=3", "--eval-every", "2st", "--keep-best", "eval/loss"]
+    said = chipwise("train", "digits", "--run", run, *one, *options)
+    assert said.code == 0, said.err
+    kept = json.loads((run / "result.json").read_text())["best"]
+    assert kept["step"] < 8
+    said = chipwise("predict", run, "--best", "--out", tmp_path / "p.csv", "--json", *one)
+    assert json.loads(said.out)["steps"] == kept["step"]
+    said = chipwise("export", run, "--best", "--to", "safetensors", "--out", tmp_path / "best.safetensors")
+    assert said.code == 0, said.err
+    assert (tmp_path / "best.safetensors").exists()
+
+
 def test_a_folder_of_images_needs_no_labels(chipwise, digits, tmp_path):
     photos = tmp_path / "photos"
     photos.mkdir()

@@ -1,5 +1,6 @@
 """The best evaluation is kept and patience ends a run, after a stop as without one."""
 
+import dataclasses
 import json
 import math
 import os
@@ -11,9 +12,11 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.engine.best import Best
+from chipwise.engine.best import Best, Kept
 from chipwise.engine.checkpoint import Checkpoints, restore_run
-from chipwise.errors import CheckpointError, RecipeError, RunError
+from chipwise.engine.evaluate import evaluate
+from chipwise.errors import CheckpointError, DataError, RecipeError, RunError
+from chipwise.words.facts import fact
 from refusals import refused
 
 QUIET = {"progress": "none", "eval_every": "4st", "log_every": "4st", "keep_best": "eval/loss"}
@@ -39,14 +42,38 @@ def test_the_best_evaluation_can_be_had_again(whole):
     result, folder = whole
     losses = {row["step"]: row["eval/loss"] for row in rows(folder) if "eval/loss" in row}
     best = min(losses, key=losses.get)
-    assert best < 30 and result.best == {
-        "metric": "eval/loss", "value": losses[best], "step": best, "ended_early": False,
-    }  # fmt: skip
+    assert best < 30 and result.kept == Kept("eval/loss", losses[best], best)
     kept = restore_run(recipe(), folder, best=True)
     assert kept.steps == best
-    again = cw.evaluate(recipe(), kept.params, kept.state, on=cw.On(devices=1))
+    again = evaluate(recipe(), kept.params, kept.state, on=cw.On(devices=1))
     assert again["loss"] == losses[best]
     assert restore_run(recipe(), folder).steps == 30
+
+
+def test_a_result_is_read_back_and_its_best_evaluates_to_what_was_kept(whole):
+    result, folder = whole
+    read = cw.result(folder, recipe())
+    for name in ("fingerprint", "steps", "metrics", "kept", "devices", "speed", "seconds", "history"):
+        assert getattr(read, name) == getattr(result, name), name
+    assert read.to_json() == result.to_json()
+    best = read.best
+    assert best.steps == result.kept.step and best.metrics["eval/loss"] == result.kept.value
+    assert best.fingerprint != result.fingerprint and result.best.fingerprint == best.fingerprint
+    on = cw.On(devices=1)
+    assert cw.evaluate(best, on=on)["loss"] == result.kept.value
+    third = tasks.data(31, 5)
+    assert cw.evaluate(best, third, on=on) == evaluate(
+        tasks.recipe(task=tasks.task(eval=third)), best.params, best.state, on=on
+    )
+    with refused(DataError, "evaluation-columns", wrong=["x"]):
+        cw.evaluate(best, cw.Arrays(x=np.zeros((3, 2), np.uint8), label=np.zeros(3, np.int32)))
+
+
+def test_a_run_without_a_best_says_so(tmp_path):
+    run = cw.fit(tasks.recipe(duration="2st"), tmp_path, on=cw.On(devices=1), progress="none")
+    assert run.kept is None
+    with refused(CheckpointError, "run-without-best", run=str(tmp_path)):
+        _ = cw.result(tmp_path, tasks.recipe(duration="2st")).best
 
 
 def test_any_number_of_devices_keeps_the_same_best_and_ends_at_the_same_step(whole, tmp_path):
@@ -55,7 +82,7 @@ def test_any_number_of_devices_keeps_the_same_best_and_ends_at_the_same_step(who
     for devices in (2, 8):
         run = tmp_path / f"{devices}"
         other = cw.fit(recipe(), run, on=cw.On(devices=devices), patience="8st", **QUIET)
-        assert (other.steps, other.best) == (early.steps, early.best) and other.steps < result.steps
+        assert (other.steps, other.kept) == (early.steps, early.kept) and other.steps < result.steps
         for one, there in zip(rows(folder), rows(run), strict=False):
             assert one.get("eval/loss") == there.get("eval/loss")
 
@@ -95,17 +122,23 @@ def test_a_run_that_was_stopped_keeps_the_same(whole, tmp_path, stop):
     cw.fit(recipe(), tmp_path / "run", on=cw.On(devices=2), stop_after=stop, **QUIET)
     resumed = cw.fit(recipe(), tmp_path / "run", on=cw.On(devices=4), **QUIET)
     assert resumed.fingerprint == result.fingerprint
-    assert resumed.best == {**result.best, "value": pytest.approx(result.best["value"], rel=1e-5)}
+    assert resumed.kept == dataclasses.replace(result.kept, value=pytest.approx(result.kept.value, rel=1e-5))
     one, other = (restore_run(recipe(), f, best=True) for f in (folder, tmp_path / "run"))
     assert all(np.array_equal(a, other.params[name]) for name, a in one.params.items())
 
 
-def test_patience_ends_the_run_once_and_for_all(whole, tmp_path):
+def test_patience_ends_the_run_once_and_for_all(whole, tmp_path, capsys):
     (result, _), hook = whole, sys.unraisablehook
-    early = cw.fit(recipe(), tmp_path / "run", on=cw.On(devices=1), patience="8st", **QUIET)
-    assert early.best == {**result.best, "ended_early": True}
+    lines = {**QUIET, "progress": "lines"}
+    early = cw.fit(recipe(), tmp_path / "run", on=cw.On(devices=1), patience="8st", **lines)
+    assert early.kept == dataclasses.replace(result.kept, ended_early=True, patience="8st")
+    said = fact(
+        "ended-early", metric="eval/loss", value=early.kept.value, best=early.kept.step, step=early.steps,
+        total=30, patience="8st",
+    )  # fmt: skip
+    assert str(said) in capsys.readouterr().err.splitlines()
     assert sys.unraisablehook == hook  # of two folders of checkpoints, nothing stays
-    assert early.steps == early.best["step"] + 8 < 30
+    assert early.steps == early.kept.step + 8 < 30
     stored = json.loads((tmp_path / "run" / "result.json").read_text())
     assert stored["steps"] == early.steps
     again = cw.fit(recipe(), tmp_path / "run", on=cw.On(devices=2), patience="8st", **QUIET)
@@ -116,27 +149,27 @@ def test_a_best_of_steps_that_are_made_again_is_forgotten(tmp_path):
     """As of a process that was killed after the best of step 5, before the checkpoint of that step."""
     one = {**QUIET, "on": cw.On(devices=1), "checkpoint_every": "3st"}
     first = cw.fit(recipe(), tmp_path, **{**one, "eval_every": "5st"}, stop_after="5st")
-    assert first.best["step"] == restore_run(recipe(), tmp_path, best=True).steps == 5
+    assert first.kept.step == restore_run(recipe(), tmp_path, best=True).steps == 5
     shutil.rmtree(tmp_path / "checkpoints" / "5")
     resumed = cw.fit(recipe(), tmp_path, **one, stop_after="4st")
-    assert resumed.best["step"] == restore_run(recipe(), tmp_path, best=True).steps == 4
+    assert resumed.kept.step == restore_run(recipe(), tmp_path, best=True).steps == 4
 
 
 def test_a_stop_between_evaluations_decides_nothing(tmp_path):
     stopped = cw.fit(recipe(), tmp_path, on=cw.On(devices=1), stop_after="3st", **QUIET)
     assert math.isfinite(stopped.metrics["eval/loss"]) and math.isfinite(stopped.metrics["train/loss"])
-    assert stopped.history == [] and stopped.best["step"] == 0 and not (tmp_path / "best").exists()
+    assert stopped.history == [] and stopped.kept.step == 0 and not (tmp_path / "best").exists()
 
 
 def test_no_older_best_stays(whole, tmp_path):
     result, folder = whole
-    assert os.listdir(folder / "best") == [str(result.best["step"])]
+    assert os.listdir(folder / "best") == [str(result.kept.step)]
     run = tmp_path / "run"
     cw.fit(recipe(), run, on=cw.On(devices=1), stop_after="12st", **QUIET)
     newest = max(int(name) for name in os.listdir(run / "best"))
     shutil.copytree(run / "best" / str(newest), run / "best" / "1")  # as a killed process leaves it
     resumed = cw.fit(recipe(), run, on=cw.On(devices=1), stop_after="13st", **QUIET)
-    assert os.listdir(run / "best") == [str(resumed.best["step"])]
+    assert os.listdir(run / "best") == [str(resumed.kept.step)]
 
 
 def test_a_best_that_cannot_be_had_again_counts_no_more():

@@ -15,7 +15,7 @@ EXAMPLES = 53
 
 def evaluate(batch, devices, source=None):
     task = tasks.task() if source is None else tasks.task(eval=source)
-    return cw.evaluate(tasks.recipe(task=task), PARAMS, STATE, batch=batch, on=cw.On(devices=devices))
+    return evaluate(tasks.recipe(task=task), PARAMS, STATE, batch=batch, on=cw.On(devices=devices))
 
 
 def test_every_example_counts_once():
@@ -28,12 +28,12 @@ def test_every_example_counts_once():
 @pytest.mark.parametrize("examples", [1, 7, 8, 9, 15, 16, 17, 53])
 def test_values_have_the_same_bits_on_any_devices_for_any_batch_resident_and_streamed(examples, monkeypatch):
     made = tasks.recipe(task=tasks.task(eval=tasks.data(examples, 1)), eval_block=4)
-    alone = cw.evaluate(made, PARAMS, STATE, on=cw.On(devices=1))
+    alone = evaluate(made, PARAMS, STATE, on=cw.On(devices=1))
     for devices in (2, 3, 8):
-        assert cw.evaluate(made, PARAMS, STATE, on=cw.On(devices=devices)) == alone
+        assert evaluate(made, PARAMS, STATE, on=cw.On(devices=devices)) == alone
     monkeypatch.setattr("chipwise.engine.feed.fits", lambda source, limit: False)
     for devices, batch in ((1, None), (1, 7), (3, 1000), (8, 33)):
-        assert cw.evaluate(made, PARAMS, STATE, batch=batch, on=cw.On(devices=devices)) == alone
+        assert evaluate(made, PARAMS, STATE, batch=batch, on=cw.On(devices=devices)) == alone
 
 
 def test_the_block_is_the_recipes_and_no_devices():
@@ -76,15 +76,13 @@ def test_array_metrics_are_summed_and_divided_once():
         made["share"] = cw.Sum.of(each)
         return made, state
 
-    metrics = cw.evaluate(
-        tasks.recipe(task=tasks.task(loss=loss)), PARAMS, STATE, batch=7, on=cw.On(devices=2)
-    )
+    metrics = evaluate(tasks.recipe(task=tasks.task(loss=loss)), PARAMS, STATE, batch=7, on=cw.On(devices=2))
     expected = np.bincount(tasks.data(EXAMPLES, 1).columns["label"], minlength=tasks.CLASSES) / EXAMPLES
     np.testing.assert_allclose(metrics["share"], expected, rtol=1e-6)
 
 
 def test_nothing_to_evaluate_is_an_error():
     with refused(cw.errors.DataError, "no-evaluation-data"):
-        cw.evaluate(tasks.recipe(task=tasks.task(eval=None)), PARAMS, STATE)
+        evaluate(tasks.recipe(task=tasks.task(eval=None)), PARAMS, STATE)
     with refused(cw.errors.DataError, "evaluation-data-empty"):
-        cw.evaluate(tasks.recipe(task=tasks.task(eval=[])), PARAMS, STATE)
+        evaluate(tasks.recipe(task=tasks.task(eval=[])), PARAMS, STATE)

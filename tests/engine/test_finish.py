@@ -8,6 +8,7 @@ import pytest
 
 import chipwise as cw
 import tasks
+from chipwise.engine.evaluate import evaluate
 from chipwise.recipe.task import finished
 from refusals import refused
 
@@ -63,7 +64,7 @@ def test_parts_of_24_bits_are_added_without_rounding():
 
     task = tasks.task(loss=counting, augment=None)
     params, state = tasks.init(jax.random.key(0))
-    metrics = cw.evaluate(tasks.recipe(task=task, eval_block=1), params, state, on=cw.On(devices=1))
+    metrics = evaluate(tasks.recipe(task=task, eval_block=1), params, state, on=cw.On(devices=1))
     assert metrics["tokens"] == len(task.eval) * most
 
 

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 import chipwise as cw
 import processes
 import tasks
+from chipwise.engine.evaluate import evaluate
 from chipwise.engine.flat import Cut
 from chipwise.engine.layout import Layout
 from chipwise.engine.placement import Placement, lay_out
@@ -157,7 +158,7 @@ def test_a_run_goes_on_on_other_groups(tmp_path):
         kept = cw.engine.restore_run(made, run)
         jax.tree.map(np.testing.assert_array_equal, kept.params, whole.params)
         assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(kept.params))
-    again = cw.evaluate(made, kept.params, kept.state, on=cw.On(devices=3))  # without groups
+    again = evaluate(made, kept.params, kept.state, on=cw.On(devices=3))  # without groups
     assert again["loss"] == pytest.approx(whole.metrics["eval/loss"], rel=1e-6)
     for shards in (1, 4):
         other = dataclasses.replace(made, shards=shards)

@@ -12,6 +12,7 @@ PROGRAM = """
 import json, jax, numpy as np
 import chipwise as cw
 import tasks
+from chipwise.engine.evaluate import evaluate
 before = dict(jax.config.values)
 recipe = tasks.recipe(duration="3st")
 out = {}
@@ -22,7 +23,7 @@ try:
         for _ in range(3):
             stepper.step()
         out["stepper"], out["eval"] = stepper.fingerprint(), stepper.evaluate()["loss"]
-    out["evaluate"] = cw.evaluate(recipe, result.params, result.state, on=cw.On(devices=1))["loss"]
+    out["evaluate"] = evaluate(recipe, result.params, result.state, on=cw.On(devices=1))["loss"]
     with jax.enable_x64(True), jax.default_prng_impl("rbg"):  # of this thread alone
         out["inside"] = cw.fit(recipe, on=cw.On(devices=1), progress="none").fingerprint
 except cw.errors.ChipwiseError as error:

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import chipwise as cw
+from chipwise.engine.evaluate import evaluate
 
 CLASSES, LABELS = 7, 5
 RATIOS = [
@@ -103,7 +104,7 @@ def evaluated(columns, batch, devices):
         classes=CLASSES,
     )
     recipe = cw.Recipe(task=task, batch=8, duration="1st", optimizer=cw.sgd(lr=0.1))
-    return cw.evaluate(recipe, {"none": np.float32(0)}, {}, batch=batch, on=cw.On(devices=devices))
+    return evaluate(recipe, {"none": np.float32(0)}, {}, batch=batch, on=cw.On(devices=devices))
 
 
 @given(

@@ -9,6 +9,7 @@ import pytest
 
 import chipwise as cw
 from chipwise.data import write_packed
+from chipwise.engine.evaluate import evaluate
 from chipwise.engine.session import Session
 from chipwise.engine.state import abstract_state, count, fingerprint
 from refusals import refused
@@ -88,7 +89,7 @@ def test_two_devices_give_the_same_bits(name, packs):
 def test_evaluation_reads_its_own_split_whole(name, packs):
     recipe = small(name, packs[name], "precision=f32")
     params, state = jax.jit(recipe.task.init)(jax.random.key(0))
-    found = cw.evaluate(recipe, params, state, on=cw.On(devices=1), batch=5)
+    found = evaluate(recipe, params, state, on=cw.On(devices=1), batch=5)
     assert set(found) == set(abstract_state(recipe).sums)
     loss, _ = jax.jit(recipe.task.loss, static_argnums=4)(
         params, state, recipe.task.eval.take(np.arange(16)), None, False

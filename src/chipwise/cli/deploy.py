@@ -28,6 +28,7 @@ def predict(
     top: int = option("Number of classes in a row.", "N", default=1, min=1),
     probabilities: bool = flag("Also the probabilities of all classes."),
     recipe: str | None = options.OF_RUN,
+    best: bool = options.BEST,
     batch: int | None = option("Examples to read at a time; changes no output.", "N", min=1),
     workers: str | None = options.WORKERS,
     fresh: bool = flag("Replace an existing file."),
@@ -52,7 +53,7 @@ def predict(
         if message.code != "predict-done" or not quiet:
             typer.echo(str(message), err=True)
 
-    model = trained(run, recipe, say, with_data=data is None)
+    model = trained(run, recipe, say, with_data=data is None, best=best)
     settings: dict[str, Any] = {"top": top, "probabilities": probabilities, "fresh": fresh, "say": say}
     predictions = predicted(model, _source(model, recipe, data), on=on, batch=batch, out=out, **settings)
     if json_:
@@ -74,6 +75,7 @@ def export(
     data: str | None = option("Examples to compare on, as in predict. [the evaluation data]", "PATH"),
     examples: int = option("Number of examples to compare on.", "N", default=1000, min=1),
     recipe: str | None = options.OF_RUN,
+    best: bool = options.BEST,
     fresh: bool = flag("Replace an existing file."),
     json_: bool = options.JSON,
 ) -> None:
@@ -94,7 +96,7 @@ def export(
     def say(message: Fact) -> None:
         typer.echo(str(message), err=True)
 
-    model = trained(run, recipe, say)
+    model = trained(run, recipe, say, best=best)
     result = exported(
         model, to, out, data=_source(model, recipe, data), examples=examples, fresh=fresh, say=say
     )

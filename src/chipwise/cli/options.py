@@ -56,6 +56,8 @@ EXACT = option("Add in a fixed order: the same bits on any devices.", default=Tr
 EVAL_EVERY = option("Such as 1ep, 500st, 10%, or 'end'.", "DURATION", default="1ep")
 METRIC = option("What to compare. [eval/accuracy, else eval/loss, else train/loss]", "NAME")
 OF_RUN = option("The run's recipe, if not built in: files named in a run are not executed.", "FILE:NAME")
+EVAL_DATA = option("Evaluate on this instead: a packed folder or .npz, such as a third split.", "PATH")
+BEST = flag("The checkpoint that --keep-best kept, instead of the newest.")
 PRICES = option("Your own prices instead of the bundled ones.", "FILE")
 HTML = option("Write one self-contained page.", "FILE")
 QUIET = flag("No progress, only warnings and the result.")
@@ -179,8 +181,13 @@ class Training(Hardware):
     """The options of a run: those of the machine, and intervals of steps."""
 
     eval_every: str = EVAL_EVERY
-    log_every: str | None = option("Between lines of metrics. [4% of the run, at most 200st]", "DURATION")
+    log_every: str | None = option("Between rows of metrics. [4% of the run, at most 200st]", "DURATION")
     checkpoint_every: str | None = option("[5% of the run, at least 30 seconds apart]", "DURATION")
+    lines: bool = flag("A line an epoch with every metric, as in logs, instead of the bar.")
+
+    def progress(self, quiet: bool) -> str:
+        """The argument of `fit` and `sweep`."""
+        return "none" if quiet else "lines" if self.lines else "auto"
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -31,6 +31,7 @@ def train(
     metric: str | None = options.METRIC,
     keep_best: str | None = option("Also keep the checkpoint with the best METRIC: eval/accuracy.", "METRIC"),
     patience: str | None = option("With --keep-best: stop after this long without a better one.", "DURATION"),
+    eval_data: str | None = options.EVAL_DATA,
     start: str | None = option("Start from the weights of a run or a file, at step 0.", "RUN", name="--from"),
     fresh: bool = flag("Discard a run in the folder."),
     changed_code: bool = flag("Go on though code, versions or settings changed."),
@@ -50,7 +51,7 @@ def train(
     if seeds is not None:
         single = {
             "--keep-best": keep_best, "--patience": patience, "--from": start, "--stop-after": stop_after,
-            "--fresh": fresh, "--changed-code": changed_code,
+            "--fresh": fresh, "--changed-code": changed_code, "--eval-data": eval_data,
             "--set seed": any(re.match(r"\s*seed\s*=", text) for text in recipe.settings),
         }  # fmt: skip
         if options_of_one := [flag for flag, value in single.items() if value]:
@@ -62,7 +63,7 @@ def train(
         raise RecipeError("several-runs-only", "--metric compares several runs: add --seeds 5.")
     more = {"stop_after": stop_after, "fresh": fresh, "keep_best": keep_best, "patience": patience}
     more["changed_code"] = changed_code
-    _one(recipe, how, run, start, json_, quiet, more)
+    _one(recipe, how, run, start, eval_data, json_, quiet, more)
 
 
 @options.taking
@@ -101,8 +102,9 @@ def evaluate_run(
     run: str = options.RUN,
     batch: int | None = option("Examples to read at a time; changes no value.", min=1),
     data: str | None = options.DATA,
+    eval_data: str | None = options.EVAL_DATA,
     recipe: str | None = options.OF_RUN,
-    best: bool = flag("The checkpoint that --keep-best kept."),
+    best: bool = options.BEST,
     json_: bool = options.JSON,
 ) -> None:
     """Evaluate the newest checkpoint of a run, every example exactly once.
@@ -110,28 +112,24 @@ def evaluate_run(
     \b
     Examples:
       chipwise eval runs/mnist-1
+      chipwise eval runs/photos --best --eval-data packed/test
       chipwise eval runs/mnist-1 --batch 7 --simulate 8 --json
       chipwise eval runs/mine --recipe my_task.py:recipe
     """
     on = here.on()
-    from ..deploy.model import recipe_of
-    from ..engine.checkpoint import restore_run
+    from ..deploy.inputs import with_evaluation
+    from ..deploy.model import trained
     from ..engine.evaluate import evaluate
-    from ..engine.stored import disagreement, read_run
 
     def warn(warning: object) -> None:
         typer.echo(f"warning: {warning}", err=True)
 
-    stored = read_run(run)
-    loaded = recipe_of(stored, recipe, data)
-    changed = disagreement(stored.recipe, loaded.describe(), beginning=False)
-    if changed:
-        warn(fact("recipe-changed", recipe=loaded.name, run=run, changed=changed))
-    restored = restore_run(loaded, run, warn, best=best)
-    metrics = evaluate(loaded, restored.params, restored.state, batch=batch, on=on)
+    model = trained(run, recipe, warn, data=data, with_data=eval_data is None, best=best)
+    loaded = model.recipe if eval_data is None else with_evaluation(model.recipe, eval_data)
+    metrics = evaluate(loaded, model.params, model.state, batch=batch, on=on)
     examples = len(loaded.task.eval or ())
     if json_:
-        shown = {"run": run, "steps": restored.steps, "examples": examples, "metrics": metrics}
+        shown = {"run": run, "steps": model.steps, "examples": examples, "metrics": metrics}
         print(json.dumps(shown, default=lambda v: v.tolist()))
         return
     for name, value in metrics.items():
@@ -143,8 +141,8 @@ def _folder(name: str) -> str:
 
 
 def _one(
-    given: options.Given, how: options.Training, run: str | None, start: str | None, json_: bool, quiet: bool,
-    more: dict[str, Any],
+    given: options.Given, how: options.Training, run: str | None, start: str | None, eval_data: str | None,
+    json_: bool, quiet: bool, more: dict[str, Any],
 ) -> None:  # fmt: skip
     """Trains one run, from the weights of `start` if there are any, and prints its result."""
     arguments = how.arguments
@@ -153,6 +151,12 @@ def _one(
 
     origin = Origin(given.recipe, tuple(given.settings), given.data, given.synthetic)
     recipe = origin.make()
+    if eval_data is not None:
+        from ..deploy.inputs import with_evaluation
+
+        recipe = with_evaluation(recipe, eval_data)
+        place = eval_data if "://" in eval_data else str(Path(eval_data).absolute())
+        recipe = replace(recipe, source={**(recipe.source or {}), "eval_data": place})
     if start is not None:
         from ..deploy.pretrained import pretrained
 
@@ -163,8 +167,7 @@ def _one(
         recipe = replace(recipe, task=pretrained(start).start(recipe.task), source=source)
     if not quiet:
         console(sys.stderr, width=None).print(grid(recipe.rows()))
-    progress = "none" if quiet else "auto"
-    result = fit(recipe, run or _folder(recipe.name), **arguments, **more, progress=progress)
+    result = fit(recipe, run or _folder(recipe.name), **arguments, **more, progress=how.progress(quiet))
     if json_:
         print(json.dumps(result.to_json()))
         return
@@ -178,6 +181,8 @@ def _one(
     rows.append(("seconds", ", ".join(f"{k} {v:.1f}" for k, v in result.seconds.items())))
     if result.feed:
         rows.append(("data", result.feed["verdict"]))
+    if result.kept:
+        rows.append(("best", fact("best-kept", **vars(result.kept))))
     rows += [("fingerprint", result.fingerprint), ("run", result.run)]
     console(width=None).print(grid(rows))
 
@@ -208,7 +213,7 @@ def _study(
 
     study = sweep(
         given.recipe, settings, set=given.settings, data=given.data, synthetic=given.synthetic,
-        seeds=grid.seeds(seeds), run=run, progress="none" if quiet else "auto", after_round=after_round,
+        seeds=grid.seeds(seeds), run=run, progress=how.progress(quiet), after_round=after_round,
         **arguments,
     )  # fmt: skip
     if json_:

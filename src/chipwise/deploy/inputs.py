@@ -1,10 +1,11 @@
-"""Data to predict: opens a path and scales its images to what the model reads.
+"""Data to predict or evaluate: opens a path and scales its images to what the model reads.
 
 A path is a packed folder, arrays (`.npy`, `.npz`), or a folder or tar of images, without classes or labels.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,10 @@ from ..data.packed import PackedFolder
 from ..data.remote import local
 from ..data.sources import Arrays, Columns, Source, Spec, described
 from ..data.stages import stage
-from ..errors import DataError, unreadable
+from ..errors import DataError, RecipeError, unreadable
+from ..recipe.recipe import Recipe
+from ..recipe.settings import load
+from ..recipe.source import spec_of
 from ..words.facts import fact
 from ..words.figures import one_line
 
@@ -109,6 +113,33 @@ def open_data(data: Any, inputs: Spec) -> Source:
         ((column, s),) = images.items()
         return Pictures(path, s.shape, column)
     raise DataError("predict-data-unknown", path=path, expected=described(inputs))
+
+
+def with_evaluation(recipe: Recipe, data: Any) -> Recipe:
+    """`recipe` with `data` to evaluate on: a source or a path as in `evaluate`, or another folder with the
+    data set of a recipe that the command line made. Raises `DataError` for what it cannot read, and for
+    columns other than those of the training data."""
+    expected = spec_of(recipe.task.train)
+    try:
+        source = open_data(data, expected)
+    except DataError as error:
+        named = recipe.source or {}
+        if error.code != "predict-data-unknown" or not named:
+            raise
+        try:
+            source = load(named["recipe"], named.get("set", ()), str(data)).task.eval
+        except (DataError, RecipeError):  # neither of the kinds that there are: the first says them all
+            raise error from None
+    given = spec_of(source)
+    if wrong := [n for n, s in expected.items() if n not in given or given[n].shape != s.shape]:
+        raise DataError(
+            "evaluation-columns",
+            "The data to evaluate has {columns:list}, but training had {wrong:and} as {expected:list}: make "
+            "them match.",
+            columns=[f"{n} {list(s.shape)}" for n, s in given.items()], wrong=wrong,
+            expected=[f"{n} {list(expected[n].shape)}" for n in wrong],
+        )  # fmt: skip
+    return dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, eval=source))
 
 
 def name_of(source: Any) -> Callable[[int], str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from ..recipe.settings import load
 from ..recipe.task import Tree
 from ..recipes import BUILT_IN
 from ..words.facts import Fact, fact
+from .inputs import with_evaluation
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,15 @@ def trained(
     recipe: Recipe | str | None = None,
     say: Callable[[Fact], None] = lambda _: None,
     *,
+    data: str | None = None,
     with_data: bool = False,
+    best: bool = False,
 ) -> Trained:
-    """The model of a `Result`, or of the newest checkpoint of a run folder.
+    """The model of a `Result`, or of the newest checkpoint of a run folder; with `best`, of its best one.
 
     *Arguments:* `recipe`: the recipe of the run, or how the command line names it, needed unless it is a
     built-in one. A Python file that only the folder names is never executed. `say` is called with warnings.
-    `with_data`: the run's own data is needed.
+    `with_data`: the run's own data is needed, or what is at `data`.
 
     Raises `RunError`, `RecipeError` if the recipe must be named, or `DataError` for the run's data.
     """
@@ -80,16 +84,41 @@ def trained(
     if not isinstance(model, str | Path):
         text = "A trained model is a Result or a run folder, got {kind}."
         raise RecipeError("not-a-trained-model", text, kind=type(model).__name__)
-    stored = read_run(model)
+    loaded = _loaded(read_run(model), recipe, say, data, with_data)
+    state = restore_run(loaded, model, say, best=best)
+    return Trained(loaded, state.params, state.state, state.steps, str(model))
+
+
+def result(run: str | Path, recipe: Recipe | str | None = None) -> Result:
+    """Reads a run folder back: the `Result` that `fit` returned, or that of the newest checkpoint of a run
+    that is not finished.
+
+        best = cw.result("runs/mine").best  # as of the evaluation that keep_best kept
+
+    *Arguments:* `recipe`: as in `cw.predict`, needed unless it is a built-in one. Raises `RunError` if `run`
+    is no run folder or its recipe must be named, `RecipeError`, `CheckpointError` without a checkpoint.
+    """
+    stored = read_run(run)
+    return Result.read(_loaded(stored, recipe, _warn), stored, _warn)
+
+
+def _warn(message: Fact) -> None:
+    warnings.warn(str(message), stacklevel=3)
+
+
+def _loaded(
+    run: StoredRun, recipe: Recipe | str | None, say: Callable[[Fact], None], data: str | None = None,
+    with_data: bool = False,
+) -> Recipe:  # fmt: skip
+    """The recipe of a run; says what differs from the recipe as run."""
     if isinstance(recipe, Recipe):
         loaded = recipe
     else:
-        loaded = recipe_of(stored, recipe) if with_data else _wherever_its_data_is(stored, recipe)
-    changed = disagreement(_without_data(stored.recipe), _without_data(loaded.describe()), beginning=False)
-    if changed:
-        say(fact("recipe-changed", recipe=loaded.name, run=str(model), changed=changed))
-    state = restore_run(loaded, model, say)
-    return Trained(loaded, state.params, state.state, state.steps, str(model))
+        loaded = recipe_of(run, recipe, data) if with_data or data else _wherever_its_data_is(run, recipe)
+    both = run.recipe, loaded.describe()
+    if changed := disagreement(*(both if with_data else map(_without_data, both)), beginning=False):
+        say(fact("recipe-changed", recipe=loaded.name, run=str(run.path), changed=changed))
+    return loaded
 
 
 def settings_of(run: str | Path) -> list[str]:
@@ -112,15 +141,18 @@ def recipe_of(run: StoredRun, recipe: str | None = None, data: str | None = None
         if source["recipe"] not in BUILT_IN:
             text = "{run} names a file, which is executed only if you name it too: --recipe {recipe:plain}"
             raise RunError("run-recipe-in-file", text, run=str(run.path), recipe=source["recipe"])
-    named = source.get("data")
-    if data is None and named is not None and is_url(named) and not fetched_before(named):
-        text = (
-            "{run} names data that was never fetched here: allow it with --data {url:plain}, or give your "
-            "own."
-        )
-        raise DataError("run-data-at-url", text, run=str(run.path), url=named)
+    named, held_out = (one if isinstance(one := source.get(n), str) else None for n in ("data", "eval_data"))
+    for option, at in (("--data", None if data else named), ("--eval-data", held_out)):
+        if at is not None and is_url(at) and not fetched_before(at):
+            text = (
+                "{run} names data that was never fetched here: allow it with {option} {url:plain}, or give "
+                "your own."
+            )
+            raise DataError("run-data-at-url", text, run=str(run.path), option=option, url=at)
     synthetic = source.get("synthetic") is True and data is None
-    return load(recipe or source["recipe"], source.get("set", ()), data or named, synthetic)
+    loaded = load(recipe or source["recipe"], source.get("set", ()), data or named, synthetic)
+    loaded = replace(loaded, source={**source, "recipe": recipe or source["recipe"]})
+    return loaded if held_out is None else with_evaluation(loaded, held_out)
 
 
 def _wherever_its_data_is(run: StoredRun, recipe: str | None = None) -> Recipe:
@@ -128,7 +160,7 @@ def _wherever_its_data_is(run: StoredRun, recipe: str | None = None) -> Recipe:
     try:
         return recipe_of(run, recipe)
     except DataError:
-        source = {**(run.source or {}), "data": None}
+        source = {**(run.source or {}), "data": None, "eval_data": None}
         return recipe_of(replace(run, recipe={**run.recipe, "source": source}), recipe)
 
 

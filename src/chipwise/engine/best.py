@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,24 @@ import numpy as np
 from ..errors import RecipeError, near
 from ..recipe.metrics import lower_is_better
 from ..recipe.recipe import Recipe
+from ..words.facts import Fact, fact
 
 FOLDER = "best"  # in the run folder: the checkpoint of its best evaluation
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What `keep_best` kept of a run.
+
+    *Fields:* `metric`, its best `value` and the `step` of it; `patience`, a duration, or `None`;
+    `ended_early`, whether the run ended because none was better for so long.
+    """
+
+    metric: str
+    value: float
+    step: int
+    ended_early: bool = False
+    patience: str | None = None
 
 
 class Best:
@@ -29,7 +46,7 @@ class Best:
     """
 
     def __init__(self, recipe: Recipe, metric: str, patience: str | None):
-        self.metric = metric
+        self.metric, self.patience = metric, patience
         self.value, self.step, self.over = math.nan, 0, False
         self._patience = None if patience is None else recipe.clock.steps(patience)
 
@@ -92,8 +109,16 @@ class Best:
             self._patience is not None and not math.isnan(self.value) and step - self.step >= self._patience
         )
 
-    def to_json(self, ended_early: bool) -> dict[str, Any] | None:
+    @property
+    def rule(self) -> dict[str, Any] | None:
+        """What to keep and when to end, as a run notes it when it starts; `None` without a metric."""
+        return {"metric": self.metric, "patience": self.patience} if self.metric else None
+
+    def kept(self, ended_early: bool) -> Kept | None:
         """For the run's result; `None` without a metric."""
-        if not self.metric:
-            return None
-        return {"metric": self.metric, "value": self.value, "step": self.step, "ended_early": ended_early}
+        return Kept(self.metric, self.value, self.step, ended_early, self.patience) if self.metric else None
+
+    def story(self, step: int, total: int) -> Fact:
+        """Which value is the best, and why a run of `total` steps that waited long enough ended at `step`."""
+        facts = {"metric": self.metric, "value": self.value, "best": self.step, "patience": self.patience}
+        return fact("ended-early", step=step, total=total, **facts)

@@ -19,7 +19,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -346,12 +346,14 @@ def _fill(template: Tree, flat: dict[str, Any], step: int) -> Tree:
 class Restored:
     """What `restore_run` reads.
 
-    *Fields:* `params` (averaged if the recipe has an EMA) and `state`, as NumPy arrays; `steps` done.
+    *Fields:* `params` (averaged if the recipe has an EMA) and `state`, as NumPy arrays; `steps` done;
+    `whole`, the state that a run goes on from.
     """
 
     params: Tree
     state: Tree
     steps: int
+    whole: TrainState = field(repr=False)
 
 
 def _warn(damage: Fact) -> None:
@@ -370,8 +372,7 @@ def restore_run(
     folder = Path(run) / (FOLDER if best else "checkpoints")
     check_inside(folder.parent, folder.name)
     if best and not folder.is_dir():
-        text = "{run} has no best checkpoint: train with --keep-best eval/accuracy, or leave out --best."
-        raise CheckpointError("run-without-best", text, run=str(run))
+        raise CheckpointError("run-without-best", run=str(run))
     if not folder.is_dir():
         raise CheckpointError("run-without-checkpoints", run=str(run))
     with contextlib.closing(Checkpoints(folder, read_only=True)) as checkpoints:
@@ -379,4 +380,4 @@ def restore_run(
     if found is None:
         raise CheckpointError("run-without-checkpoints", run=str(run))
     state: TrainState = found[0]
-    return Restored(parameters(recipe, state, averaged=True), state.state, int(state.step))
+    return Restored(parameters(recipe, state, averaged=True), state.state, int(state.step), state)

@@ -73,10 +73,10 @@ def fit(
         saver.rewind_best(log.history)
 
         # ---- train
-        reporter.start(log.begin, agenda.total)
+        reporter.start(log.begin, agenda.total, best.metric)
         if log.begin < agenda.last:
             if folder is not None:
-                closing.enter_context(folder.process(session, changed_code))
+                closing.enter_context(folder.process(session, changed_code, best.rule))
             reporter.say(session.data)
             meter.seconds["start"] = meter.total()
             with meter.section("compile"):
@@ -93,6 +93,9 @@ def fit(
         if log.evaluate(kept=session.step in agenda.evaluate):
             saver.keep_best(log.final)
         result = Result.of(log, saver)
+        if result.ended_early:
+            reporter.stop()
+            reporter.say(best.story(session.step, session.total))
         if folder is not None and result.complete:
             folder.finish(result.to_json(), trained=session.step > log.begin)
         return result

@@ -13,7 +13,9 @@ from rich.table import Column
 
 from ..words.facts import Fact
 
-SECONDS_BETWEEN_LINES = 10.0  # between plain lines, so that a log file stays readable
+SECONDS_BETWEEN_LINES = 60.0  # within an epoch, so that a log file stays readable and a long epoch is seen
+FIRST = ("eval/accuracy", "eval/loss", "train/accuracy", "train/loss")
+"""What a reader looks for, in this order, before a run's other metrics."""
 
 
 class Reporter:
@@ -32,8 +34,11 @@ class Reporter:
         self.kind = kind
         self._bar: Progress | None = None
         self._task: Any = None
-        self._last = -SECONDS_BETWEEN_LINES
-        self._unsaid: dict[str, Any] = {}
+        self._values: dict[str, tuple[float, int]] = {}  # the last of each metric, and its step
+        self._speed: float | None = None
+        self._epoch, self._last = 0, time.perf_counter()
+        self._line: tuple[int, str] | None = None  # to be printed, and its step
+        self._order: tuple[str, ...] = FIRST
         self._live: Any = None  # the line that is overwritten
         self._began = time.perf_counter()
 
@@ -53,13 +58,14 @@ class Reporter:
         if self.kind != "silent":
             self.console.print(f"warning: {text}", style="yellow", markup=False)
 
-    def start(self, step: int, total: int) -> None:
+    def start(self, step: int, total: int, metric: str = "") -> None:
+        """Begins after `step` of `total` steps. *Arguments:* `metric`, the one that matters, if one is."""
         self._began, self._from, self._total = time.perf_counter(), step, total
+        self._order = (metric, *FIRST)
         if self.kind == "bar":
-            # On a narrow terminal, the metrics are shortened, not step, total and remaining time.
+            # On a narrow terminal the last metrics are cut off: not the one that matters, nor step and time.
             self._bar = Progress(
-                TextColumn("[bold]train"),
-                BarColumn(bar_width=20),
+                BarColumn(bar_width=min(20, max(4, self.console.width // 8))),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(compact=True),
                 TextColumn(
@@ -73,24 +79,57 @@ class Reporter:
             self._task = self._bar.add_task("train", total=total, completed=step, text="")
 
     def update(self, row: dict[str, Any]) -> None:
-        """Shows a row of metrics: a dict with `step` and numbers by name.
+        """Shows a row of metrics: a dict with `step`, `epoch` and numbers by name.
 
-        A bar shows the last value of each number, a line those that are new since the last line.
+        A bar shows the last value of each metric, an older evaluation with its step; lines are those of the
+        ends of epochs, and in a long epoch one a minute.
         """
-        self._unsaid |= row
-        text = _numbers(self._unsaid)
+        step = row["step"]
+        for name, value in row.items():
+            if name.startswith(("train/", "eval/")) and isinstance(value, float):
+                self._values[name] = value, step
+        self._speed = row.get("examples_per_second") or self._speed
         if self._bar is not None:
-            self._bar.update(self._task, completed=row["step"], text=text)
+            self._bar.update(self._task, completed=step, text=self._text(step))
         elif self.kind == "live":
-            self._write_over(
-                f"step {row['step']}/{self._total}  {text}{self._eta(row['step'], time.perf_counter())}"
-            )
+            self._write_over(self._written(row))
         elif self.kind == "lines":
-            now = time.perf_counter()
-            last = row["step"] >= self._total
-            if last or now - self._last >= SECONDS_BETWEEN_LINES:
-                self._last, self._unsaid = now, {}
-                self.say(f"step {row['step']}/{self._total}  {text}{self._eta(row['step'], now)}")
+            if self._line is not None and self._line[0] != step:
+                self._flush()
+            if self._due(row):  # kept for a moment: the evaluation of the same step comes as a row of its own
+                self._line = step, self._written(row)
+
+    def _flush(self) -> None:
+        if self._line is not None:
+            (_, text), self._line = self._line, None
+            self.say(text)
+
+    def _due(self, row: dict[str, Any]) -> bool:
+        """Whether the row ends an epoch or the run, is an evaluation, or the last line is long ago."""
+        now, epoch = time.perf_counter(), int(row.get("epoch", 0.0) + 1e-9)
+        ended = row["step"] >= self._total or epoch > self._epoch
+        evaluated = any(name.startswith("eval/") for name in row)
+        if not (ended or evaluated or now - self._last >= SECONDS_BETWEEN_LINES):
+            return False
+        self._last, self._epoch = now, max(epoch, self._epoch)
+        return True
+
+    def _written(self, row: dict[str, Any]) -> str:
+        epoch = f"epoch {row['epoch']:.4g}  " if row.get("epoch") else ""
+        left = self._eta(row["step"], time.perf_counter())
+        return f"{epoch}step {row['step']}/{self._total}  {self._text(row['step'])}{left}"
+
+    def _text(self, step: int) -> str:
+        """Every metric, the most important first, and the speed."""
+        names = sorted(self._values, key=lambda n: self._order.index(n) if n in self._order else 9)
+        shown = []
+        for name in names:
+            value, at = self._values[name]
+            made = f" @{at}" if name.startswith("eval/") and at != step else ""
+            shown.append(f"{name} {value:.4f}{made}")
+        if self._speed:
+            shown.append(f"{self._speed:,.0f} examples/s")
+        return "  ".join(shown)
 
     def _write_over(self, line: str) -> None:
         """Overwrites the line in a notebook's cell."""
@@ -103,6 +142,7 @@ class Reporter:
             self._live.update(shown, raw=True)
 
     def stop(self) -> None:
+        self._flush()
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -113,13 +153,3 @@ class Reporter:
             return ""
         left = (now - self._began) / done * (self._total - step)
         return f"  eta {int(left) // 60}:{int(left) % 60:02d}"
-
-
-def _numbers(row: dict[str, Any]) -> str:
-    shown = []
-    for name in ("train/loss", "train/accuracy", "eval/loss", "eval/accuracy"):
-        if isinstance(row.get(name), float):
-            shown.append(f"{name} {row[name]:.4f}")
-    if row.get("examples_per_second"):
-        shown.append(f"{row['examples_per_second']:,.0f} examples/s")
-    return "  ".join(shown)

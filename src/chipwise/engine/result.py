@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ..errors import CheckpointError
 from ..machine.fingerprint import this_machine
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
+from ..words.facts import Fact
+from .best import Kept
+from .checkpoint import restore_run
 from .log import Log
 from .meter import share_of_peak
 from .saver import Saver
 from .state import fingerprint, parameters
+from .stored import StoredRun, number, read_run
 
 
 @dataclass(frozen=True)
@@ -26,10 +33,12 @@ class Result:
     *Fields:* `metrics`, the last `"train/..."` and `"eval/..."` values; `fingerprint`, SHA-256 of the trained
     parameters' bytes; `steps` done; `examples_per_second` (global, median) and `speed` (with quartiles and
     the batch); `seconds` by section; `feed`: the source of the data, whether the device waited for it and
-    what would help (empty without steps); `best`: for `fit`'s `keep_best`, the metric, its value and step,
-    and whether the run ended early; `devices`; `machine`, a `machine.fingerprint.Fingerprint` as JSON;
-    `params` (averaged if the recipe has an EMA) and `state` as NumPy arrays; `history`, all logged rows;
-    `trained`, the `Recipe`.
+    what would help (empty without steps); `kept`: for `fit`'s `keep_best`, the metric, its value and step,
+    and whether the run ended early (`best` is the result at that step); `devices`; `machine`, a
+    `machine.fingerprint.Fingerprint` as JSON; `params` (averaged if the recipe has an EMA) and `state` as
+    NumPy arrays; `history`, all logged rows; `trained`, the `Recipe`.
+
+    `cw.result("runs/mine")` reads it back from a run folder.
     """
 
     recipe: str
@@ -42,7 +51,7 @@ class Result:
     speed: dict[str, Any]
     seconds: dict[str, float]
     feed: dict[str, Any]
-    best: dict[str, Any] | None
+    kept: Kept | None
     run: str | None
     params: Tree = field(repr=False)
     state: Tree = field(repr=False)
@@ -72,7 +81,7 @@ class Result:
             speed=speed,
             seconds={name: round(value, 4) for name, value in seconds.items() if math.isfinite(value)},
             feed=feed,
-            best=best.to_json(best.over and session.step < session.total),
+            kept=best.kept(best.over and session.step < session.total),
             run=saver.run,
             params=parameters(recipe, state, averaged=True),
             state=state.state,
@@ -80,15 +89,54 @@ class Result:
             trained=recipe,
         )
 
+    @classmethod
+    def read(
+        cls, recipe: Recipe, run: StoredRun, say: Callable[[Fact], None] | None = None, *, best: bool = False
+    ) -> Result:
+        """The result of a run folder: of its newest checkpoint, or of the `best` one. Of an unfinished run,
+        and at the best step, the metrics are those of the rows so far. Raises as `restore_run` does."""
+        restored = restore_run(recipe, run.path, say, best=best)
+        rows = [{k: math.nan if v is None else v for k, v in row.items()} for row in run.rows]
+        history = [row for row in rows if row["step"] <= restored.steps]
+        stated = run.result or {}
+        metrics = {k: v for row in history for k, v in row.items() if k.startswith(("train/", "eval/"))}
+        if not best and isinstance(whole := stated.get("metrics"), dict):
+            metrics |= {k: np.asarray(v) for k, v in whole.items() if isinstance(v, list)}
+        parts: dict[str, Any] = {
+            name: value if isinstance(value := stated.get(name), dict) else {}
+            for name in ("devices", "machine", "speed", "seconds", "feed")
+        }
+        return cls(
+            recipe=recipe.name, steps=restored.steps, metrics=metrics,
+            fingerprint=fingerprint(parameters(recipe, restored.whole)),
+            examples_per_second=number(stated.get("examples_per_second")), kept=run.kept,
+            run=str(run.path), params=restored.params, state=restored.state, history=history, trained=recipe,
+            **parts,
+        )  # fmt: skip
+
+    @functools.cached_property
+    def best(self) -> Result:
+        """The result at the best evaluation, from the checkpoint that `keep_best` kept: give it to
+        `cw.predict`, `cw.export` or `cw.evaluate`. Raises `CheckpointError` if none was kept."""
+        if self.kept is None or self.run is None:
+            raise CheckpointError("run-without-best", run=self.run)
+        return Result.read(self.trained, read_run(self.run), best=True)
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether the run ended by `patience`."""
+        return self.kept is not None and self.kept.ended_early
+
     @property
     def complete(self) -> bool:
         """Whether the run needs no further steps: they are all done, or it ended early."""
-        return self.steps == self.trained.clock.total or bool(self.best and self.best["ended_early"])
+        return self.steps == self.trained.clock.total or self.ended_early
 
     def to_json(self) -> dict[str, Any]:
         """All fields but the arrays, the history and the recipe, as JSON values (NaN as null)."""
-        skipped = ("params", "state", "history", "trained")
+        skipped = ("params", "state", "history", "trained", "kept")
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
+        values["best"] = None if self.kept is None else vars(self.kept)
         return json.loads(json.dumps(values, default=_plain), parse_constant=lambda _: None)
 
     def _repr_html_(self) -> str:

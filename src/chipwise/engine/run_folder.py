@@ -145,15 +145,17 @@ class RunFolder:
             raise self._error(error) from error
 
     @contextlib.contextmanager
-    def process(self, session: Session, changed_code: bool = False) -> Iterator[None]:
-        """A context that writes this process's start and end to processes.jsonl. Raises `RunError` when the
-        programs are not those of the run so far, unless `changed_code`.
+    def process(
+        self, session: Session, changed_code: bool = False, best: dict[str, Any] | None = None
+    ) -> Iterator[None]:
+        """A context that writes this process's start, with the rule `best`, and its end to processes.jsonl.
+        Raises `RunError` when the programs are not those of the run so far, unless `changed_code`.
 
         `how` is "done", "stopped", "diverged" or "failed"; `code` is the error's. A process without an end
         was killed, or still runs: see `stored.StoredRun.running`.
         """
         here = psutil.Process()
-        start = {"pid": here.pid, "started": here.create_time(), "host": socket.gethostname()}
+        start = {"pid": here.pid, "started": here.create_time(), "host": socket.gethostname(), "best": best}
         start["computed"] = computed = session.computed()
         if session.step and (changes := changed_programs(read_processes(self.path), computed)):
             if not changed_code:

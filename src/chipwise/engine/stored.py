@@ -15,12 +15,14 @@ from typing import Any
 
 import psutil
 
-from ..atomic import read_inside
+from ..atomic import Misfit, read_inside, typed
 from ..errors import RecipeError, RunError
 from ..recipe.duration import Clock
+from ..recipe.metrics import lower_is_better
 from ..recipe.recipe import FROM_WEIGHTS, difference
 from ..words.facts import Fact, fact
 from ..words.figures import known
+from .best import Kept
 
 MOST_ROWS = 1 << 30  # bytes of metrics.jsonl
 _COMPILERS = {"versions.jaxlib", "versions.libtpu"}
@@ -76,6 +78,20 @@ class StoredRun:
         settings = source.get("set")
         sound = isinstance(settings, list) and all(isinstance(text, str) for text in settings)
         return source if sound and isinstance(source.get("data"), str | None) else None
+
+    @property
+    def kept(self) -> Kept | None:
+        """What `keep_best` kept: of the result, or of the evaluations of a run that is not over."""
+        last = next(reversed(self.starts), {})
+        for stated in ((self.result or {}).get("best"), last.get("best")):
+            if isinstance(stated, dict):
+                try:
+                    kept = typed(Kept, {**(best_row(self.rows, stated.get("metric")) or {}), **stated})
+                except Misfit:
+                    continue
+                if 0 <= kept.step < 2**53:
+                    return kept
+        return None
 
     @property
     def running(self) -> bool:
@@ -225,6 +241,15 @@ def read_result(run: Path) -> tuple[dict[str, Any] | None, str]:
     except (OSError, ValueError, RecursionError) as error:
         return None, " ".join(str(getattr(error, "strerror", None) or error).split())[:120]
     return result, ""
+
+
+def best_row(rows: Sequence[Mapping[str, Any]], metric: Any) -> dict[str, Any] | None:
+    """The `value` and the `step` of the first best value of a metric; `None` without any."""
+    found = [(value, row["step"]) for row in rows if (value := number(row.get(metric))) is not None]
+    if not found:
+        return None
+    value, step = min(found, key=lambda one: one[0] if lower_is_better(metric) else -one[0])
+    return {"value": value, "step": step}
 
 
 def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:

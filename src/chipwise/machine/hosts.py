@@ -4,7 +4,8 @@
     here.agree("save", due)
 
 `fit` and the other functions call `hosts`. A program calls it itself to pass the number of its host
-(`cw.hosts(4, 1, "10.0.0.1:8482")`), or to get it earlier. Later calls return the first call's result.
+(`cw.machine.hosts.hosts(4, 1, "10.0.0.1:8482")`), or to get it earlier. Later calls return the first call's
+result.
 """
 
 from __future__ import annotations
@@ -207,7 +208,7 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
     from .detect import started
 
     if started():
-        text = "JAX has already started: call cw.hosts() for {hosts} hosts before any other use of JAX."
+        text = "JAX has started: call cw.machine.hosts.hosts() for {hosts} hosts before any other use of JAX."
         raise DeviceError("hosts-too-late", text, hosts=seat.count)
     name = socket.gethostname()
 

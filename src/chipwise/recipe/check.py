@@ -68,8 +68,7 @@ class Finding:
 def check(recipe: Recipe, on: str | None = None) -> list[Finding]:
     """Settings of `recipe` that are probably mistakes; empty when there are none. Computes and reads nothing.
 
-    *Arguments*: `on`: a target such as `"v3-8"` or `"a100:8"`, to check for that device; without it, the
-    rules of TPUs are checked.
+    *Arguments*: `on`: a target such as `"v3-8"` or `"a100:8"`, to check for that device too.
 
     Raises `RecipeError` when replicas or shards do not divide the batch, `DeviceError` for an unknown target.
     """
@@ -184,7 +183,7 @@ def _device(recipe: Recipe, target: Target | None) -> list[Fact]:
     facts = []
     batch, replicas = recipe.batch, recipe.replicas
     group = batch // replicas
-    if (target is None or target.chip.kind == "TPU") and group % SUBLANES:
+    if target is not None and target.chip.kind == "TPU" and group % SUBLANES:
         full = -(-group // SUBLANES) * SUBLANES
         below = full - SUBLANES  # where there are not examples enough for more
         fits = full if full * replicas <= recipe.clock.examples or not below else below

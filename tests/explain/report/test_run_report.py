@@ -412,3 +412,64 @@ def test_numbers_that_cannot_be_do_not_break_the_story(tmp_path, recipe, result)
     stored = json.loads((folder / "recipe.json").read_text())
     (folder / "recipe.json").write_text(json.dumps(stored | recipe))
     assert report(folder)["kind"] == "run"
+
+
+# ---- the best evaluation, and an early end
+
+
+BEST = {"metric": "eval/accuracy", "value": 0.9, "step": 120, "ended_early": True, "patience": "2ep"}
+
+
+def how(document, code):
+    (one,) = (told for told in document["commands"] if told["code"] == code)
+    return one["command"]
+
+
+def test_an_early_end_says_so_and_repeats_itself(tmp_path):
+    rows = runs.usual(160)
+    source = {"recipe": "digits", "set": [], "data": None, "eval_data": "/my/third"}
+    document = whole(tmp_path, rows, best=BEST, recipe={"source": source})
+    (told,) = document["status"]["facts"]
+    about = {n: told[n] for n in ("code", "metric", "value", "best", "step", "total", "patience")}
+    assert about == {
+        "code": "ended-early", "metric": "eval/accuracy", "value": 0.9, "best": 120, "step": 160,
+        "total": 200, "patience": "2ep",
+    }  # fmt: skip
+    assert document["best"]["step"] == 120 and document["best"]["metrics"].keys() == {
+        "eval/loss",
+        "eval/accuracy",
+    }
+    again = how(document, "next-repeat").split()
+    for flag, value in (
+        ("--keep-best", "eval/accuracy"),
+        ("--patience", "2ep"),
+        ("--eval-data", "/my/third"),
+    ):
+        assert again[again.index(flag) + 1] == value
+    assert how(document, "next-evaluate").endswith("--best")
+    for damaged in ({**BEST, "step": "x"}, {**BEST, "step": 10**400}, {"metric": 3}, [], 7):
+        assert whole(tmp_path / f"{id(damaged)}", rows, best=damaged)["best"] is None
+
+
+def test_an_early_end_is_not_told_to_train_longer(tmp_path):
+    devices = {"platform": "cpu", "kind": "cpu", "count": 1, "task_state": 64}
+    rows = [
+        runs.row(40 * k, eval_loss=9.0, eval_accuracy=0.1, train_loss=1 / k, train_accuracy=0.99)
+        for k in range(1, 5)
+    ]
+    for name, best, longer in (("a", None, True), ("b", BEST, False)):
+        document = whole(tmp_path / name, rows, devices=devices, best=best)
+        one = found(document, "statistics-at-their-start")
+        assert ("try-longer-run" in codes(one["try"])) is longer
+
+
+def test_the_best_of_an_unfinished_run_is_that_of_its_rows(tmp_path):
+    start = runs.started(best={"metric": "eval/loss", "patience": None})
+    document = report(runs.write(tmp_path / "run", runs.usual(130), processes=[start, runs.ended(130)]))
+    assert (document["best"]["step"], document["best"]["ended_early"]) == (120, False)
+
+
+def test_a_constant_rate_is_no_finding(tmp_path):
+    optimizer = {"optimizer": "sgd", "lr": 0.1}
+    document = whole(tmp_path, recipe={"optimizer": optimizer})
+    assert len(set(document["schedule"]["values"])) == 1 and document["advice"] == []

@@ -73,7 +73,7 @@ def learned(
         return [Observation("learning", fact("story-run-diverged"), calmer, (how, before))]
     findings = list(_unlearned(run, calmer, recipe))
     if not findings and finished:
-        findings = [*_earlier_best(run), *_gap(run)]
+        findings = [*(_earlier_best(run) if run.kept is None else ()), *_gap(run)]
     return [*findings, *_idle(rate)]
 
 
@@ -142,7 +142,8 @@ def _gap(run: StoredRun) -> Iterator[Observation]:
     step, running = run.rows[-1]["step"], part(run.result, "devices").get("task_state")
     if running and unsettled({"train/accuracy": a, "eval/accuracy": b}, step):
         begun = fact("statistics-at-their-start", train=a, eval=b, steps=step)
-        yield Observation("learning", begun, (fact("try-lower-momentum"),))
+        longer = [] if run.kept is not None and run.kept.ended_early else [fact("try-longer-run")]
+        yield Observation("learning", begun, (*longer, fact("try-lower-momentum")))
         return
     tries = fact("try-decay-or-augmentation"), fact("try-more-examples")
     yield Observation("learning", fact("accuracy-gap", train=a, eval=b), tries)

@@ -105,6 +105,9 @@ def beside(batch: Any, replicas: Any) -> str:
 
 def _metrics(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows, steps = [], document["metric_steps"]
+    if (best := document["best"]) is not None:
+        at = f" at step {best['step']:,}"
+        rows += [(f"best {name}", metric(value) + at) for name, value in best["metrics"].items()]
     for name, value in document["metrics"].items():
         step = steps.get(name.partition("/")[0])
         rows.append((name, metric(value) + (f" at step {step:,}" if step is not None else "")))

@@ -72,6 +72,7 @@ def run_document(run: StoredRun) -> dict[str, Any]:
         "status": status,
         "metrics": metrics,
         "metric_steps": steps,
+        "best": _best(run),
         "speed": fast and vars(fast),
         "fingerprint": one_line(fingerprint) if isinstance(fingerprint, str) else None,
         "devices": devices,
@@ -120,6 +121,10 @@ def _status(run: StoredRun, total: int | None) -> dict[str, Any]:
     elif result is not None and bad is None:
         state, steps = "finished", int(result)
         facts = [fact("story-run-finished", steps=steps)]
+        if (kept := run.kept) is not None:
+            best = {"metric": one_line(kept.metric), "value": kept.value, "best": kept.step}
+            early = fact("ended-early", step=steps, total=total, patience=one_line(kept.patience), **best)
+            facts = [early] if kept.ended_early else [*facts, fact("story-run-best", **best)]
     elif bad is not None:
         length = fact("story-run-length", total=total)
         state, facts = "diverged", [fact("story-run-diverged"), bad[1], length, kept]
@@ -158,6 +163,15 @@ def _metrics(run: StoredRun) -> tuple[dict[str, float | None], dict[str, int]]:
             steps[part], last = rows[-1]
             metrics |= last
     return metrics, steps
+
+
+def _best(run: StoredRun) -> dict[str, Any] | None:
+    """What `keep_best` kept, with all metrics of that evaluation; `None` if nothing was."""
+    if (kept := run.kept) is None:
+        return None
+    there = {name: value for row in run.rows if row["step"] == kept.step for name, value in row.items()}
+    about = {name: one_line(v) if isinstance(v, str) else v for name, v in vars(kept).items()}
+    return about | {"metrics": _values(there, "eval/") or {one_line(kept.metric): kept.value}}
 
 
 def _values(row: Mapping[str, Any], begin: str = "") -> dict[str, float | None]:

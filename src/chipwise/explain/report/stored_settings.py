@@ -112,15 +112,21 @@ def next_commands(run: StoredRun, state: str, devices: Mapping[str, Any], lower:
     """The next commands to type, in order. A run that diverged would do so again, so it is tried with a
     `lower` rate, such as `lr=0.1`, if known."""
     path, again = command(str(run.path)), command(f"{run.path}-again")
-    recipe = typed(run)
+    recipe, kept = typed(run), run.kept
     if recipe is None:
         if state == "diverged":
             tried = fact("next-try-again-in-program")
             return [tried if lower is None else fact("next-try-again-with-in-program", setting=lower)]
-        resume = [fact("next-resume-in-program", run=one_line(run.path))]
-        return [*(resume if state in ("unfinished", "empty") else []), fact("next-repeat-in-program")]
-    start = (run.source or {}).get("from")
-    more = f" {command('--from', start)}" if isinstance(start, str) else ""
+        given = {} if kept is None else {"keep_best": kept.metric, "patience": kept.patience}
+        options = "".join(f", {name}={one_line(value)!r}" for name, value in given.items() if value)
+        resume = [fact("next-resume-in-program", run=one_line(run.path), options=options)]
+        repeat = fact("next-repeat-in-program", options=options)
+        return [*(resume if state in ("unfinished", "empty") else []), repeat]
+    source = run.source or {}
+    pairs = {"--from": source.get("from"), "--eval-data": source.get("eval_data")}
+    if kept is not None:
+        pairs |= {"--keep-best": kept.metric, "--patience": kept.patience}
+    more = "".join(f" {command(name, one)}" for name, one in pairs.items() if isinstance(one, str))
     if devices.get("simulated") is True and number(devices.get("count")):
         more += f" --simulate {devices['count']:g}"
     if devices.get("exact") is False:
@@ -136,5 +142,6 @@ def next_commands(run: StoredRun, state: str, devices: Mapping[str, Any], lower:
             facts.append(fact("next-resume", command=f"chipwise train {recipe}{more} --run {path}"))
         facts.append(fact("next-repeat", command=f"chipwise train {recipe}{more} --run {again}"))
     if run.checkpoints:
-        facts.append(fact("next-evaluate", command=f"chipwise eval {path}"))
+        best = " --best" * (kept is not None and bool(kept.step))
+        facts.append(fact("next-evaluate", command=f"chipwise eval {path}{best}"))
     return facts

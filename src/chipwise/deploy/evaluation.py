@@ -1,0 +1,44 @@
+"""`cw.evaluate`: the metrics of a trained model on any data, such as a third split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..engine.evaluate import evaluate as of_parameters
+from ..engine.on import ALL, On
+from ..engine.result import Result
+from ..recipe.recipe import Recipe
+from .inputs import with_evaluation
+from .model import Trained, trained
+
+
+def evaluate(
+    model: Result | Trained | str | Path,
+    data: Any = None,
+    *,
+    recipe: Recipe | None = None,
+    batch: int | None = None,
+    on: On = ALL,
+) -> dict[str, Any]:
+    """Metric name to value of a trained model, every example of `data` exactly once.
+
+        cw.evaluate(result)  # the recipe's evaluation data
+        cw.evaluate(cw.result("runs/mine").best, cw.PackedFolder("photos", "test"))
+
+    The values have the same bits on any number of devices.
+
+    *Arguments:*
+
+    - `model`, `recipe`: as in `cw.predict`; `cw.deploy.Trained(recipe, params, state)` for your own arrays.
+    - `data`: a source with the columns of the training data, or the path of a packed folder or of `.npz`
+      arrays; by default the recipe's evaluation data.
+    - `batch`: the examples that are read at a time, on all devices; it changes no value. `on`: only its
+      devices matter.
+
+    Raises `DataError` for data that the task cannot read, or without any; `RunError`, `RecipeError`,
+    `DeviceError`.
+    """
+    known = trained(model, recipe, with_data=data is None)
+    there = known.recipe if data is None else with_evaluation(known.recipe, data)
+    return of_parameters(there, known.params, known.state, batch=batch, on=on)
