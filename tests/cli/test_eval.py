@@ -114,7 +114,7 @@ def test_the_best_checkpoint_and_a_third_split(chipwise, mine, tmp_path):
     run, third = tmp_path / "run", tmp_path / "third.npz"
     data = tasks.data(31, 5)
     np.savez(third, x=data.columns["x"], label=data.columns["label"])
-    options = ["--devices", "1", "--eval-every", "4st", "--set", "rate=9.0"]
+    options = ["--devices", "1", "--eval-every", "4st", "--set", "rate=30.0"]
     keep = ["--keep-best", "eval/loss", "--patience", "4st"]
     said = chipwise("train", f"{mine}:recipe", "--run", run, *options, *keep, "--eval-data", third, "--lines")
     assert said.code == 0, said.err
@@ -133,5 +133,5 @@ def test_the_best_checkpoint_and_a_third_split(chipwise, mine, tmp_path):
     said = chipwise("eval", run, "--best", "--eval-data", other, *same)
     shown = json.loads(said.out)
     assert (shown["examples"], said.err) == (17, "")
-    best = cw.result(run, cw.load(f"{mine}:recipe", ["rate=9.0"])).best
+    best = cw.result(run, cw.load(f"{mine}:recipe", ["rate=30.0"])).best
     assert cw.evaluate(best, data, on=cw.On(devices=1)) == shown["metrics"]

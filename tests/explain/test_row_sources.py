@@ -1,13 +1,12 @@
-"""What arguments name, as rows: records, runs, studies, plans and published figures."""
+"""What arguments name, as rows: records, runs, studies and plans."""
 
 import json
 
 import pytest
 
 from chipwise.errors import DataError, RecipeError, RunError
-from chipwise.explain.compare.comparison import document
 from chipwise.explain.row import as_range, divergence
-from chipwise.explain.row_sources import read, unpublished
+from chipwise.explain.row_sources import read
 from chipwise.planner.plans import SCHEMA as PLAN
 from explain.comparisons import (
     BETWEEN,
@@ -84,8 +83,7 @@ def test_a_field_of_another_type_is_named(tmp_path, field, value, expected):
 def test_runs_of_several_recipes_are_rows_of_several_recipes(tmp_path):
     run(tmp_path / "runs" / "a"), run(tmp_path / "runs" / "b", name="digits", batch=64)
     assert [r.label for r in read([str(tmp_path / "runs")])] == ["a", "b"]
-    with refused(RecipeError, "another-recipe", has="digits", other_has="mnist"):
-        compared(tmp_path / "runs")
+    assert compared(tmp_path / "runs")["recipes"] == ["mnist", "digits"]
 
 
 def test_folders_that_hold_nothing(tmp_path):
@@ -116,20 +114,6 @@ def test_a_folder_of_runs_is_a_row_a_setting(tmp_path):
     ]
 
 
-def test_published_without_figures_is_left_out(tmp_path):
-    sources = [str(record(tmp_path / f"{k}.json", name="digits")) for k in "ab"] + ["published"]
-    rows = read(sources)
-    (note,) = unpublished(sources, rows)
-    assert [r.kind for r in rows] == ["measured"] * 2
-    assert (note.code, note["recipe"]) == ("nobody-published", "digits")
-    assert document(rows, notes=[note])["notes"] == [note.json()]
-    with refused(RecipeError, "compare-alone-unpublished", labels=["a"]):
-        document(rows[:1], notes=[note])
-    with refused(RecipeError, "published-none", words="v100"):
-        read([sources[0], "published:v100"])
-    assert unpublished(["published"], read(["published:mnist"])) == []
-
-
 def test_labels(tmp_path):
     a, b = record(tmp_path / "a.json"), record(tmp_path / "lr=0.2" / "a.json")
     assert [r.label for r in read([str(a), str(b)])] == ["a", "a (2)"]
@@ -141,9 +125,6 @@ def test_labels(tmp_path):
     ]
     with refused(RecipeError, "baseline-unknown", label="abb", near="abba"):
         compared(f"abba={a}", b, baseline="abb")
-    assert [r.kind for r in read([str(a), "published:t4"])] == ["measured", "published"]
-    with refused(RecipeError, "published-no-match", recipe="mnist", words="abacus", rows=2, target="t4"):
-        read([str(a), "published:abacus"])
 
 
 def test_labels_are_never_twice(tmp_path):

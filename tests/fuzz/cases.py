@@ -474,7 +474,7 @@ def documents(root: Path, draw: random.Random) -> Iterator[Case]:
     for number, bad in enumerate([*TEXTS, '{"schema": "chipwise.bench/1"}', '{"schema": 3}']):
         file = root / f"d{number}.json"
         file.write_text(bad)
-        yield Case(f"record {bad[:60]!r}", ("compare", str(file), "published"))
+        yield Case(f"record {bad[:60]!r}", ("compare", str(file), str(file)))
 
 
 def addresses(root: Path, draw: random.Random) -> Iterator[Case]:
@@ -529,7 +529,7 @@ def pipes(root: Path, draw: random.Random) -> Iterator[Case]:
         ("check", "mnist", "--data", str(mnist), "--images", str(root / "p.png")),
         ("report", str(run)),
         ("eval", str(run)),
-        ("compare", str(pipe), "published"),
+        ("compare", str(pipe), str(pipe)),
         ("check", f"{pipe}.py:recipe"),
         ("plan", "digits", "--on", "t4", "--prices", str(pipe)),
     ):

@@ -34,8 +34,7 @@ def report(
 @options.taking
 def compare(
     sources: list[str] = argument(
-        "Records, run folders, studies, plans (--json), folders of records, published[:WORDS]; LABEL=PATH "
-        "names a row.",
+        "Runs, studies, records, plans (--json), folders of runs or records; LABEL=PATH names a row.",
         "A B ...",
     ),
     baseline: str | None = option("The row to compare the others with. [the first]", "A"),
@@ -43,15 +42,16 @@ def compare(
     html: Path | None = options.HTML,
     json_: bool = options.JSON,
 ) -> None:
-    """Compare measured, predicted and published speeds of one recipe: who is faster, and by how much.
+    """Compare runs: whose result is better and whether that means anything, who is faster, what it costs.
 
-    Shows what differs and whether the losses agree, then examples/s with intervals, wall time and time to
-    a target. Compares steps/s only if all batches are equal.
+    The result comes first, with a verdict over seeds; then examples/s with intervals, wall time, dollars
+    and the time to a target. Rows may be of two models. Then it shows what differs.
 
     \b
     Examples:
-      chipwise compare cpu.json gpu.json
-      chipwise compare mine=bench/ plan.json published --baseline mine --html compare.html
+      chipwise compare runs/a runs/b
+      chipwise compare runs/small-5 runs/large-5 --html compare.html
+      chipwise compare mine=bench/ plan.json --baseline mine
       chipwise compare runs/a runs/b --target eval/accuracy=0.94 --json
     """
     from ..explain.compare import compare_page

@@ -93,9 +93,6 @@ def fit(
         if log.evaluate(kept=session.step in agenda.evaluate):
             saver.keep_best(log.final)
         result = Result.of(log, saver)
-        if result.ended_early:
-            reporter.stop()
-            reporter.say(best.story(session.step, session.total))
         if folder is not None and result.complete:
             folder.finish(result.to_json(), trained=session.step > log.begin)
         return result

@@ -40,6 +40,7 @@ class Saver:
         self._checkpoints = Checkpoints(folder.checkpoints) if folder is not None else None
         self._best: Checkpoints | None = None
         self._saved_at, self._last = -1, 0.0
+        self._reporter: Reporter | None = None
 
     def restore(self, reporter: Reporter) -> TrainState | None:
         """The newest readable checkpoint, the same on every host; `None` when there is none. The meter goes
@@ -47,6 +48,7 @@ class Saver:
 
         Raises `CheckpointError` when none is readable, or when it is of another model.
         """
+        self._reporter = reporter
         template, placement = self.session.holding.template.without("saved"), self.session.placement
         shards = self.session.layout.shards
         restored = None
@@ -95,6 +97,8 @@ class Saver:
                     if self._best is not None:
                         self._best.wait()
         self.best.over = agree("patience", self.best.waited_enough(step))
+        if self.best.over and step < self.session.total and self._reporter is not None:
+            self._reporter.say(self.best.story(step, self.session.total))
         if step == self._saved_at:  # at the end; before, a run that goes on from an earlier step may need one
             self._remove_older_bests()
 

@@ -56,7 +56,7 @@ def compare(*sources: str | os.PathLike, baseline: str | None = None, target: st
     """Compares records, runs, studies and plans, as `chipwise compare` does: a dict of the JSON document
     (docs/compare.md), displayed as tables in a notebook.
 
-    *Arguments:* `sources`: paths, `LABEL=PATH`, or `published`; `baseline`: a label; `target`: such as
+    *Arguments:* `sources`: paths or `LABEL=PATH`; `baseline`: a label; `target`: such as
     `"eval/accuracy=0.94"`. Raises `DataError`, `RunError` or `RecipeError`.
     """
     from .compare.compare_table import parts

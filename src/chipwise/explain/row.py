@@ -15,9 +15,8 @@ from ..planner.plans import Range
 from ..recipe.schedules import as_typed
 from ..words.facts import Fact, fact
 from ..words.figures import known
-from .published import Published
 
-MEASURED, PREDICTED, PUBLISHED = KINDS = ("measured", "predicted", "published")
+MEASURED, PREDICTED = KINDS = ("measured", "predicted")
 _FIELDS = ("name", "batch", "replicas", "precision", "source", "seed")  # of a recipe: a row's, or a repeat's
 
 
@@ -42,6 +41,7 @@ class Repeat:
     evaluations: tuple[Mapping[str, float], ...] = ()  # "step", "seconds" where known, "eval/..."
     metrics: Mapping[str, float] = field(default_factory=dict)  # the last of each
     seconds: Mapping[str, float] = field(default_factory=dict)  # wall, by section
+    best_at: int | None = None  # the step of `metrics`, where a run kept its best evaluation
     complete: bool = True
     diverged: Fact | None = None  # when, if it did
     warming_up: bool = False  # its only speed is of the interval that compiled programs warm up in
@@ -59,11 +59,11 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Row:
-    """What is compared: measured, predicted or published."""
+    """What is compared: measured or predicted."""
 
     label: str
     kind: str  # one of `KINDS`
-    form: str  # "record", "run", "study", "plan" or "published"
+    form: str  # "record", "run", "study" or "plan"
     source: Fact  # where its figures come from
     recipe: str
     parameters: int | None = None  # numbers of the model, not bytes
@@ -83,7 +83,6 @@ class Row:
     created: str | None = None
     repeats: tuple[Repeat, ...] = ()
     plan: Mapping[str, Any] | None = None  # of a plan document, checked where it is used
-    published: Published | None = None
     notes: tuple[Fact, ...] = ()
     given: tuple[str, ...] = ()  # the argument that named it: its label, its path
 

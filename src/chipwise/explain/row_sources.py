@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,16 +17,14 @@ from typing import Any
 
 from ..atomic import Misfit, read_regular, typed
 from ..chips.catalogue import find
-from ..errors import DataError, RecipeError, RunError
+from ..errors import DataError, RunError
 from ..machine import record
 from ..planner.plans import SCHEMA as PLAN
-from ..words.facts import Fact, fact
+from ..words.facts import fact
 from ..words.figures import known
-from .published import Published, rows_for
 from .row import (
     MEASURED,
     PREDICTED,
-    PUBLISHED,
     Repeat,
     Row,
     Window,
@@ -40,23 +37,16 @@ from .row import (
 )
 from .run_rows import folder_of_runs, run_row, study_rows
 
-_PUBLISHED = re.compile(r"published(?::(.*))?", re.DOTALL)
-
 
 def read(arguments: Sequence[str]) -> list[Row]:
     """The rows that the arguments name, in their order, each with a label of its own.
 
-    Raises `DataError` and `RunError` for files and folders that cannot be used, `RecipeError` for
-    published rows that are not there.
+    Raises `DataError` and `RunError` for files and folders that cannot be used.
     """
-    labelled = [_labelled(argument) for argument in arguments]
-    read_ = [[] if _PUBLISHED.fullmatch(path) else _read(Path(path)) for _, path in labelled]
-    recipe = next((rows[0].recipe for rows in read_ if rows), None)
     seen: set[str] = set()
     distinct = []
-    for (label, path), rows in zip(labelled, read_, strict=True):
-        if (asked := _PUBLISHED.fullmatch(path)) is not None:
-            rows = _published(recipe, (asked[1] or "").strip())
+    for label, path in map(_labelled, arguments):
+        rows = _read(Path(path))
         for row in rows:
             name = row.label if label is None else label if len(rows) == 1 else f"{label} {row.label}"
             names = itertools.chain([name], (f"{name} ({n})" for n in itertools.count(2)))
@@ -64,14 +54,6 @@ def read(arguments: Sequence[str]) -> list[Row]:
             seen.add(name)
             distinct.append(replace(row, label=name, given=tuple(filter(None, (label, path)))))
     return distinct
-
-
-def unpublished(arguments: Sequence[str], rows: Sequence[Row]) -> list[Fact]:
-    """What to say of a plain `published` that brought no rows."""
-    asked = any(_PUBLISHED.fullmatch(path) for _, path in map(_labelled, arguments))
-    if not asked or not rows or any(row.kind == PUBLISHED for row in rows):
-        return []
-    return [fact("nobody-published", recipe=rows[0].recipe, recipes=_recipes())]
 
 
 def _labelled(argument: str) -> tuple[str | None, str]:
@@ -86,7 +68,7 @@ def _read(path: Path) -> list[Row]:
     if not path.exists():
         raise DataError(
             "source-missing",
-            "{path} does not exist. Name a record, a run, a study, a plan (--json) or published.", path=path,
+            "{path} does not exist. Name a record, a run, a study or a plan (--json).", path=path,
         )  # fmt: skip
     if path.is_dir():
         return _folder(path)
@@ -253,51 +235,3 @@ def _plans(document: Mapping[str, Any], path: Path) -> list[Row]:
             )
         )  # fmt: skip
     return rows
-
-
-# ---- published
-
-
-def _published(recipe: str | None, words: str) -> list[Row]:
-    """Rows of the bundled table, none for a recipe of which there are none.
-
-    Raises `RecipeError` when `words` leave none, and when they leave several recipes.
-    """
-    rows = rows_for(recipe, words)
-    recipes = list(dict.fromkeys(row.recipe for row in rows))
-    if len(recipes) > 1:
-        raise RecipeError(
-            "published-of-which-recipe",
-            "published: of which recipe? Add a run of it, or type published:{first}. There are "
-            "{recipes:list}.", recipes=recipes, first=recipes[0],
-        )  # fmt: skip
-    there = rows_for(recipe) if recipe else ()
-    if words and not rows and there:
-        # one that a shell takes without quotes
-        typed = next((row.target for row in there if row.target), "")
-        raise RecipeError(
-            "published-no-match",
-            "Of the {rows} published figures of {recipe} none matches '{words:plain}'. Try "
-            "published:{target}.", recipe=recipe, words=words, rows=len(there), target=typed,
-        )  # fmt: skip
-    if words and not rows:
-        raise RecipeError(
-            "published-none",
-            "No published figure matches '{words:plain}'. There are figures of {recipes:list}.", words=words,
-            recipes=_recipes(),
-        )  # fmt: skip
-    return [_published_row(row) for row in rows]
-
-
-def _recipes() -> list[str]:
-    return sorted({row.recipe for row in rows_for(None)})
-
-
-def _published_row(row: Published) -> Row:
-    notes = [fact("similar", how=row.similar)] if row.similar else []
-    notes += [fact("source-note", words=row.note)] if row.note else []
-    own = ("label", "recipe", "batch", "replicas", "precision", "framework", "device")
-    return Row(
-        kind=PUBLISHED, form="published", source=fact("source-published", source=row.source, date=row.date),
-        created=row.date, devices=1, published=row, notes=tuple(notes), **{k: getattr(row, k) for k in own},
-    )  # fmt: skip

@@ -142,6 +142,10 @@ def _repeat(run: StoredRun, diverged: Fact | None) -> Repeat:
         if scores := {k: v for k, v in metrics_here.items() if k.startswith("eval/")}:
             seconds = {"seconds": s} if known(s := row.get("seconds")) and s else {}
             evaluations.append({"step": step, **scores, **seconds})
+    if (kept := run.kept) is not None:
+        metrics |= next((e for e in evaluations if e["step"] == kept.step), {})
+        metrics.pop("step", None)
+        metrics.pop("seconds", None)
     # The first interval of a process is warm-up. Its summary says how many came after, so where a run was
     # resumed to its end, one more is known
     after = whole(mapping(result, "speed"), "intervals")
@@ -154,5 +158,6 @@ def _repeat(run: StoredRun, diverged: Fact | None) -> Repeat:
     return Repeat(
         name=str(run.path), seed=whole(run.recipe, "seed"), steps=rows[-1]["step"] if rows else None,
         speeds=tuple(steady or speeds), losses=tuple(losses), evaluations=tuple(evaluations), metrics=metrics,
-        seconds=sections, complete=bool(result), diverged=diverged, warming_up=not steady,
+        best_at=kept and kept.step, seconds=sections, complete=bool(result), diverged=diverged,
+        warming_up=not steady,
     )  # fmt: skip

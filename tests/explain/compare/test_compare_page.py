@@ -19,7 +19,7 @@ from pages import HOSTILE, Reader, browse, needs_browser
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A comparison of everything: records, a study, a run, plans and published figures."""
+    """A comparison of everything: records, a study, a run and plans."""
     folder = tmp_path_factory.mktemp("all")
     sources = [
         record(folder / "cpu.json", 4000, 0.05),
@@ -27,7 +27,6 @@ def made(tmp_path_factory):
         study(folder / "study"),
         run(folder / "run"),
         plan(folder / "plan.json"),
-        "published",
     ]
     rows = read([str(s) for s in sources])
     return document(rows, target=parse("0.95"))
@@ -43,17 +42,14 @@ def hostile(value):
     return HOSTILE if isinstance(value, str) else value
 
 
-def test_the_answer_and_the_kinds_come_first(made):
+def test_the_answer_comes_first_and_the_result_before_the_speed(made):
     text = " ".join(Reader(compare_page.render(made)).text.split())
     headline = " ".join(f["text"] for f in made["sentences"]["headline"])
-    at = [
-        text.index(s)
-        for s in (headline, "Examples a second", "Each row", "Is it the same computation", "Where every")
-    ]
+    parts = (headline, "Each row", "Result", "Examples a second", "What differs", "The same computation")
+    at = [text.index(s) for s in (*parts, "Where every")]
     assert at == sorted(at)
-    before = text[: text.index("Examples a second")]
-    for kind in ("measured", "predicted", "published"):
-        assert kind in before and text.count(kind) >= 4
+    for kind in ("measured", "predicted"):
+        assert text.count(kind) >= 4
     for row in made["rows"]:
         assert row["label"] in text and row["source"]["text"] in text
     for sentence in (a["fact"]["text"] for a in made["agreement"]):
@@ -65,7 +61,6 @@ def test_every_picture_is_there(made):
     for title in ("The first losses", "Speed over steps", "eval/accuracy over time", "spread over seeds"):
         assert f"<b>{title}" in text or title in text
     assert text.count('class="measure measured"') == 5 and text.count('class="measure predicted"') == 2
-    assert text.count('class="measure published"') == 2
 
 
 def test_nothing_is_fetched(made):
@@ -112,22 +107,6 @@ def test_bars_become_points_where_a_bar_would_mislead(tmp_path):
         assert text.count('<rect class="measure measured"') == (0 if log else 2)
         assert text.count('<circle class="measure measured"') == (2 if log else 0)
         assert ("lengths say nothing" in text) == log
-
-
-def test_a_card_says_how_the_fastest_compares_with_the_baseline(tmp_path):
-    sources = [record(tmp_path / f"{k}.json", 1000, 0.05, seed=k) for k in range(2)]
-    record(tmp_path / "1.json", 9000, 0.05, kind="TPU v2")
-    found = document(read([str(s) for s in sources]))
-    (card,) = compare_page._cards(found, sorted(found["rows"], key=lambda row: row["label"] != "1"))
-    assert card["who"] == "1" and "× 0, faster." in card["why"] and "TPU v2" in card["why"]
-    (base,) = compare_page._cards(found, found["rows"])
-    assert base["why"].startswith("The baseline.")
-
-
-def test_a_dagger_stands_beside_its_bar(tmp_path):
-    sources = record(tmp_path / "a.json"), record(tmp_path / "b.json", 9, losses=[9.0] * 9)
-    text = compare_page.render(document(read([str(s) for s in sources])))
-    assert re.search(r'<span class="value">[^<]*× †</span>', text)
 
 
 # ---- in a browser

@@ -1,37 +1,32 @@
-"""Checks whether rows compute the same thing, before their speeds are compared: their recipe, its settings,
-then their first losses.
+"""What differs between rows, and whether their first losses say that they compute the same thing.
 
 Two devices, or two orders of summation, round differently. Their losses differ in the last bits, and training
-amplifies that, up to ten times a step early in training with a high rate. (JAX against PyTorch, ResNet-32 at
-rate 0.1 from the first step on: relative 1e-7, 1e-7, 1e-5, 5e-5, 3e-4.) A *mistake*, such as another initial
-value, rate or decay, is visible at once and far above rounding: the second loss follows a whole update, the
-third also its momentum. So the first two losses must agree within rounding. The bound then grows tenfold a
-step, up to a maximum. Rows that agree for `KNOWN` steps compute the same thing; if they part later, rounding
-was amplified.
+amplifies that, up to ten times a step early in training with a high rate. A *mistake*, such as another
+initial value, rate or decay, is visible at once and far above rounding: the second loss follows a whole
+update, the third also its momentum. So the first two losses must agree within rounding. The bound then grows
+tenfold a step, up to a maximum. Rows that agree for `KNOWN` steps compute the same thing; if they part later,
+rounding was amplified.
 
 Comparing losses before speeds is AlgoPerf's idea (its test `traindiffs`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ...errors import RecipeError
 from ...words.facts import Fact, fact
-from ..row import MEASURED, Row, Window
+from ..row import MEASURED, Repeat, Row
 
-_COMMON = ("batch", "replicas", "precision", "exact", "data", "framework", "machine", "where")
+_MODEL = ("recipe", "parameters")  # of another model every loss is another
+_STATED = ("recipe", "parameters", "batch", "replicas", "precision", "data", "framework")
+_COMMON = (*_STATED, "exact", "machine", "where")
 _WORDS = {"batch": "batch (global)", "where": "device"}
 SAME_BITS, AGREE, PART, UNKNOWN = "equal to the bit", "agree", "part", "not known"
 KNOWN = 4  # steps: by then the loss depends on every part of an update, momentum too
 # relative bounds by precision: for the first two losses, and the maximum later
 ALLOWED = {"f32": (1e-5, 1e-3), "tf32": (5e-4, 5e-3), "bf16": (5e-3, 2e-2), "f16": (5e-3, 2e-2)}
-
-
-# ---- the recipe
 
 
 @dataclass(frozen=True)
@@ -40,35 +35,6 @@ class Differing:
 
     setting: str
     values: dict[str, Any]
-
-
-def check_recipe(rows: Sequence[Row]) -> None:
-    """Raises `RecipeError` for rows of two recipes: other names, model sizes or data shapes."""
-    checks = (
-        ("another-recipe", lambda row: row.recipe),
-        ("another-size", lambda row: row.parameters),
-        ("another-shape", lambda row: [f"{k} {v}" for k, v in row.columns.items()] or None),
-    )
-    for code, stated in checks:
-        stating = [row for row in rows if stated(row) is not None]
-        for row in stating[1:]:
-            if stated(row) != (was := stated(stating[0])):
-                names = {"row": _called(row), "other": _called(stating[0])}
-                raise RecipeError(code, **names, has=stated(row), other_has=was)
-
-
-def _called(row: Row) -> str:
-    """The row's label, with a folder if several runs share it."""
-    return f"{row.label} ({row.repeats[0].name})" if row.form == "study" else row.label
-
-
-def same_device(row: Row, other: Row) -> bool:
-    """Whether two measured rows are known to have run on equally many devices of one kind; for CPUs, which
-    all have one name, on one kind of machine."""
-    if row.device is None or row.kind != MEASURED or other.kind != MEASURED or row.where != other.where:
-        return False
-    cpu = row.simulated or row.device.lower().startswith("cpu")
-    return not cpu or (row.machine is not None and row.machine == other.machine)
 
 
 def differing(rows: Sequence[Row]) -> list[Differing]:
@@ -80,33 +46,23 @@ def differing(rows: Sequence[Row]) -> list[Differing]:
         values = {row.label: v for row in stating if (v := getattr(row, name)) is not None}
         settings.append(Differing(_WORDS.get(name, name), values))
     stored = [row for row in rows if row.settings]  # a setting that one row lacks differs too
-    for name in dict.fromkeys(key for row in stored for key in row.settings):
-        settings.append(Differing(name, {row.label: row.settings.get(name) for row in stored}))
+    for part in ("columns", "settings"):
+        for name in dict.fromkeys(key for row in stored for key in getattr(row, part)):
+            values = {row.label: getattr(row, part).get(name) for row in stored}
+            settings.append(Differing(name, values))
     for name in dict.fromkeys(key for row in rows for key in row.versions):
         values = {row.label: row.versions[name] for row in rows if name in row.versions}
         settings.append(Differing(f"version of {name}", values))
     return [d for d in settings if len({str(v) for v in d.values.values()}) > 1]
 
 
-def _changed_settings(row: Row, other: Row) -> list[str]:
-    """Names of the recipe settings that differ, if both rows store them."""
-    if not row.settings or not other.settings:
-        return []
-    names = sorted(row.settings.keys() | other.settings.keys())
-    return [k for k in names if str(row.settings.get(k)) != str(other.settings.get(k))]
-
-
-def _computes_otherwise(row: Row, other: Row, seeds: tuple[int | None, int | None]) -> list[Fact]:
-    """Why the losses of two rows, from runs with these `seeds`, need not be equal."""
-    names = ("batch", "replicas", "precision", "data", "framework")
-    pairs = [(name, getattr(row, name), getattr(other, name)) for name in names]
-    pairs.append(("seed", *seeds))
-    why = [fact("another-value", name=n, a=a, b=b) for n, a, b in pairs if None not in (a, b) and a != b]
-    changed = _changed_settings(row, other)
-    return why + ([fact("other-settings", settings=changed)] if changed else [])
-
-
-# ---- the losses
+def same_device(row: Row, other: Row) -> bool:
+    """Whether two measured rows are known to have run on equally many devices of one kind; for CPUs, which
+    all have one name, on one kind of machine."""
+    if row.device is None or row.kind != MEASURED or other.kind != MEASURED or row.where != other.where:
+        return False
+    cpu = row.simulated or row.device.lower().startswith("cpu")
+    return not cpu or (row.machine is not None and row.machine == other.machine)
 
 
 @dataclass(frozen=True)
@@ -114,8 +70,7 @@ class Agreement:
     """The comparison of the losses of `label` with those of `against`.
 
     *Fields:* `status`: one of the constants; `same`: whether both are known to compute the same thing;
-    `steps`: the last step compared; `first_bits`: the first step at which bits differ; `parts`: the first
-    step above the bound; `within`: the largest relative difference before it; `fact`: the verdict.
+    `steps`: the last step compared; `parts`: the first step above the bound; `fact`: the verdict.
     """
 
     label: str
@@ -124,112 +79,61 @@ class Agreement:
     fact: Fact
     same: bool = False
     steps: int = 0
-    first_bits: int | None = None
     parts: int | None = None
-    within: float | None = None
 
 
 def agreement(row: Row, other: Row) -> Agreement:
-    """The agreement of two measured rows, from repeats with the same seed."""
-    rows: dict[str, Any] = {"label": row.label, "against": other.label}
-
-    def unknown(why: Fact) -> Agreement:
-        return Agreement(**rows, status=UNKNOWN, fact=fact("losses-unknown", **rows, why=[why]))
-
-    if other_kind := next((r.kind for r in (row, other) if r.kind != MEASURED), None):
-        return unknown(fact("kind-without-losses", kind=other_kind))
+    """The agreement of two measured rows, from repeats with the same seed: of the losses, or means of them,
+    that both have over the same steps."""
+    names: dict[str, Any] = {"label": row.label, "against": other.label}
     pairs = [(a, b) for a in row.repeats for b in other.repeats if a.losses and b.losses]
-    if not pairs:
-        silent = [r.label for r in (row, other) if not any(m.losses for m in r.repeats)]
-        return unknown(fact("no-losses", labels=silent))
-    a, b = next(((a, b) for a, b in pairs if a.seed == b.seed), pairs[0])
-    met = meet(a.losses, b.losses)
-    if not met:
-        return unknown(fact("no-step-in-common"))
-    why = _computes_otherwise(row, other, (a.seed, b.seed))
-    bits = next((m.step for m in met if m.direct and m.a != m.b), None)
-    parts, within = parting(met, _allowed(row, other))
-    earliest, steps = met[0].step, met[-1].step
-    found: dict[str, Any] = {**rows, "steps": steps, "first_bits": bits, "parts": parts, "within": within}
-    if parts is not None and parts <= max(KNOWN, earliest):
-        m = next(m for m in met if m.step == parts)
-        why += [fact("first-loss-too-late", step=earliest)] if earliest > KNOWN else []
-        status, code = (UNKNOWN, "losses-not-comparable") if why else (PART, "losses-part")
-        verdict = fact(code, **rows, step=parts, a=m.a, b=m.b, before=_before(within), why=why)
-        return Agreement(**found, status=status, fact=verdict)
+    a, b = next(((a, b) for a, b in pairs if a.seed == b.seed), pairs[0] if pairs else (None, None))
+    why = _otherwise(row, other, a, b)
+    unknown = Agreement(**names, status=UNKNOWN, fact=fact("losses-unknown", **names, why=why))
+    if a is None or b is None or any(one.numbers.get("name") in _MODEL for one in why):
+        return unknown
+    if not (met := _met(a, b)):
+        return replace(unknown, fact=fact("losses-unknown", **names, why=why or [fact("no-step-in-common")]))
+    start, most = max(ALLOWED.get(p or "f32", ALLOWED["bf16"]) for p in (row.precision, other.precision))
+    within, parts = 0.0, None
+    for step, one, two in met:
+        apart = abs(one - two) / (max(abs(one), abs(two)) or 1.0)
+        if apart > min(most, start * 10.0 ** min(max(step - 2, 0), 30)):
+            parts = step
+            break
+        within = max(within, apart)
+    steps, numbers = met[-1][0], {**names, "within": within}
+    found: dict[str, Any] = {**names, "steps": steps, "parts": parts}
+    if parts is not None and parts <= max(KNOWN, met[0][0]):
+        (one, two) = next((one, two) for step, one, two in met if step == parts)
+        if why:
+            return replace(unknown, steps=steps, parts=parts)
+        return Agreement(**found, status=PART, fact=fact("losses-part", **names, step=parts, a=one, b=two))
     # With a warm-up from 0 the first losses do not depend on the rate; and few steps show little
-    but = [fact("although", why=why)] if why else []
-    but += [fact("too-few-steps", least=KNOWN)] if steps < KNOWN else []
-    differ = [] if bits is None else [fact("bits-differ-at", step=bits)]
-    status = SAME_BITS if all(m.direct and m.a == m.b for m in met) else AGREE
-    if status == SAME_BITS:
-        verdict = fact("losses-equal", **rows, over=_over(met), but=but)
-    elif parts is None:
-        verdict = fact("losses-agree", **rows, within=within, over=_over(met), bits=differ, but=but)
-    else:
-        numbers = {"within": within, "until": parts - 1, "bits": differ, "but": but}
-        verdict = fact("losses-agree-then-part", **rows, **numbers)
-    same = steps >= KNOWN and not _changed_settings(row, other)
-    return Agreement(**found, status=status, same=same, fact=verdict)
+    found["same"] = steps >= KNOWN and not any(one.code == "other-settings" for one in why)
+    if all(one == two for _, one, two in met):
+        return Agreement(**found, status=SAME_BITS, fact=fact("losses-equal", **names, steps=steps))
+    code = "losses-agree" if parts is None else "losses-agree-then-part"
+    verdict = fact(code, **numbers, steps=steps if parts is None else parts - 1)
+    return Agreement(**found, status=AGREE, fact=verdict)
 
 
-@dataclass(frozen=True)
-class Met:
-    """The losses of two rows at one step, or their means up to it; not `direct` if one was averaged here."""
-
-    step: int
-    a: float
-    b: float
-    direct: bool = True
-
-
-def meet(a: Sequence[Window], b: Sequence[Window]) -> list[Met]:
-    """The steps for which both have a loss, or a mean over the same steps.
-
-    A run that logged every tenth step is compared with a record's means over ten steps.
-    """
-    meetings: dict[int, Met] = {}
-    for wide, fine, turned in ((a, b, False), (b, a, True)):
-        by_first = {w.first: w for w in fine}
-        for window in wide:
-            parts, at = [], window.first
-            while at in by_first and by_first[at].last <= window.last:
-                parts.append(by_first[at])
-                at = parts[-1].last + 1
-            if at != window.last + 1:
-                continue
-            mean = parts[0].loss
-            if len(parts) > 1:
-                mean = math.fsum(p.loss * (p.last - p.first + 1) for p in parts) / (at - window.first)
-            pair = (mean, window.loss) if turned else (window.loss, mean)
-            meetings[window.last] = Met(window.last, *pair, direct=len(parts) == 1)
-    return [meetings[step] for step in sorted(meetings)]
+def _otherwise(row: Row, other: Row, a: Repeat | None, b: Repeat | None) -> list[Fact]:
+    """Why the losses of two rows need not be equal, or are not there."""
+    if a is None or b is None:
+        silent = [r.label for r in (row, other) if not any(repeat.losses for repeat in r.repeats)]
+        return [fact("no-losses", labels=silent)]
+    values = [(name, getattr(row, name), getattr(other, name)) for name in _STATED]
+    values.append(("seed", a.seed, b.seed))
+    why = [fact("another-value", name=n, a=x, b=y) for n, x, y in values if None not in (x, y) and x != y]
+    if row.settings and other.settings:
+        keys = sorted(row.settings.keys() | other.settings.keys())
+        changed = [k for k in keys if str(row.settings.get(k)) != str(other.settings.get(k))]
+        why += [fact("other-settings", settings=changed)] if changed else []
+    return why
 
 
-def parting(met: Sequence[Met], allowed: tuple[float, float]) -> tuple[int | None, float | None]:
-    """The first step with a relative difference above the bound, and the largest difference before it."""
-    start, most = allowed
-    within = None
-    for m in met:
-        scale = max(abs(m.a), abs(m.b))
-        apart = abs(m.a - m.b) / scale if scale else 0.0
-        if apart > min(most, start * 10.0 ** min(max(m.step - 2, 0), 30)):
-            return m.step, within
-        within = max(apart, within or 0.0)
-    return None, within
-
-
-def _allowed(row: Row, other: Row) -> tuple[float, float]:
-    """The bounds of the coarser of two precisions; an unknown one counts as half precision."""
-    return max(ALLOWED.get(p or "f32", ALLOWED["bf16"]) for p in (row.precision, other.precision))
-
-
-def _over(met: Sequence[Met]) -> Fact:
-    n, last = len(met), met[-1].step
-    return fact("first-steps", n=n) if n == last else fact("logged-means", n=n, last=last)
-
-
-def _before(within: float | None) -> list[Fact]:
-    if within is None:
-        return []
-    return [fact("agree-before", within=within) if within else fact("equal-before")]
+def _met(a: Repeat, b: Repeat) -> list[tuple[int, float, float]]:
+    """The last step and both losses of the windows that two repeats share."""
+    there = {(w.first, w.last): w.loss for w in b.losses}
+    return [(w.last, w.loss, there[w.first, w.last]) for w in a.losses if (w.first, w.last) in there]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...words.figures import interval, pair, spread
+from ...words.figures import interval, pair
 from .. import page
 from ..charts import BarChart, Measure, Panel, Trace, bars, panel, strips, style_of
 from ..row import KINDS
-from .compare_table import sources, stated, texts, times, values, verdict
-from .conclusions import interval_of
+from .compare_table import result, sources, stated, texts, times, values, verdict
 
 Document = Mapping[str, Any]
-SHAPES = dict(zip(KINDS, "●◇□", strict=True))
+SHAPES = dict(zip(KINDS, "●◇", strict=True))
 
 
 def render(document: Document) -> str:
@@ -26,11 +25,9 @@ def render(document: Document) -> str:
         "compare",
         _FILTERS,
         document=document,
+        title=" and ".join(document["recipes"]),
         said={subject: texts(facts) for subject, facts in document["sentences"].items()},
-        notes=texts(document["notes"]),
         same=[a["fact"]["text"] for a in document["agreement"]],
-        rows=able + [row for row in rows if not row["examples_per_second"]],
-        cards=_cards(document, able),
         speeds=bars([_measure(row) for row in able]),
         by_label={row["label"]: row for row in rows},
         panels=[drawn for _, drawn, _ in pictures if drawn is not None],
@@ -38,33 +35,20 @@ def render(document: Document) -> str:
         finals=_finals(document),
         shapes=SHAPES,
         sources=sources(document),
+        mixed=len({row["kind"] for row in rows}) > 1,
+        sized=len({row["parameters"] for row in rows} - {None}) > 1,
     )
 
 
 _FILTERS: dict[str, Callable[..., Any]] = {
     "interval": interval,
     "stated": stated,
-    "alone": lambda row, base: interval_of(row["ratio"], row, base),
     "pair": pair,
+    "result": result,
     "times": times,
     "values": values,
     "verdict": verdict,
 }
-
-
-def _cards(document: Document, able: Sequence[Document]) -> list[dict[str, Any]]:
-    """A card for each kind: its fastest row, and how it compares with the baseline."""
-    cards = []
-    for kind in KINDS:
-        if (top := next((row for row in able if row["kind"] == kind), None)) is not None:
-            speed = spread(top["examples_per_second"]).replace(" (", " examples/s (", 1)
-            speed = speed if " (" in speed else f"{speed} examples/s"
-            against = "The baseline." if top["label"] == document["baseline"] else ""
-            if top["ratio"]:
-                against = f"{times(top['ratio'])} {document['baseline']}, {verdict(top)}."
-            at = f"Batch {stated(top['batch'])}, replicas {stated(top['replicas'])}, {top['device']}."
-            cards.append({"kind": kind, "who": top["label"], "what": speed, "why": f"{against} {at}".strip()})
-    return cards
 
 
 # ---- pictures

@@ -9,9 +9,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ...recipe.metrics import lower_is_better
 from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE
 from ...words.facts import fact
-from ...words.figures import digits, interval, pair, printable
+from ...words.figures import digits, dollars, duration, figure, interval, pair, printable
 from ..terminal import table
 
 Document = Mapping[str, Any]
@@ -28,17 +29,18 @@ def parts(document: Document) -> Iterator[RenderableType]:
         yield from map(_line, lines)
 
     sentences = {subject: texts(facts) for subject, facts in document["sentences"].items()}
-    yield _line(" ".join(sentences["headline"]), "", "bold")
-    for line in (" ".join(sentences["kinds"]), *texts(document["notes"])):
-        yield _line(line, "")
-    yield from part("What differs", [f"{d['setting']}: {values(d['values'])}" for d in document["differing"]])
-    yield from part("The same computation?", [a["fact"]["text"] for a in document["agreement"]])
+    for line in sentences["headline"]:
+        yield _line(line, "", "bold")
+    yield Text()
+    yield summary(document)
+    yield from part("Result", sentences["metric"])
     yield Text("\nSpeed", style="bold")
     yield speeds(document)
     yield from map(_line, sentences["speed"])
     yield from part("Time to the target", sentences["target"])
     yield from part("Wall time", sentences["wall"])
-    yield from part("Result", sentences["metric"])
+    yield from part("What differs", [f"{d['setting']}: {values(d['values'])}" for d in document["differing"]])
+    yield from part("The same computation?", [a["fact"]["text"] for a in document["agreement"]])
     yield from part("Where the figures come from", sources(document))
 
 
@@ -50,27 +52,47 @@ def texts(facts: Sequence[Document]) -> list[str]:
 # ---- tables
 
 
+def summary(document: Document) -> Table:
+    """A row each: its result and the verdict on it, its speed, and what its run takes."""
+    rows, metric = document["rows"], document["metric"]
+    base = document["baseline"]
+    columns: dict[str, list[str]] = {"": [row["label"] for row in rows]}
+    if len({row["kind"] for row in rows}) > 1:
+        columns["figures"] = [row["kind"] for row in rows]
+    if any(row["metric"] for row in rows):
+        columns[metric] = [final(row) for row in rows]
+        columns["result"] = ["baseline" if row["label"] == base else result(row, metric) for row in rows]
+    if len({row["parameters"] for row in rows} - {None}) > 1:
+        columns["parameters"] = [_count(row["parameters"]) for row in rows]
+    pairs = [(row["examples_per_second"], row["ratio"]) for row in rows]
+    columns["speed"] = [times(ratio) if ratio else "1" if speed else "-" for speed, ratio in pairs]
+    if any(row["wall_seconds"] for row in rows):
+        columns["wall"] = [duration(w["value"]) if (w := row["wall_seconds"]) else "-" for row in rows]
+    if any(row["cost"] for row in rows):
+        columns["cost"] = [dollars(cost["usd"]) if (cost := row["cost"]) else "-" for row in rows]
+    return _table(columns, ("", "figures", "result"))
+
+
 def speeds(document: Document) -> Table:
     """A row each: its speed, and how it compares with the baseline."""
-    rows = document["rows"]
-    per_step = ["steps/s"] * any(row["steps_per_second"] for row in rows)
-    cells = []
-    for row in rows:
-        speed, ratio = row["examples_per_second"], row["ratio"]
-        base = row["label"] == document["baseline"]
-        steps = row["steps_per_second"]
-        cells.append(
-            [
-                row["label"], row["kind"], row["device"], _count(row["batch"]), _count(row["replicas"]),
-                f"{digits(speed['value'])}{_within(speed)}" if speed else "-",
-                *([digits(steps) if steps else "-"] if per_step else []),
-                "1" if base else f"{times(ratio)}{_within(ratio)}" if ratio else "-",
-                "baseline" if base else verdict(row),
-            ]
-        )  # fmt: skip
-    words = ("", "figures", "on", "says")
-    columns = [*words[:3], "batch", "replicas", "examples/s", *per_step, "× baseline", "says"]
-    return table(columns, cells, left=words, fold=words, padding=(0, 1))
+    rows, base = document["rows"], document["baseline"]
+    pairs = [(row["examples_per_second"], row["ratio"]) for row in rows]
+    columns = {
+        "": [row["label"] for row in rows],
+        "on": [row["device"] for row in rows],
+        "batch": [_count(row["batch"]) for row in rows],
+        "examples/s": [f"{digits(s['value'])}{_within(s)}" if s else "-" for s, _ in pairs],
+        "× baseline": [f"{times(r)}{_within(r)}" if r else "1" if s else "-" for s, r in pairs],
+        "says": ["baseline" if row["label"] == base else verdict(row) for row in rows],
+    }
+    if any(row["steps_per_second"] for row in rows):
+        columns["steps/s"] = [digits(n) if (n := row["steps_per_second"]) else "-" for row in rows]
+    return _table(columns, ("", "on", "says"))
+
+
+def _table(columns: Mapping[str, Sequence[str]], words: Sequence[str]) -> Table:
+    cells = zip(*columns.values(), strict=True)
+    return table(list(columns), cells, left=words, fold=("", "on"), padding=(0, 1))
 
 
 # ---- cells and lines, on the page too
@@ -81,15 +103,29 @@ def times(ratio: Document) -> str:
     return f"{digits(ratio['value'])} ×"
 
 
+def final(row: Document) -> str:
+    """`0.971 (0.965-0.977)`: the mean of the metric over seeds."""
+    return "-" if row["metric"] is None else f"{figure(row['metric']['mean'])}{_within(row['metric'])}"
+
+
+def result(row: Document, metric: str) -> str:
+    """`better`, `worse`, `no difference shown` or another verdict on a row's result."""
+    apart = row["metric"] and row["metric"]["difference"]
+    if not apart:
+        return "-"
+    if apart["verdict"] not in (HIGHER, LOWER):
+        return str(fact(apart["verdict"]))
+    return "better" if (apart["verdict"] == LOWER) == lower_is_better(metric) else "worse"
+
+
 def verdict(row: Document) -> str:
-    """`faster`, `slower` or another verdict; with a dagger if it may not be the same computation."""
+    """`faster`, `slower` or another verdict on a row's speed."""
     if row["diverged"] and row["diverged"]["runs"] == row["diverged"]["of"]:
         return "diverged"
     if not row["ratio"]:
         return "-"
     code = row["ratio"]["verdict"]
-    words = _VERDICTS.get(code) or str(fact(code))
-    return f"{words} †" if row["same_computation"] is False else words
+    return _VERDICTS.get(code) or str(fact(code))
 
 
 def stated(value: Any) -> str:

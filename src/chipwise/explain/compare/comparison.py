@@ -15,14 +15,25 @@ from typing import Any
 from ... import __version__
 from ...errors import RecipeError, near
 from ...study.stats import Spread, difference, paired
-from ...words.facts import Fact, plain
+from ...words.facts import plain
 from ..row import KINDS, MEASURED, Repeat, Row, mapping, numbers
-from ..row_sources import read, unpublished
-from .agreement import SAME_BITS, Agreement, agreement, check_recipe, differing, same_device
+from ..row_sources import read
+from .agreement import Agreement, agreement, differing, same_device
 from .conclusions import conclusions
-from .row_figures import FEW, Figure, Goal, TimeTo, examples_per_second, parse, ratio, times_to, wall_seconds
+from .row_figures import (
+    FEW,
+    Figure,
+    Goal,
+    TimeTo,
+    cost,
+    examples_per_second,
+    parse,
+    ratio,
+    times_to,
+    wall_seconds,
+)
 
-SCHEMA = "chipwise.comparison/4"
+SCHEMA = "chipwise.comparison/5"
 _POINTS = 400  # at most, in a curve
 
 
@@ -31,9 +42,7 @@ def compare(
 ) -> dict[str, Any]:
     """The document of what `sources` name. *Arguments:* `target`: such as `"eval/accuracy=0.94"`. Raises as
     `row_sources.read` and `document` do."""
-    rows, goal = read(sources), None if target is None else parse(target)
-    notes = unpublished(sources, rows)
-    return document(rows, baseline=baseline, target=goal, notes=notes)
+    return document(read(sources), baseline=baseline, target=None if target is None else parse(target))
 
 
 def document(
@@ -41,20 +50,17 @@ def document(
     *,
     baseline: str | None = None,
     target: Goal | None = None,
-    notes: Sequence[Fact] = (),
 ) -> dict[str, Any]:
     """The whole comparison as plain JSON values.
 
     *Arguments:* `baseline`: a row's label, by default the first with a speed; `target`: a value of a metric,
-    for the time to it; `notes`: facts on arguments that gave no row.
+    for the time to it.
 
-    Raises `RecipeError` for fewer than two rows, rows of several recipes, a baseline that is not a row, and a
-    target metric that no row has.
+    Raises `RecipeError` for fewer than two rows, a baseline that is not a row, and a target metric that no
+    row has.
     """
     if len(rows) < 2:
-        code = "compare-alone-unpublished" if notes else "compare-alone"
-        raise RecipeError(code, labels=[row.label for row in rows])
-    check_recipe(rows)
+        raise RecipeError("compare-alone", labels=[row.label for row in rows])
     times = times_to(rows, target) if target is not None else [None] * len(rows)
     speeds = {row.label: examples_per_second(row) for row in rows}
     base = _baseline(rows, speeds, baseline)
@@ -69,20 +75,16 @@ def document(
         stated = _stated(row) | _figures(row, base, speeds, (time, base_time), one_batch)
         stated |= _same(row, base, agreements.get(row.label)) | {"metric": _final(row, base, metric)}
         stated_rows.append(stated | {"repeats": [_repeat(r) for r in row.repeats]})
+    names = list(dict.fromkeys(row.recipe for row in rows))
     comparison = plain(
         {
             "schema": SCHEMA,
             "chipwise": __version__,
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "recipe": {
-                "name": base.recipe,
-                "parameters": next((r.parameters for r in rows if r.parameters is not None), None),
-                "columns": next((r for r in rows if r.settings), base).columns,
-            },
+            "recipes": names,
             "baseline": base.label,
             "target": None if target is None else {**asdict(target), "words": str(target)},
             "metric": metric,
-            "notes": notes,
             "labels": {k: [r.label for r in rows if r.kind == k] for k in KINDS},
             "differing": differing(rows),
             "agreement": list(agreements.values()),
@@ -95,13 +97,13 @@ def document(
 def _stated(row: Row) -> dict[str, Any]:
     """The fields that a row states."""
     own = (
-        "label kind form source created batch replicas precision exact data framework machine versions steps"
+        "label kind form source created recipe parameters batch replicas precision exact data framework "
+        "machine versions steps"
     )
     when = {str(r.diverged): r.diverged for r in row.repeats if r.diverged is not None}
     lost = {"runs": len(row.repeats) - len(row.sound), "of": len(row.repeats), "when": list(when.values())}
     return {name: getattr(row, name) for name in (*own.split(), "notes")} | {
         "device": row.where,
-        "similar": row.published.similar if row.published else "",
         "diverged": lost if when else None,
     }
 
@@ -129,20 +131,16 @@ def _figures(
         "wall_seconds": wall,
         "wall_ratio": against(wall, wall_seconds(base)) if _length(row) == _length(base) else None,
         "seconds": _sections(row),
+        "cost": cost(row, wall),
         "target": time,
         "target_ratio": against(*(None if t is None else t.training for t in times)),
     }
 
 
 def _same(row: Row, base: Row, beside: Agreement | None) -> dict[str, Any]:
-    """Whether a row shares the computation, the device and the bits of the steps with the baseline."""
-    bits = beside is not None and beside.status == SAME_BITS and base.kind == MEASURED
+    """Whether a row shares the computation and the device with the baseline."""
     same = beside.same if beside else True if row is base and row.kind == MEASURED else None
-    return {
-        "same_computation": same,
-        "same_device": None if row is base else same_device(row, base),
-        "same_steps": bits and row.framework == base.framework,
-    }
+    return {"same_computation": same, "same_device": None if row is base else same_device(row, base)}
 
 
 def _baseline(rows: Sequence[Row], speeds: dict[str, Figure | None], label: str | None) -> Row:
@@ -180,7 +178,7 @@ def _length(row: Row) -> int | None:
 def _metric(rows: Sequence[Row]) -> str | None:
     """The metric whose final value is shown: accuracy, if there is one."""
     seen = dict.fromkeys(k for row in rows for r in row.sound for k in r.metrics if k.startswith("eval/"))
-    if "eval/accuracy" in seen or any(row.published and row.published.accuracy for row in rows):
+    if "eval/accuracy" in seen:
         return "eval/accuracy"
     return next(iter(seen), None)
 
@@ -202,12 +200,13 @@ def _final(row: Row, base: Row, metric: str | None) -> dict[str, Any] | None:
             apart = paired([seeds[s] for s in sorted(seeds)], [others[s] for s in sorted(seeds)])
         else:
             apart = difference(values, [v for _, v in other])
-    return asdict(spread) | {"values": values, **ends, "difference": apart, "by_pairs": by_pairs}
+    best = [r.best_at for r in row.sound if r.complete and r.best_at is not None]
+    return asdict(spread) | {
+        "values": values, **ends, "difference": apart, "by_pairs": by_pairs, "best_at": best,
+    }  # fmt: skip
 
 
 def _finals(row: Row, metric: str | None) -> list[tuple[int | None, float]]:
-    if row.published is not None:
-        return [(None, v) for v in row.published.accuracy]
     return [(r.seed, r.metrics[metric]) for r in row.sound if r.complete and metric and metric in r.metrics]
 
 

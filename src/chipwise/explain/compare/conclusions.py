@@ -1,28 +1,27 @@
-"""The conclusions of a comparison: who is faster, by how much, and which figures were measured, as facts from
-a document's values."""
+"""The conclusions of a comparison, as facts from a document's values: which result is better and whether that
+means anything, which row is faster, and what a run takes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE
+from ...recipe.metrics import lower_is_better
+from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE, UNKNOWN
 from ...words.facts import Fact, fact
 from ...words.figures import known
-from ..row import KINDS, MEASURED
 
 Document = Mapping[str, Any]
-_KINDS = dict(zip(KINDS, ("rows-measured", "rows-predicted", "rows-published"), strict=True))
 
 
 def conclusions(document: Document) -> dict[str, list[Fact]]:
-    """The facts by subject: `headline`; `kinds`: which figures were measured; `speed`, `wall`, `target`
-    and `metric`."""
+    """The facts by subject: `headline`, the result first and then the speed; `speed`, what to know of the
+    speeds; `wall`, `target` and `metric`."""
     rows = [row for row in document["rows"] if row["examples_per_second"]]
-    labels = document["labels"]
+    result = _better(document)
+    speed = _faster(document, rows) if len(rows) > 1 else []
     return {
-        "headline": _headline(document, rows),
-        "kinds": [fact(code, labels=labels[kind]) for kind, code in _KINDS.items() if labels[kind]],
+        "headline": [*result, *speed] or [fact("nothing-to-compare")],
         "speed": _speed(document, rows),
         "wall": _wall(document["rows"]),
         "target": _target(document),
@@ -30,74 +29,64 @@ def conclusions(document: Document) -> dict[str, list[Fact]]:
     }
 
 
-def _headline(document: Document, rows: list[Document]) -> list[Fact]:
-    if len(rows) > 1:
-        return _faster(document, rows)
-    alone = [fact("speed-alone", **_of(row), speed=_speed_of(row)) for row in rows]
-    return [fact("nothing-to-compare"), *(alone or [fact("no-row-has-a-speed")])]
+def _better(document: Document) -> list[Fact]:
+    """Which result is better: of the best other row and the baseline."""
+    metric, finals = document["metric"], [row for row in document["rows"] if row["metric"]]
+    base = next((row for row in finals if row["label"] == document["baseline"]), None)
+    others = [row for row in finals if row is not base and row["metric"]["difference"]]
+    if base is None or not others:
+        return []
+    sign = -1 if lower_is_better(metric) else 1
+    best = max(others, key=lambda row: sign * row["metric"]["mean"])
+    apart = best["metric"]["difference"]
+    turned = sign * apart["value"] < 0  # the baseline is better
+    one, two = (base, best) if turned else (best, base)
+    value, low, high = (apart[name] for name in ("value", "low", "high"))
+    if turned:
+        value, low, high = -value, high and -high, low and -low
+    names = {"a": one["label"], "b": two["label"], "metric": metric}
+    means = {"a_mean": one["metric"]["mean"], "b_mean": two["metric"]["mean"]}
+    numbers = {**names, **means, "value": value, "low": low, "high": high}
+    if apart["verdict"] in (HIGHER, LOWER):
+        code = "better-by-pairs" if best["metric"]["by_pairs"] else "better"
+    elif apart["verdict"] == NO_DIFFERENCE:
+        code = "no-better-shown"
+    else:
+        code = "one-seed-each" if apart["verdict"] == UNKNOWN else "results-alike"
+    return [Fact(code, {**numbers, "n": min(one["metric"]["n"], two["metric"]["n"])})]
 
 
 def _faster(document: Document, rows: list[Document]) -> list[Fact]:
     """Compares the fastest row with the baseline; if the baseline is the fastest, it with the next one."""
-    base = next(row for row in rows if row["label"] == document["baseline"])
+    base = next((row for row in rows if row["label"] == document["baseline"]), None)
     first, second, *_ = sorted(rows, key=lambda row: -_speed_of(row))
-    if first is not base:
-        return _one(document, first, base, first["ratio"], first)
-    there = second["ratio"]
-    turned = {
-        "value": 1 / there["value"],
-        "low": there["high"] and 1 / there["high"],
-        "high": there["low"] and 1 / there["low"],
-        "verdict": {LOWER: HIGHER, HIGHER: LOWER}.get(there["verdict"], there["verdict"]),
-    }
-    return _one(document, base, second, turned, second)
-
-
-def _one(document: Document, a: Document, b: Document, ratio: Document, other: Document) -> list[Fact]:
-    """`other`: the one of the two that is not the baseline, whose agreement counts.
-
-    On one device no chip is faster: the difference is in how it was used, and what else it did.
-    """
-    names = {"a": a["label"], "b": b["label"]}
-    ends = {name: ratio[name] for name in ("value", "low", "high")}
+    if base is None:
+        return []
+    other = second if first is base else first
+    ratio = {name: other["ratio"][name] for name in ("value", "low", "high")}
+    if first is base:
+        low, high = (ratio[name] and 1 / ratio[name] for name in ("high", "low"))
+        ratio = {"value": 1 / ratio["value"], "low": low, "high": high}
+    names = {"a": first["label"], "b": (second if first is base else base)["label"]}
     code = "faster" if known(ratio["low"]) and known(ratio["high"]) else "faster-without-interval"
-    faster = fact("no-difference-shown" if ratio["verdict"] == NO_DIFFERENCE else code, **names, **ends)
-    alone = interval_of(ratio, a, b)
-    notes = [fact("interval-of-one", label=alone)] if alone else []
-    notes += [fact("not-known-to-be-the-same")] if other["same_computation"] is False else []
-    if not other["same_device"] or ratio["verdict"] == NO_DIFFERENCE:
-        return [faster, *notes]
-    device = a["machine"] if a["machine"] and a["machine"] == b["machine"] else a["device"]
-    if other["same_steps"]:
-        speeds = {"a_speed": _speed_of(a), "b_speed": _speed_of(b)}
-        return [fact("same-device-and-steps", device=device, **names, **speeds)]
-    differ = [d for d in document["differing"] if d["setting"] not in ("machine", "device")]
-    both = [(d["setting"], [d["values"].get(name, "") for name in names.values()]) for d in differ]
-    settings = [setting for setting, (one, two) in both if one != two and "" not in (one, two)]
-    code = "same-device-other-settings" if settings else "same-device"
-    return [fact(code, device=device, settings=settings), faster, *notes]
+    code = "no-difference-shown" if other["ratio"]["verdict"] == NO_DIFFERENCE else code
+    told = [Fact(code, {**names, **ratio})]
+    if other["same_device"] and code != "no-difference-shown":
+        told.append(fact("same-device"))
+    return told
 
 
 def _speed(document: Document, rows: list[Document]) -> list[Fact]:
     facts = []
-    measured = [row for row in rows if row["kind"] == MEASURED]
-    top = max(rows, key=_speed_of, default=None)
-    based = any(row["label"] == document["baseline"] for row in measured)
-    if based and len(measured) > 1 and top is not None and top["kind"] != MEASURED:
-        facts.append(fact("of-those-measured", what=_faster(document, measured)))
     batches = sorted({row["batch"] for row in rows if row["batch"] is not None})
     if len(batches) > 1:
         facts.append(fact("batches-differ", batches=batches))
     if single := [row["label"] for row in rows if row["within_one_run"]]:
         facts.append(fact("interval-within-one-run", labels=single))
-    if doubtful := [row["label"] for row in rows if row["same_computation"] is False]:
-        facts.append(fact("rows-not-known-to-be-the-same", labels=doubtful))
     for row in document["rows"]:
         if some := row["diverged"]:
             code = "row-diverged" if some["runs"] == some["of"] else "some-diverged"
             facts.append(fact(code, label=row["label"], **_divergence(some)))
-        if row["similar"]:
-            facts.append(fact("row-similar", label=row["label"], how=row["similar"]))
     return facts
 
 
@@ -107,6 +96,8 @@ def _wall(rows: list[Document]) -> list[Fact]:
         if row["wall_seconds"]:
             parts = {name: s for name, s in row["seconds"].items() if name != "total" and s}
             more = [*_against(row["wall_ratio"]), *([fact("wall-parts", parts=parts)] if parts else [])]
+            if row["cost"]:
+                more.append(fact("run-cost", usd=row["cost"]["usd"], how=row["cost"]["how"]["text"]))
             facts.append(fact("wall-time", **_of(row), wall=row["wall_seconds"], more=more))
     return facts
 
@@ -136,6 +127,8 @@ def _metric(document: Document) -> list[Fact]:
         elif final["n"] == 2:
             runs = fact("final-of-two", low=min(final["values"]), high=max(final["values"]))
         more = []
+        if final["best_at"]:
+            more.append(fact("final-of-best", steps=final["best_at"]))
         if row["diverged"]:
             more.append(fact("diverged-beside", **_divergence(row["diverged"])))
         if apart := final["difference"]:
@@ -161,15 +154,5 @@ def _divergence(stated: Document) -> dict[str, Any]:
     return {**stated, "when": [when["text"] for when in stated["when"]]}
 
 
-def interval_of(ratio: Document, row: Document, other: Document) -> str:
-    """The label of the row if a ratio's interval comes from it alone; "" if it comes from both."""
-    varying = [r["label"] for r in (row, other) if _varies(r["examples_per_second"])]
-    return varying[0] if known(ratio["low"]) and len(varying) == 1 else ""
-
-
 def _speed_of(row: Document) -> float:
     return row["examples_per_second"]["value"]
-
-
-def _varies(speed: Document) -> bool:
-    return speed["low"] is not None or len(speed["values"]) > 1

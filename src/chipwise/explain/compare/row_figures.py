@@ -3,7 +3,7 @@
 For several repeats the figure is their geometric mean with the 95 % interval of Student's t on logarithms.
 Two repeats are too few for an interval, so both values are shown. A single one has the median of its
 intervals and the range of 95 % of them: the spread within one run, which says nothing about the next. A
-prediction has its own interval, a published figure the range that its source states, or none.
+prediction has its own interval.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...chips import Target, cheapest, find, prices_for
+from ...chips.prices import load as load_prices
 from ...errors import RecipeError
 from ...planner.plans import Range
 from ...recipe.metrics import lower_is_better
@@ -56,9 +58,6 @@ class Figure:
 
 def examples_per_second(row: Row) -> Figure | None:
     """The global speed of a row; `None` if it has none."""
-    if (own := row.published) is not None:
-        how = fact("published-alone" if own.low is None else "published-range")
-        return Figure(own.examples_per_second, own.low, own.high, 0, how)
     if row.kind == PREDICTED:
         return _predicted(row.predicted)
     values = [v for r in row.sound if (v := r.examples_per_second) is not None]
@@ -79,6 +78,29 @@ def wall_seconds(row: Row) -> Figure | None:
         return _predicted(as_range(row.plan.get("wall_seconds")))
     values = [v for r in row.sound if (v := r.wall_seconds)]
     return repeated(values) if values else None
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """The dollars of a whole run: its wall time at the lowest on-demand price of its chips, and `how`."""
+
+    usd: float
+    how: Fact
+
+
+def cost(row: Row, wall: Figure | None) -> RunCost | None:
+    """What the row's run costs where its chips are rented; `None` on a CPU, or for chips without a price."""
+    chip = find(row.device) if row.device and not row.simulated else None
+    if wall is None or chip is None or chip.kind == "CPU" or not row.devices:
+        return None
+    chips = max(row.devices // chip.jax_devices_per_chip, 1)
+    target = Target(chip.name, chip, chips, row.devices, None)
+    price = cheapest(prices_for(target, load_prices()))
+    if price is None or price.usd_per_hour is None:
+        return None
+    where = f"{price.cloud} {price.instance}".strip()
+    how = fact("cost-of-run", wall=wall.value, usd_per_hour=price.usd_per_hour, where=where)
+    return RunCost(wall.value / 3600 * price.usd_per_hour, how)
 
 
 def _predicted(span: Range | None) -> Figure | None:
