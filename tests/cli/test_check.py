@@ -14,10 +14,12 @@ def test_warnings_are_lines_and_the_code_is_0(chipwise, mine):
 
 
 def test_json_is_one_object(chipwise, mine):
-    said = chipwise("check", f"{mine}:recipe", "--set", "replicas=1", "--set", "batch=20", "--json")
+    said = chipwise(
+        "check", f"{mine}:recipe", "--set", "replicas=1", "--set", "batch=20", "--json", "--on", "v2-8"
+    )
     told = json.loads(said.out)
-    assert told["schema"] == "chipwise.check/1" and (told["recipe"], told["on"]) == ("mine", None)
-    (finding,) = told["findings"]
+    assert told["schema"] == "chipwise.check/1" and (told["recipe"], told["on"]) == ("mine", "v2-8")
+    finding = next(one for one in told["findings"] if one["code"] == "padding")
     assert finding["given"] == "20 examples a replica" and finding["type"] == "--set batch=24"
 
 

@@ -53,7 +53,7 @@ RENAMED = {
     "bench-feed": "bench RECIPE|PACK --feed-only",
     "inspect": "pack PACK",
     "prices": "chips --list-prices",
-    "show": "check RECIPE --images FILE.png",
+    "show": "check RECIPE --summary, or --images FILE.png",
 }
 """Commands of earlier versions, and what to type now."""
 

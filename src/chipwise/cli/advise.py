@@ -11,7 +11,7 @@ from ..errors import RecipeError
 from ..explain.terminal import console, lines, table
 from ..words.facts import Fact, fact
 from . import options
-from .options import option
+from .options import flag, option
 
 if TYPE_CHECKING:
     from ..study.transfer import Transfer
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def check(
     recipe: options.Given,
     on: str | None = option("Also warn about this device, such as v3-8 or a100:8.", "TARGET"),
+    summary: bool = flag("The model: layers, shapes, parameters, FLOPs and bytes."),
     images: Path | None = option("Draw images as stored and as augmented in training.", "FILE.png"),
     examples: int = option("Rows of --images: training examples.", "N", default=8, min=1),
     epochs: int = option("Columns of --images: epochs, from the first.", "N", default=8, min=0),
@@ -33,6 +34,7 @@ def check(
       chipwise check cifar10-davidnet --set weight_decay=1.25e-4
       chipwise check mnist --set batch=100 --on v3-8
       chipwise check my_task.py:recipe --json
+      chipwise check cifar10-resnet32 --summary
       chipwise check cifar10-davidnet --images cifar.png
 
     --images has the random keys of training: what it draws is what the model gets.
@@ -48,11 +50,20 @@ def check(
         from .gallery import gallery
 
         write_picture(gallery(loaded, examples, epochs), images, "--images")
-    findings = look(loaded, on)
+    findings, model = look(loaded, on), None
+    if summary:
+        from ..explain import model_summary
+
+        model = model_summary.layers(loaded)
     if json_:
-        texts = [finding.json() for finding in findings]
-        print(json.dumps({"schema": "chipwise.check/1", "recipe": loaded.name, "on": on, "findings": texts}))
+        made = {"schema": "chipwise.check/1", "recipe": loaded.name, "on": on}
+        made |= {"findings": [finding.json() for finding in findings]}
+        print(json.dumps(made | ({} if model is None else {"layers": model_summary.to_json(model)})))
         return
+    if model is not None:
+        to = console(width=None)
+        for part in model_summary.parts(loaded, model):
+            to.print(part)
     for finding in findings:
         print(f"warning: {finding}")
     if not findings:

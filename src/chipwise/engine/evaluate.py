@@ -148,7 +148,13 @@ class Evaluator:
         def total(x):
             return jnp.sum(jnp.where(keep.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros_like(x)), axis=0)
 
-        return jax.tree.map(total, jax.vmap(self._one, (None, None, 0))(params, state, columns))
+        def added(s: Sum) -> Sum:
+            if s.each:  # `(size, 1, ...)`, of one example each
+                return Sum(s.total[:, 0], total(s.count), s.finish, True)
+            return Sum(total(s.total), total(s.count), s.finish)
+
+        made = jax.vmap(self._one, (None, None, 0))(params, state, columns)
+        return {name: added(s) for name, s in made.items()}
 
     def _one(self, params, state, example: dict) -> dict[str, Sum]:
         """The sums of one unbatched example, with `params` in the compute dtype."""
@@ -198,17 +204,24 @@ class Evaluator:
         blocks, placement = self.blocks, self.placement
         owners = [blocks.owner(number) for number in range(len(blocks))]
 
-        def total(shape: Any, *sums: jax.Array) -> np.ndarray:
-            """All blocks, in float64, one after another: `np.sum` would add them in another order."""
+        def of_all(shape: Any, *sums: jax.Array) -> np.ndarray:
+            """The arrays of all blocks, `(blocks, ...)` float64."""
             each = np.zeros((len(blocks), *shape.shape), shape.dtype)
             for number, value in zip(parts, sums, strict=True):
                 each[number] = np.asarray(value.addressable_data(0))
             if placement.hosts.count > 1:
                 each = multihost_utils.process_allgather(each)[owners, range(len(blocks))]
-            return functools.reduce(np.add, each.astype(np.float64))
+            return each.astype(np.float64)
 
-        sums = jax.tree.map(total, self._programs[0].out_info, *parts.values())
-        return finished({name: Sum(s.total, s.count, s.finish) for name, s in sums.items()})
+        def whole(s: Sum) -> Sum:
+            """One block after another: `np.sum` would add them in another order."""
+            total, count = s.total, functools.reduce(np.add, s.count)
+            if s.each:
+                return Sum(total.reshape(-1, *total.shape[2:])[: blocks.examples], count, s.finish, True)
+            return Sum(functools.reduce(np.add, total), count, s.finish)
+
+        sums = jax.tree.map(of_all, self._programs[0].out_info, *parts.values())
+        return finished({name: whole(s) for name, s in sums.items()})
 
     def close(self) -> None:
         """Stops the workers that read data."""

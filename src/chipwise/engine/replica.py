@@ -76,7 +76,7 @@ def _forward(recipe: Recipe, params, state, step, seed, batch, indices, epochs, 
     batch = precision.cast_batch(batch, recipe.precision)
     with precision.products(recipe.precision), freezing.holding(recipe.frozen):
         returned = task.loss(precision.cast(params, recipe.precision), state, batch, key, True)
-    sums, new_state = checked(returned, state)
+    sums, new_state = checked(returned, state, train=True)
     new_state = still(state, new_state, recipe.frozen)
     return sums["loss"].total, {"sums": sums, "state": summable(new_state, number, recipe.replicas)}
 
@@ -104,9 +104,9 @@ def sums_of(recipe: Recipe, read: tuple[Tree, Tree, Tree, Any, Tree], example: d
     return jax.eval_shape(traced, *read)
 
 
-def checked(returned: Any, state: Tree) -> tuple[dict[str, Sum], Tree]:
-    """The sums, in float32, and the state that a loss returned. Raises `RecipeError` when they do not keep
-    the contract of `Task.loss`."""
+def checked(returned: Any, state: Tree, *, train: bool = False) -> tuple[dict[str, Sum], Tree]:
+    """The sums, in float32, and the state that a loss returned; in training without those `of_each`. Raises
+    `RecipeError` when they do not keep the contract of `Task.loss`."""
     if not (isinstance(returned, tuple) and len(returned) == 2 and hasattr(returned[0], "items")):
         text = 'Task.loss must return ({{"loss": cw.Sum(total, count), ...}}, state), got {got}.'
         raise RecipeError("loss-returns", text, got=type(returned).__name__)
@@ -122,10 +122,12 @@ def checked(returned: Any, state: Tree) -> tuple[dict[str, Sum], Tree]:
         if value.finish is not None and not callable(value.finish):
             text = 'The finish of "{metric}" must be a function (total, count) -> value, got {got}.'
             raise RecipeError("finish-is-no-function", text, metric=name, got=type(value.finish).__name__)
+        if value.each and train:
+            continue
         total, count = (jnp.asarray(part).astype(jnp.float32) for part in (value.total, value.count))
-        sums[name] = Sum(total, count, value.finish)
+        sums[name] = Sum(total, count, value.finish, value.each)
     loss = sums["loss"]
-    if loss.finish is not None:
+    if loss.finish is not None or loss.each:
         text = 'The "loss" is minimised as total / count: return what finish makes as another metric.'
         raise RecipeError("loss-with-finish", text)
     if loss.total.shape != () or loss.count.shape != ():

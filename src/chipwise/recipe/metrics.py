@@ -57,6 +57,36 @@ def accuracy(logits: Any, labels: Any, k: int = 1) -> Sum:
     return Sum.of(losses.correct(logits, labels, k))
 
 
+def top_k(logits: Any, labels: Any, k: int = 5) -> Sum:
+    """`accuracy` with the `k` highest logits: top-5 accuracy unless told."""
+    return accuracy(logits, labels, k)
+
+
+def roc_auc(logits: Any, labels: Any, average: str | None = "macro") -> Sum:
+    """The area under the receiver operating characteristic: the probability that a random positive example
+    scores higher than a random negative one, ties counting half (Hanley and McNeil, 1982).
+
+    Exact, from the ranks of all examples' scores (`Sum.of_each`), so it is a metric of evaluation alone.
+
+    *Arguments:* `logits` `(batch,)` or `(batch, 1)` with `labels` `(batch,)` of 0 and 1: one score each;
+    `(batch, 2)` with `labels` `(batch,)`: the second class against the first; `(batch, classes)` with whole
+    numbers `(batch,)`: each class against the rest, by its probability; with `labels` `(batch, classes)` of 0
+    and 1: each label. `average`: over classes, `"macro"` or `"weighted"` by how often one is there; `None`,
+    an array `(classes,)`. NaN for a class of which there are only positives, or none; scikit-learn's
+    `roc_auc_score`.
+
+    Raises `RecipeError` for shapes or dtypes that do not fit and an unknown `average`.
+    """
+    return _ranked("roc_auc", logits, labels, average)
+
+
+def average_precision(logits: Any, labels: Any, average: str | None = "macro") -> Sum:
+    """The precision at each threshold, weighted by what recall gains there: the area under the
+    precision-recall curve, without interpolation. Arguments as in `roc_auc`; scikit-learn's
+    `average_precision_score`."""
+    return _ranked("average_precision", logits, labels, average)
+
+
 def precision(
     logits: Any, labels: Any, average: str | None = "macro", *, threshold: float | None = None
 ) -> Sum:
@@ -133,6 +163,62 @@ class _Score:
         if self.average == "weighted":
             return (scores * actual).sum() / actual.sum() if actual.sum() != 0 else 0.0
         return scores
+
+
+@dataclass(frozen=True)
+class _ByRank:
+    """A metric of the order of scores, from scores and labels of all examples, `(examples, 2, classes)`."""
+
+    metric: str
+    average: str | None
+
+    def __call__(self, values, count):
+        of = {"roc_auc": _area, "average_precision": _step_area}[self.metric]
+        scores, actual = values[:, 0], values[:, 1]
+        each = np.array([of(scores[:, k], actual[:, k]) for k in range(values.shape[2])])
+        if self.average is None:
+            return each
+        there = actual.sum(axis=0)
+        return (each * there).sum() / there.sum() if self.average == "weighted" else each.mean()
+
+
+def _area(scores, actual):
+    """The share of pairs of a positive and a negative example that are in order; ties count half."""
+    if not (np.isfinite(scores).all() and np.isin(actual, (0, 1)).all()):
+        return np.nan
+    _, place, many = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(many) - (many - 1) / 2)[place]  # of equal scores, their mean
+    positive = actual.sum()
+    below = ranks[actual == 1].sum() - positive * (positive + 1) / 2
+    return below / (positive * (len(actual) - positive))
+
+
+def _step_area(scores, actual):
+    if not (np.isfinite(scores).all() and np.isin(actual, (0, 1)).all()):
+        return np.nan
+    falling = np.argsort(-scores, kind="stable")
+    last = np.append(np.flatnonzero(np.diff(scores[falling])), len(scores) - 1)  # of each threshold
+    hits = np.cumsum(actual[falling])[last]
+    gained = np.diff(hits, prepend=0.0)
+    return (gained * hits / (last + 1)).sum() / hits[-1]
+
+
+def _ranked(metric: str, logits: Any, labels: Any, average: str | None) -> Sum:
+    if average not in (None, "macro", "weighted"):
+        raise unknown("average-unknown", "average", average, (None, "macro", "weighted"), metric=metric)
+    logits, labels = floats(logits, "logits"), jnp.asarray(labels)
+    if logits.ndim == 2 and logits.shape[1] > 1 and labels.ndim == 1:
+        labels, classes = class_labels(labels, logits), logits.shape[1]
+        actual = jax.nn.one_hot(labels, classes, dtype=jnp.float32)
+        # The logarithm of the odds orders examples as the probability does, which is rounded to 1
+        others = jnp.where(jnp.eye(classes, dtype=bool)[None], -jnp.inf, logits[:, None, :])
+        scores = logits - jax.nn.logsumexp(others, axis=2)
+        if classes == 2:
+            scores, actual = scores[:, 1:], actual[:, 1:]
+    else:
+        scores = logits if logits.ndim == 2 else logits[:, None]
+        actual = same_shape(labels if labels.ndim == 2 else labels[:, None], "labels", scores, "logits")
+    return Sum.of_each(jnp.stack([scores, actual], axis=1), _ByRank(metric, average))
 
 
 def _counts(total, count):

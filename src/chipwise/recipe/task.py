@@ -29,12 +29,14 @@ class Sum:
     *Fields:* `total`, an array of any shape; `count`, of the same shape or `()`; `finish`,
     `(total, count) -> value`, for a metric that is not a mean, such as F1 from three counts. It is called
     once, on the host, with float64 NumPy arrays of everything added up, and returns a number or an
-    array; it is not part of the traced program, so it must not use the loss's arrays. See `cw.metrics`.
+    array; it is not part of the traced program, so it must not use the loss's arrays. See `cw.metrics`;
+    `each`: see `of_each`.
     """
 
     total: Any
     count: Any
     finish: Callable[[Any, Any], Any] | None = field(default=None, metadata={"static": True})
+    each: bool = field(default=False, metadata={"static": True})
 
     @classmethod
     def of(cls, values: jax.Array) -> Sum:
@@ -44,6 +46,14 @@ class Sum:
         values = jnp.asarray(values)
         dtype = jnp.float64 if values.dtype == jnp.float64 else jnp.float32
         return cls(jnp.sum(values, axis=0, dtype=dtype), jnp.float32(values.shape[0]))
+
+    @classmethod
+    def of_each(cls, values: jax.Array, finish: Callable[[Any, Any], Any]) -> Sum:
+        """Keeps `values` `(batch, ...)` of each example instead of adding them, for a metric that must see
+        all examples at once, such as a rank: `finish(values, count)` gets those of the whole set, in its
+        order. Evaluation has such metrics; training, whose sums stay on the device, leaves them out."""
+        values = jnp.asarray(values)
+        return cls(values, jnp.float32(values.shape[0]), finish, True)
 
     @property
     def value(self) -> Any:

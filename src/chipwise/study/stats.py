@@ -18,7 +18,9 @@ NO_DIFFERENCE, HIGHER, LOWER, UNKNOWN = "difference-not-shown", "higher", "lower
 TWO_ALIKE = "two-alike"
 """Codes of what may be said."""
 
-_SHARE = re.compile(r"accuracy|f1|precision|recall|exact_match|hamming|top_?\d")  # metrics between 0 and 1
+_SHARE = re.compile(
+    r"accuracy|auc|f1|precision|recall|exact_match|hamming|top_?\d"
+)  # metrics between 0 and 1
 
 
 @dataclass(frozen=True)
