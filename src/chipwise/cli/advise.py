@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import RecipeError
 from ..explain.terminal import console, lines, table
@@ -56,7 +56,7 @@ def check(
 
         model = model_summary.layers(loaded)
     if json_:
-        made = {"schema": "chipwise.check/1", "recipe": loaded.name, "on": on}
+        made: dict[str, Any] = {"schema": "chipwise.check/1", "recipe": loaded.name, "on": on}
         made |= {"findings": [finding.json() for finding in findings]}
         print(json.dumps(made | ({} if model is None else {"layers": model_summary.to_json(model)})))
         return

@@ -127,9 +127,12 @@ def with_evaluation(recipe: Recipe, data: Any) -> Recipe:
         if error.code != "predict-data-unknown" or not named:
             raise
         try:
-            source = load(named["recipe"], named.get("set", ()), str(data)).task.eval
+            held_out = load(named["recipe"], named.get("set", ()), str(data)).task.eval
         except (DataError, RecipeError):  # neither of the kinds that there are: the first says them all
             raise error from None
+        if held_out is None:
+            raise
+        source = held_out
     given = spec_of(source)
     if wrong := [n for n, s in expected.items() if n not in given or given[n].shape != s.shape]:
         raise DataError(

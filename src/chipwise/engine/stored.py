@@ -82,7 +82,7 @@ class StoredRun:
     @property
     def kept(self) -> Kept | None:
         """What `keep_best` kept: of the result, or of the evaluations of a run that is not over."""
-        last = next(reversed(self.starts), {})
+        last: dict[str, Any] = next(reversed(self.starts), {})
         for stated in ((self.result or {}).get("best"), last.get("best")):
             if isinstance(stated, dict):
                 try:

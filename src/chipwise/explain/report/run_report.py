@@ -121,10 +121,10 @@ def _status(run: StoredRun, total: int | None) -> dict[str, Any]:
     elif result is not None and bad is None:
         state, steps = "finished", int(result)
         facts = [fact("story-run-finished", steps=steps)]
-        if (kept := run.kept) is not None:
-            best = {"metric": one_line(kept.metric), "value": kept.value, "best": kept.step}
-            early = fact("ended-early", step=steps, total=total, patience=one_line(kept.patience), **best)
-            facts = [early] if kept.ended_early else [*facts, fact("story-run-best", **best)]
+        if (best_of := run.kept) is not None:
+            best = {"metric": one_line(best_of.metric), "value": best_of.value, "best": best_of.step}
+            early = fact("ended-early", step=steps, total=total, patience=one_line(best_of.patience), **best)
+            facts = [early] if best_of.ended_early else [*facts, fact("story-run-best", **best)]
     elif bad is not None:
         length = fact("story-run-length", total=total)
         state, facts = "diverged", [fact("story-run-diverged"), bad[1], length, kept]
