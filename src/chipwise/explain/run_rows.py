@@ -158,6 +158,6 @@ def _repeat(run: StoredRun, diverged: Fact | None) -> Repeat:
     return Repeat(
         name=str(run.path), seed=whole(run.recipe, "seed"), steps=rows[-1]["step"] if rows else None,
         speeds=tuple(steady or speeds), losses=tuple(losses), evaluations=tuple(evaluations), metrics=metrics,
-        best_at=None if kept is None else kept.step, seconds=sections, complete=bool(result), diverged=diverged,
-        warming_up=not steady,
+        seconds=sections, complete=bool(result), diverged=diverged,
+        best_at=None if kept is None else kept.step, warming_up=not steady,
     )  # fmt: skip
