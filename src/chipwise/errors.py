@@ -15,6 +15,7 @@ handle, and tell errors apart by `code`.
     ├── RunError 5
     │   └── CheckpointError 5
     ├── DivergedError 6
+    ├── DeviceFault 7
     ├── Stopped 75
     └── HostLost 76
 
@@ -93,6 +94,12 @@ class DivergedError(ChipwiseError):
     """The loss became NaN or infinite."""
 
     exit_code = 6
+
+
+class DeviceFault(ChipwiseError):
+    """A device computed other bits than it should: the run goes on from the checkpoint before."""
+
+    exit_code = 7
 
 
 class Stopped(ChipwiseError):

@@ -32,6 +32,12 @@ def train(
     keep_best: str | None = option("Also keep the checkpoint with the best METRIC: eval/accuracy.", "METRIC"),
     patience: str | None = option("With --keep-best: stop after this long without a better one.", "DURATION"),
     eval_data: str | None = options.EVAL_DATA,
+    keep: str | None = option(
+        "Checkpoints: so many of the newest; or 5ep: also one every 5 epochs.", "N|DURATION"
+    ),
+    ledger: str | None = option(
+        "Between rows of digests: 1st for every step. [with each log, evaluation and save]", "DURATION"
+    ),
     start: str | None = option("Start from the weights of a run or a file, at step 0.", "RUN", name="--from"),
     fresh: bool = flag("Discard a run in the folder."),
     changed_code: bool = flag("Go on though code, versions or settings changed."),
@@ -52,6 +58,7 @@ def train(
         single = {
             "--keep-best": keep_best, "--patience": patience, "--from": start, "--stop-after": stop_after,
             "--fresh": fresh, "--changed-code": changed_code, "--eval-data": eval_data,
+            "--keep": keep, "--ledger": ledger,
             "--set seed": any(re.match(r"\s*seed\s*=", text) for text in recipe.settings),
         }  # fmt: skip
         if options_of_one := [flag for flag, value in single.items() if value]:
@@ -62,7 +69,7 @@ def train(
     if metric is not None:
         raise RecipeError("several-runs-only", "--metric compares several runs: add --seeds 5.")
     more = {"stop_after": stop_after, "fresh": fresh, "keep_best": keep_best, "patience": patience}
-    more["changed_code"] = changed_code
+    more |= {"changed_code": changed_code, "keep": keep, "ledger": ledger}
     _one(recipe, how, run, start, eval_data, json_, quiet, more)
 
 

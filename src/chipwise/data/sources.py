@@ -10,6 +10,7 @@ used only together with `spec`. Columns are the arrays of examples, one example 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -90,6 +91,7 @@ def described(spec: Mapping[str, Any]) -> list[str]:
     return [f"{name} {np.dtype(s.dtype)}{list(s.shape)}" for name, s in sorted(spec.items())]
 
 
+_WHOLE_BYTES = 4 << 30  # of arrays, which are hashed at a gigabyte a second
 _PIECE = 2048  # examples that a thread reads at a time when reading everything
 
 
@@ -296,6 +298,23 @@ def sample_digest(source: Any) -> str | None:
             f"{name}:{column.dtype}:{column.shape};".encode() + np.ascontiguousarray(column).tobytes()
         )
     return digest.hexdigest()[:16]
+
+
+def data_digest(source: Any) -> str | None:
+    """SHA-256 of all of `source`: of its arrays, or of a packed folder's manifest, which has its files'
+    checksums. Of other data, and of arrays above `_WHOLE_BYTES`, that of a sample, which begins with
+    "sample:". `None` for no data, and for custom sources, which may return different examples each time."""
+    manifest = getattr(source, "manifest", None)
+    if isinstance(manifest, dict):
+        return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    if isinstance(source, (Arrays, Lazy)) and nbytes(source) <= _WHOLE_BYTES:
+        digest = hashlib.sha256()
+        for name, column in sorted(materialize(source).items()):
+            digest.update(f"{name}:{column.dtype}:{column.shape};".encode())
+            digest.update(column)
+        return digest.hexdigest()
+    sample = sample_digest(source)
+    return None if sample is None else f"sample:{sample}"
 
 
 def materialize(source: Any) -> Columns:

@@ -5,7 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from ..errors import invalid
 from ..recipe.duration import Clock, Marks
+
+KEEP = 3  # checkpoints by default: enough to fall back twice
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """The steps of any of several marks, and the `last` one."""
+
+    marks: tuple[Marks, ...]
+    last: int
+
+    def __contains__(self, step: object) -> bool:
+        return step == self.last or any(step in one for one in self.marks)
 
 
 @dataclass(frozen=True)
@@ -13,8 +27,10 @@ class Agenda:
     """The steps after which something is due.
 
     *Fields:* `total`, the run's last step; `last`, the last step of this process; `log`, `evaluate`, `save`,
-    the steps; `save_always`: otherwise `save` also requires some seconds since the last checkpoint. A run
-    logs and evaluates after the same steps wherever its processes stop.
+    the steps; `save_always`: otherwise `save` also requires some seconds since the last checkpoint; `newest`,
+    how many of the newest checkpoints are kept, and `keep`, the steps of others that are; `ledger`, those
+    with a row in the ledger. A run logs, evaluates and keeps its ledger after the same steps wherever its
+    processes stop.
     """
 
     total: int
@@ -23,6 +39,9 @@ class Agenda:
     evaluate: Marks
     save: Marks
     save_always: bool
+    newest: int
+    keep: Marks
+    ledger: AnyOf
 
     @classmethod
     def of(
@@ -32,6 +51,8 @@ class Agenda:
         log_every: str | None,
         checkpoint_every: str | None,
         stop_after: str | None,
+        keep: int | str | None = None,
+        ledger: str | None = None,
     ) -> Agenda:
         """From durations; by default some 25 log rows and 20 possible checkpoints per run."""
         total = clock.total or 0
@@ -44,6 +65,12 @@ class Agenda:
             never = Marks(Fraction(total + 1), total)
             return never if every is None or not total else clock.marks(every)
 
+        newest = int(keep) if keep is not None and str(keep).isdecimal() else None
+        if newest == 0:
+            raise invalid("keep-range", "keep", keep, "a number of checkpoints of at least 1, or a duration")
+        kept = marks(str(keep) if keep is not None and newest is None else None)
+        every = (marks(logged), marks(eval_every), marks(saved), kept)
+        rows = AnyOf(every if ledger is None else (marks(ledger), kept), total)
         return cls(
             total=total,
             last=last,
@@ -51,4 +78,7 @@ class Agenda:
             evaluate=replace(marks(eval_every), also=total),
             save=replace(marks(saved), but=last),
             save_always=checkpoint_every is not None,
+            newest=newest or KEEP,
+            keep=kept,
+            ledger=rows,
         )

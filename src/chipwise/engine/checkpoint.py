@@ -18,7 +18,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,11 @@ from ..machine.hosts import hosts
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from ..words.facts import Fact, fact
+from .agenda import KEEP
 from .best import FOLDER
 from .state import TrainState, abstract_state, parameters
 from .stored import newest_checkpoint
 
-KEEP = 3  # enough to fall back twice
 _FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)]
 _CLOSED = [  # errors of opening a file, which do not mean that its bytes are damaged
     os.strerror(number)
@@ -94,14 +94,27 @@ def stated_bytes(metadata: Tree) -> int:
     return sum(n * getattr(x.dtype, "itemsize", 4) for n, x in zip(sizes, arrays, strict=True))
 
 
+@dataclass(frozen=True)
+class _Preserved:
+    """Orbax's `PreservationPolicy`: the `newest` checkpoints, and those of the `kept` steps."""
+
+    newest: int
+    kept: Container[int]
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        recent = len(checkpoints) - self.newest
+        return [i >= recent or one.step in self.kept for i, one in enumerate(checkpoints)]
+
+
 class Checkpoints:
     """The checkpoints of one run folder.
 
     *Arguments:* `read_only` leaves the folder unchanged: a process that only reads must neither delete what a
-    training process is writing, nor move damaged checkpoints.
+    training process is writing, nor move damaged checkpoints; `newest`: how many of these are kept; `kept`:
+    the steps of which others are too.
     """
 
-    def __init__(self, folder: Path, read_only: bool = False):
+    def __init__(self, folder: Path, read_only: bool = False, newest: int = KEEP, kept: Container[int] = ()):
         self.folder = Path(folder).absolute()
         self.read_only = read_only
         self._quiet = _Quiet()
@@ -114,7 +127,7 @@ class Checkpoints:
                 barrier_sync_key_prefix=f"host{here.index}",
             )
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=KEEP,
+            preservation_policy=None if read_only else _Preserved(newest, kept),
             create=False,
             enable_async_checkpointing=not read_only,
             cleanup_tmp_directories=not read_only,

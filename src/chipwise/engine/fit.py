@@ -10,6 +10,7 @@ from ..machine.hosts import hosts
 from ..recipe.recipe import Recipe
 from .agenda import Agenda
 from .best import Best
+from .ledger import Ledger
 from .log import Log
 from .meter import Meter
 from .on import ALL, On
@@ -31,27 +32,30 @@ def fit(
     log_every: str | None = None,
     checkpoint_every: str | None = None,
     stop_after: str | None = None,
+    keep: int | str | None = None,
+    ledger: str | None = None,
     keep_best: str | None = None,
     patience: str | None = None,
     fresh: bool = False,
     changed_code: bool = False,
     progress: str = "auto",
 ) -> Result:
-    """Trains `recipe` on all devices. Only `recipe` changes the result, unless `On(exact=False)` lets the
-    number of devices change it too.
+    """Trains `recipe` on all devices. Only `recipe` changes the result, unless with `On(exact=False)`.
 
     *Arguments:*
 
     - `run`: a folder for metrics and checkpoints, or `None`; a run in it goes on, or is discarded if `fresh`;
       with `changed_code` it goes on although its programs differ, by code, a version or a setting.
     - `on`: which devices, and how they are fed; see `On`. `progress`: `"auto"`, `"bar"`, `"lines"`, `"none"`.
-    - `eval_every` (`None`: only at the end), `log_every`, `checkpoint_every`: durations, `"1ep"` or `"5%"`.
-    - `stop_after`: stop and save after this duration, without changing any schedule.
-    - `keep_best`: a metric such as `"eval/accuracy"`, whose best checkpoint is kept in the folder `best`;
-      `patience`: a duration; the run ends after it without a better value.
+    - `eval_every` (`None`: only at the end), `log_every`, `checkpoint_every`: durations, `"1ep"` or `"5%"`;
+      `ledger`: of rows of digests, by default at all of these; `stop_after`: stop then, and save.
+    - `keep`: so many of the newest checkpoints, or `"5ep"`: also one every five epochs; `keep_best`: a
+    metric,
+      `"eval/accuracy"`, whose best is kept in `best`; `patience`: the run ends after so long without a
+      better.
 
-    Raises `RecipeError`, `DataError`, `DeviceError`, `RunError` before training begins; `DivergedError`
-    for a loss that is not finite; `Stopped` after SIGTERM or Ctrl-C, once the run is saved.
+    Raises `RecipeError`, `DataError`, `DeviceError`, `RunError` before training begins; `DivergedError` (loss
+    not finite), `DeviceFault` (bits differ); `Stopped` after SIGTERM or Ctrl-C, once the run is saved.
     """
     with contextlib.ExitStack() as closing:
         # ---- hosts, schedule, devices and data: checked before anything is written or compiled
@@ -59,7 +63,7 @@ def fit(
         best, meter = Best.of(recipe, keep_best, patience, run), Meter(recipe.batch)
         reporter = Reporter(progress if hosts().first else "silent")
         closing.callback(reporter.stop)
-        agenda = Agenda.of(recipe.clock, eval_every, log_every, checkpoint_every, stop_after)
+        agenda = Agenda.of(recipe.clock, eval_every, log_every, checkpoint_every, stop_after, keep, ledger)
         session = closing.enter_context(Session(recipe, on))
         reporter.introduce(session.start, session.warnings)
         session.read(evaluation=True)
@@ -69,11 +73,10 @@ def fit(
         stop = closing.enter_context(contextlib.closing(StopRequest()))
         saver = closing.enter_context(contextlib.closing(Saver(session, folder, meter, agenda, best)))
         session.begin(saver.restore(reporter), last=agenda.last)
-        log = Log(session, meter, reporter, folder)
+        log = Log(session, meter, reporter, folder, Ledger(session, folder, saver, agenda, changed_code))
         saver.rewind_best(log.history)
 
         # ---- train
-        reporter.start(log.begin, agenda.total, best.metric)
         if log.begin < agenda.last:
             if folder is not None:
                 closing.enter_context(folder.process(session, changed_code, best.rule))
@@ -99,21 +102,18 @@ def fit(
 
 
 def _train(session: Session, agenda: Agenda, log: Log, saver: Saver, stop: StopRequest) -> None:
-    """Steps until `agenda.last`, a stop or the end of patience. The host only starts steps, and reads metrics
-    one step after a log step."""
-    session.wait()
-    log.meter.mark(session.step, first=True)
+    """Steps until `agenda.last`, a stop or the end of patience. The host reads metrics one step late."""
     saver.begin()
+    log.meter.mark(session.step, first=True)
     while session.step < agenda.last and not stop.reached() and not saver.best.over:
         if not session.advance(stopped=lambda: stop.alone):
             break
         log.collect()
-        if session.step in agenda.log:
-            log.take()
+        log.take(agenda)
         if session.step in agenda.evaluate and session.step < agenda.last:
             log.evaluate()
             saver.keep_best(log.final)
         if saver.due():
             log.collect()
             saver.save()
-    log.collect(rest=not stop)
+    log.collect(last=True, rest=not stop)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -25,11 +25,13 @@ from .freeze import whole_params
 from .group_step import GroupStep
 from .placement import Group, Placement
 from .state import TrainState, first_maker, first_state
+from .state_digest import Piece, pieces
 from .step import Step
 
 Carry = list[TrainState]
 Compiled = Mapping[str, Sequence[Any]]
 """The name of each program to its executables, one for each local group."""
+Summed = Callable[[list[list[Piece]]], None] | None
 
 
 class Holding(Protocol):
@@ -61,11 +63,17 @@ class Holding(Protocol):
     def average(self, carry: Carry) -> tuple[Tree, Tree]:
         """The parameters, averaged if the recipe has an EMA, and the task's state, over the mesh."""
 
-    def step(self, compiled: Compiled, vectors: list, carry: Carry, window: list) -> tuple[Carry, jax.Array]:
+    def pieces(self, carry: Carry) -> list[list[Piece]]:
+        """What digests of the state are made of, for each local group."""
+
+    def step(
+        self, compiled: Compiled, vectors: list, carry: Carry, window: list, summed: Summed = None
+    ) -> tuple[Carry, jax.Array]:
         """The carry after a step, and a token `()` int32 to wait for.
 
         *Arguments:* `vectors`: for each local group, its replicas' vectors or their partial sum; the list is
-        emptied when they are added, so that their memory is free during the update.
+        emptied when they are added, so that their memory is free during the update; `summed` is called with
+        the pieces of their sum.
         """
 
 
@@ -74,6 +82,15 @@ def hold(step: Any, made: Blueprint[Program], placement: Placement) -> Holding:
     if made.shards > 1:
         return Grouped(step, made, placement)
     return (ShardedOptimizer if step.sharded else Replicated)(step, made, placement)
+
+
+def _pieces(state: TrainState) -> list[Piece]:
+    """What digests are made of: parts of the state that are not metrics."""
+    return [
+        *pieces("parameters", (state.params, state.frozen)),
+        *pieces("state", state.state),
+        *pieces("optimizer", (state.optimizer, state.ema, state.scale)),
+    ]
 
 
 def drained(carry: Carry) -> tuple[dict[str, Any], Carry]:
@@ -116,8 +133,16 @@ class Replicated:
     def average(self, carry: Carry) -> tuple[Tree, Tree]:
         return _averaged(self.placement, carry, self._unpack, self._unpack_average, self.placement.gather)
 
-    def step(self, compiled: Compiled, vectors: list, carry: Carry, window: list) -> tuple[Carry, jax.Array]:
-        return _moved(compiled, self._reduce(vectors), carry, window)
+    def pieces(self, carry: Carry) -> list[list[Piece]]:
+        return [_pieces(state) for state in carry]
+
+    def step(
+        self, compiled: Compiled, vectors: list, carry: Carry, window: list, summed: Summed = None
+    ) -> tuple[Carry, jax.Array]:
+        totals = self._reduce(vectors)
+        if summed is not None:
+            summed([[Piece("gradient", total)] for total in totals])
+        return _moved(compiled, totals, carry, window)
 
 
 def _reducer(made: Blueprint[Program], placement: Placement) -> Any:
@@ -300,13 +325,31 @@ class ShardedOptimizer:
         """A vector over the mesh, whole on every device, from each device's part."""
         return self._gather(self.placement.join(parts))
 
-    def step(self, compiled: Compiled, vectors: list, carry: Carry, window: list) -> tuple[Carry, jax.Array]:
+    def pieces(self, carry: Carry) -> list[list[Piece]]:
+        def own(piece: Piece, group: Group) -> Piece:
+            if piece.name != "optimizer" or piece.array.shape != (self.chunk,):
+                return piece
+            return dataclasses.replace(piece, start=piece.start + group.index * self.chunk, cut=True)
+
+        pairs = zip(carry, self.placement.local, strict=True)
+        return [[own(piece, group) for piece in _pieces(state)] for state, group in pairs]
+
+    def step(
+        self, compiled: Compiled, vectors: list, carry: Carry, window: list, summed: Summed = None
+    ) -> tuple[Carry, jax.Array]:
         placement, square, measure = self.placement, compiled.get("square"), compiled.get("measure")
         joined = [placement.join(parts) for parts in zip(*vectors, strict=True)]
         vectors.clear()
-        summed, aside = self._scatter(joined)
+        scattered, aside = self._scatter(joined)
         del joined
-        sums, asides = placement.split(summed), placement.split(aside)
+        sums, asides = placement.split(scattered), placement.split(aside)
+        if summed is not None:
+            starts = [group.index * self.chunk for group in placement.local]
+            parts = zip(sums, starts, asides, strict=True)
+            size = self._flat.size
+            summed(
+                [[Piece("gradient", x, start, cut=True), Piece("gradient", y, size)] for x, start, y in parts]
+            )
         squares: list[Any] = [None] * len(carry)
         if square is not None:
             squares = placement.split(self._gathered([square[g](total) for g, total in enumerate(sums)]))
@@ -422,5 +465,13 @@ class Grouped:
         unpackers = self._unpack_mesh, self._unpack_average
         return _averaged(self.placement, carry, *unpackers, self.placement.gather)
 
-    def step(self, compiled: Compiled, vectors: list, carry: Carry, window: list) -> tuple[Carry, jax.Array]:
-        return _moved(compiled, self._reduce(vectors), carry, window)
+    def pieces(self, carry: Carry) -> list[list[Piece]]:
+        return [_pieces(state) for state in carry]
+
+    def step(
+        self, compiled: Compiled, vectors: list, carry: Carry, window: list, summed: Summed = None
+    ) -> tuple[Carry, jax.Array]:
+        totals = self._reduce(vectors)
+        if summed is not None:
+            summed([[Piece("gradient", total)] for total in totals])
+        return _moved(compiled, totals, carry, window)

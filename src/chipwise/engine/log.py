@@ -12,6 +12,8 @@ import numpy as np
 from ..errors import DivergedError, RunError
 from ..recipe.task import finished
 from ..words.facts import fact
+from .agenda import Agenda
+from .ledger import Ledger
 from .meter import Meter
 from .progress import Reporter
 from .run_folder import RunFolder
@@ -44,16 +46,20 @@ class Log:
     `seconds` is the wall time of the run over all its processes, including start and compilation. Lost work,
     after the checkpoint from which a run is resumed, does not count: the constructor removes its rows.
 
-    *Arguments:* `session`, at the step with which this process begins; `folder`, only on host 0.
+    *Arguments:* `session`, at the step with which this process begins; `folder`, only on host 0; `ledger`, to
+    which rows of digests are added at the same times.
 
     *Fields:* `begin`, that step; `history`, all rows, including those before a resumption; `final`, the last
     value of each metric; `logged`, the last step whose training metrics were read.
     """
 
-    def __init__(self, session: Session, meter: Meter, reporter: Reporter, folder: RunFolder | None):
+    def __init__(
+        self, session: Session, meter: Meter, reporter: Reporter, folder: RunFolder | None, ledger: Ledger
+    ):
         self.session, self.recipe, self.meter, self.reporter = session, session.recipe, meter, reporter
-        self.folder = folder
+        self.folder, self.ledger = folder, ledger
         self.begin = self.logged = session.step
+        reporter.start(self.begin, session.total, ledger.saver.best.metric)
         self.history = folder.rewind(self.begin) if folder is not None else []
         self.final: dict[str, Any] = {}
         for row in self.history:
@@ -61,16 +67,24 @@ class Log:
         self._pending: tuple[int, dict, bool] | None = None
         self._warned = False
 
-    def take(self) -> None:
-        """Keeps the metric sums of the steps so far, which are on the device, for `collect`."""
-        self._pending = (self.session.step, self.session.drain(), True)
+    def take(self, agenda: Agenda) -> None:
+        """After a log step, keeps the metric sums of the steps so far, which are on the device, for
+        `collect`; after a step of the ledger, starts its digests."""
+        if self.session.step in agenda.log:
+            self._pending = (self.session.step, self.session.drain(), True)
+        self.ledger.take()
 
-    def collect(self, rest: bool = False) -> None:
-        """Reads what `take` kept. Called after the next step was started, so that the device is not idle.
+    def collect(self, *, last: bool = False, rest: bool = False) -> None:
+        """Reads what `take` kept. Called after the next step was started, so that the device is not idle;
+        after the `last` step, also compares the devices, since its state will be saved.
 
         Where a process stops between two rows, `rest` reads the sums of the steps since the last one: they
-        stay in the state, and the values are in `final` alone. Raises `NotFinite` when the loss is not.
+        stay in the state, and the values are in `final` alone. Raises `NotFinite` when the loss is not, and
+        what `Ledger.collect` raises.
         """
+        if last:
+            self.ledger.take(last=True)
+        self.ledger.collect()
         if rest and self._pending is None and self.session.step > self.logged:
             self._pending = (self.session.step, self.session.drain(keep=True), False)
         if self._pending is None:

@@ -291,6 +291,16 @@ def lay_out(recipe: Any, on: On, machine: Machine | None = None) -> tuple[Machin
     return machine, Layout.of(recipe, used, on.exact), warnings
 
 
+def device_names(placement: Placement, groups: Sequence[int]) -> list[str]:
+    """The devices of groups, by number, such as "TPU v4 5 (host 1, node-7)"."""
+    names = placement.hosts.names
+    return [
+        f"{device.device_kind} {device.id} (host {device.process_index}, {names[device.process_index]})"
+        for group in groups
+        for device in placement.mesh.devices[group]
+    ]
+
+
 def describe(machine: Machine, layout: Layout) -> dict[str, Any]:
     """The machine and the layout as plain JSON values."""
     return {

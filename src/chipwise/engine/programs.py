@@ -23,6 +23,7 @@ from .layout import Layout, merges
 from .placement import Group, Placement
 from .program_digest import digest
 from .state import TrainState, read
+from .state_digest import Digests, Pending, Piece
 from .step import Step, compiler_options
 
 
@@ -35,7 +36,7 @@ class Programs:
     it is each device's rows of the step's batch; `shard_optimizer`: see `update.shares_out`.
 
     *Fields:* `functions`, the step as pure functions; `compiled`, the executables of each program on the
-    local groups, none before `compile`; `flops_per_step_per_device`.
+    local groups, none before `compile`; `flops_per_step_per_device`; `digests` of what the devices hold.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Programs:
         self.compiled: dict[str, list[Any]] = {}
         self.flops_per_step_per_device: float | None = None
         self._add = jax.jit(jnp.add, donate_argnums=0)
+        self.digests, self._summed = Digests(placement), list[Pending]()
 
     @functools.cached_property
     def blueprint(self) -> Blueprint[Program]:
@@ -140,8 +142,9 @@ class Programs:
         """JAX's compiled programs of the first device, or group, by name."""
         return {name: each[0] for name, each in self.compiled.items()}
 
-    def step(self, carry: Carry, window: list, data: list) -> tuple[Carry, jax.Array]:
-        """Starts a step. `carry` must not be used again.
+    def step(self, carry: Carry, window: list, data: list, watched: bool = False) -> tuple[Carry, jax.Array]:
+        """Starts a step. `carry` must not be used again. *Arguments:* `watched`: also the digest of the
+        summed gradient, for `digest_of`; a fused step has none.
 
         *Returns* the new carry and a token, `()` int32, to wait for.
         """
@@ -150,7 +153,16 @@ class Programs:
             after, token = step(carry[0].without("donated"), frozen, window[0], data[0], *self._places[0][0])
             return [dataclasses.replace(after, frozen=frozen)], token
         vectors = [self._vectors(g, carry[g], window[g], data[g]) for g in range(len(carry))]
-        return self.holding.step(self.compiled, vectors, carry, window)
+        return self.holding.step(self.compiled, vectors, carry, window, self._sum if watched else None)
+
+    def _sum(self, parts: list[list[Piece]]) -> None:
+        self._summed = [self.digests.start(parts)]
+
+    def digest_of(self, carry: Carry) -> list[Pending]:
+        """Starts digests of a state, and of the summed gradient if the last step was `watched`. To be read by
+        `digests`."""
+        summed, self._summed = self._summed, []
+        return [*summed, self.digests.start(self.holding.pieces(carry))]
 
     def _vectors(self, g: int, state: TrainState, window: dict, data: dict) -> list[jax.Array]:
         """The vectors of one group's replicas, `(n,)` each, or their sum in tree order."""

@@ -35,8 +35,9 @@ class Result:
     the batch); `seconds` by section; `feed`: the source of the data, whether the device waited for it and
     what would help (empty without steps); `kept`: for `fit`'s `keep_best`, the metric, its value and step,
     and whether the run ended early (`best` is the result at that step); `devices`; `machine`, a
-    `machine.fingerprint.Fingerprint` as JSON; `params` (averaged if the recipe has an EMA) and `state` as
-    NumPy arrays; `history`, all logged rows; `trained`, the `Recipe`.
+    `machine.fingerprint.Fingerprint` as JSON; `ledger`, the digest of the run's ledger (`engine.ledger`);
+    `params` (averaged if the recipe has an EMA) and `state` as NumPy arrays; `history`, all logged rows;
+    `trained`, the `Recipe`.
 
     `cw.result("runs/mine")` reads it back from a run folder.
     """
@@ -53,6 +54,7 @@ class Result:
     feed: dict[str, Any]
     kept: Kept | None
     run: str | None
+    ledger: str | None
     params: Tree = field(repr=False)
     state: Tree = field(repr=False)
     history: list[dict[str, Any]] = field(repr=False)
@@ -83,6 +85,7 @@ class Result:
             feed=feed,
             kept=best.kept(best.over and session.step < session.total),
             run=saver.run,
+            ledger=log.ledger.digest(),
             params=parameters(recipe, state, averaged=True),
             state=state.state,
             history=log.history,

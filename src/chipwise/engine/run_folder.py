@@ -12,7 +12,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .session import Session
 
 PREFIX = "events"
-NAMES = ("metrics.jsonl", "processes.jsonl", "result.json", "recipe.json")
+NAMES = ("metrics.jsonl", "ledger.jsonl", "processes.jsonl", "result.json", "recipe.json")
 _SECONDS = 10.0  # between flushes of the TensorBoard file, each of which waits for the disk
 
 
@@ -47,6 +47,7 @@ class RunFolder:
 
         recipe.json      the recipe as run
         metrics.jsonl    one object a log step: step, epoch, train/..., eval/..., speeds
+        ledger.jsonl     digests of what steps computed: see `engine.ledger`
         processes.jsonl  one object when a process starts (or resumes) and one when it ends
         events.out.*     the finite ones of these numbers for TensorBoard
         checkpoints/     Orbax, the newest three
@@ -117,7 +118,7 @@ class RunFolder:
                     row = parsed_row(line)
                     if row is not None and row["step"] <= step:
                         rows.append({k: math.nan if v is None else v for k, v in row.items()})
-                put_inside(file, "".join(_json(row) + "\n" for row in rows).encode())
+                self.replace(file.name, rows)
         except OSError as error:
             raise self._error(error) from error
         self._purge = step + 1 if rows else None
@@ -129,10 +130,8 @@ class RunFolder:
 
     def log(self, row: dict[str, Any]) -> None:
         """Appends a row to metrics.jsonl, and its finite numbers to the TensorBoard events."""
+        self.append("metrics.jsonl", row)
         try:
-            handle = open_inside(self.path / "metrics.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            with os.fdopen(handle, "a") as file:
-                file.write(_json(row) + "\n")
             if self._events is None:
                 self._events = Events(self.path, self._purge)
             finite = {
@@ -141,6 +140,22 @@ class RunFolder:
                 if isinstance(value, (int, float)) and math.isfinite(value) and name != "step"
             }
             self._events.add(row["step"], finite)
+        except OSError as error:
+            raise self._error(error) from error
+
+    def append(self, name: str, row: dict[str, Any]) -> None:
+        """Appends a line to the file `name` of the folder."""
+        try:
+            handle = open_inside(self.path / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            with os.fdopen(handle, "a") as file:
+                file.write(_json(row) + "\n")
+        except OSError as error:
+            raise self._error(error) from error
+
+    def replace(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
+        """Replaces the file `name` of the folder by lines."""
+        try:
+            put_inside(self.path / name, "".join(_json(row) + "\n" for row in rows).encode())
         except OSError as error:
             raise self._error(error) from error
 

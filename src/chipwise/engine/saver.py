@@ -37,7 +37,9 @@ class Saver:
         self.session, self.best = session, best
         self.run = session.placement.agree("run", None if folder is None else str(folder.path))
         self._folder, self._meter, self._agenda = folder, meter, agenda
-        self._checkpoints = Checkpoints(folder.checkpoints) if folder is not None else None
+        self._checkpoints = (
+            Checkpoints(folder.checkpoints, False, agenda.newest, agenda.keep) if folder is not None else None
+        )
         self._best: Checkpoints | None = None
         self._saved_at, self._last = -1, 0.0
         self._reporter: Reporter | None = None
@@ -66,12 +68,16 @@ class Saver:
         return state
 
     def begin(self) -> None:
-        """Starts to measure the time between checkpoints."""
+        """Waits for the state, and starts to measure the time between checkpoints."""
+        self.session.wait()
         self._last = self._meter.total()
 
     def due(self) -> bool:
         """Whether to write a checkpoint after the step that was started last."""
-        if self.run is None or self.session.step not in self._agenda.save:
+        step = self.session.step
+        if self.run is None or step in self._agenda.keep:
+            return self.run is not None
+        if step not in self._agenda.save:
             return False
         waited = self._meter.total() - self._last >= SECONDS_BETWEEN_SAVES
         return self._agenda.save_always or self.session.placement.agree("save", waited)

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import jax
@@ -37,6 +36,7 @@ from .on import ALL, On
 from .placement import Placement, describe, lay_out, start_fact
 from .programs import Programs
 from .state import TrainState, abstract_state, count
+from .state_digest import Pending
 
 QUEUED_STEPS = 32  # that the host may run ahead of the device; a stop takes effect within these
 QUEUED_ON_CPUS = 4
@@ -54,7 +54,8 @@ class Session:
 
     *Fields:* `warnings` and `start`, facts to show; `machine`, `layout`, `placement`; `abstract`, the state
     as shapes; `resident`, whether data is kept on the devices; `step`, the number of started steps, of
-    `total`; `watch`, which measures waits for data; `programs`.
+    `total`; `watch`, which measures waits for data; `programs`; `watched`, the steps of which `digest` tells
+    the summed gradient.
 
     Raises `RecipeError`, `DataError` or `DeviceError`.
     """
@@ -85,6 +86,7 @@ class Session:
         self.watch = Watch(recipe.task.train, None, self._share)
         self._open = contextlib.ExitStack()
         self._queued: deque[Any] = deque()
+        self.watched: Container[int] = ()
 
     def _compare(self) -> None:
         """Raises `DeviceError`, which names the host, if hosts have different recipes, data or chips."""
@@ -201,7 +203,8 @@ class Session:
             batch = self._data.at(self.step, lambda: not self._queued or self._queued[-1].is_ready(), stopped)
             if batch is None:
                 return False
-            self._carry, token = self.programs.step(self._carry, self._windows.at(self.step), batch)
+            window, watched = self._windows.at(self.step), self.step + 1 in self.watched
+            self._carry, token = self.programs.step(self._carry, window, batch, watched)
             self.step += 1
             self._queued.append(token)
             if len(self._queued) > self.ahead:
@@ -216,13 +219,6 @@ class Session:
         if several_cpus and self.recipe.optimizer.by_layer:
             queued //= 2
         return min(queued, self._data.in_use - 1)
-
-    def timed(self, steps: int) -> float:
-        """Starts `steps` steps and waits until they are done. *Returns* the seconds."""
-        began = time.perf_counter()
-        self.advance(steps)
-        self.wait()
-        return time.perf_counter() - began
 
     def drain(self, keep: bool = False) -> dict[str, Any]:
         """The metric sums of the steps since the last `drain`, on the device; with `keep`, they stay in the
@@ -241,6 +237,10 @@ class Session:
     def snapshot(self) -> TrainState:
         """A copy of the state: see `Holding.snapshot`."""
         return self.holding.snapshot(self._carry)
+
+    def digest(self) -> list[Pending]:
+        """Starts digests of the state; see `Programs.digest_of`."""
+        return self.programs.digest_of(self._carry)
 
     def parameters(self) -> tuple[Tree, Tree]:
         """All parameters and the task's state, as arrays like those of `snapshot`. Waits."""

@@ -5,6 +5,7 @@ memory and FLOPs of a step.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -61,12 +62,20 @@ def mean_loss(session: Session, first: int) -> float:
     return _finite(jax.device_get(session.drain()["loss"]), first, session.step)
 
 
+def timed(session: Session, steps: int) -> float:
+    """Makes `steps` steps and waits until they are done. *Returns* the seconds."""
+    began = time.perf_counter()
+    session.advance(steps)
+    session.wait()
+    return time.perf_counter() - began
+
+
 def seconds_a_step(session: Session) -> float:
     """The length of a step, measured over as many steps as needed."""
     steps, first = 1, session.step + 1
-    session.timed(steps)  # not counted: the first call after a wait
+    timed(session, steps)  # not counted: the first call after a wait
     while True:
-        taken = hosts().agree("calibration", session.timed(steps))
+        taken = hosts().agree("calibration", timed(session, steps))
         if taken >= _CALIBRATION_SECONDS:
             mean_loss(session, first)
             return taken / steps
@@ -101,7 +110,7 @@ def time_intervals(session: Session, counts: list[int], reporter: Reporter) -> T
     seconds, waits, speeds = [], [], []
     for steps in counts:
         waited = watch.waited
-        seconds.append(session.timed(steps))
+        seconds.append(timed(session, steps))
         waits.append(min(seconds[-1], watch.waited - waited))
         speeds.append(steps / seconds[-1])
         row = {"step": session.step - warm, "train/loss": mean_loss(session, session.step - steps + 1)}

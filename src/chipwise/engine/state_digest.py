@@ -1,0 +1,155 @@
+"""Digests of what lies on the devices: of the summed gradient, the parameters, the task's state, the
+optimizer.
+
+A digest is two sums modulo 2^32 over the 32-bit words of arrays: of each word times an odd number made of its
+position, and of that product, mixed. So it does not depend on how a vector is cut, and zeros add nothing,
+whatever the padding. Each factor and the mixing can be inverted, so both sums find every change of a single
+word. Measured on a CPU (JAX 0.10.2, 5 million floats), this costs 2.5 plain sums; two sums of `word` and of
+`word * odd` cost 3.4, and miss any even number of changed signs; four sums of mixed words cost 9.4.
+
+It finds faults, not forgery: of changes of several words it misses one in 2^32, where they are of top bits
+alone (changed signs), else one in 2^63 or fewer; and whoever wants to can construct two states of one digest.
+
+Each digest is a program of its own: within another one it would change that one's fusion, and so its bits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..recipe.task import Tree
+from .compile_once import compile_on
+from .placement import Placement
+
+_APART = 0x9E3779B1  # between the positions of two arrays with one name: odd, so that many have their own
+_MIX = 0x85EBCA6B  # of MurmurHash3's finalizer
+
+Sums = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An array of a device, or of a group's devices. *Fields:* `name` of the digest to which it belongs;
+    `start`: the position of its first value; `cut`: it is a part of an array, of which other groups have the
+    rest; otherwise every group has an equal one."""
+
+    name: str
+    array: Any
+    start: int = 0
+    cut: bool = False
+
+
+def pieces(name: str, tree: Tree) -> list[Piece]:
+    """The leaves of `tree`, each with positions of its own."""
+    return [Piece(name, leaf, i * _APART) for i, leaf in enumerate(jax.tree.leaves(tree))]
+
+
+@dataclass(frozen=True)
+class Digested:
+    """Digests by name, of a run. *Fields:* `values`: 16 hexadecimal digits each; `unlike`: for each name of
+    which devices have different copies, the numbers of the groups that differ from most others, all of them
+    if there is no majority."""
+
+    values: dict[str, str]
+    unlike: dict[str, list[int]]
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Digests that devices compute. *Fields:* for each local group `pieces`, and their sums `(n, 2)`."""
+
+    pieces: list[list[Piece]]
+    sums: list[Any]
+
+
+class Digests:
+    """Computes digests on all local groups of a placement; `start` waits for nothing."""
+
+    def __init__(self, placement: Placement):
+        self.placement = placement
+        self._programs: dict[Any, list[Any]] = {}
+
+    def start(self, parts: list[list[Piece]]) -> Pending:
+        """*Arguments:* `parts`: the pieces of each local group, alike but for `start`."""
+        arrays = [[piece.array for piece in own] for own in parts]
+        starts = [np.asarray([piece.start % 2**32 for piece in own], np.uint32) for own in parts]
+        groups = self.placement.local
+        kind = tuple((piece.name, piece.array.shape, piece.array.dtype) for piece in parts[0])
+        if kind not in self._programs:
+            jitted = jax.jit(word_sums)
+            wide = [
+                jax.jit(word_sums, out_shardings=g.place()) if len(g.devices) > 1 else jitted for g in groups
+            ]
+
+            def lower(_: int, g: int) -> Any:
+                like = jax.ShapeDtypeStruct(starts[g].shape, np.uint32, sharding=_place(groups[g]))
+                return wide[g].lower(arrays[g], like)
+
+            (self._programs[kind],) = compile_on(groups, 1, lower)
+        made = zip(self._programs[kind], groups, arrays, starts, strict=True)
+        return Pending(parts, [run(own, group.put(start)) for run, group, own, start in made])
+
+    def read(self, pending: Sequence[Pending]) -> Digested:
+        """The digests; waits for the devices, and for all hosts."""
+        here: dict[int, dict[str, list[int]]] = {}
+        for one in pending:
+            for group, own, sums in zip(self.placement.local, one.pieces, one.sums, strict=True):
+                table = np.asarray(sums.addressable_data(0)).astype(np.uint64)
+                for piece, pair in zip(own, table, strict=True):
+                    known = here.setdefault(group.index, {}).setdefault(piece.name, [0, 0, 0, 0])
+                    for i in (0, 1):
+                        known[i + 2 * piece.cut] = (known[i + 2 * piece.cut] + int(pair[i])) % 2**32
+        everyone = self.placement.hosts.everyone("digests", {str(i): own for i, own in here.items()})
+        of = {int(i): own for host in everyone for i, own in host.items()}
+        values, unlike = {}, {}
+        for name in next(iter(of.values())):
+            whole = {i: (own[name][0], own[name][1]) for i, own in of.items()}
+            shared = [sum(own[name][2 + i] for own in of.values()) for i in (0, 1)]
+            (most, count), *_ = Counter(whole.values()).most_common()
+            if count < len(whole):
+                alone = 2 * count <= len(whole)
+                unlike[name] = sorted(i for i, pair in whole.items() if alone or pair != most)
+            values[name] = "".join(f"{(most[i] + shared[i]) % 2**32:08x}" for i in (0, 1))
+        return Digested(values, unlike)
+
+
+def _place(group: Any) -> Any:
+    if len(group.devices) > 1:
+        return group.place()
+    return jax.sharding.SingleDeviceSharding(group.device)
+
+
+def word_sums(arrays: list[jax.Array], starts: jax.Array) -> jax.Array:
+    """The two sums of each array, `(n, 2)` uint32. *Arguments:* `starts` `(n,)` uint32, the positions of
+    their first values. Traced."""
+    return jnp.stack([_sums(array, starts[i]) for i, array in enumerate(arrays)])
+
+
+def _sums(array: jax.Array, start: jax.Array) -> jax.Array:
+    words = _words(array)
+    position, stride = jnp.broadcast_to(start, words.shape), 1
+    for axis in reversed(range(words.ndim)):  # not as a vector, which a cut array would be gathered for
+        index = lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+        position, stride = position + index * np.uint32(stride % 2**32), stride * words.shape[axis]
+    product = words * ((position * np.uint32(2) + np.uint32(1)) * np.uint32(_APART))
+    mixed = (product ^ (product >> np.uint32(15))) * np.uint32(_MIX)
+    mixed = mixed ^ (mixed >> np.uint32(13))
+    return jnp.stack([jnp.sum(product, dtype=jnp.uint32), jnp.sum(mixed, dtype=jnp.uint32)])
+
+
+def _words(array: jax.Array) -> jax.Array:
+    """The bits of `array` as uint32, one for each value, or several along a last axis."""
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    if array.dtype == jnp.bool_:
+        return array.astype(jnp.uint32)
+    unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(array.dtype.itemsize, jnp.uint32)
+    return lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32)
