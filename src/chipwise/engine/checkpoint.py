@@ -236,6 +236,11 @@ class Checkpoints:
             raise CheckpointError("checkpoints-unreadable", text, path=str(self.folder), steps=steps)
         return None
 
+    def at(self, step: int, template: Tree, shards: int = 1) -> Tree:
+        """One checkpoint in the structure of `template`. Raises an exception of any type when it is
+        damaged."""
+        return _fill(template, self._read(step, template, shards)[0], step)
+
     def arrays(self, step: int) -> dict[str, np.ndarray]:
         """The arrays of one checkpoint by name. Raises an exception of any type when it is damaged."""
         return self._read(step)[0]

@@ -18,14 +18,14 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from ..models.remat import inside
 
-_MARK = "chipwise-replica"
+MARK = "chipwise-replica"
 _NAMES = {"name", "debug", "debug_info", "name_and_src_info", "metadata"}
 _PLACES = re.compile(r"(\bat )?0x[0-9a-f]+|[^\s'\"(]*\.py(:\d+)*")
 
 
 def mark(number: jax.Array) -> jax.Array:
     """`number` itself; the equations of a jaxpr that follow are digested. It compiles to nothing."""
-    return checkpoint_name(number, _MARK)
+    return checkpoint_name(number, MARK)
 
 
 def digest(programs: Iterable[Any]) -> str:
@@ -43,7 +43,7 @@ def _marked(whole: Any) -> Any:
     """The part of the jaxpr `whole`, or of one inside of it, that follows the mark; `None` without one."""
     for jaxpr in inside(whole):
         for i, equation in enumerate(jaxpr.eqns):
-            if equation.params.get("name") == _MARK:
+            if equation.params.get("name") == MARK:
                 return jaxpr.replace(eqns=jaxpr.eqns[i + 1 :], constvars=[], invars=[])
     return None
 
