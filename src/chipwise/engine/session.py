@@ -60,6 +60,8 @@ class Session:
     Raises `RecipeError`, `DataError` or `DeviceError`.
     """
 
+    watched: Container[int] = ()
+
     def __init__(self, recipe: Recipe, on: On = ALL):
         self.recipe, self.on = recipe, on
         self.total, self.step = recipe.clock.total or 0, 0
@@ -86,7 +88,6 @@ class Session:
         self.watch = Watch(recipe.task.train, None, self._share)
         self._open = contextlib.ExitStack()
         self._queued: deque[Any] = deque()
-        self.watched: Container[int] = ()
 
     def _compare(self) -> None:
         """Raises `DeviceError`, which names the host, if hosts have different recipes, data or chips."""

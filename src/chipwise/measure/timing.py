@@ -5,7 +5,6 @@ memory and FLOPs of a step.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from ..machine.limits import peak_bytes
 from ..machine.record import Series
 from ..recipe.recipe import Recipe
 from ..recipe.task import finished
+from ..study.trial import timed
 
 SECONDS = 10.0  # all timed intervals together
 INTERVAL_SECONDS = 0.5  # far longer than the wait at its end
@@ -60,14 +60,6 @@ def first_losses(session: Session, steps: int) -> list[float]:
 def mean_loss(session: Session, first: int) -> float:
     """The mean loss of the steps since `first`, the last time it was read. Waits."""
     return _finite(jax.device_get(session.drain()["loss"]), first, session.step)
-
-
-def timed(session: Session, steps: int) -> float:
-    """Makes `steps` steps and waits until they are done. *Returns* the seconds."""
-    began = time.perf_counter()
-    session.advance(steps)
-    session.wait()
-    return time.perf_counter() - began
 
 
 def seconds_a_step(session: Session) -> float:

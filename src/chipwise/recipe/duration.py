@@ -117,8 +117,8 @@ class Marks:
     also: int | None = None
     but: int | None = None
 
-    def __contains__(self, step: int) -> bool:
-        return step == self.also or self.after(step - 1) == step
+    def __contains__(self, step: object) -> bool:
+        return step == self.also or (isinstance(step, int) and self.after(step - 1) == step)
 
     def __iter__(self) -> Iterator[int]:
         step = self.after(0)

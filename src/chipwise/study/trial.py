@@ -52,6 +52,14 @@ class Trial:
     seconds: float = 0.0
 
 
+def timed(session: Session, steps: int) -> float:
+    """Makes `steps` steps and waits until they are done. *Returns* the seconds."""
+    began = time.perf_counter()
+    session.advance(steps)
+    session.wait()
+    return time.perf_counter() - began
+
+
 @fixed()
 def try_batch(recipe: Recipe, on: On = ALL) -> Trial:
     """Runs some steps of `recipe` with fresh parameters. *Arguments:* `on` as in `fit`.
@@ -65,12 +73,12 @@ def try_batch(recipe: Recipe, on: On = ALL) -> Trial:
         with Session(held, on) as session:
             session.begin()
             began = time.perf_counter()
-            session.timed(1)
-            each = session.timed(1)
+            timed(session, 1)
+            each = timed(session, 1)
             if more := min(_WARM_UP, int(_WARM_UP_SECONDS / each)):
-                each = session.timed(more) / more
+                each = timed(session, more) / more
             steps = timed_steps(each)
-            taken = session.timed(steps)
+            taken = timed(session, steps)
             return Trial(steps * recipe.batch / taken, seconds=time.perf_counter() - began)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
