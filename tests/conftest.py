@@ -35,7 +35,7 @@ _ENTRIES.__enter__()
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-OPTIMIZED = ("tests/engine", "tests/data/augment/test_every.py")
+OPTIMIZED = ("tests/engine/test_step", "tests/data/augment/test_every.py")
 """Tests of whether results depend on devices, layouts and batches. Their programs are compiled as a user's,
 also in processes that they start; so are those of slow tests, which run for long."""
 
@@ -55,3 +55,11 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `import tasks`: the small tasks that tests share
+
+
+def pytest_collection_finish(session):
+    import gc
+
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)

@@ -115,25 +115,24 @@ def test_a_variable_that_is_set_stays():
     assert child("before = state()\nimport chipwise\nreport(before)", NPROC="3")["changed"] == []
 
 
-def test_everything_public_changes_nothing():
-    told = child(
-        f"{LIBRARIES}before = state()\nimport chipwise\n"
-        "homes = [chipwise, *(getattr(chipwise, package) for package in chipwise._PACKAGES.split())]\n"
+@pytest.fixture(scope="module")
+def called(tmp_path_factory):
+    """What everything public, then a run, then a study changed in one process."""
+    return child(
+        f"{LIBRARIES}before, found = state(), {{}}\nimport chipwise as cw\n"
+        "homes = [cw, *(getattr(cw, package) for package in cw._PACKAGES.split())]\n"
         "for home in homes:\n    for name in getattr(home, '__all__', ()):\n        getattr(home, name)\n"
-        "report(before)"
+        "found['public'] = changed(before, state())\n"
+        f"recipe = cw.load('digits', ['duration=2st'])\nos.chdir({str(tmp_path_factory.mktemp('runs'))!r})\n"
+        "before = state()\n"
+        "cw.fit(recipe, run='run', on=cw.On(devices=1), progress='none', checkpoint_every='1st')\n"
+        "found['fit'], before = changed(before, state()), state()\n"
+        "cw.sweep('digits', seeds=[0, 1], set=['duration=1st'], run='study', on=cw.On(devices=1))\n"
+        "found['sweep'] = changed(before, state())\n"
+        "print(json.dumps(found))"
     )
-    assert told["changed"] == []
 
 
-@pytest.mark.parametrize("call", ["fit", "sweep"])
-def test_a_run_puts_back_what_it_changed(tmp_path, call):
-    how = {
-        "fit": "cw.fit(recipe, run='run', on=cw.On(devices=1), progress='none', checkpoint_every='1st')",
-        "sweep": "cw.sweep('digits', seeds=[0, 1], set=['duration=1st'], run='study', on=cw.On(devices=1))",
-    }
-    told = child(
-        f"{LIBRARIES}import chipwise as cw\nrecipe = cw.load('digits', ['duration=2st'])\n"
-        f"before = state()\nos.chdir({str(tmp_path)!r})\n{how[call]}\n"
-        "os.chdir(before['directory'])\nreport(before)"
-    )
-    assert told["changed"] == []
+@pytest.mark.parametrize("what", ["public", "fit", "sweep"])
+def test_what_is_called_puts_back_what_it_changed(called, what):
+    assert called[what] == []

@@ -2,6 +2,7 @@
 examples and measurements that pages link to. MkDocs calls this (`hooks` in mkdocs.yml).
 
 A page links to `../examples/own_task.py` as one reads it in the repository. On the site that is a page too.
+`::: cw.fit` becomes the name's signature and docstring; `members:` below it names methods to show.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"\]\(((?:\.\./)+)(benchmarks|examples)/([^)#]*)")
 _BACK = re.compile(r"\]\(((?:\.\./)+)docs/")
+_NAME = re.compile(r"^::: cw\.(\S+)\n(?: +members: (.*)\n)?", re.MULTILINE)
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -41,7 +43,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     if here.startswith("benchmarks/"):
         return _BACK.sub(lambda link: f"]({link[1]}", markdown)
-    return _LINK.sub(neighbour, markdown)
+    return _NAME.sub(_described, _LINK.sub(neighbour, markdown))
+
+
+def _described(name: re.Match[str]) -> str:
+    """What mkdocstrings reads, headed by the name that users type."""
+    path, members = name.groups()
+    options = [f"heading: cw.{path}", f"toc_label: '{path}'", *([f"members: {members}"] if members else [])]
+    return "\n".join([f"::: chipwise.{path}", "    options:", *(f"      {o}" for o in options), "", ""])
 
 
 def on_page_content(html: str, **_: Any) -> str:

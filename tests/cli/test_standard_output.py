@@ -1,5 +1,6 @@
 """Commands whose output, cache or settings cannot be used: one line, an exit code and no traceback."""
 
+import io
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 
 import processes
+from chipwise.cli import main
 
 MAIN = "import sys; sys.argv[0] = 'chipwise'; from chipwise.cli import main; main()"
 FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no full device")
@@ -20,6 +22,12 @@ def command(*words, shell="", **more):
     return done.returncode, done.stdout, done.stderr.decode()
 
 
+def here(capsys, *words):
+    """The same of a command in this process."""
+    code = main(list(map(str, words)))
+    return code, *capsys.readouterr()
+
+
 def one_line(said):
     code, _, errors = said
     assert code and "Traceback" not in errors, errors
@@ -28,22 +36,29 @@ def one_line(said):
 
 
 @FULL
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("words", [["chips"], ["chips", "--json"], ["--help"], ["--version"]])
+@pytest.mark.parametrize(
+    ("words", "unbuffered"), [("chips", ""), ("chips", "1"), ("chips --json", ""), ("--help", ""), ("--version", "1")]
+)
 def test_full_output_is_told_in_a_line(words, unbuffered):
-    one_line(command(*words, shell=">/dev/full", PYTHONUNBUFFERED=unbuffered))
+    one_line(command(*words.split(), shell=">/dev/full", PYTHONUNBUFFERED=unbuffered))
 
 
 @FULL
-def test_a_run_whose_output_is_full_is_whole(tmp_path):
+def test_a_run_whose_output_is_full_is_whole(tmp_path, monkeypatch, capfdbinary):
     run = tmp_path / "run"
     words = ["train", "digits", "--set", "duration=1st", "--run", run]
     one_line(command(*words, shell=">/dev/full"))
     assert (run / "result.json").exists()
     one_line(command("report", run, shell=">/dev/full"))
     for encoding in ("ascii", "utf-16"):
-        code, out, errors = command("report", run, PYTHONIOENCODING=encoding)
-        assert code == 0 and out and not errors, (encoding, errors)
+        with monkeypatch.context() as patch:
+            own = io.TextIOWrapper(io.BytesIO(), encoding)
+            patch.setattr(sys, "__stdout__", own)
+            patch.setattr(sys, "stdout", own)
+            assert main(["report", str(run)]) == 0
+            sys.stdout.flush()
+        out, errors = capfdbinary.readouterr()
+        assert "eval/loss" in out.decode(encoding) and not errors, (encoding, errors)
 
 
 def test_closed_output_is_told_in_a_line_and_closed_errors_are_none():
@@ -60,15 +75,17 @@ def test_settings_that_would_hang_are_refused():
     one_line(command("devices", NPROC="many"))
 
 
-def test_a_cache_that_cannot_be_used(tmp_path):
+def test_a_cache_that_cannot_be_used(tmp_path, monkeypatch, capsys):
     file = tmp_path / "file"
     file.write_text("")
-    one_line(command("plan", "digits", "--on", "cpu", XDG_CACHE_HOME=file))
+    monkeypatch.delenv("CHIPWISE_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    one_line(here(capsys, "plan", "digits", "--on", "cpu"))
 
 
-def test_sizes_and_names_beyond_what_is_possible(tmp_path):
+def test_sizes_and_names_beyond_what_is_possible(tmp_path, capsys):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("a text")
-    one_line(command("pack", tmp_path / "texts", tmp_path / "out", "--tokens", 99999999999))
-    one_line(command("pack", tmp_path / "texts", tmp_path / ("x" * 300), "--tokens", 4))
+    one_line(here(capsys, "pack", tmp_path / "texts", tmp_path / "out", "--tokens", 99999999999))
+    one_line(here(capsys, "pack", tmp_path / "texts", tmp_path / ("x" * 300), "--tokens", 4))
     assert [path.name for path in tmp_path.iterdir()] == ["texts"]
