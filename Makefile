@@ -22,7 +22,7 @@ docs: install  ## the documentation as a site, in build/site
 	@echo "build/site/index.html"
 
 # A file's tests stay together, since they share what their fixtures made
-PARALLEL := -n auto --maxprocesses=4 --dist loadfile
+PARALLEL := -n auto --maxprocesses=4 --dist loadfile --no-loadscope-reorder
 
 test: install  ## the default suite: minutes on two cores
 	$(BIN)/python -m pytest $(PARALLEL)

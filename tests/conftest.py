@@ -3,6 +3,7 @@
 Programs are compiled once a device, so a test that is not about devices uses one: `On(devices=1)`.
 """
 
+import gc
 import os
 import sys
 import tempfile
@@ -35,9 +36,33 @@ _ENTRIES.__enter__()
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-OPTIMIZED = ("tests/engine/test_step", "tests/data/augment/test_every.py")
+_NAMES = "blocks compile evaluate groups hosts layers predict reduce scaling sharding state step."
+OPTIMIZED = (
+    *(f"tests/engine/test_{name}" for name in _NAMES.split()),
+    "tests/data/augment/test_every.py",
+)
 """Tests of whether results depend on devices, layouts and batches. Their programs are compiled as a user's,
 also in processes that they start; so are those of slow tests, which run for long."""
+_LONG = "fit arithmetic export ask guest standard_output frameworks program_digest datasets readme torch"
+LONG = tuple(f"test_{name}.py" for name in _LONG.split())
+"""Files that take long: begun early, so that the workers end together."""
+
+
+def pytest_collection_modifyitems(items):
+    """First the files whose programs are optimized, since a worker forgets its programs where that changes;
+    then the long ones. (`make test` keeps this order: `--no-loadscope-reorder`.)"""
+
+    def turn(item):
+        file = item.nodeid.partition("::")[0]
+        return (not file.startswith(OPTIMIZED), not file.endswith(LONG))
+
+    items.sort(key=turn)
+
+
+def pytest_collection_finish(session):
+    """The libraries' million objects are not looked through again with every collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,11 +80,3 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `import tasks`: the small tasks that tests share
-
-
-def pytest_collection_finish(session):
-    import gc
-
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 20, 100)

@@ -20,7 +20,7 @@ NEEDS = {"stablehlo": "flatbuffers", "onnx": "onnxruntime", "safetensors": "safe
 def untrained(name, *settings, seed=0):
     """A built-in model, none of whose parameters and statistics are round numbers."""
     recipe = cw.load(name, list(settings))
-    params, state = jax.jit(recipe.task.init)(keys.init_key(seed))
+    params, state = jax.device_get(jax.jit(recipe.task.init)(keys.init_key(seed)))
     rng = np.random.default_rng(seed)
 
     def moved(x, by=0.0):
