@@ -37,7 +37,8 @@ def one_line(said):
 
 @FULL
 @pytest.mark.parametrize(
-    ("words", "unbuffered"), [("chips", ""), ("chips", "1"), ("chips --json", ""), ("--help", ""), ("--version", "1")]
+    ("words", "unbuffered"),
+    [("chips", ""), ("chips", "1"), ("chips --json", ""), ("--help", ""), ("--version", "1")],
 )
 def test_full_output_is_told_in_a_line(words, unbuffered):
     one_line(command(*words.split(), shell=">/dev/full", PYTHONUNBUFFERED=unbuffered))
