@@ -1,19 +1,24 @@
-"""The documentation: its links lead somewhere, its site has every page, the tutorial does what it says."""
+"""The documentation: its links lead somewhere, its site and its reference are whole, its pages run."""
 
-import json
+import inspect
 import os
+import pkgutil
 import re
-import shlex
 import subprocess
 import sys
+import types
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
+
+import chipwise as cw
+import doc_pages
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-TUTORIAL = [DOCS / "tutorial" / f"{name}.md" for name in ("train", "data", "models", "plan", "after")]
 
 
 def named(page):
@@ -25,7 +30,9 @@ def anchors(page):
     headings = re.findall(
         r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE
     )
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    names = re.findall(r"^::: cw\.(\S+)$", page.read_text(), re.MULTILINE)  # of the reference
+    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return slugs | {f"chipwise.{name}" for name in names}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -45,55 +52,83 @@ def test_the_site_has_every_page():
     assert sorted(listed) == sorted([*map(named, PAGES), "commands.md"])
 
 
-def blocks(page, language):
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+@pytest.mark.parametrize("page", doc_pages.PAGES, ids=doc_pages.name)
+def test_every_step_is_known(page):
+    """Python compiles, and a shell's line is a command of ours or sets a machine up. Below they are run."""
+    for kind, text in doc_pages.steps(page):
+        assert kind != "python" or compile(text, page.name, "exec")
 
 
-@pytest.mark.parametrize("page", TUTORIAL, ids=named)
-def test_the_tutorials_python_is_python(page):
-    for language in ("python", "py"):
-        for number, block in enumerate(blocks(page, language)):
-            compile(block, f"{page.name} {number}", "exec")
+def test_every_small_and_foreign_step_is_on_a_page():
+    texts = [text for page in doc_pages.PAGES for _, text in doc_pages.steps(page)]
+    for begin in (*doc_pages.SMALL, *map(re.escape, doc_pages.NOT_HERE)):
+        assert any(re.match(begin, text) for text in texts), begin
+    assert set(doc_pages.BEFORE) <= {doc_pages.name(page) for page in doc_pages.PAGES}
 
 
-RUN = """
-import json, shlex, sys
-import chipwise.cli
-names = {}
-for kind, text in json.load(sys.stdin):
-    if kind == "python":
-        exec(compile(text, "tutorial", "exec"), names)
-    elif code := chipwise.cli.main(shlex.split(text)):
-        sys.exit(f"{text}: {code}")
-"""
-ELSEWHERE = ("launch", "plan", "find-batch", "sweep", "bench", "compare", "export")
-"""Commands that want compilers, minutes or what other commands made: their own tests run them."""
+QUICK = ("reference/optimizers", "reference/data", "tutorial/data")
+
+
+def ran(page, folder):
+    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "CHIPWISE_DATA")}
+    environment |= {"XDG_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": str(ROOT / "tests")}
+    environment |= {"JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu"}
+    program = [sys.executable, "-c", "import sys, doc_pages; doc_pages.run(sys.argv[1])", str(page)]
+    return subprocess.run(program, cwd=folder, text=True, capture_output=True, env=environment)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("page", [p for p in TUTORIAL if p.stem != "plan"], ids=named)
-def test_the_tutorial_runs(page, tmp_path):
-    """Its Python and its commands, one after another in one folder; short where it trains."""
-    steps = []
-    if page.stem in ("models", "train"):
-        (tmp_path / "my_task.py").write_text(blocks(TUTORIAL[0], "python")[0])
-    if page.stem == "models":
-        steps.append(("command", "train my_task.py:recipe --run runs/mine"))
-    for language, block in re.findall(
-        r"^```(python|sh)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE
-    ):
-        if language == "python":
-            steps.append((language, block))
-            continue
-        for line in block.splitlines():
-            words = shlex.split(line, comments=True)
-            if words[:1] != ["chipwise"] or words[1] in ELSEWHERE:
-                continue
-            steps.append(("command", shlex.join(words[1:])))
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    done = subprocess.run(
-        [sys.executable, "-c", RUN], input=json.dumps(steps), cwd=tmp_path, text=True, capture_output=True,
-        env=environment | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "JAX_NUM_CPU_DEVICES": "8"},
-    )  # fmt: skip
-    assert len(steps) > 2 and done.returncode == 0, done.stderr[-3000:]
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("page", [p for p in doc_pages.PAGES if list(doc_pages.steps(p))], ids=doc_pages.name)
+def test_every_page_runs_as_written(page, tmp_path):
+    done = ran(page, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_quick_pages_run(tmp_path):
+    """Names and schedules of the reference, and the data of the tutorial."""
+    for page in QUICK:
+        folder = tmp_path / page
+        folder.mkdir(parents=True)
+        done = ran(DOCS / f"{page}.md", folder)
+        assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_the_complete_recipe_predicts():
+    names = {}
+    exec(doc_pages.complete_recipe(), names)
+    task = names["recipe"]().task
+    outputs = jax.eval_shape(
+        lambda: task.predict(*task.init(jax.random.key(0)), {"image": np.zeros((3, 8, 8))})
+    )
+    assert outputs.shape == (3, task.classes)
+
+
+# ---- the reference
+
+DESCRIBED = {
+    path
+    for p in (DOCS / "reference").glob("*.md")
+    for path in re.findall(r"^::: cw\.(\S+)$", p.read_text(), re.M)
+}
+
+
+def test_the_reference_has_every_public_name():
+    there = {id(pkgutil.resolve_name(f"chipwise:{path}")) for path in DESCRIBED}
+    homes = {"": cw, **{f"{name}.": getattr(cw, name) for name in cw._PACKAGES.split()}}
+    public = {f"{at}{name}": getattr(home, name) for at, home in homes.items() for name in home.__all__}
+    public |= {f"schedules.{name}": one for name, one in cw.schedules.SCHEDULES.items()}
+    sums = vars(cw.metrics).items()
+    public |= {
+        n: f for n, f in sums if getattr(f, "__annotations__", {}).get("return") == "Sum" and n[0] != "_"
+    }
+    assert [
+        n for n, one in public.items() if not isinstance(one, types.ModuleType) and id(one) not in there
+    ] == []
+
+
+@pytest.mark.parametrize("door", ["equinox", "keras", "linen", "nnx", "torch"])
+def test_a_door_names_its_arguments(door):
+    given = inspect.signature(getattr(cw, door).task).parameters
+    assert {"train", "eval", "inputs", "target", "metrics", "augment", "mix", "classes"} <= given.keys()
+    assert all(one.kind is not one.VAR_KEYWORD for one in given.values())

@@ -28,7 +28,7 @@ Scored = Callable[..., tuple[Sum, Any, Tree]]
 no loss to take (`Sum` of nothing), and `key` may be None."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Data:
     """The data of a task, and which columns of it the model and the loss read.
 

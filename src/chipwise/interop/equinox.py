@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ import jax
 from ..recipe import freezing
 from ..recipe.task import Task, Tree
 from . import adapter
-from .adapter import Data, library, own_promotion, with_loss
+from .adapter import Data, Source, library, own_promotion, with_loss
 
 INSTALL = "pip install 'chipwise[equinox]'"
 AXIS = "batch"
@@ -31,13 +31,17 @@ _PAIRS = {
 """Batch norm's statistics are a pair; here they are called what they are."""
 
 
-def task(model: Any, loss: Callable, **data: Any) -> Task:
+def task(
+    model: Any, loss: Callable, *, train: Source, eval: Source | None = None, inputs: Any = None,
+    target: Any = "label", metrics: Mapping[str, Callable] | None = None, augment: Callable | None = None,
+    mix: Callable | None = None, classes: int | None = None,
+) -> Task:  # fmt: skip
     """An Equinox module and a loss as a `Task`.
 
     *Arguments:* `model`: a function of a key that makes the module (`eqx.nn.make_with_state` is applied
     here), or a module, or the pair of a module and its `eqx.nn.State`. A module's weights are the initial
     values for every seed. `loss`: `(outputs, target)` on the whole batch: values `(batch,)`, their mean, or a
-    `Sum`. `data`: as in `interop.adapter.Data`; the module's arguments have no batch axis.
+    `Sum`. The others: as in `interop.adapter.Data`; the module's arguments have no batch axis.
 
     The floating-point arrays of the module are the parameters, named by their paths; other arrays are
     constants. Raises `RecipeError` if Equinox is missing or `model` is not a module.
@@ -75,7 +79,8 @@ def task(model: Any, loss: Callable, **data: Any) -> Task:
         outputs, held = jax.vmap(one, out_axes=(0, None), axis_name=AXIS)(args, kwargs, keys)
         return outputs, _state(held), None
 
-    return Data(**data).task("equinox", type(abstract).__name__, init, with_loss(forward, loss))
+    columns = Data(train, eval, inputs, target, metrics, augment, mix, classes)
+    return columns.task("equinox", type(abstract).__name__, init, with_loss(forward, loss))
 
 
 def to_model(model: Any, params: Tree, state: Tree) -> Any:

@@ -16,7 +16,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -28,18 +28,22 @@ from ..recipe import freezing
 from ..recipe.task import Sum, Task, Tree
 from ..words.figures import one_line
 from . import adapter
-from .adapter import Data, library, own_promotion, with_loss
+from .adapter import Data, Source, library, own_promotion, with_loss
 
 INSTALL = "pip install 'chipwise[keras]'"
 
 
-def task(model: Any, loss: Any = None, **data: Any) -> Task:
+def task(
+    model: Any, loss: Any = None, *, train: Source, eval: Source | None = None, inputs: Any = None,
+    target: Any = "label", metrics: Mapping[str, Callable] | None = None, augment: Callable | None = None,
+    mix: Callable | None = None, classes: int | None = None,
+) -> Task:  # fmt: skip
     """A Keras model and a loss as a `Task`.
 
     *Arguments:* `model`: its weights are the initial values for every seed; an unbuilt model is built for the
     data's shapes. `loss`: a Keras loss, its name ("sparse_categorical_crossentropy"), or a function
     `(outputs, target)` such as `cw.losses.softmax_cross_entropy`; None: the loss that the model was compiled
-    with. `data`: as in `interop.adapter.Data`.
+    with. The others: as in `interop.adapter.Data`.
 
     Losses that layers add, such as `kernel_regularizer`, are added to the mean loss in training. Raises
     `RecipeError` if Keras is missing or does not run on JAX, or if the loss sums over the batch.
@@ -47,7 +51,8 @@ def task(model: Any, loss: Any = None, **data: Any) -> Task:
     keras = keras_library()
     if not isinstance(model, keras.Model):
         raise adapter.not_a_model("keras", repr(model), "a keras.Model")
-    columns, judge = Data(**data), _judge(keras, model, loss)
+    columns = Data(train, eval, inputs, target, metrics, augment, mix, classes)
+    judge = _judge(keras, model, loss)
     _build(model, columns)
     trained, other, seeds = _variables(model)
     start = {name: np.asarray(v.value) for name, v in {**trained, **other}.items()}

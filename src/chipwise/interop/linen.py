@@ -7,7 +7,7 @@ Variables keep Linen's structure: `params` is the collection of that name, and a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ import jax
 from ..errors import unknown
 from ..recipe import freezing
 from ..recipe.task import Task, Tree
-from .adapter import Data, not_a_model, own_promotion, with_loss
+from .adapter import Data, Source, not_a_model, own_promotion, with_loss
 
 _TRAIN = {"train": True, "training": True, "is_training": True}
 _EVAL = {"deterministic": False, "inference": False, "use_running_average": False, "eval": False}
@@ -24,13 +24,16 @@ MODES = {**_TRAIN, **_EVAL}
 
 
 def task(
-    module: Any, loss: Callable, *, mode: str | None = None, rngs: tuple[str, ...] = ("dropout",), **data: Any
-) -> Task:
+    module: Any, loss: Callable, *, mode: str | None = None, rngs: tuple[str, ...] = ("dropout",),
+    train: Source, eval: Source | None = None, inputs: Any = None,
+    target: Any = "label", metrics: Mapping[str, Callable] | None = None, augment: Callable | None = None,
+    mix: Callable | None = None, classes: int | None = None,
+) -> Task:  # fmt: skip
     """A Linen module and a loss as a `Task`.
 
     *Arguments:* `loss`: `(outputs, target)`: values `(batch,)`, their mean, or a `Sum`. `mode`: the argument
     of the module's `__call__` for training or evaluation; None: the one of `MODES` that it has. `rngs`: the
-    random streams of its layers; each gets its own key in every step and replica. `data`: as in
+    random streams of its layers; each gets its own key in every step and replica. The others: as in
     `interop.adapter.Data`.
 
     Raises `RecipeError` if it is not a module, or has no argument `mode`.
@@ -44,7 +47,7 @@ def task(
     if mode is not None and mode not in known:
         raise unknown("linen-mode", f"argument of {type(module).__name__}", mode, list(known)[1:])
     name = mode or (names[0] if names else None)
-    columns = Data(**data)
+    columns = Data(train, eval, inputs, target, metrics, augment, mix, classes)
 
     def hold(call: Callable, given: tuple, named: dict, context: Any) -> Any:
         """Makes batch norm with frozen statistics use them."""

@@ -5,7 +5,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,20 +16,24 @@ from ..errors import RecipeError, invalid
 from ..models.large import SHARD
 from ..recipe import freezing
 from ..recipe.task import Task
-from .adapter import Data, fitting, nested, not_a_model, with_loss
+from .adapter import Data, Source, fitting, nested, not_a_model, with_loss
 
 #: Nested dictionaries with string keys and arrays as leaves.
 Tree = dict[str, Any]
 _EXPECTED = "a function of nnx.Rngs that makes an nnx.Module: lambda rngs: Net(rngs=rngs)"
 
 
-def task(make_model: Callable[[nnx.Rngs], nnx.Module], loss: Callable, **data: Any) -> Task:
+def task(
+    make_model: Callable[[nnx.Rngs], nnx.Module], loss: Callable, *, train: Source,
+    eval: Source | None = None, inputs: Any = None, target: Any = "label",
+    metrics: Mapping[str, Callable] | None = None, augment: Callable | None = None,
+    mix: Callable | None = None, classes: int | None = None,
+) -> Task:  # fmt: skip
     """A Flax NNX module and a loss as a `Task`.
 
     *Arguments:* `make_model`: as in `functional`; `loss`: `(outputs, target)`: values `(batch,)`, their mean,
-    or a `Sum`; `data`: `train`, `eval`, `inputs`, `target`, `metrics` and more, as in `interop.adapter.Data`.
-    The module is called with one argument, or with several through `inputs`. With `shards`, parameters are
-    sharded as the module says: see `sharding`.
+    or a `Sum`; the others: as in `interop.adapter.Data`. The module is called with one argument, or with
+    several through `inputs`. With `shards`, parameters are sharded as the module says: see `sharding`.
 
     Raises `RecipeError` as `functional` does, and if the data lacks a column.
     """
@@ -40,7 +44,8 @@ def task(make_model: Callable[[nnx.Rngs], nnx.Module], loss: Callable, **data: A
 
     with nnx.use_eager_sharding(False):
         name = type(nnx.eval_shape(lambda: make_model(nnx.Rngs(0)))).__name__
-    built = Data(**data).task("nnx", name, init, with_loss(forward, loss))
+    columns = Data(train, eval, inputs, target, metrics, augment, mix, classes)
+    built = columns.task("nnx", name, init, with_loss(forward, loss))
     return dataclasses.replace(built, sharding=sharding(make_model))
 
 

@@ -13,20 +13,24 @@ other task. PyTorch itself runs once, in `task`, for a comparison.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from ..recipe.task import Sum, Task, Tree
-from .adapter import Data, Scored, as_sum, examples, fitting, flattened
+from .adapter import Data, Scored, Source, as_sum, examples, fitting, flattened
 from .torch_check import check as compare
 from .torch_optimizer import optimizer as optimizer
 from .torch_trace import Traced, is_torch, torch_library, totalled
 
 
-def task(module: Any, loss: Any, *, check: bool = True, **data: Any) -> Task:
+def task(
+    module: Any, loss: Any, *, check: bool = True, train: Source, eval: Source | None = None,
+    inputs: Any = None, target: Any = "label", metrics: Mapping[str, Callable] | None = None,
+    augment: Callable | None = None, mix: Callable | None = None, classes: int | None = None,
+) -> Task:  # fmt: skip
     """A PyTorch module and a loss as a `Task`.
 
     *Arguments:*
@@ -37,8 +41,7 @@ def task(module: Any, loss: Any, *, check: bool = True, **data: Any) -> Task:
       function of chipwise, JAX or optax (`cw.losses.softmax_cross_entropy`).
     - `check`: compare one step on the first examples with eager PyTorch: outputs in both modes, gradients and
       buffers.
-    - `data`: `train`, `eval`, `inputs`, `target`, `metrics`, `augment`, `mix` and `classes`, as in
-      `interop.adapter.Data`; `inputs` and `metrics` are JAX functions.
+    - the others: as in `interop.adapter.Data`; `inputs` and `metrics` are JAX functions.
 
     Parameters and buffers that training writes keep their names, with `/` for `.` in `Recipe(frozen=...)`.
     Other buffers are constants of the program.
@@ -47,7 +50,7 @@ def task(module: Any, loss: Any, *, check: bool = True, **data: Any) -> Task:
     another device, uses an operation that torchax lacks or control flow that depends on values, if tracing
     loses a buffer's update, or if the step differs from eager PyTorch's.
     """
-    traced, columns = Traced(module), Data(**data)
+    traced, columns = Traced(module), Data(train, eval, inputs, target, metrics, augment, mix, classes)
     scored = _scored(traced, loss)
     built = columns.task("torch", traced.name, lambda key: traced.init(key), scored)
     compare(traced, scored, loss if is_torch(loss) else None, columns, built, check)

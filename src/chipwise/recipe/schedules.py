@@ -10,13 +10,9 @@ plain number means `constant`, and any function of the step, such as an optax sc
 
 For a run of `total` steps numbered 0 to `total - 1`:
 
-* step 0 has the start value. A ramp from 0 therefore makes a first step of rate 0, as in the DavidNet code
-and
-  in optax;
+* step 0 has the start value. A ramp from 0 therefore makes a first step of rate 0, as in DavidNet and optax;
 * after a warm-up of `w` steps, step `w` has the peak;
-* the end value belongs to step `total`, one after the last. The last step that runs still moves, by one step
-of
-  the slope.
+* the end value belongs to step `total`, one after the last, so the last step that runs still moves.
 
 Tables are computed on the host in float64 and rounded to float32 once. Linear parts use only operations that
 IEEE 754 rounds exactly; cosines and powers go through the C library one value at a time, because NumPy's

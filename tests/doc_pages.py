@@ -1,0 +1,245 @@
+"""What README and docs show, as steps: Python, and commands of `chipwise`.
+
+`run(page)` takes the steps of a page in the current folder as they are written. Before them come the names
+and files that the page speaks of (`FILES`, `BEFORE`). A command that would take hours gets the settings of
+`SMALL` too.
+"""
+
+import glob
+import re
+import runpy
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SETUP = ("pip", "python3", ".", "make", "apt-get", "eval", "srun", "bash")
+"""How lines begin that install something on the machine: the test's own environment is installed."""
+SMALL = {
+    "train gpt2-124m --data tokens$": "--set depth=2 --set width=64 --set heads=2 --set duration=2st",
+    "(train|sweep) mnist|train cifar10": "--set duration=3st",
+    "train examples/own_photos": "--set duration=2st --set batch=8",
+    "bench (mnist|cifar10)": "--steps 2",
+    "find-lr cifar10": "--set width=4 --set batch=32",
+}
+"""Settings that make the commands small that begin like this."""
+NOT_HERE = {
+    "train llama-8b": "16 GB of weights: tests/models/test_large_nets.py has a small one",
+    "plan llama-8b": "tests/recipes/test_large_recipes.py",
+    "here = cw.machine.hosts.hosts": "waits for three more hosts: tests/machine/test_hosts.py",
+}
+"""How steps begin that no single machine can take, and what takes them."""
+
+FILES = """
+import hashlib, os, struct
+from pathlib import Path
+import numpy as np
+from PIL import Image
+import chipwise as cw
+from chipwise.cli import main
+from chipwise.data import datasets
+
+rng = np.random.default_rng(0)
+DIR = os.environ["CHIPWISE_DATA"] = "DIR"
+
+
+def photographs(folder, side=64):
+    for name in ("cat", "dog"):
+        Path(folder, name).mkdir(parents=True, exist_ok=True)
+        for i in range(20):
+            Image.fromarray(rng.integers(0, 255, (side, side, 3), np.uint8)).save(f"{folder}/{name}/{i}.jpg")
+
+
+def mnist():  # files of the right shapes, and their checksums
+    Path(DIR).mkdir()
+    for name in list(datasets._MNIST):
+        shape = (60_000 if name.startswith("train") else 10_000, *((28, 28) if "images" in name else ()))
+        content = struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape)
+        content += np.resize(np.arange(10, dtype=np.uint8), shape).tobytes()
+        Path(DIR, name).write_bytes(content)
+        datasets._MNIST[name] = ("", hashlib.sha256(content).hexdigest())
+
+
+def done(words):
+    assert not main(words.split()), words
+
+
+digits = cw.datasets.digits()
+recipe = cw.load("digits", ["duration=1ep"])
+"""
+FITTED = 'result = cw.fit(recipe, on=cw.On(devices=1), progress="none")\n'
+PLAIN = """
+import jax, jax.numpy as jnp
+
+def init(key):
+    return {"w": jax.random.normal(key, (64, 10)) / 8}, {}
+
+
+def model(params, image):
+    return image.reshape(-1, 64).astype(jnp.float32) / 16 @ params["w"]
+
+
+def loss(params, state, batch, key, train):
+    values = cw.losses.softmax_cross_entropy(model(params, batch["image"]), batch["label"])
+    return {"loss": cw.Sum.of(values)}, state
+
+
+train, held_out = digits.train, digits.eval
+"""
+BEFORE = {
+    "README": "",
+    "after": f"""
+mnist(); photographs("PHOTOS")
+done("train mnist --set duration=1st --run runs/mnist --quiet")
+done("train my_task.py:recipe --set duration=1st --run runs/mine --quiet")
+images = np.stack([digits.eval[i]["image"] for i in range(9)])
+np.savez("new.npz", image=images)
+{FITTED}
+from flax import nnx
+import jax.numpy as jnp
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.backbone, self.classifier = nnx.Linear(64, 8, rngs=rngs), nnx.Linear(8, 10, rngs=rngs)
+
+    def __call__(self, image):
+        return self.classifier(nnx.relu(self.backbone(image.reshape(-1, 64).astype(jnp.float32))))
+
+
+loss = cw.losses.softmax_cross_entropy
+task = cw.nnx.task(lambda rngs: Net(rngs), loss, train=digits.train, inputs="image")
+net = cw.fit(cw.Recipe(task=task, batch=64, duration="1st", optimizer=cw.sgd(lr=0.1)), progress="none")
+cw.export(net, "safetensors", "net.safetensors")
+data, sgd = cw.Arrays(image=np.zeros((64, 32, 32, 3), np.uint8), label=np.zeros(64, np.int32)), cw.sgd(lr=0.1)
+""",
+    "attention": "query, key, value = (rng.normal(size=(2, 6, h, 8)).astype(np.float32) for h in (4, 2, 2))",
+    "augment": PLAIN,
+    "bench": "mnist()",
+    "compare": """
+Path("bench").mkdir()
+for name in ("cpu.json", "gpu.json", "bench/1.json", "bench/2.json"):
+    done(f"bench digits --steps 2 --out {name}")
+for name in ("a", "b"):
+    done(f"train digits --set duration=2ep --run runs/{name} --quiet")
+import contextlib
+with open("plan.json", "w") as file, contextlib.redirect_stdout(file):
+    done("plan digits --on t4 --json")
+""",
+    "feed": 'photographs("photos")',
+    "format": """
+photographs("photos")
+done("pack photos PACK --size 32 --store raw")
+done("pack photos PACK_OF_JPEGS --size 32 --store jpeg")
+""",
+    "metrics": PLAIN,
+    "overview": 'mnist(); photographs("PHOTOS")',
+    "packing": """
+import shutil, tokenizers
+photographs("photos")
+shutil.make_archive("photos", "xztar", "photos")
+Path("labels.csv").write_text("file,label\\n" + "".join(f"photos/cat/{i}.jpg,cat\\n" for i in range(20)))
+Path("books").mkdir()
+Path("books", "one.txt").write_text("One morning he woke up and was still a classifier. " * 30_000)
+tokens = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+tokens.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+tokens.save("tokenizer.json")
+import pyarrow, pyarrow.parquet
+table = {"body": ["a text"] * 20, "label": [0, 1] * 10}
+pyarrow.parquet.write_table(pyarrow.table(table), "reviews.parquet")
+""",
+    "plan": "mnist()",
+    "report": """
+mnist()
+done("train mnist --set duration=2st --run runs/mnist-1 --quiet")
+done("train mnist --set duration=2st --seeds 2 --run runs/mnist-5 --quiet")
+""",
+    "study": "mnist()",
+    "tutorial/data": """
+import sys, types
+import datasets as huggingface
+
+class FashionMNIST:
+    def __init__(self, *_, **__): pass
+
+torchvision = types.ModuleType("torchvision.datasets")
+torchvision.FashionMNIST = FashionMNIST
+sys.modules |= {"torchvision": types.ModuleType("torchvision"), "torchvision.datasets": torchvision}
+huggingface.load_dataset = lambda *_, **__: huggingface.Dataset.from_dict({"label": [0, 1]})
+to_array = np.asarray
+""",
+    "tutorial/models": """
+done("train my_task.py:recipe --run runs/mine --set duration=1ep --quiet")
+import torch
+from torch import nn
+net = nn.Sequential(nn.Linear(12, 5))
+x = rng.normal(size=(256, 12)).astype(np.float32)
+train = held_out = cw.Arrays(image=x, label=(x[:, 0] > 0).astype(np.int32))
+""",
+}
+"""By page, without its ending."""
+
+
+def name(page):
+    return page.relative_to(ROOT).with_suffix("").as_posix().removeprefix("docs/")
+
+
+def blocks(page, *languages):
+    """(language, text) of each block."""
+    found = re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [(language, text) for language, text in found if language in languages]
+
+
+def steps(page):
+    """(kind, text): `"python"`, or `"command"` with what stands after `chipwise`."""
+    for language, text in blocks(page, "python", "py", "sh"):
+        if language != "sh":
+            yield "python", text
+            continue
+        for line in text.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["chipwise"]:
+                yield "command", shlex.join(words[1:])
+            elif words[:1] == ["python"]:
+                yield "program", words[1]
+            else:
+                assert not words or words[0] in SETUP, f"{page.name}: {line}"
+
+
+def complete_recipe():
+    """The tutorial's own."""
+    return next(t for _, t in blocks(ROOT / "docs" / "tutorial" / "train.md", "python") if "def recipe" in t)
+
+
+def run(page):
+    """Every step of the page in this folder."""
+    from chipwise.cli import main
+
+    page = Path(page)
+    shutil.copytree(ROOT / "examples", "examples")
+    Path("my_task.py").write_text(complete_recipe())
+    names = {}
+    exec(compile(FILES + BEFORE.get(name(page), ""), f"before {page.name}", "exec"), names)
+    for kind, text in steps(page):
+        if any(text.startswith(begin) for begin in NOT_HERE):
+            continue
+        print(f"=== {text}", file=sys.stderr, flush=True)
+        if kind == "python":
+            if (
+                door := re.search(r"task = cw\.(?:(\w+)\.task|Task)\(", text)
+                if name(page) == "models"
+                else None
+            ):
+                names |= runpy.run_path(f"examples/my_{door[1] or 'functions'}.py")
+                made = names["net"]() if "net" in names else None
+                names |= {"data": names["digits"], "dropout": 0.2, "module": made}
+            exec(compile(text, f"{page.name}", "exec"), names)
+        elif kind == "program":
+            runpy.run_path(text, run_name="__main__")
+        else:
+            more = next((s for begin, s in SMALL.items() if re.match(begin, text)), "")
+            words = [w for word in shlex.split(text) for w in (glob.glob(word) if "*" in word else [word])]
+            code = main(words + more.split())
+            assert not code, f"{text}: {code}"
