@@ -189,3 +189,17 @@ def test_from_goes_on_with_the_weights_of_a_run(chipwise, mine, whole, tmp_path)
     assert chipwise(*without).refused(5, "run-of-another-recipe")
     assert chipwise(*[old if word == new else word for word in command]).refused(2, "from-itself")
     assert chipwise(*command, "--seeds", 2).refused(2, "seeds-combined", options=["--from"])
+
+
+def test_a_run_goes_on_with_the_optimizer_of_another(chipwise, mine, tmp_path):
+    options = ["--devices", 1, "--eval-every", "end", "--quiet"]
+    assert chipwise("train", f"{mine}:recipe", "--run", tmp_path / "a", *options).code == 0
+    more = ["--from", tmp_path / "a", "--with-optimizer", "--set", "duration=5st"]
+    said = chipwise("train", f"{mine}:recipe", "--run", tmp_path / "b", *options, *more)
+    assert said.code == 0, said.err
+    source = json.loads((tmp_path / "b" / "recipe.json").read_text())["source"]
+    assert source["with_optimizer"] is True and source["from"] == str(tmp_path / "a")
+    again = chipwise("report", tmp_path / "b").out
+    assert "--with-optimizer" in again
+    said = chipwise("train", f"{mine}:recipe", "--with-optimizer", *options)
+    assert said.refused(2, "optimizer-of-which-run")

@@ -39,6 +39,7 @@ def train(
         "Between rows of digests: 1st for every step. [with each log, evaluation and save]", "DURATION"
     ),
     start: str | None = option("Start from the weights of a run or a file, at step 0.", "RUN", name="--from"),
+    with_optimizer: bool = flag("With --from RUN: its optimizer's state too, at another rate or length."),
     fresh: bool = flag("Discard a run in the folder."),
     changed_code: bool = flag("Go on though code, versions or settings changed."),
     json_: bool = options.JSON,
@@ -53,12 +54,13 @@ def train(
       chipwise train mnist --data DIR --seeds 5 --run runs/mnist-5
       chipwise train mnist --data DIR --keep-best eval/accuracy --patience 5ep
       chipwise train mnist --data DIR --from runs/mnist --set lr=0.001 --run runs/mnist-2
+      chipwise train mnist --from runs/mnist --with-optimizer --set duration=5ep --run runs/longer
     """
     if seeds is not None:
         single = {
             "--keep-best": keep_best, "--patience": patience, "--from": start, "--stop-after": stop_after,
             "--fresh": fresh, "--changed-code": changed_code, "--eval-data": eval_data,
-            "--keep": keep, "--ledger": ledger,
+            "--keep": keep, "--ledger": ledger, "--with-optimizer": with_optimizer,
             "--set seed": any(re.match(r"\s*seed\s*=", text) for text in recipe.settings),
         }  # fmt: skip
         if options_of_one := [flag for flag, value in single.items() if value]:
@@ -70,7 +72,9 @@ def train(
         raise RecipeError("several-runs-only", "--metric compares several runs: add --seeds 5.")
     more = {"stop_after": stop_after, "fresh": fresh, "keep_best": keep_best, "patience": patience}
     more |= {"changed_code": changed_code, "keep": keep, "ledger": ledger}
-    _one(recipe, how, run, start, eval_data, json_, quiet, more)
+    if with_optimizer and start is None:
+        raise RecipeError("optimizer-of-which-run", "--with-optimizer needs --from RUN: name a run folder.")
+    _one(recipe, how, run, (start, with_optimizer), eval_data, json_, quiet, more)
 
 
 @options.taking
@@ -148,10 +152,12 @@ def _folder(name: str) -> str:
 
 
 def _one(
-    given: options.Given, how: options.Training, run: str | None, start: str | None, eval_data: str | None,
-    json_: bool, quiet: bool, more: dict[str, Any],
+    given: options.Given, how: options.Training, run: str | None, begin: tuple[str | None, bool],
+    eval_data: str | None, json_: bool, quiet: bool, more: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Trains one run, from the weights of `start` if there are any, and prints its result."""
+    """Trains one run and prints its result. *Arguments:* `begin`: a run or a file with the weights to start
+    from, and whether its optimizer's state goes on too."""
+    start, with_optimizer = begin
     arguments = how.arguments
     from ..engine.fit import fit
     from ..study.study_runs import Origin
@@ -171,7 +177,9 @@ def _one(
             text = "--from {run} is also --run: give another folder, or leave out --from to resume the run."
             raise RecipeError("from-itself", text, run=run)
         source = {**(recipe.source or {}), "from": str(Path(start).absolute())}
-        recipe = replace(recipe, task=pretrained(start).start(recipe.task), source=source)
+        source |= {"with_optimizer": True} if with_optimizer else {}
+        task = pretrained(start, optimizer=with_optimizer).start(recipe.task)
+        recipe = replace(recipe, task=task, source=source)
     if not quiet:
         console(sys.stderr, width=None).print(grid(recipe.rows()))
     result = fit(recipe, run or _folder(recipe.name), **arguments, **more, progress=how.progress(quiet))

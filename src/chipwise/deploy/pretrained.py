@@ -56,11 +56,13 @@ class Match:
 
 @dataclass(frozen=True)
 class Weights:
-    """Arrays by name, from a file. *Fields:* `path`; `arrays`; `digest`: SHA-256 of all arrays."""
+    """Arrays by name, from a file. *Fields:* `path`; `arrays`; `digest`: SHA-256 of all arrays; `whole`: the
+    training state of a run by name, if its optimizer is to go on."""
 
     path: str
     arrays: dict[str, np.ndarray] = field(repr=False)
     digest: str
+    whole: Mapping[str, np.ndarray] | None = field(default=None, repr=False)
 
     def match(
         self,
@@ -122,6 +124,9 @@ class Weights:
         if not match.matched:
             text = "{path}: fresh={fresh} matches every array, so no weights would be loaded."
             raise RecipeError("weights-all-fresh", text, path=self.path, fresh=list(fresh))
+        if self.whole is not None and (match.fresh or match.resized):
+            text = "{path}: the optimizer's state is of all its arrays: leave out optimizer=True, or fresh."
+            raise RecipeError("weights-optimizer-of-some", text, path=self.path)
         first, arrays = task.init, {new: self.arrays[old] for new, old in match.matched.items()}
         arrays |= {name: _resized(arrays[name], shape) for name, (_, shape) in match.resized.items()}
 
@@ -142,10 +147,13 @@ class Weights:
         # A recipe is described by the name of the function that makes the model.
         init.__wrapped__ = getattr(first, "__wrapped__", first)  # type: ignore[attr-defined]
         weights = (*task.weights, self.digest)
-        return dataclasses.replace(task, init=init, from_data=task.from_data and from_data, weights=weights)
+        made = {"init": init, "from_data": task.from_data and from_data, "weights": weights}
+        return dataclasses.replace(task, **made, going_on=self.whole)
 
 
-def pretrained(path: str | Path | Mapping[str, Any], names: str | None = None) -> Weights:
+def pretrained(
+    path: str | Path | Mapping[str, Any], names: str | None = None, *, optimizer: bool = False
+) -> Weights:
     """Reads weights from a file or folder, to start training from them.
 
     *Arguments:*
@@ -156,6 +164,8 @@ def pretrained(path: str | Path | Mapping[str, Any], names: str | None = None) -
     - `names`: a built-in model, "resnet50", "efficientnet-lite0", "vit", "bert", "gpt2" or "llama", if the
       file has the names of torchvision, timm, Hugging Face or efficientnet-lite-pytorch. They are translated
       to the built-in model's names and layouts.
+    - `optimizer`: of a run folder, the optimizer's state and the averages too: training goes on with them, at
+      step 0 of another rate or length. Its recipe needs the same optimizer and number of replicas.
 
     Raises `DataError` if the file is missing, damaged or has no weights, `RecipeError` for unknown `names`.
     Nothing in the file is executed.
@@ -169,7 +179,12 @@ def pretrained(path: str | Path | Mapping[str, Any], names: str | None = None) -
         raise DataError("weights-absent", text, path=path)
     try:
         if (path / "checkpoints").is_dir():
-            arrays = _run(path)
+            arrays, whole = _run(path)
+            if optimizer:
+                return Weights(str(path), arrays, digest(dict(whole)), whole)
+        elif optimizer:
+            text = "{path} is no run folder: only a run has its optimizer's state. Leave out optimizer=True."
+            raise DataError("weights-without-optimizer", text, path=path)
         elif path.is_dir():
             arrays = {
                 n: a for file in sorted(path.glob("*.safetensors")) for n, a in _safetensors(file).items()
@@ -213,7 +228,8 @@ def _state_dict(file: Path) -> dict[str, np.ndarray]:
     return {str(n).removeprefix("module."): t.detach().numpy() for n, t in wide.items()}
 
 
-def _run(folder: Path) -> dict[str, np.ndarray]:
+def _run(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The parameters and the state of a run's newest checkpoint, and all arrays of it."""
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     try:
         steps = checkpoints.steps()
@@ -221,7 +237,7 @@ def _run(folder: Path) -> dict[str, np.ndarray]:
     finally:
         checkpoints.close()
     names = {n: n.replace("frozen.", "params.", 1) if n.startswith("frozen.") else n for n in flat}
-    return {new: flat[old] for old, new in names.items() if new.startswith(("params.", "state."))}
+    return {new: flat[old] for old, new in names.items() if new.startswith(("params.", "state."))}, flat
 
 
 def _named(name: str, patterns: Sequence[str]) -> bool:

@@ -19,7 +19,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from ..atomic import check_inside
-from ..errors import CheckpointError, ChipwiseError, RunError
+from ..errors import CheckpointError, ChipwiseError, RecipeError, RunError
 from ..machine.hosts import hosts
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
@@ -358,6 +358,30 @@ def _fill(template: Tree, flat: dict[str, Any], step: int) -> Tree:
             text = "{array} is {old} in the checkpoint of step {step} and {new} in the model: --fresh?"
             raise CheckpointError("checkpoint-of-other-shapes", text, step=step, array=name, old=old, new=new)
     return jax.tree.unflatten(jax.tree.structure(template), [flat[name] for name in expected])
+
+
+def going_on(recipe: Recipe, abstract: TrainState) -> TrainState | None:
+    """The state at step 0 of a task that goes on from another run's training state; `None` for others.
+
+    *Arguments:* `abstract`, the recipe's state as shapes. Raises `RecipeError` if the other run had another
+    optimizer, model or number of replicas.
+    """
+    given = recipe.task.going_on
+    if given is None:
+        return None
+    wanted = replace(abstract, step=None, sums={})
+    names = flatten(wanted)
+    try:
+        state = _fill(wanted, {n: given[n] for n in names if n in given}, 0)
+    except CheckpointError as error:
+        text = (
+            "--with-optimizer: the other run's state does not fit ({differ:list}). Give this recipe its "
+            "optimizer, ema and --set replicas=..., or leave out --with-optimizer."
+        )
+        differ = error.facts.get("arrays") or [error.facts["array"]]
+        raise RecipeError("state-of-another-recipe", text, differ=differ) from error
+    zeros = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), (abstract.step, abstract.sums))
+    return replace(state, step=zeros[0], sums=zeros[1])
 
 
 @dataclass(frozen=True)

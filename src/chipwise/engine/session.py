@@ -30,6 +30,7 @@ from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from ..words.facts import Fact
 from . import feed
+from .checkpoint import going_on
 from .evaluate import Evaluator
 from .holding import Holding, drained
 from .on import ALL, On
@@ -157,6 +158,7 @@ class Session:
             self.recipe, self.total = recipe, recipe.clock.total or 0
         self.read()
         self._carry = []  # frees the previous state's memory
+        state = going_on(self.recipe, self.abstract) if state is None else state
         self._carry = self.holding.first(self.recipe) if state is None else self.holding.put(state)
         self.step = int(self._carry[0].step)
         self._queued.clear()

@@ -99,6 +99,8 @@ class Task:
       divides.
     - `weights`: the digests of the files that the initial values are from, the latest last, set by
       `cw.pretrained(...).start`.
+    - `going_on`: arrays of another run's training state by name, with which training begins at step 0, set by
+      `cw.pretrained(run, optimizer=True).start`.
     """
 
     init: Callable[[jax.Array], tuple[Tree, Tree]]
@@ -113,6 +115,7 @@ class Task:
     from_data: Callable[[Source], Mapping[str, Any]] | None = None
     sharding: Callable[[str], PartitionSpec | None] | None = None
     weights: tuple[str, ...] = ()
+    going_on: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
         object.__setattr__(self, "class_names", tuple(self.class_names))

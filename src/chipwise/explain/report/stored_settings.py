@@ -127,6 +127,7 @@ def next_commands(run: StoredRun, state: str, devices: Mapping[str, Any], lower:
     if kept is not None:
         pairs |= {"--keep-best": kept.metric, "--patience": kept.patience}
     more = "".join(f" {command(name, one)}" for name, one in pairs.items() if isinstance(one, str))
+    more += " --with-optimizer" * (source.get("with_optimizer") is True)
     if devices.get("simulated") is True and number(devices.get("count")):
         more += f" --simulate {devices['count']:g}"
     if devices.get("exact") is False:
