@@ -25,8 +25,7 @@ DOORS = {
     ("recipe/settings.py", "recipes"): "recipes by name",
     ("recipe/settings.py", "data"): "made-up examples",
     ("recipe/recipe.py", "study"): "Recipe.transfer",
-    ("engine/result.py", "explain"): "a result in a notebook",
-    ("planner/plans.py", "explain"): "plans in a notebook",
+    ("words/displayed.py", "explain"): "an answer printed, or in a notebook",
 }
 """Imports to the right that stand inside a function: a convenience of the object that one has in hand."""
 

@@ -18,8 +18,9 @@ def test_a_line_an_epoch_has_every_metric_and_evaluations_their_step(capsys, mon
         (1, {"step": 5, "epoch": 0.5, "train/loss": 0.5, "train/f1": 0.25, "examples_per_second": 7.0}),
         (2, {"step": 10, "epoch": 1.0, "train/loss": 0.25}),
         (2, {"step": 10, "epoch": 1.0, "eval/loss": 0.75, "eval/dice": 0.125}),
-        (3, {"step": 20, "epoch": 2.0, "train/loss": 0.125}),
-        (4, {"step": 20, "epoch": 2.0, "eval/loss": 0.625, "eval/dice": 0.5}),
+        (3, {"step": 20, "epoch": 1.98, "train/loss": 0.125}),
+        (4, {"step": 20, "epoch": 1.98, "eval/loss": 0.625, "eval/dice": 0.5}),
+        (5, {"step": 21, "epoch": 2.08, "train/loss": 0.25}),
         (64, {"step": 25, "epoch": 2.5, "train/loss": 0.0625}),
         (65, {"step": 40, "epoch": 4.0, "eval/loss": 0.5, "eval/dice": 0.75}),
     ):

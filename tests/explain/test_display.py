@@ -32,8 +32,31 @@ def test_plans_show_their_table():
     plans = Plans(documents.plans())
     tree, _ = parsed(plans._repr_html_())
     text = "".join(tree.itertext())
-    assert all(plan.target in text for plan in plans) and display.of_plans([]) == ""
+    assert all(plan.target in text for plan in plans) and display.shown(Plans([])).text == ""
     assert plans[0].target in plans[0]._repr_html_()
+
+
+def test_answers_show_tables_and_pictures_and_not_reprs(tmp_path):
+    """Of `find_lr`, `find_batch`, `transfer`, `check` and `sweep`, printed and in a notebook."""
+    recipe, one = tasks.recipe(duration="4st"), cw.On(devices=1)
+    rates = cw.find_lr(recipe, steps=12, on=one, progress="none")
+    study = cw.sweep(
+        recipe, {"batch": ["24", "48"]}, seeds=(0, 1), run=tmp_path / "study", on=one, progress="none"
+    )
+    answers = {
+        "suggestion": rates,
+        "why": cw.transfer(recipe, batch=48),
+        "given": cw.check(tasks.recipe(optimizer=cw.sgd(lr=30.0))),
+        "each seed": study,
+    }
+    for heading, answer in answers.items():
+        tree, tags = parsed(answer._repr_html_())
+        text = "".join(tree.itertext())
+        assert "pre" in tags and heading in text and heading in str(answer)
+        assert type(answer).__name__ not in text and type(answer).__name__ not in str(answer)
+    for answer in (rates, study):
+        assert "svg" in parsed(answer._repr_html_())[1]
+    assert "No doubts" in str(cw.check(tasks.recipe(eval_block=1, optimizer=cw.sgd(lr=0.1), replicas=1)))
 
 
 def test_names_of_others_are_text():

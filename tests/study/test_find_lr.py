@@ -13,9 +13,9 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.engine.on import On
-from chipwise.explain.find_picture import draw
+from chipwise.explain import advice, page
 from chipwise.study import range_test
-from chipwise.study.find_lr import find_lr
+from chipwise.study.find_lr import MARKS, find_lr
 from chipwise.words.facts import fact
 from refusals import refused
 
@@ -179,15 +179,10 @@ def test_a_schedule_that_is_a_function_is_swept_but_not_set():
         _ = found.recipe
 
 
-def test_pictures_are_written_whole_and_alike(found, tmp_path):
-    svg = draw(found, tmp_path / "a.svg")
-    text = svg.read_text()
+def test_pictures_are_alike_and_printing_shows_tables(found):
+    text = page.picture([advice.curves(found)])
     ET.fromstring(text)
-    for shown in ("learning rate", "last stable", "suggestion", "valley", "own peak"):
-        assert shown in text, shown
-    assert draw(found, tmp_path / "b.svg").read_text() == text
-    with refused(cw.errors.RecipeError, "picture-not-svg"):
-        draw(found, tmp_path / "a.png")
-    with refused(cw.errors.DataError, "picture-unwritable", option="--picture"):
-        draw(found, svg / "inside.svg")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.svg", "b.svg"]
+    assert text == page.picture([advice.curves(found)])
+    assert all(f"{mark.replace('_', ' ')} " in text for mark in MARKS) and "<svg" in text
+    assert "<svg" in found._repr_html_() and "suggestion" in str(found)
+    assert f"{found.suggestion:.3g}" in str(found) and "LrSearch" not in str(found)

@@ -162,7 +162,7 @@ def test_the_table_names_old_new_reason_and_source():
     assert rows["lr"].shown == ("0.02", "0.011547") and "Malladi" in rows["lr"].source
     assert rows["weight_decay"].changed and rows["duration"].old != rows["duration"].new
     lines = str(moved).splitlines()
-    assert lines[0].split() == ["old", "new", "why", "source"]
+    assert lines[0].split() == ["setting", "old", "new", "why", "source"]
     assert any(line.startswith("b1 ") and "0.96549" in line for line in lines)
     assert moved.to_json()["recipe"]["batch"] == 8
     group = next(limit for limit in moved.limits if limit.code == "limit-batch-norm-group")

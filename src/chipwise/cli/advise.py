@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RecipeError
-from ..explain.terminal import console, lines, table
+from ..explain.terminal import console, lines, printed
 from ..words.facts import Fact, fact
 from . import options
 from .options import flag, option
@@ -61,9 +61,7 @@ def check(
         print(json.dumps(made | ({} if model is None else {"layers": model_summary.to_json(model)})))
         return
     if model is not None:
-        to = console(width=None)
-        for part in model_summary.parts(loaded, model):
-            to.print(part)
+        printed(console(width=None), model_summary.parts(loaded, model))
     for finding in findings:
         print(f"warning: {finding}")
     if not findings:
@@ -90,7 +88,7 @@ def transfer(
       chipwise transfer my_task.py:recipe --batch 64 --set lr=0.2 --json
     """
     options.only_look()
-    from ..study.transfer import UNAFFECTED
+    from ..explain import advice
     from ..study.transfer import transfer as move
 
     old = recipe.load()
@@ -99,18 +97,7 @@ def transfer(
         print(json.dumps(moved.to_json()))
         return
     to = console()
-    changes = table(
-        ("setting", "old", "new", "why", "source"),
-        left=("setting", "old", "new", "why", "source"),
-        fold=("why", "source"),
-    )
-    for change in moved.changes:
-        cells = [change.setting, *change.shown, change.why, change.source]
-        changes.add_row(*map(str, cells), style="bold" if change.changed else "dim")
-    to.print(changes)
-    lines(to, "", UNAFFECTED)
-    if moved.limits:
-        lines(to, "", fact("may-fail"), *(f"- {limit}" for limit in moved.limits))
+    printed(to, advice.moved(moved))
     asked = {"batch": batch, "replicas": replicas, "duration": duration, "lr": lr}
     lines(to, "", next_line(recipe, moved, **asked))
 

@@ -4,24 +4,16 @@ trials."""
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ..explain.terminal import console, lines, table
+from ..atomic import replace_text
+from ..errors import RecipeError
+from ..explain.terminal import console, lines, printed
 from ..machine.hosts import hosts
-from ..words.facts import Fact, fact
-from ..words.figures import byte_size, sparkline
+from ..words.facts import fact
 from . import options
 from .advise import next_line
 from .options import option
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from ..study.find_batch import BatchSearch
-    from ..study.find_lr import LrSearch
 
 
 @options.taking
@@ -43,48 +35,30 @@ def find_lr(
       chipwise find-lr cifar10-davidnet --picture rates.svg
     """
     on = here.on(workers=workers)
-    from ..explain.find_picture import check_suffix, draw
+    from ..explain import advice, page
     from ..study.find_lr import find_lr as find
 
-    if picture is not None:  # unwritable files are refused before the work
-        check_suffix(picture)
+    if picture is not None and picture.suffix.lower() != ".svg":
+        text = "--picture {path:plain}: expected a name that ends in .svg."
+        raise RecipeError("picture-not-svg", text, path=str(picture))
     loaded = recipe.load()
     progress = "none" if json_ else "auto"
     search = find(loaded, low=low, high=high, steps=steps, on=on, progress=progress)
     first = hosts().first  # host 0 writes
-    written = draw(search, picture) if picture is not None and first else None
+    written = None
+    if picture is not None and first:
+        drawn = page.picture([advice.curves(search)])
+        written = replace_text(picture, drawn, "picture-unwritable", option="--picture")
     if json_:
         print(json.dumps(search.to_json()))
         return
-    _print(search)
+    printed(console(), advice.rates(search))
     if not first:
         return
     if written is not None:
         print(fact("written", path=written))
     settings = [f"{key}={value:g}" for key, value in search.settings.items()]
     print(fact("next", command=recipe.train_line(settings)))
-
-
-def _print(search: LrSearch) -> None:
-    to, recipe, rates, curve = console(), search.old, search.curve.rates, search.curve.smoothed
-    numbers = {"steps": len(rates), "low": rates[0], "high": rates[-1]}
-    lines(to, fact("lr-sweep", recipe=recipe.name, batch=recipe.batch, **numbers))
-    lines(to, f"{_bars(curve)}  {fact('lr-losses', first=curve[0], lowest=curve.min())}\n")
-    marks = (search.suggestion, search.valley, search.steep, search.last_stable, curve.min())
-    columns = ("suggestion", "valley", "steep", "last stable", "lowest loss")
-    to.print(table(columns, [[f"{mark:.3g}" for mark in marks]]))
-    suggested = ", ".join(f"{name}={value:g}" for name, value in search.settings.items())
-    lines(to, "", fact("lr-suggested", settings=suggested))
-    lines(to, fact("lr-own-peak", peak=search.own_peak))
-    lines(to, *(text for text in (*search.notes, search.stopped, *search.curve.doubts) if text))
-
-
-def _bars(smoothed: np.ndarray) -> str:
-    """The curve in one line, cut off at its first value."""
-    low, start = float(smoothed.min()), float(smoothed[0])
-    share = [min(max((float(x) - low) / (start - low or 1.0), 0.0), 1.0) for x in smoothed]
-    step = max(1, -(-len(share) // 80))
-    return sparkline(share[::step], 0.0, 1.0)
 
 
 @options.taking
@@ -112,36 +86,10 @@ def find_batch(
     if json_:
         print(json.dumps(search.to_json()))
         return
-    counts = (search.batch, search.batch_per_replica, search.batch_per_device)
-    sizes = (byte_size(search.memory.needed), byte_size(search.memory.available))
-    cells = [search.target, *("-" if n is None else f"{n:,}" for n in counts), *sizes, search.bound]
-    columns = ("target", "batch", "a replica", "a device", "needs", "has", "bound by")
+    from ..explain.advice import batch
+
     to = console()
-    to.print(table(columns, [cells], left=("target", "bound by"), fold=columns))
-    lines(to, "", *(f"- {note}" for note in (*_facts(search), *search.notes)))
-    if search.move is not None:
-        lines(to, "", fact("at-batch", batch=search.batch), "", search.move)
-    lines(to, *(f"\nwarning: {finding}" for finding in search.findings))
+    printed(to, batch(search))
     if search.move is not None:
         lines(to, "", next_line(recipe, search.move, batch=search.batch))
     lines(to, "", fact("largest-is-not-best"))
-
-
-def _facts(search: BatchSearch) -> Iterator[Fact]:
-    """The source of the memory, whether the batch was tried, and the speed of each batch."""
-    yield fact("memory-of-a-device", source=search.memory.available_source)
-    if search.batch is not None:
-        yield fact("batch-tried" if search.confirmed else "batch-not-tried", batch=search.batch)
-    own = search.old.batch
-    for batch, speeds in search.examples_per_second.items():
-        code = "batch-speed" if len(speeds) == 1 else "batch-speed-rounds"
-        mean = statistics.geometric_mean(speeds)
-        low, high = min(speeds), max(speeds)
-        yield fact(code, mean=mean, batch=batch, own=own, low=low, high=high, rounds=len(speeds))
-    gain = search.speedup
-    if gain is not None and (gain.low is None or gain.high is None):
-        yield fact("batch-gain-once", batch=search.batch, gain=gain.value, own=own)
-    elif gain is not None:
-        unclear = (gain.low or 0) <= 1 <= (gain.high or 0)
-        code = "batch-gain-unclear" if unclear else "batch-gain"
-        yield fact(code, batch=search.batch, gain=gain.value, own=own, low=gain.low, high=gain.high)

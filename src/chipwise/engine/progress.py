@@ -106,9 +106,10 @@ class Reporter:
 
     def _due(self, row: dict[str, Any]) -> bool:
         """Whether the row ends an epoch or the run, is an evaluation, or the last line is long ago."""
-        now, epoch = time.perf_counter(), int(row.get("epoch", 0.0) + 1e-9)
+        now, evaluated = time.perf_counter(), any(name.startswith("eval/") for name in row)
+        # The evaluation of an epoch may be made a part of a step before its end
+        epoch = int(row.get("epoch", 0.0) + (0.5 if evaluated else 1e-9))
         ended = row["step"] >= self._total or epoch > self._epoch
-        evaluated = any(name.startswith("eval/") for name in row)
         if not (ended or evaluated or now - self._last >= SECONDS_BETWEEN_LINES):
             return False
         self._last, self._epoch = now, max(epoch, self._epoch)

@@ -16,6 +16,7 @@ from ..errors import CheckpointError
 from ..machine.fingerprint import this_machine
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
+from ..words.displayed import Displayed
 from ..words.facts import Fact
 from .best import Kept
 from .checkpoint import restore_run
@@ -27,7 +28,7 @@ from .stored import StoredRun, number, read_run
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Displayed):
     """The result of a run.
 
     *Fields:* `metrics`, the last `"train/..."` and `"eval/..."` values; `fingerprint`, SHA-256 of the trained
@@ -141,12 +142,6 @@ class Result:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
         values["best"] = None if self.kept is None else vars(self.kept)
         return json.loads(json.dumps(values, default=_plain), parse_constant=lambda _: None)
-
-    def _repr_html_(self) -> str:
-        """For notebooks: the curves and the result."""
-        from ..explain.display import of_result
-
-        return of_result(self)
 
     def to_torch(self, module: Any) -> Any:
         """Writes the trained weights into the PyTorch `module` of the task, and returns it."""

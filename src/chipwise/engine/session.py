@@ -258,9 +258,8 @@ class Session:
     def evaluate(self) -> dict[str, Any]:
         """Metric name to value over the task's `eval` source, with averaged parameters if there are any.
         Waits."""
-        evaluator = self._opened_evaluator()
         self.wait()
-        return evaluator(*self.holding.average(self._carry))
+        return self._opened_evaluator()(*self.holding.average(self._carry))
 
     def forget_optimizer(self) -> None:
         """Frees the memory of the optimizer's state for an evaluation; no step may follow."""

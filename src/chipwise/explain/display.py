@@ -8,18 +8,23 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import singledispatch
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from . import terminal
-from .charts import Trace, panel
+from ..engine.result import Result
+from ..planner.plans import Plan, Plans
+from ..recipe.check import Findings
+from ..study.find_batch import BatchSearch
+from ..study.find_lr import LrSearch
+from ..study.study_file import Study
+from ..study.transfer import Transfer
+from ..words.facts import fact
+from . import advice, study_report, terminal
+from .charts import Measure, Panel, Trace, panel
 from .page import picture
-
-if TYPE_CHECKING:
-    from ..engine.result import Result
-    from ..planner.plans import Plan
 
 PARTS = ("train", "eval")
 _COLUMNS = 116
@@ -29,14 +34,27 @@ _BOX = "overflow-x:auto;line-height:1.35;font-family:ui-monospace,Menlo,Consolas
 
 class Shown(dict):
     """A document of `--json` that a notebook displays: `parts`, the terminal's output, below pictures of
-    `curves`, by names such as "train/loss"."""
+    `curves`, by names such as "train/loss", or of `panels`."""
 
-    def __init__(self, document: Mapping[str, Any], parts: Iterable[RenderableType], curves: Any = None):
+    def __init__(
+        self, document: Mapping[str, Any], parts: Iterable[RenderableType], curves: Any = None,
+        panels: Sequence[Panel | None] = (),
+    ):  # fmt: skip
         super().__init__(document)
         self.parts, self.curves = list(parts), dict(curves or {})
+        self.panels = [panel for panel in panels if panel is not None]
+
+    @property
+    def text(self) -> str:
+        """The terminal's output, without colours."""
+        console = Console(file=io.StringIO(), width=_COLUMNS, highlight=False, force_jupyter=False)
+        for part in self.parts:
+            console.print(part, markup=False, soft_wrap=not isinstance(part, Table))
+        return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
 
     def _repr_html_(self) -> str:
-        return pictures(self.curves) + written(self.parts)
+        drawn = "".join(picture([panel]) for panel in self.panels)
+        return pictures(self.curves) + drawn + written(self.parts)
 
 
 def report(run: str | os.PathLike) -> Shown:
@@ -66,25 +84,79 @@ def compare(*sources: str | os.PathLike, baseline: str | None = None, target: st
     return Shown(compared, parts(compared))
 
 
-def of_plans(plans: Sequence[Plan]) -> str:
-    """HTML of plans of one recipe: the verdict, and the table."""
+@singledispatch
+def shown(answer: Any) -> Shown:
+    """What `print` and a notebook show of an answer of chipwise."""
+    raise TypeError(type(answer).__name__)
+
+
+@shown.register
+def _(answer: Plans) -> Shown:
     from .plan_table import parts
 
-    return written(parts(plans)) if plans else ""
+    return Shown({}, parts(answer) if answer else ())
 
 
-def of_result(result: Result) -> str:
-    """HTML of a run: its curves and its result."""
+@shown.register
+def _(answer: Plan) -> Shown:
+    return shown(Plans([answer]))
+
+
+@shown.register
+def _(answer: Result) -> Shown:
     curves: dict[str, list[tuple[float, float]]] = {}
-    for row in result.history:
+    for row in answer.history:
         for name, value in row.items():
             if name.startswith(("train/", "eval/")) and isinstance(value, float):
                 curves.setdefault(name, []).append((row["step"], value))
-    metrics = [(n, f"{v:.4g}") for n, v in result.metrics.items() if isinstance(v, (int, float))]
-    rate = result.examples_per_second
+    metrics = [(n, f"{v:.4g}") for n, v in answer.metrics.items() if isinstance(v, (int, float))]
+    rate, kept = answer.examples_per_second, answer.kept
     speed = [] if rate is None else [("examples/s", f"{rate:,.0f}")]
-    rows = [("recipe", result.recipe), ("steps", f"{result.steps:,}"), *metrics, *speed]
-    return pictures(curves) + written([terminal.grid([*rows, ("fingerprint", result.fingerprint)])])
+    best = [] if kept is None else [("best", fact("best-kept", **vars(kept)))]
+    rows = [("recipe", answer.recipe), ("steps", f"{answer.steps:,}"), *metrics, *best, *speed]
+    return Shown({}, [terminal.grid([*rows, ("fingerprint", answer.fingerprint)])], curves)
+
+
+@shown.register
+def _(answer: LrSearch) -> Shown:
+    return Shown({}, advice.rates(answer), panels=[advice.curves(answer)])
+
+
+@shown.register
+def _(answer: BatchSearch) -> Shown:
+    return Shown({}, advice.batch(answer))
+
+
+@shown.register
+def _(answer: Transfer) -> Shown:
+    return Shown({}, advice.moved(answer))
+
+
+@shown.register
+def _(answer: Findings) -> Shown:
+    return Shown({}, advice.doubts(answer))
+
+
+@shown.register
+def _(answer: Study) -> Shown:
+    metric = study_report.main_metric(answer)
+    points = [row.to_json() for row in study_report.rows(answer, metric)]
+    parts = [study_report.render(points, metric), *map(str, study_report.notes(answer, metric))]
+    measures = [
+        Measure(p["name"], "s0", s["mean"], s["low"], s["high"], tuple(p["values"].values()))
+        for p in points
+        if (s := p["spread"])
+    ]
+    return Shown({}, parts, panels=[_spread(metric, measures)])
+
+
+def _spread(metric: str | None, measures: Sequence[Measure]) -> Panel | None:
+    """The values of each point's runs, the points side by side in their order."""
+    dots = [(k, value) for k, m in enumerate(measures, 1) for value in m.points]
+    means = [(k, m.value) for k, m in enumerate(measures, 1)]
+    names = "; ".join(f"{k} {m.name}" for k, m in enumerate(measures, 1))
+    traces = [Trace("a run", "s0 dots", dots), Trace("mean", "s1", means)]
+    return panel(f"{metric} by setting", traces, x=f"setting: {names}"[:90]) if len(measures) > 1 else None
 
 
 def written(parts: Iterable[RenderableType]) -> str:

@@ -31,6 +31,13 @@ def lines(to: Console, *texts: Any) -> None:
         to.print("\n".join(map(printable, str(text).split("\n"))), markup=False, soft_wrap=True)
 
 
+def printed(to: Console, parts: Iterable[RenderableType]) -> None:
+    """Prints tables, and lines that the terminal breaks, so that a command can be copied whole."""
+    for part in parts:
+        shown = "\n".join(map(printable, part.split("\n"))) if isinstance(part, str) else part
+        to.print(shown, markup=False, soft_wrap=not isinstance(part, Table))
+
+
 def answer(
     document: Mapping[str, Any],
     parts: Iterable[RenderableType],
@@ -45,8 +52,7 @@ def answer(
         print(json.dumps(document))
         return
     to = console()
-    for part in parts:
-        to.print(part, markup=False, soft_wrap=not isinstance(part, Table))
+    printed(to, parts)
     if html is not None:
         lines(to, "", fact("written", path=html))
 

@@ -17,6 +17,7 @@ from ..chips.targets import Target
 from ..engine.blueprint import Memory
 from ..errors import DeviceError
 from ..hlo.kernel import Kernel
+from ..words.displayed import Displayed
 from ..words.facts import Fact, plain
 from .compile_answers import FAILED_HERE
 
@@ -129,7 +130,7 @@ class Feeding:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Displayed):
     """A prediction for a recipe on a target.
 
     Bytes, FLOPs and seconds of a step are per device; `batch`, `examples_per_second` and costs are global.
@@ -204,10 +205,6 @@ class Plan:
             return None
         return self.examples_per_second.inverse(cost.usd_per_hour / 3600 * 1e6)
 
-    def _repr_html_(self) -> str:
-        """The output of `chipwise plan`, for a notebook."""
-        return Plans([self])._repr_html_()
-
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, including derived ones (`fits`, `needed`, cheapest prices)."""
         plan = plain(self)
@@ -222,10 +219,5 @@ class Plan:
         return plan
 
 
-class Plans(list[Plan]):
-    """Plans of one recipe: a list that is shown with its verdict in a notebook."""
-
-    def _repr_html_(self) -> str:
-        from ..explain.display import of_plans
-
-        return of_plans(self)
+class Plans(Displayed, list[Plan]):
+    """Plans of one recipe: a list that is shown as a table, with its verdict."""

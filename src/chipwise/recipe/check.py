@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..chips.targets import Target, parse
+from ..words.displayed import Displayed
 from ..words.facts import Fact, fact, say
 from .recipe import Recipe, Validated
 from .schedules import Schedule, as_schedule, function, rounded, warmup
@@ -65,7 +66,11 @@ class Finding:
         return {"code": self.code, **texts, "numbers": dict(self.fact.numbers)}
 
 
-def check(recipe: Recipe, on: str | None = None) -> list[Finding]:
+class Findings(Displayed, list[Finding]):
+    """Doubts about a recipe: a list that is shown as a table."""
+
+
+def check(recipe: Recipe, on: str | None = None) -> Findings:
     """Settings of `recipe` that are probably mistakes; empty when there are none. Computes and reads nothing.
 
     *Arguments*: `on`: a target such as `"v3-8"` or `"a100:8"`, to check for that device too.
@@ -82,7 +87,7 @@ def check(recipe: Recipe, on: str | None = None) -> list[Finding]:
         facts += _replicas(recipe) + _device(recipe, target)
         if recipe.task.eval is None:
             facts.append(fact("no-evaluation"))
-    return [Finding(one) for one in facts]
+    return Findings(Finding(one) for one in facts)
 
 
 def _schedules(recipe: Recipe) -> list[Fact]:

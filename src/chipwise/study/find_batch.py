@@ -22,6 +22,7 @@ from ..machine.detect import Machine
 from ..machine.hosts import hosts
 from ..recipe.check import Finding, check
 from ..recipe.recipe import Recipe
+from ..words.displayed import Displayed
 from ..words.facts import Fact, fact, plain
 from .stats import Difference, ratio
 from .transfer import Transfer, transfer
@@ -34,7 +35,7 @@ refuse, it kills."""
 
 
 @dataclass(frozen=True)
-class BatchSearch:
+class BatchSearch(Displayed):
     """The largest batch of a recipe on this machine.
 
     *Fields:*

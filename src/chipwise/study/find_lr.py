@@ -17,6 +17,7 @@ from ..errors import DivergedError, RecipeError
 from ..machine.arithmetic import fixed
 from ..recipe.recipe import Recipe, Validated
 from ..recipe.schedules import as_schedule, rounded
+from ..words.displayed import Displayed
 from ..words.facts import Fact, fact
 from .range_test import FEWEST, NOT_FINITE, TOO_HIGH, Losses, RangeCurve, read, run, tested
 
@@ -31,7 +32,7 @@ MARKS = ("suggestion", "valley", "steep", "last_stable")
 
 
 @dataclass(frozen=True)
-class LrSearch:
+class LrSearch(Displayed):
     """The result of `find_lr`.
 
     *Fields:* `old`: the recipe; `curve`; `stopped`: a fact, why the test ended before its last step, or None;

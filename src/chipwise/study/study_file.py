@@ -20,6 +20,7 @@ from typing import Any
 from ..atomic import hold, put_inside, read_inside, typed
 from ..errors import RunError
 from ..recipe.recipe import difference
+from ..words.displayed import Displayed
 from . import grid
 
 SCHEMA = "chipwise.study/1"
@@ -64,7 +65,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Study:
+class Study(Displayed):
     """Several settings of a recipe, each with several seeds. Points are compared with the first one.
 
     *Fields:* `folder`; `recipe`: its name; `source`: how the command line made the recipe; `points`.

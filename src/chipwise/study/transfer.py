@@ -29,6 +29,7 @@ from ..recipe.duration import Clock, Duration
 from ..recipe.optimizers import HIGHEST_ADAM, Optimizer
 from ..recipe.recipe import Recipe
 from ..recipe.schedules import Schedule, as_given, as_schedule, exponential, rounded
+from ..words.displayed import Displayed
 from ..words.facts import Fact, fact, say
 
 UNAFFECTED = fact("move-unaffected")
@@ -64,7 +65,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class Transfer(Displayed):
     """A recipe made from another: `old` and `recipe`, the new one.
 
     `changes`: the settings that depend on the batch, the replicas and the length, also those that stay for a
@@ -102,13 +103,6 @@ class Transfer:
             "peak_rate_x_decay_x_steps_an_epoch": {"old": old, "new": new},
             "limits": [limit.json() for limit in self.limits],
         }
-
-    def __str__(self) -> str:
-        rows = [["", "old", "new", "why", "source"]]
-        rows += [[c.setting, *c.shown, str(c.why), c.source] for c in self.changes]
-        widths = [max(len(row[i]) for row in rows) for i in range(4)] + [0]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join([*lines, "", *map(str, (UNAFFECTED, *self.limits))])
 
 
 @dataclass(frozen=True)

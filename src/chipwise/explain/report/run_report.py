@@ -27,9 +27,10 @@ from .stored_settings import command, curve, next_commands, settings, typed
 from .time_spent import Speed, TimeSpent, intervals, speed, spent
 
 
-def report(path: str | os.PathLike) -> dict[str, Any]:
+def report(path: str | os.PathLike, predictions: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The report of the run folder or study folder (`explain.study_report`) `path`, as JSON values. Runs no
-    code of the run. Raises `RunError` if `path` is neither or cannot be read."""
+    code of the run. *Arguments:* `predictions`: of `prediction_gallery`, to show too. Raises `RunError` if
+    `path` is neither or cannot be read."""
     folder = Path(path)
     if (folder / FILE).exists():
         return study(folder)
@@ -40,7 +41,7 @@ def report(path: str | os.PathLike) -> dict[str, Any]:
             "folder-of-runs", "{folder} is not a run folder, but holds {runs:few}: type {command}.",
             folder=str(folder), runs=[run.name for run in runs], command=first,
         )  # fmt: skip
-    return run_document(read_run(folder))
+    return run_document(read_run(folder)) | {"predictions": predictions}
 
 
 def run_document(run: StoredRun) -> dict[str, Any]:
@@ -86,6 +87,7 @@ def run_document(run: StoredRun) -> dict[str, Any]:
         "intervals": [vars(i) for i in timed],
         "resumes": [{"when": one_line(s.get("time")), "step": s["step"]} for s in run.starts if s["step"]],
         "seconds": time and time.json(),
+        "predictions": None,
         "advice": [finding.json() for finding in findings],
         "sources": [one.json() | {"about": say(one, "about")} for one in _sources(run, time, fast)],
         "notes": [

@@ -1,0 +1,122 @@
+"""The answers of `find_lr`, `find_batch`, `transfer` and `check` as the terminal and notebooks show them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from rich.console import RenderableType
+
+from ..recipe.check import Finding
+from ..study.find_batch import BatchSearch
+from ..study.find_lr import MARKS, LrSearch
+from ..study.transfer import UNAFFECTED, Transfer
+from ..words.facts import Fact, fact
+from ..words.figures import byte_size, sparkline
+from .charts import Panel, Trace, panel, style_of
+from .terminal import table
+
+
+def rates(search: LrSearch) -> Iterator[RenderableType]:
+    """The curve in a line, the marks, and what to know of them."""
+    recipe, each, curve = search.old, search.curve.rates, search.curve.smoothed
+    numbers = {"steps": len(each), "low": each[0], "high": each[-1]}
+    yield str(fact("lr-sweep", recipe=recipe.name, batch=recipe.batch, **numbers))
+    yield f"{_bars(curve)}  {fact('lr-losses', first=curve[0], lowest=curve.min())}\n"
+    marks = (search.suggestion, search.valley, search.steep, search.last_stable, curve.min())
+    columns = ("suggestion", "valley", "steep", "last stable", "lowest loss")
+    yield table(columns, [[f"{mark:.3g}" for mark in marks]])
+    suggested = ", ".join(f"{name}={value:g}" for name, value in search.settings.items())
+    yield f"\n{fact('lr-suggested', settings=suggested)}"
+    yield str(fact("lr-own-peak", peak=search.own_peak))
+    yield from (str(text) for text in (*search.notes, search.stopped, *search.curve.doubts) if text)
+
+
+def _bars(smoothed: np.ndarray) -> str:
+    """The curve in one line, cut off at its first value."""
+    low, start = float(smoothed.min()), float(smoothed[0])
+    share = [min(max((float(x) - low) / (start - low or 1.0), 0.0), 1.0) for x in smoothed]
+    step = max(1, -(-len(share) // 80))
+    return sparkline(share[::step], 0.0, 1.0)
+
+
+def curves(search: LrSearch) -> Panel | None:
+    """Raw losses faint and smoothed ones strong, over the rates. The marks are dots; a dashed line is at the
+    recipe's own peak."""
+    curve = search.curve
+    start = float(curve.smoothed[0])
+    fall = max(start - float(curve.smoothed.min()), 1e-9 * abs(start))
+    smoothed = curve.smoothed.clip(max=start + 0.6 * fall)  # a divergence is clipped
+    raw, smooth = (list(zip(curve.rates.tolist(), y.tolist(), strict=True)) for y in (curve.losses, smoothed))
+    style = style_of(0)
+    traces = [Trace("", f"{style} faint", raw, aside=True), Trace("smoothed loss", style, smooth)]
+    for k, mark in enumerate(MARKS, 1):
+        rate = getattr(curve, mark)
+        height = float(np.interp(np.log(rate), np.log(curve.rates), curve.smoothed))
+        name = f"{mark.replace('_', ' ')} {rate:.3g}"
+        traces.append(Trace(name, style_of(k), [(rate, height)]))
+    return panel(
+        f"{search.old.name}: one step a rate, batch {search.old.batch}", traces, x="learning rate",
+        y="training loss", x_log=True, marks=[search.own_peak],
+        mark_words=f"recipe's own peak {search.own_peak:.3g}",
+    )  # fmt: skip
+
+
+def batch(search: BatchSearch) -> Iterator[RenderableType]:
+    """The largest batch, what was measured, and what it would change."""
+    counts = (search.batch, search.batch_per_replica, search.batch_per_device)
+    sizes = (byte_size(search.memory.needed), byte_size(search.memory.available))
+    cells = [search.target, *("-" if n is None else f"{n:,}" for n in counts), *sizes, search.bound]
+    columns = ("target", "batch", "a replica", "a device", "needs", "has", "bound by")
+    yield table(columns, [cells], left=("target", "bound by"), fold=columns)
+    yield ""
+    yield from (f"- {note}" for note in (*_measured(search), *search.notes))
+    if search.move is not None:
+        yield f"\n{fact('at-batch', batch=search.batch)}\n"
+        yield from moved(search.move)
+    yield from (f"\nwarning: {finding}" for finding in search.findings)
+
+
+def _measured(search: BatchSearch) -> Iterator[Fact]:
+    """The source of the memory, whether the batch was tried, and the speed of each batch."""
+    yield fact("memory-of-a-device", source=search.memory.available_source)
+    if search.batch is not None:
+        yield fact("batch-tried" if search.confirmed else "batch-not-tried", batch=search.batch)
+    own = search.old.batch
+    for size, speeds in search.examples_per_second.items():
+        code = "batch-speed" if len(speeds) == 1 else "batch-speed-rounds"
+        mean = statistics.geometric_mean(speeds)
+        low, high = min(speeds), max(speeds)
+        yield fact(code, mean=mean, batch=size, own=own, low=low, high=high, rounds=len(speeds))
+    gain = search.speedup
+    if gain is not None and (gain.low is None or gain.high is None):
+        yield fact("batch-gain-once", batch=search.batch, gain=gain.value, own=own)
+    elif gain is not None:
+        unclear = (gain.low or 0) <= 1 <= (gain.high or 0)
+        code = "batch-gain-unclear" if unclear else "batch-gain"
+        yield fact(code, batch=search.batch, gain=gain.value, own=own, low=gain.low, high=gain.high)
+
+
+def moved(move: Transfer) -> Iterator[RenderableType]:
+    """What changes and why, and where the rules are known to fail."""
+    columns = ("setting", "old", "new", "why", "source")
+    changes = table(columns, left=columns, fold=("why", "source"))
+    for change in move.changes:
+        cells = [change.setting, *change.shown, change.why, change.source]
+        changes.add_row(*map(str, cells), style="bold" if change.changed else "dim")
+    yield changes
+    yield f"\n{UNAFFECTED}"
+    if move.limits:
+        yield f"\n{fact('may-fail')}"
+        yield from (f"- {limit}" for limit in move.limits)
+
+
+def doubts(findings: Sequence[Finding]) -> Iterator[RenderableType]:
+    """A row a doubt."""
+    columns = ("given", "usual", "why", "type")
+    if not findings:
+        yield "No doubts."
+        return
+    cells = [[getattr(one, part) for part in columns] for one in findings]
+    yield table(columns, cells, left=columns, fold=columns)
