@@ -147,8 +147,9 @@ class Weights:
         # A recipe is described by the name of the function that makes the model.
         init.__wrapped__ = getattr(first, "__wrapped__", first)  # type: ignore[attr-defined]
         weights = (*task.weights, self.digest)
-        made = {"init": init, "from_data": task.from_data and from_data, "weights": weights}
-        return dataclasses.replace(task, **made, going_on=self.whole)
+        return dataclasses.replace(
+            task, init=init, from_data=task.from_data and from_data, weights=weights, going_on=self.whole
+        )
 
 
 def pretrained(

@@ -369,7 +369,8 @@ def going_on(recipe: Recipe, abstract: TrainState) -> TrainState | None:
     given = recipe.task.going_on
     if given is None:
         return None
-    wanted = replace(abstract, step=None, sums={})
+    begins: dict[str, Any] = {"step": None, "sums": {}}
+    wanted = replace(abstract, **begins)
     names = flatten(wanted)
     try:
         state = _fill(wanted, {n: given[n] for n in names if n in given}, 0)

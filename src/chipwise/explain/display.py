@@ -141,7 +141,8 @@ def _(answer: Findings) -> Shown:
 def _(answer: Study) -> Shown:
     metric = study_report.main_metric(answer)
     points = [row.to_json() for row in study_report.rows(answer, metric)]
-    parts = [study_report.render(points, metric), *map(str, study_report.notes(answer, metric))]
+    parts: list[RenderableType] = [study_report.render(points, metric)]
+    parts += map(str, study_report.notes(answer, metric))
     measures = [
         Measure(p["name"], "s0", s["mean"], s["low"], s["high"], tuple(p["values"].values()))
         for p in points
