@@ -119,6 +119,11 @@ class Placement:
         return tuple(device for group in self.local for device in group.here)
 
     @property
+    def share(self) -> float:
+        """Of the groups, the share on this host."""
+        return len(self.local) / self.groups
+
+    @property
     def count(self) -> int:
         """The devices of all hosts."""
         return self.groups * self.shards

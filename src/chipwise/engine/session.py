@@ -85,8 +85,7 @@ class Session:
         self._data: Any = None  # `feed.Resident` or `feed.Streamed`, from `begin` on
         self._windows: Any = None
         self._evaluator: Evaluator | None = None
-        self._share = len(self.placement.local) / self.placement.groups
-        self.watch = Watch(recipe.task.train, None, self._share)
+        self.watch = Watch(recipe.task.train, None, self.placement.share)
         self._open = contextlib.ExitStack()
         self._queued: deque[Any] = deque()
 
@@ -174,7 +173,7 @@ class Session:
         self._open.callback(self._data.close)
         self._windows = feed.Windows(self.recipe, self.placement, self.step, self._window)
         self._open.callback(self._windows.close)
-        self.watch = Watch(self.recipe.task.train, self._data.stream, self._share)
+        self.watch = Watch(self.recipe.task.train, self._data.stream, self.placement.share)
 
     @property
     def data(self) -> Fact:
