@@ -24,9 +24,9 @@ def test_it_prints_speed_beside_batch_and_replicas_and_saves_the_record(tmp_path
     assert "losses" in out and "(steps 1 to 3)" in out and "share of peak unknown" in out
     measured, seconds = record.measured, record.measured["seconds"]
     assert str(fact("bench-clock", **{**measured, **seconds, "warmup_steps": 3})) in out
-    assert str(fact("profile-browse", folder="trace")) in out and "ms/step" in out
+    assert str(fact("profile-browse", folder="trace")) in out
     assert record.measured["set"] == ["batch=48"] and record.measured["batch"] == 48
-    assert record.measured["profile"]["operations"][0]["name"][:40] in out
+    assert record.measured["profile"]["folder"] == "trace"
 
 
 def test_ctrl_c_says_that_there_is_no_record(tmp_path, monkeypatch, chipwise):
@@ -65,7 +65,6 @@ def test_made_up_data_needs_none(tmp_path, capsys, words):
         (["digits", "--out", "."], 3, "bench-out"),
         (["digits", "--profile", "file"], 3, "trace-unwritable"),
         (["digits", *QUICK, "--set", "lr=1e30"], 6, None),
-        (["digits", "--predict", "--steps", "5"], 2, "bench-option-unused"),
         (["digits", "--feed-only", "--profile", "trace"], 2, "bench-option-unused"),
         (["digits", "--seconds", "5"], 2, "bench-option-unused"),
     ],

@@ -1,4 +1,4 @@
-"""`chipwise bench`: the speed of training on this machine, of predictions, and of reading data."""
+"""`chipwise bench`: the speed of training on this machine, and of reading data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from ..errors import DataError, RecipeError, Stopped
@@ -35,7 +34,7 @@ class TimingOptions:
 
     steps: int | None = option("Timed steps. [about 10 seconds of them]", "N", min=1)
     warmup: int | None = option("Steps before the timed ones; their losses are kept. [50]", "N", min=1)
-    profile: Path | None = option("Also trace some steps, and show the slowest operations.", "DIR")
+    profile: Path | None = option("Also trace some steps, for TensorBoard's profiler.", "DIR")
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,6 @@ def bench(
     ),
     synthetic: bool = options.SYNTHETIC,
     set_: list[str] | None = options.SET,
-    predict: bool = flag("Measure predictions instead: their speed, and the latency of one."),
     feed_only: bool = flag("Measure only how fast this host reads, decodes and transforms."),
     out: Path | None = option("The record. [bench-NAME-MACHINE.json]", "FILE.json"),
     json_: bool = options.JSON,
@@ -74,7 +72,6 @@ def bench(
       chipwise bench digits
       chipwise bench cifar10-resnet32 --data synthetic --steps 100
       chipwise bench mnist --data DIR --set batch=512 --profile trace
-      chipwise bench mnist --data DIR --predict
       chipwise bench packed/flowers --feed-only --batch 512 --seconds 30
     """
     began = _process_began()
@@ -83,7 +80,7 @@ def bench(
         data, synthetic = None, True
     data = None if data == "real" else data
     given = options.Given(recipe, data, synthetic, set_)
-    _check_used("--feed-only" if feed_only else "--predict" if predict else "", timing, feeding)
+    _check_used("--feed-only" if feed_only else "", timing, feeding)
     if feed_only:
         _feed(given, how, feeding, out, json_)
         return
@@ -92,12 +89,6 @@ def bench(
 
     loaded = given.load()
     described = {"set": given.settings, "data_note": "" if synthetic else _note(recipe, data)}
-    if predict:
-        from ..measure.bench_predict import measure_predict
-
-        record = measure_predict(loaded, on=on, described=described)
-        _finish(record, out, "predict", _predict_rows(record), json_)
-        return
     progress, chosen = "none" if json_ else "auto", _chosen(timing)
     try:
         record = measure_train(loaded, on=on, **chosen, progress=progress, began=began, described=described)
@@ -116,7 +107,7 @@ def _chosen(group: TimingOptions | FeedOptions) -> dict[str, Any]:
 
 
 def _check_used(mode: str, timing: TimingOptions, feeding: FeedOptions) -> None:
-    """Raises `RecipeError` for an option that the mode, `--predict`, `--feed-only` or none, would ignore."""
+    """Raises `RecipeError` for an option that the mode, `--feed-only` or none, would ignore."""
     for name in [*(mode and _chosen(timing)), *(() if mode == "--feed-only" else _chosen(feeding))]:
         text = "--{name} has no effect on {command}: leave it out."
         raise RecipeError("bench-option-unused", text, name=name, command=f"bench {mode}".strip())
@@ -137,20 +128,9 @@ def _finish(record: Record, out: Path | None, kind: str, rows: list[tuple[str, A
     ]
     to.print(grid([*common, *rows, ("machine", f"{record.machine.title} ({record.machine.hash})")]))
     if measured.get("profile") is not None:
-        to.print()
-        _profile(to, measured["profile"])
+        folder = shlex.quote(measured["profile"]["folder"])
+        lines(to, "", fact("profile-browse", folder=folder, steps=measured["profile"]["steps"]))
     lines(to, "", fact("written", path=out))
-
-
-def _predict_rows(record: Record) -> list[tuple[str, Any]]:
-    """The rows of a record of predictions: speed, latency and what was timed."""
-    measured, latency = record.measured, record.figures["latency_seconds"]
-    numbers = {"seconds": measured["seconds"]["timed"], "compile": measured["seconds"]["compile"]}
-    return [
-        ("speed", f"{_spread(record.figures['examples_per_second'])} examples/s"),
-        ("one alone", fact("bench-alone", milliseconds=_spread(latency, 1e3), examples=len(latency.runs))),
-        ("clock", fact("bench-predict-clock", block=measured["block"], **numbers)),
-    ]
 
 
 def _write(record: Record, out: Path | None, kind: str) -> Path:
@@ -201,24 +181,6 @@ def _memory(sizes: dict[str, int | None], host: int | None) -> str:
     if host is not None:
         facts.append(fact("bench-memory-host", peak=host))
     return "; ".join(map(str, facts))
-
-
-def _profile(to: Console, profile: dict[str, Any]) -> None:
-    if profile["operations"]:
-        columns = ("operation", "share", "count/step", "ms/step", "in the model")
-        cells = []
-        for operation in profile["operations"]:
-            source = "/".join(operation["source"].split("/")[-2:])
-            figures = [f"{operation['share']:.1%}"]
-            figures += [f"{operation[name]:.3g}" for name in ("count", "milliseconds")]
-            cells.append([operation["name"], *figures, source])
-        rows = table(columns, cells, left=(columns[0], columns[-1]), fold=columns[-1:], padding=(0, 2))
-        rows.columns[0].overflow, rows.columns[0].max_width = "ellipsis", 44
-        to.print(rows)
-        lines(to, fact("profile-sum", milliseconds=profile["milliseconds_per_step"]))
-    else:
-        lines(to, fact("profile-empty", steps=profile["steps"]))
-    lines(to, fact("profile-browse", folder=shlex.quote(profile["folder"])))
 
 
 def _check_writable(out: Path | None) -> None:

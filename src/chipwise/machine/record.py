@@ -31,7 +31,6 @@ SCHEMA = "chipwise.record/1"
 COMMANDS = {
     "feed": "chipwise bench RECIPE --feed-only --out FILE.json",
     "train": "chipwise bench RECIPE --out FILE.json",
-    "predict": "chipwise bench RECIPE --predict --out FILE.json",
 }  # kind to command
 
 
@@ -71,7 +70,7 @@ class Series:
 class Record:
     """A measurement: its subject and settings in `measured`, as plain JSON values, and `figures` by name."""
 
-    kind: str  # "feed", "train" or "predict"
+    kind: str  # "feed" or "train"
     name: str  # of the subject, such as a recipe or a packed folder
     created: str  # ISO 8601, UTC
     measured: Mapping[str, Any]

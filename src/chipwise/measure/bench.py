@@ -22,7 +22,7 @@ from ..machine.arithmetic import fixed
 from ..machine.record import Record
 from ..recipe.recipe import Recipe
 from ..words.facts import fact
-from .profile import make_folder, profiled
+from .profile import make_folder, traced
 from .timing import SECONDS, account, first_losses, intervals, seconds_a_step, subject, time_intervals
 
 WARMUP = 50  # steps before the timed ones; their losses are kept
@@ -104,7 +104,7 @@ def measure_train(
             "calibration_steps": warm - warmup,
             "seconds": {name: round(meter.seconds[name], 6) for name in sections},
             "first_losses": losses,
-            "profile": None if profile is None else profiled(session, profile, each),
+            "profile": None if profile is None else traced(session, profile, each),
         }
     name = recipe.name.removesuffix("-synthetic") if measured["data"] == "synthetic" else recipe.name
     return Record.now("train", name, measured, timed.figures, session.placement.devices)
