@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 
 from chipwise import cli
-from chipwise.words.facts import fact
 
 HEAD = """
 import numpy as np
@@ -91,9 +90,8 @@ def test_a_loss_that_raises_names_its_own_line(chipwise, tmp_path):
     file.write_text(HEAD + LOSS)
     line = 1 + (HEAD + LOSS).splitlines().index('    return batch["nothing"] + 1')
     said = chipwise("train", f"{file}:recipe", "--run", tmp_path / "run", "--devices", 1, "--quiet")
-    facts = {"file": file.name, "line": line, "function": "helper"}
-    told = fact("own-code", **facts, error="KeyError", reason="'nothing'")
-    assert (said.code, said.out, said.err) == (2, "", f"error: {told}\n")
+    where, columns = f" at {file.name}:{line}", ["label", "x"]
+    assert said.refused(2, "task-column", what="Task.loss", column="nothing", where=where, columns=columns)
 
 
 def test_what_nobody_elses_code_raised_is_a_traceback():

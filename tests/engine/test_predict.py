@@ -87,7 +87,7 @@ def test_a_dictionary_of_outputs_and_bf16():
 def test_what_cannot_be_predicted_is_refused():
     with refused(cw.errors.RecipeError, "task-without-predict"):
         inputs_of(tasks.recipe())
-    with refused(cw.errors.RecipeError, "predict-reads", column="label"):
+    with refused(cw.errors.RecipeError, "task-column", column="label"):
         inputs_of(recipe(predict=lambda params, state, inputs: inputs["label"]))
     with refused(cw.errors.RecipeError, "predict-returns", name="outputs", rows=4):
         outputs(9, block=4, made=recipe(predict=lambda p, s, inputs: jnp.sum(inputs["x"])))

@@ -2,10 +2,12 @@
 
 import io
 import re
+import time
 
 import pytest
 from rich.console import Console
 
+from chipwise.engine import progress
 from chipwise.engine.progress import Reporter
 
 
@@ -61,3 +63,15 @@ def test_a_narrow_bar_keeps_the_metric_that_matters_and_the_step_of_its_evaluati
     assert "eval/dice 0.7500 @2000" in last or width == 60
     assert "eval/dice 0.75" in last
     assert len(last) <= width
+
+
+def test_what_takes_long_says_so_until_it_ends(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_OF_WAITING", 0.01)
+    reporter = Reporter("lines")
+    with reporter.waiting("compiling"):
+        while "so far" not in (said := capsys.readouterr().err):
+            time.sleep(0.005)
+    assert re.search(r"compiling the step: \d", said)
+    capsys.readouterr()
+    time.sleep(0.05)
+    assert capsys.readouterr().err == ""

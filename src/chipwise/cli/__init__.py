@@ -9,10 +9,7 @@ import errno
 import os
 import re
 import sys
-import sysconfig
-import traceback
 from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -145,15 +142,12 @@ def error_line(error: errors.ChipwiseError) -> str:
 def own_code(error: Exception) -> errors.ChipwiseError | None:
     """An error with the line of the user's code that raised `error`: the innermost one in a file that is not
     installed. `None` if there is none; then it is a bug of chipwise."""
-    installed = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
-    installed.append(Path(__file__).parents[1])
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        file = Path(frame.filename)
-        packages = {"site-packages", "dist-packages"} & set(file.parts)  # also the user's and the system's
-        if file.is_absolute() and not packages and not any(map(file.is_relative_to, installed)):
-            facts = {"file": file.name, "line": frame.lineno, "function": frame.name}
-            return errors.RecipeError("own-code", **facts, error=type(error).__name__, reason=one_line(error))
-    return None
+    from ..recipe.user_code import line_of
+
+    if (at := line_of(error, installed=False)) is None:
+        return None
+    facts = {"file": at[0].partition(":")[0], "line": at[1].lineno, "function": at[1].name}
+    return errors.RecipeError("own-code", **facts, error=type(error).__name__, reason=one_line(error))
 
 
 def _show(error: errors.ChipwiseError) -> int:

@@ -99,7 +99,7 @@ def export(
     rows = take(source, np.arange(min(len(source), max(1, examples))))
     expected, classifier = _expected(known, rows)
     rows = {name: rows[name] for name in inputs}
-    names = {n: ("logits" if n == "outputs" and classifier else n) for n in expected}
+    names = {n: (classifier if n == "outputs" and classifier else n) for n in expected}
     request = Request(known, inputs, names)
     try:
         with _place(file) as place:
@@ -151,15 +151,17 @@ def _examples(known: Trained, data: Any, inputs: Any) -> tuple[Source, str]:
     return like(source, task.classes), "made-up"
 
 
-def _expected(known: Trained, rows: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], bool]:
-    """The model's own outputs, and whether they are logits of a classifier."""
+def _expected(known: Trained, rows: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], str]:
+    """The model's own outputs, and what they are if it is a classifier ("logits", "probabilities"), else
+    ""."""
     from ..data.sources import Arrays
 
     columns: Any = rows
-    predicted = predict(known, Arrays(**columns)).outputs
-    outputs = predicted if isinstance(predicted, dict) else {"outputs": predicted}
+    predicted = predict(known, Arrays(**columns))
+    outputs = predicted.outputs if isinstance(predicted.outputs, dict) else {"outputs": predicted.outputs}
     shape = {name: value.shape[1:] for name, value in outputs.items()}
-    return outputs, shape == {"outputs": (known.recipe.task.classes,)}
+    classifier = predicted.returns != "values" and shape == {"outputs": (known.recipe.task.classes,)}
+    return outputs, predicted.returns if classifier else ""
 
 
 def _run(run: Callable, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -173,7 +175,7 @@ def _run(run: Callable, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _compare(
-    expected: dict[str, np.ndarray], actual: dict[str, np.ndarray], classifier: bool, to: str
+    expected: dict[str, np.ndarray], actual: dict[str, np.ndarray], classifier: str, to: str
 ) -> tuple[float, float, int | None]:
     """The largest difference, the largest output, and how many labels differ. Raises `RecipeError` if the
     exported model computes something else."""

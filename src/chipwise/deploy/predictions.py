@@ -24,7 +24,7 @@ from ..data.sources import Columns as Examples
 from ..data.sources import described, sample_digest
 from ..engine.on import ALL, On
 from ..engine.placement import Placement
-from ..engine.predict import Predictor, inputs_of
+from ..engine.predict import Predictor, inputs_of, returned
 from ..engine.result import Result
 from ..errors import DataError, DeviceError, RecipeError
 from ..machine.arithmetic import check_flags, fixed
@@ -33,7 +33,7 @@ from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
 from .inputs import name_of, open_data
 from .model import Trained, trained
-from .table import Columns, encode, format_of, join, softmax
+from .table import Columns, chances, encode, format_of, join
 
 _PART_ROWS, _PART_BYTES = 1 << 16, 1 << 25  # of a part; memory holds a few parts
 _ABOUT = "predictions.json"
@@ -45,7 +45,8 @@ class Predictions:
 
     *Fields:* `examples`: their number; `outputs`: what `Task.predict` returns, NumPy arrays `(examples,
     ...)`, or None if they were written to `file`; `accuracy`: of a classifier, if the data has labels;
-    `seconds`: wall time; `class_names`: maybe `()`.
+    `seconds`: wall time; `class_names`: maybe `()`; `returns`: what the outputs are, "logits",
+    "probabilities" or "values".
     """
 
     examples: int
@@ -54,19 +55,20 @@ class Predictions:
     accuracy: float | None
     seconds: float
     class_names: tuple[str, ...] = ()
+    returns: str = "logits"
 
     @property
     def labels(self) -> np.ndarray:
         """The most probable class of each example, `(examples,)` int32; the lower one of equal classes."""
-        return np.argmax(self._logits, axis=1).astype(np.int32)
+        return np.argmax(self._of_classes, axis=1).astype(np.int32)
 
     @property
     def probabilities(self) -> np.ndarray:
         """The probabilities of all classes: `(examples, classes)` float32."""
-        return softmax(self._logits)
+        return chances(self._of_classes, self.returns)
 
     @property
-    def _logits(self) -> np.ndarray:
+    def _of_classes(self) -> np.ndarray:
         if not isinstance(self.outputs, np.ndarray) or self.outputs.ndim != 2:
             text = (
                 "Labels and probabilities need logits (examples, classes) in memory, and Task(classes=...)."
@@ -130,32 +132,34 @@ def predict(
     placement = Placement.of(machine, known.recipe.shards, most=len(source))
     predictor = Predictor(known.recipe, known.params, known.state, source, placement, batch, on.workers)
     with contextlib.closing(predictor):
-        classes = known.recipe.task.classes
-        logits = {n: s.shape for n, s in predictor.outputs.items()} == {"outputs": (classes,)}
-        names = known.class_names if logits else ()
-        columns = Columns(logits, names, min(top, classes or 1), probabilities)
+        classes, returns = known.recipe.task.classes, returned(known.recipe, predictor.outputs)
+        shapes = {n: s.shape for n, s in predictor.outputs.items()}
+        classifier = returns != "values" and shapes == {"outputs": (classes,)}
+        names = known.class_names if classifier else ()
+        columns = Columns(returns if classifier else "values", names, min(top, classes or 1), probabilities)
         if file is None:
-            outputs, right = _whole(predictor, logits)
+            outputs, right = _whole(predictor, classifier)
         else:
             job = _Job(known, predictor, columns, file, suffix, path, fresh)
             outputs, right = None, job.run(say)
     accuracy = None if right is None else right / len(source)
-    return Predictions(len(source), outputs, file, accuracy, time.perf_counter() - began, names)
+    seconds = time.perf_counter() - began
+    return Predictions(len(source), outputs, file, accuracy, seconds, names, returns)
 
 
-def _whole(predictor: Predictor, logits: bool) -> tuple[Any, int | None]:
+def _whole(predictor: Predictor, classifier: bool) -> tuple[Any, int | None]:
     """The outputs of all examples, and how many a classifier gets right, if known."""
     blocks = list(predictor())
-    counts = [_right(beside, block, logits) for beside, block in blocks]
+    counts = [_right(beside, block, classifier) for beside, block in blocks]
     outputs = {n: np.concatenate([block[n] for _, block in blocks]) for n in predictor.outputs}
     right = None if None in counts else sum(n for n in counts if n is not None)
     return (outputs["outputs"] if list(outputs) == ["outputs"] else outputs), right
 
 
-def _right(beside: Examples, outputs: dict[str, np.ndarray], logits: bool) -> int | None:
+def _right(beside: Examples, outputs: dict[str, np.ndarray], classifier: bool) -> int | None:
     label = beside.get("label")
     if (
-        not logits
+        not classifier
         or label is None
         or label.shape != outputs["outputs"].shape[:1]
         or label.dtype.kind not in "iu"
@@ -194,6 +198,7 @@ class _Job:
             "part": self.part_rows,
             "top": columns.top,
             "probabilities": columns.probabilities,
+            "returns": columns.returns,
         }
         self.fresh = fresh
 

@@ -31,18 +31,28 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return (odds / odds.sum(axis=-1, keepdims=True)).astype(np.float32)
 
 
+def chances(outputs: np.ndarray, returns: str) -> np.ndarray:
+    """Probabilities `(n, classes)` float32 of a classifier's outputs, "logits" or "probabilities"."""
+    return outputs.astype(np.float32) if returns == "probabilities" else softmax(outputs)
+
+
 @dataclass(frozen=True)
 class Columns:
     """The columns of a table.
 
-    *Fields:* `classifier`: whether outputs are logits; `class_names`, maybe `()`; `top`: the number of
+    *Fields:* `returns`: a classifier's outputs are "logits" or "probabilities", others "values";
+    `class_names`, maybe `()`; `top`: the number of
     classes in a row; `probabilities`: whether it has those of all classes.
     """
 
-    classifier: bool
+    returns: str
     class_names: tuple[str, ...] = ()
     top: int = 1
     probabilities: bool = False
+
+    @property
+    def classifier(self) -> bool:
+        return self.returns != "values"
 
     def rows(
         self, first: int, names: Sequence[str] | None, label: np.ndarray | None, outputs: dict[str, Any]
@@ -56,16 +66,16 @@ class Columns:
             rows["label"] = label
         if not self.classifier:
             return {**rows, **{n: v.reshape(count, -1) if v.ndim > 2 else v for n, v in outputs.items()}}
-        chances = softmax(outputs["outputs"])
-        best = np.argsort(-chances, axis=1, kind="stable")[:, : self.top]  # the lower one of equal classes
+        each = chances(outputs["outputs"], self.returns)
+        best = np.argsort(-each, axis=1, kind="stable")[:, : self.top]  # the lower one of equal classes
         for place in range(best.shape[1]):
             mark = "" if place == 0 else f"_{place + 1}"
             rows[f"prediction{mark}"] = best[:, place].astype(np.int32)
             if self.class_names:
                 rows[f"class{mark}"] = [self.class_names[i] for i in best[:, place].tolist()]
-            rows[f"probability{mark}"] = np.take_along_axis(chances, best[:, place, None], axis=1)[:, 0]
+            rows[f"probability{mark}"] = np.take_along_axis(each, best[:, place, None], axis=1)[:, 0]
         if self.probabilities:
-            rows["probabilities"] = chances
+            rows["probabilities"] = each
         return rows
 
 

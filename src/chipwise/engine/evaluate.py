@@ -27,6 +27,7 @@ from ..models.chip_traits import traced_for
 from ..recipe import precision
 from ..recipe.recipe import Recipe
 from ..recipe.task import Sum, Tree, finished
+from ..recipe.user_code import user_code
 from . import feed, keys
 from .blocks import ExampleBlocks, block_size
 from .on import ALL, On
@@ -160,7 +161,8 @@ class Evaluator:
         """The sums of one unbatched example, with `params` in the compute dtype."""
         recipe = self.recipe
         batch = precision.cast_batch({k: v[None] for k, v in example.items()}, recipe.precision)
-        with precision.products(recipe.precision), traced_for(self.placement.lead):
+        lead = self.placement.lead
+        with precision.products(recipe.precision), traced_for(lead), user_code("Task.loss", batch):
             returned = recipe.task.loss(params, state, batch, keys.eval_key(recipe.seed), False)
         return checked(returned, state)[0]
 

@@ -82,7 +82,7 @@ def fit(
                 closing.enter_context(folder.process(session, changed_code, best.rule))
             reporter.say(session.data)
             meter.seconds["start"] = meter.total()
-            with meter.section("compile"):
+            with meter.section("compile"), reporter.waiting("compiling"):
                 session.compile()
         closing.enter_context(log.divergence(saver.newest))
         _train(session, agenda, log, saver, stop)

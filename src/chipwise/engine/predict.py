@@ -19,10 +19,12 @@ from ..data.sources import Columns, Spec, described
 from ..data.stream import Stream
 from ..data.workers import Workers
 from ..errors import DataError, RecipeError
+from ..models.last_activation import last_activation
 from ..recipe import precision
 from ..recipe.recipe import Recipe
 from ..recipe.source import Source, spec_of
 from ..recipe.task import Tree
+from ..recipe.user_code import user_code
 from . import keys
 from .blocks import ExampleBlocks, block_size
 from .placement import Placement
@@ -43,14 +45,24 @@ def inputs_of(recipe: Recipe) -> Spec:
     spec = {name: s for name, s in sorted(spec_of(task.train).items()) if name != "label"}
     batch = {name: jax.ShapeDtypeStruct((2, *s.shape), s.dtype) for name, s in spec.items()}
     shapes = jax.eval_shape(lambda batch: precision.cast_batch(batch, recipe.precision), batch)
-    try:
+    with user_code("Task.predict", spec):
         traced = jax.make_jaxpr(task.predict)(*_abstract(recipe), shapes).jaxpr
-    except KeyError as error:
-        text = "Task.predict reads column {column}: expected {columns:or}, the training data's but label."
-        raise RecipeError("predict-reads", text, column=str(error.args[0]), columns=list(spec)) from error
     used = {id(v) for equation in traced.eqns for v in equation.invars} | {id(v) for v in traced.outvars}
     inputs = traced.invars[len(traced.invars) - len(spec) :]  # a dict's leaves are sorted by name
     return {name: spec[name] for name, v in zip(spec, inputs, strict=True) if id(v) in used}
+
+
+def returned(recipe: Recipe, outputs: Spec) -> str:
+    """What the model's outputs are: "logits", "probabilities" or "values"; see `Task.returns`. *Arguments:*
+    `outputs`: name to shape and type of one example."""
+    task = recipe.task
+    if task.returns is not None:
+        return task.returns
+    if {name: s.shape for name, s in outputs.items()} != {"outputs": (task.classes,)}:
+        return "values"
+    one = {n: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for n, s in inputs_of(recipe).items()}
+    last = last_activation(jax.make_jaxpr(prediction(recipe))(*_initial(recipe), one).jaxpr)
+    return "probabilities" if last in ("softmax", "sigmoid") else "logits"
 
 
 def prediction(recipe: Recipe) -> Any:

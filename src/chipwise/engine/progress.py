@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from ..words.facts import Fact
+from ..words.facts import Fact, fact
 
 SECONDS_BETWEEN_LINES = 60.0  # within an epoch, so that a log file stays readable and a long epoch is seen
+SECONDS_OF_WAITING = 10.0  # between lines that say for how long a step is being compiled
 FIRST = ("eval/accuracy", "eval/loss", "train/accuracy", "train/loss")
 """What a reader looks for, in this order, before a run's other metrics."""
 
@@ -57,6 +60,23 @@ class Reporter:
         """Prints one line for every kind but `silent`: warnings matter even without progress."""
         if self.kind != "silent":
             self.console.print(f"warning: {text}", style="yellow", markup=False)
+
+    @contextlib.contextmanager
+    def waiting(self, code: str) -> Iterator[None]:
+        """A context of something that takes long: prints a fact `code` with the `seconds` so far."""
+        began, done = time.perf_counter(), threading.Event()
+
+        def tell() -> None:
+            while not done.wait(SECONDS_OF_WAITING):
+                self.say(fact(code, seconds=time.perf_counter() - began))
+
+        teller = threading.Thread(target=tell, daemon=True)
+        teller.start()
+        try:
+            yield
+        finally:
+            done.set()
+            teller.join()
 
     def start(self, step: int, total: int, metric: str = "") -> None:
         """Begins after `step` of `total` steps. *Arguments:* `metric`, the one that matters, if one is."""

@@ -12,6 +12,7 @@ from ..errors import RecipeError
 from ..recipe import freezing, precision
 from ..recipe.recipe import Recipe
 from ..recipe.task import Sum, Tree
+from ..recipe.user_code import user_code
 from . import keys, scaling
 from .freeze import still, whole_params
 from .layout import tree_sum
@@ -68,13 +69,16 @@ def _forward(recipe: Recipe, params, state, step, seed, batch, indices, epochs, 
     """`(loss total, {"sums", "state"})` of one replica."""
     task = recipe.task
     if task.augment is not None:
-        batch = augmented(task.augment, batch, seed, epochs, indices)
+        with user_code("Task.augment", batch):
+            batch = augmented(task.augment, batch, seed, epochs, indices)
     key = keys.replica_key(seed, step, number)
     if task.mix is not None:
         key, mix_key = jax.random.split(key)
-        batch = task.mix(batch, mix_key)
+        with user_code("Task.mix", batch):
+            batch = task.mix(batch, mix_key)
     batch = precision.cast_batch(batch, recipe.precision)
-    with precision.products(recipe.precision), freezing.holding(recipe.frozen):
+    held = freezing.holding(recipe.frozen)
+    with precision.products(recipe.precision), held, user_code("Task.loss", batch):
         returned = task.loss(precision.cast(params, recipe.precision), state, batch, key, True)
     sums, new_state = checked(returned, state, train=True)
     new_state = still(state, new_state, recipe.frozen)

@@ -18,6 +18,7 @@ from ..errors import RecipeError, near
 from ..models.large import axes
 from ..recipe.recipe import Recipe
 from ..recipe.task import Task, Tree
+from ..recipe.user_code import user_code
 from . import keys, scaling
 from .flat import Cut, Flat
 from .freeze import split, whole_params
@@ -140,7 +141,8 @@ def init_state(
     `optimizer` and `ema` are None. Raises `RecipeError` if `init` or `loss` does not keep the contract of
     `Task`, or all is frozen.
     """
-    pair = recipe.task.init(keys.init_key(recipe.seed if seed is None else seed))
+    with user_code("Task.init"):
+        pair = recipe.task.init(keys.init_key(recipe.seed if seed is None else seed))
     if not (isinstance(pair, tuple) and len(pair) == 2):
         text = "Task.init must return (params, state), got {got}."
         raise RecipeError("init-returns", text, got=type(pair).__name__)

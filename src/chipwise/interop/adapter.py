@@ -7,6 +7,8 @@ all.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -18,8 +20,10 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ..errors import RecipeError, invalid, near
+from ..models.last_activation import last_activation
 from ..recipe.source import Source, spec_of
 from ..recipe.task import Sum, Task, Tree
+from ..recipe.user_code import user_code
 from ..words.figures import one_line
 
 Batch = Mapping[str, jax.Array]
@@ -33,9 +37,10 @@ class Data:
     """The data of a task, and which columns of it the model and the loss read.
 
     *Fields:* `train`, `eval`, `augment`, `mix`, `classes`: as in `Task`. `inputs`: the model's arguments: a
-    column's name; a tuple of names, in the order of the arguments; or a function of the batch (a dict of
-    arrays) that returns an array, a tuple of arguments or a dict of keyword arguments. None: every column but
-    the target, by name if there are several. `target`: the second argument of the loss and the metrics: a
+    column's name; a tuple or list of names, in the order of the arguments; a dict of an argument's name to a
+    column's; or a function of the batch (a dict of arrays) that returns an array, a tuple of arguments or a
+    dict of keyword arguments. None: every column but the target (but `label`, if `target` is a function), by
+    name if there are several. `target`: the second argument of the loss and the metrics: a
     column's name or a function of the batch. `metrics`: name to `(outputs, target) -> values (batch,)` or a
     `Sum`, such as `{"accuracy": cw.losses.correct}`.
     """
@@ -53,7 +58,8 @@ class Data:
         """The model's arguments; floating-point arrays are cast to the dtype of its parameters."""
         names = self.inputs
         if names is None:
-            names = tuple(name for name in sorted(batch) if name != self.target)
+            target = self.target if isinstance(self.target, str) else "label"
+            names = tuple(name for name in sorted(batch) if name != target)
             if len(names) > 1:
                 return (), _in_dtype({name: batch[name] for name in names}, params)
         if isinstance(names, str):
@@ -62,6 +68,8 @@ class Data:
             given: Any = tuple(_column(batch, name) for name in names)
             if not given:
                 raise invalid("adapter-no-inputs", "inputs", names, f"some of the columns {sorted(batch)}")
+        elif isinstance(names, Mapping):
+            given = {name: _column(batch, column) for name, column in names.items()}
         else:
             given = _read(names, batch, "inputs")
         if isinstance(given, Mapping):
@@ -90,9 +98,11 @@ class Data:
             args, kwargs = self.arguments(batch, params)
             target = self.wanted(batch)
             value, outputs, state = scored(params, state, args, kwargs, target, key, train)
-            count = examples(args, kwargs)
-            sums = {n: as_sum(metric(outputs, target), count) for n, metric in metrics.items()}
-            return {"loss": value, **sums}, state
+            count, sums = examples(args, kwargs), {"loss": value}
+            for name, metric in metrics.items():
+                with user_code(f"metrics['{name}']"):
+                    sums[name] = as_sum(metric(outputs, target), count)
+            return sums, state
 
         def predict(params: Tree, state: Tree, inputs: Batch) -> Any:
             args, kwargs = self.arguments(inputs, params)
@@ -113,19 +123,72 @@ class Data:
         )
 
 
-def with_loss(forward: Callable, loss: Callable) -> Scored:
-    """`Scored` for a model in JAX. *Arguments:* `forward`: `(params, state, args, kwargs, key, train) ->
+def stated(task: Task, model: str, loss: Any) -> Task:
+    """`task` with what its `predict` returns, by its last operation and by what `loss` takes.
+
+    Raises `RecipeError` if the model ends in what the loss does again, or in logits where the loss takes
+    probabilities: both would train, and badly.
+    """
+    spec = {name: s for name, s in spec_of(task.train).items() if name != "label"}
+    batch = {name: jax.ShapeDtypeStruct((2, *s.shape), s.dtype) for name, s in spec.items()}
+    first = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
+    assert task.predict is not None  # `Data.task` has made one
+    traced = jax.make_jaxpr(task.predict)(*first, batch).jaxpr
+    last, takes, named = last_activation(traced), _takes(loss), getattr(loss, "__name__", type(loss).__name__)
+    if last is not None and last == takes:
+        text = (
+            "{model} ends in a {last}, and {loss} applies one again: leave it out of the model, or give a "
+            "loss of probabilities (in Keras from_logits=False)."
+        )
+        raise RecipeError("activation-twice", text, model=model, last=last, loss=named)
+    if (last, takes) == ("linear", "probabilities"):
+        text = (
+            "{loss} takes probabilities, and {model} ends in a linear layer: end it in a softmax or sigmoid, "
+            "or give a loss of logits (in Keras from_logits=True)."
+        )
+        raise RecipeError("loss-of-probabilities", text, model=model, loss=named)
+    if last in ("softmax", "sigmoid") or takes == "probabilities":
+        returns = "probabilities"
+    else:
+        shapes = [v.aval.shape for v in traced.outvars]
+        returns = "logits" if takes is not None or shapes == [(2, task.classes)] else "values"
+    return dataclasses.replace(task, returns=returns)
+
+
+_TAKES = {
+    "softmax": "crossentropyloss crossentropy softmaxcrossentropy softmaxcrossentropywithintegerlabels",
+    "sigmoid": "bcewithlogitsloss binarycrossentropywithlogits sigmoidbinarycrossentropy",
+    "probabilities": "bceloss binarycrossentropy categoricalcrossentropy sparsecategoricalcrossentropy",
+}
+"""What losses of PyTorch, Keras, optax and chipwise apply to outputs themselves, or that they take
+probabilities."""
+
+
+def _takes(loss: Any) -> str | None:
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    name = getattr(loss, "__name__", type(loss).__name__).lower().replace("_", "")
+    if getattr(loss, "from_logits", None) is True:  # of Keras
+        return "sigmoid" if name.startswith("binary") else "softmax"
+    library = str(getattr(loss, "__module__", "")).partition(".")[0]
+    known = library in ("torch", "keras", "optax", "chipwise")
+    return next((takes for takes, names in _TAKES.items() if known and name in names.split()), None)
+
+
+def with_loss(forward: Callable, loss: Callable, model: str) -> Scored:
+    """`Scored` for a `model` in JAX. *Arguments:* `forward`: `(params, state, args, kwargs, key, train) ->
     (outputs, state, penalty)`; `penalty` is added to the mean loss in training, or None; `loss`: `(outputs,
     target) ->` a `Sum`, a value for each example, or their mean `()`."""
     if not callable(loss):
         raise RecipeError("adapter-loss", given=repr(loss))
 
     def scored(params, state, args, kwargs, target, key, train):
-        with own_promotion():
+        with own_promotion(), user_code(_called_with(model, args, kwargs)):
             outputs, state, penalty = forward(params, state, args, kwargs, key, train)
         if target is None:
             return Sum(0.0, 0.0), outputs, state
-        value = as_sum(loss(outputs, target), examples(args, kwargs))
+        with user_code(f"The loss of {model}"):
+            value = as_sum(loss(outputs, target), examples(args, kwargs))
         if penalty is not None:
             value = Sum(value.total + penalty.astype(value.total.dtype) * value.count, value.count)
         return value, outputs, state
@@ -206,9 +269,14 @@ def not_a_model(framework: str, given: Any, expected: str) -> RecipeError:
 
 def uncalled(model: str, args: tuple, kwargs: dict, error: Exception) -> RecipeError:
     """What to raise for a model that fails in its own framework."""
-    shapes = [f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves((args, kwargs))]
-    sentence = "{model} fails when called with {shapes:and} ({reason}). Columns are changed with inputs=."
-    return RecipeError("adapter-call-fails", sentence, model=model, shapes=shapes, reason=one_line(error))
+    sentence = "{model} fails ({reason}). Columns are changed with inputs=."
+    called = _called_with(model, args, kwargs)
+    return RecipeError("adapter-call-fails", sentence, model=called, reason=one_line(error))
+
+
+def _called_with(model: str, args: tuple, kwargs: dict) -> str:
+    shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves((args, kwargs)))
+    return f"{model}, called with {shapes},"
 
 
 def _column(batch: Batch, name: Any) -> jax.Array:

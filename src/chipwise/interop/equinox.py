@@ -20,7 +20,7 @@ import jax
 from ..recipe import freezing
 from ..recipe.task import Task, Tree
 from . import adapter
-from .adapter import Data, Source, library, own_promotion, with_loss
+from .adapter import Data, Source, library, own_promotion, stated, with_loss
 
 INSTALL = "pip install 'chipwise[equinox]'"
 AXIS = "batch"
@@ -79,8 +79,9 @@ def task(
         outputs, held = jax.vmap(one, out_axes=(0, None), axis_name=AXIS)(args, kwargs, keys)
         return outputs, _state(held), None
 
+    kind = type(abstract).__name__
     columns = Data(train, eval, inputs, target, metrics, augment, mix, classes)
-    return columns.task("equinox", type(abstract).__name__, init, with_loss(forward, loss))
+    return stated(columns.task("equinox", kind, init, with_loss(forward, loss, kind)), kind, loss)
 
 
 def to_model(model: Any, params: Tree, state: Tree) -> Any:

@@ -13,6 +13,8 @@ from the step's key, so dropout depends only on the seed, the step and the repli
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import os
 import re
 import sys
@@ -43,18 +45,23 @@ def task(
     *Arguments:* `model`: its weights are the initial values for every seed; an unbuilt model is built for the
     data's shapes. `loss`: a Keras loss, its name ("sparse_categorical_crossentropy"), or a function
     `(outputs, target)` such as `cw.losses.softmax_cross_entropy`; None: the loss that the model was compiled
-    with. The others: as in `interop.adapter.Data`.
+    with. `metrics`: None for those that the model was compiled with. The others: as in
+    `interop.adapter.Data`; several inputs by their names, in their order, or as the model's list or dict.
 
-    Losses that layers add, such as `kernel_regularizer`, are added to the mean loss in training. Raises
-    `RecipeError` if Keras is missing or does not run on JAX, or if the loss sums over the batch.
+    Losses that layers add, such as `kernel_regularizer`, are added to the mean loss in training. The compiled
+    optimizer is not used: the recipe has its own. Raises `RecipeError` if Keras is missing or does not run on
+    JAX, if the loss sums over the batch, or if a compiled metric is no mean over examples.
     """
     keras = keras_library()
     if not isinstance(model, keras.Model):
         raise adapter.not_a_model("keras", repr(model), "a keras.Model")
+    given = _loss(keras, model, loss)
+    judge = _judge(keras, given)
+    metrics = _compiled_metrics(keras, model, given) if metrics is None else metrics
     columns = Data(train, eval, inputs, target, metrics, augment, mix, classes)
-    judge = _judge(keras, model, loss)
-    _build(model, columns)
+    _build(keras, model, columns)
     trained, other, seeds = _variables(model)
+    has_mode = "training" in inspect.signature(model.call).parameters
     start = {name: np.asarray(v.value) for name, v in {**trained, **other}.items()}
 
     def init(key: jax.Array) -> tuple[Tree, Tree]:
@@ -68,16 +75,19 @@ def task(
         names = {id(v): name for name, v in other.items()}
         fixed = model.non_trainable_variables
         given = [drawn[id(v)] if id(v) in drawn else held[names[id(v)]] for v in fixed]
+        args, kwargs = _arranged(keras, model, args, kwargs)
+        mode = {"training": train} if has_mode else {}
         with _holding(keras, model, names):
             trainable = [weights[name] for name in trained]
             outputs, new, added = model.stateless_call(
-                trainable, given, *args, **kwargs, training=train, return_losses=True
+                trainable, given, *args, **kwargs, **mode, return_losses=True
             )
         values = {id(v): x for v, x in zip(fixed, new, strict=True)}
         state = adapter.nested({name: values[id(v)] for name, v in other.items()}, "/") if train else state
         return outputs, state, sum(added) if added and train else None
 
-    return columns.task("keras", type(model).__name__, init, with_loss(forward, judge))
+    kind = type(model).__name__
+    return adapter.stated(columns.task("keras", kind, init, with_loss(forward, judge, kind)), kind, given)
 
 
 def to_model(model: Any, params: Tree, state: Tree) -> Any:
@@ -122,8 +132,8 @@ def _holding(keras: Any, model: Any, names: dict[int, str]) -> Iterator[None]:
             norm._trainable = True
 
 
-def _judge(keras: Any, model: Any, loss: Any) -> Callable:
-    """The loss as `(outputs, target) -> Sum`."""
+def _loss(keras: Any, model: Any, loss: Any) -> Any:
+    """The given or compiled loss, as an object or a function."""
     given = loss if loss is not None else getattr(model, "loss", None)
     if given is None:
         sentence = "{model} was not compiled with a loss: give one, such as loss='mse'."
@@ -134,6 +144,47 @@ def _judge(keras: Any, model: Any, loss: Any) -> Callable:
         except ValueError as error:
             sentence = "Keras has no loss '{loss}' ({reason})."
             raise RecipeError("keras-loss-unknown", sentence, loss=given, reason=one_line(error)) from error
+    return given
+
+
+_ACCURACIES = {
+    "sparse_categorical_crossentropy": "sparse_categorical_accuracy",
+    "categorical_crossentropy": "categorical_accuracy",
+    "binary_crossentropy": "binary_accuracy",
+}
+
+
+def _compiled_metrics(keras: Any, model: Any, loss: Any) -> dict[str, Callable]:
+    """The metrics that the model was compiled with, by name, as `(outputs, target) -> values`."""
+    compiled = getattr(getattr(model, "_compile_metrics", None), "_user_metrics", None)
+    given = compiled if isinstance(compiled, (list, tuple, type(None))) else [compiled]
+    metrics: dict[str, Callable] = {}
+    for one in given or ():
+        name = one if isinstance(one, str) else getattr(one, "name", getattr(one, "__name__", repr(one)))
+        if one in ("accuracy", "acc"):  # Keras too takes the one that belongs to the loss
+            kind = getattr(getattr(loss, "fn", loss), "__name__", "")
+            one = getattr(keras.metrics, _ACCURACIES.get(kind, ""), one)
+        elif isinstance(one, str):
+            one = keras.metrics.get(one)
+        if isinstance(one, keras.metrics.MeanMetricWrapper):
+            one = functools.partial(one._fn, **one._fn_kwargs)
+        if not callable(one) or isinstance(one, keras.metrics.Metric):
+            sentence = (
+                "{model} was compiled with the metric {metric}, which is no mean over examples: give "
+                "metrics={{'{metric}': f}}, f(outputs, target) -> values or a cw.Sum, such as those of "
+                "cw.metrics."
+            )
+            raise RecipeError("keras-metric", sentence, model=type(model).__name__, metric=str(name))
+        metrics[name] = functools.partial(_values, one)
+    return metrics
+
+
+def _values(metric: Callable, outputs: Any, target: Any) -> Any:
+    return _with_promotion(metric, target, outputs)
+
+
+def _judge(keras: Any, given: Any) -> Callable:
+    """The loss as `(outputs, target) -> Sum`."""
     if not isinstance(given, keras.losses.Loss):
         if str(getattr(given, "__module__", "")).startswith("keras"):  # they take the target first
             return lambda outputs, target: _with_promotion(given, target, outputs)
@@ -154,16 +205,47 @@ def _with_promotion(loss: Callable, target: Any, outputs: Any) -> Any:
         return loss(target, wide)
 
 
-def _build(model: Any, columns: Data) -> None:
+def _build(keras: Any, model: Any, columns: Data) -> None:
     """Builds a model that has no variables yet, for the shapes of the data."""
     if model.built and (model.weights or not model.layers):
         return
     args, kwargs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), columns.one())
+    args, kwargs = _arranged(keras, model, args, kwargs)
     try:
         with own_promotion():
             model(*args, **kwargs)
     except (TypeError, ValueError) as error:
         raise adapter.uncalled(model.name, args, kwargs, error) from error
+
+
+def _arranged(keras: Any, model: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Arguments as the model takes them: Keras' models take one, which may be a list or a dict of arrays.
+
+    *Arguments:* `args`: in the order of the model's inputs, or `kwargs` by their names; columns that it does
+    not read are left out.
+    """
+    if all(kind.__name__ != "Functional" for kind in type(model).__mro__):  # the user's class, or Sequential
+        known = [n for n in inspect.signature(model.call).parameters if n not in ("training", "mask")]
+        if kwargs and set(known) <= set(kwargs):
+            return args, {name: kwargs[name] for name in known}
+        if len(known) != 1:
+            return args, kwargs
+        return ((kwargs or (args if len(args) > 1 else args[0]),), {})
+    if len(args) == 1 and isinstance(args[0], (list, tuple, Mapping)):
+        (whole,) = args
+        args, kwargs = ((), dict(whole)) if isinstance(whole, Mapping) else (tuple(whole), {})
+    names = [tensor.name for tensor in model.inputs]
+    if kwargs:
+        args = tuple(kwargs[name] for name in names if name in kwargs)
+    if len(args) != len(names):
+        sentence = (
+            "{model} has the inputs {names:and}, and the data gives {columns:and}: name a column for each, "
+            "inputs={{'{first}': 'column', ...}}, or in their order, inputs=('column', ...)."
+        )
+        given = sorted(kwargs) or [f"{len(args)} without names"]
+        about = {"names": names, "columns": given, "first": names[0]}
+        raise RecipeError("keras-inputs", sentence, model=type(model).__name__, **about)
+    return (keras.tree.pack_sequence_as(model.input, list(args)),), {}
 
 
 def _variables(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:

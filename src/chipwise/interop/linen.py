@@ -15,7 +15,7 @@ import jax
 from ..errors import unknown
 from ..recipe import freezing
 from ..recipe.task import Task, Tree
-from .adapter import Data, Source, not_a_model, own_promotion, with_loss
+from .adapter import Data, Source, not_a_model, own_promotion, stated, with_loss
 
 _TRAIN = {"train": True, "training": True, "is_training": True}
 _EVAL = {"deterministic": False, "inference": False, "use_running_average": False, "eval": False}
@@ -82,4 +82,5 @@ def task(
         outputs, new = out if train else (out, state)
         return outputs, dict(new), None
 
-    return columns.task("linen", type(module).__name__, init, with_loss(forward, loss))
+    kind = type(module).__name__
+    return stated(columns.task("linen", kind, init, with_loss(forward, loss, kind)), kind, loss)

@@ -16,7 +16,7 @@ from ..errors import RecipeError, invalid
 from ..models.large import SHARD
 from ..recipe import freezing
 from ..recipe.task import Task
-from .adapter import Data, Source, fitting, nested, not_a_model, with_loss
+from .adapter import Data, Source, fitting, nested, not_a_model, stated, with_loss
 
 #: Nested dictionaries with string keys and arrays as leaves.
 Tree = dict[str, Any]
@@ -45,8 +45,8 @@ def task(
     with nnx.use_eager_sharding(False):
         name = type(nnx.eval_shape(lambda: make_model(nnx.Rngs(0)))).__name__
     columns = Data(train, eval, inputs, target, metrics, augment, mix, classes)
-    built = columns.task("nnx", name, init, with_loss(forward, loss))
-    return dataclasses.replace(built, sharding=sharding(make_model))
+    built = columns.task("nnx", name, init, with_loss(forward, loss, name))
+    return stated(dataclasses.replace(built, sharding=sharding(make_model)), name, loss)
 
 
 def sharding(make_model: Callable[[nnx.Rngs], nnx.Module]) -> Callable[[str], PartitionSpec | None]:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..recipe.task import Sum, Task, Tree
-from .adapter import Data, Scored, Source, as_sum, examples, fitting, flattened
+from .adapter import Data, Scored, Source, as_sum, examples, fitting, flattened, stated
 from .torch_check import check as compare
 from .torch_optimizer import optimizer as optimizer
 from .torch_trace import Traced, is_torch, torch_library, totalled
@@ -54,7 +54,7 @@ def task(
     scored = _scored(traced, loss)
     built = columns.task("torch", traced.name, lambda key: traced.init(key), scored)
     compare(traced, scored, loss if is_torch(loss) else None, columns, built, check)
-    return built
+    return stated(built, traced.name, loss)
 
 
 def to_module(module: Any, params: Tree, state: Tree) -> Any:

@@ -12,10 +12,8 @@ import copy
 import functools
 import inspect
 import threading
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,7 +23,9 @@ import numpy as np
 from ..errors import ChipwiseError, RecipeError, invalid
 from ..recipe import freezing
 from ..recipe.task import Tree
+from ..recipe.user_code import BY_VALUE, line_of
 from ..words.figures import one_line
+from . import torch_recurrent
 from .adapter import flattened, library, nested, not_a_model, own_promotion
 
 INSTALL = "pip install 'chipwise[torch]'"
@@ -159,18 +159,14 @@ class Traced:
     def _refused(self, error: Exception) -> RecipeError:
         import torchax.tensor
 
-        facts = {"module": self.name, "where": _where(error), "reason": one_line(error)}
+        at = line_of(error)
+        where = at[0] if at else "PyTorch's own code"
+        facts = {"module": self.name, "where": where, "reason": one_line(error)}
         if isinstance(error, torchax.tensor.OperatorNotFound):
             operation = str(error).removeprefix("Operator with name ").removesuffix(" has no lowering")
             sentence = "{module} uses {operation} ({where}), which torchax lacks: use other operations."
             return RecipeError("torch-operation-missing", sentence, **facts, operation=operation)
-        depends = (
-            jax.errors.ConcretizationTypeError,
-            jax.errors.TracerArrayConversionError,
-            jax.errors.TracerIntegerConversionError,
-            jax.errors.NonConcreteBooleanIndexError,
-        )
-        if isinstance(error, depends):
+        if isinstance(error, BY_VALUE):
             sentence = "{module} branches on values ({where}): use torch.where, or branch on shapes."
             return RecipeError("torch-depends-on-values", sentence, **facts)
         return RecipeError("torch-not-traced", "{module} cannot be traced ({where}): {reason}.", **facts)
@@ -225,18 +221,6 @@ def _refuse_elsewhere(module: Any) -> None:
         raise RecipeError("torch-frozen", sentence, module=type(module).__name__, patterns=patterns)
 
 
-def _where(error: BaseException) -> str:
-    """The line of the user's code that raised `error`."""
-    libraries = [Path(library(name, INSTALL).__file__).parent for name in ("torch", "torchax", "jax")]
-    libraries.append(Path(__file__).parent)
-    line = ""
-    for frame in traceback.extract_tb(error.__traceback__):
-        file = Path(frame.filename)
-        if not any(folder in file.parents for folder in libraries) and not frame.filename.startswith("<"):
-            line = f"{file.name}:{frame.lineno}"
-    return line or "PyTorch's own code"
-
-
 def _environment() -> Any:
     """torchax's environment with PyTorch's batch norm, in which plain tensors are constants."""
     torch = torch_library()
@@ -275,6 +259,7 @@ def _environment() -> Any:
     env.override_op_definition(torch.nn.functional.batch_norm, _batch_norm(env))
     env.override_op_definition(torch.ops.aten.normal_, _normal_(env))
     env.override_op_definition(torch.ops.aten.erfinv_, _erfinv_)
+    torch_recurrent.override(env, torch)
     return env
 
 

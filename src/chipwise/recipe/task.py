@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from ..errors import RecipeError, invalid
+from ..errors import RecipeError, invalid, unknown
 from ..words.figures import one_line
 from .source import Source
 
 Tree = Any  # a pytree of arrays
+RETURNS = ("logits", "probabilities", "values")
+"""What a model's outputs may be."""
 
 
 @jax.tree_util.register_dataclass
@@ -88,9 +90,11 @@ class Task:
     - `mix`: `(batch, key) -> batch` within one replica, for mixup and the like.
     - `classes`: when given, the column `"label"` is checked to lie in `[0, classes)`.
     - `predict`: `(params, state, inputs) -> outputs`, what the trained model predicts for `inputs`, the
-      columns of a batch without `label`: an array `(batch, ...)` or a dict of such arrays. With `classes`,
-      an array `(batch, classes)` is logits. Examples must not depend on each other. `cw.predict` and
-      `cw.export` run it.
+      columns of a batch without `label`: an array `(batch, ...)` or a dict of such arrays. Examples must
+      not depend on each other. `cw.predict` and `cw.export` run it.
+    - `returns`: what these outputs are: "logits", "probabilities" or "values". By default, with `classes`, an
+      array `(batch, classes)` is probabilities if a softmax or sigmoid is the last operation of `predict`,
+      else logits; all else is values.
     - `class_names`: the names of the classes, in order.
     - `from_data`: `(train) -> {path: array}`: initial values of parameters such as "whiten/kernel", computed
       from the training source once, before the first step of a run.
@@ -111,6 +115,7 @@ class Task:
     mix: Callable[[dict, jax.Array], dict] | None = None
     classes: int | None = None
     predict: Callable[[Tree, Tree, dict[str, jax.Array]], Any] | None = None
+    returns: str | None = None
     class_names: tuple[str, ...] = ()
     from_data: Callable[[Source], Mapping[str, Any]] | None = None
     sharding: Callable[[str], PartitionSpec | None] | None = None
@@ -122,6 +127,8 @@ class Task:
         if self.class_names and self.classes not in (None, len(self.class_names)):
             expected = f"classes={self.classes}"
             raise invalid("class-names-number", "the number of class_names", len(self.class_names), expected)
+        if self.returns not in (None, *RETURNS):
+            raise unknown("task-returns", "kind of outputs", self.returns, RETURNS)
         for name in ("init", "loss", "augment", "mix", "predict", "from_data", "sharding"):
             given = getattr(self, name)
             if not callable(given) and (given is not None or name in ("init", "loss")):

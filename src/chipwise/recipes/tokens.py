@@ -27,7 +27,9 @@ def language(
     sequences: tuple[int, int],
 ) -> Task:  # fmt: skip
     """The task of a net from `(batch, context)` tokens to `(batch, context, width)` states; the logits are
-    their products with the rows of `params[table]["embedding"]`. Data as in `tokens`."""
+    their products with the rows of `params[table]["embedding"]`. Data as in `tokens`.
+
+    `predict` gives the logits of the token that follows the last one, from the last `context` tokens."""
     init, apply = functional(net)
 
     def loss(params, state, batch, key, train):
@@ -38,12 +40,12 @@ def language(
         return {"loss": mean, "perplexity": perplexity(mean)}, state
 
     def predict(params, state, inputs):
-        text = inputs["token"].astype(jnp.int32)[:, :context]
+        text = inputs["token"].astype(jnp.int32)[:, -context:]
         last = apply(params, state, text, None, False)[0][:, -1]
         return (last @ params[table]["embedding"].T).astype(jnp.float32)
 
     train, held_out = tokens(data, context, vocabulary, sequences)
-    return Task(init=init, loss=loss, train=train, eval=held_out, predict=predict)
+    return Task(init=init, loss=loss, train=train, eval=held_out, predict=predict, returns="logits")
 
 
 def tokens(

@@ -1,0 +1,64 @@
+"""What a traced model applies last: whether its outputs are probabilities is written in its program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.extend.core import Literal
+
+_SHAPES = ("broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "transpose")
+_PRODUCTS = ("dot_general", "conv_general_dilated")
+
+
+def last_activation(jaxpr: Any, output: int = 0) -> str | None:
+    """ "softmax", "sigmoid", "linear" (a product with a bias), or None for anything else.
+
+    *Arguments:* `jaxpr` of a model; `output`: which of its outputs.
+    """
+    name, below = _opened(_made(jaxpr, jaxpr.outvars[output], []))
+    parts = [_opened(one) for one in below]
+    kinds = [kind for kind, _ in parts]
+    if name == "div" and kinds == ["exp", "reduce_sum"]:
+        (summed,) = parts[1][1]
+        return "softmax" if summed is not None and summed[0] is below[0][0] else None
+    if name == "logistic":
+        return "sigmoid"
+    return "linear" if name in _PRODUCTS or (name == "add" and set(kinds) & set(_PRODUCTS)) else None
+
+
+def _opened(made: Any) -> tuple[str, list[Any]]:
+    """The name of an operation, and what made its operands, each as from `_made`."""
+    if made is None:
+        return "", []
+    operation, (jaxpr, calls) = made
+    return operation.primitive.name, [_made(jaxpr, value, calls) for value in operation.invars]
+
+
+def _made(jaxpr: Any, value: Any, calls: list[Any]) -> Any:
+    """The operation that made `value`, and its place, but for changes of shape and type. `None` for an
+    argument or a constant. *Arguments:* `calls`: from the outside in, who called `jaxpr`."""
+    while not isinstance(value, Literal):
+        operation = next((e for e in reversed(jaxpr.eqns) if any(v is value for v in e.outvars)), None)
+        if operation is None:
+            if not calls or not any(v is value for v in jaxpr.invars):
+                return None
+            at = [v is value for v in jaxpr.invars].index(True)
+            (jaxpr, operation), calls = calls[-1], calls[:-1]
+            value = operation.invars[at]
+            continue
+        inner = next(
+            (p for p in operation.params.values() if hasattr(p, "jaxpr") or hasattr(p, "eqns")), None
+        )
+        inner = getattr(inner, "jaxpr", inner)
+        if inner is not None and [len(inner.invars), len(inner.outvars)] == [
+            len(operation.invars),
+            len(operation.outvars),
+        ]:
+            at = [v is value for v in operation.outvars].index(True)
+            calls = [*calls, (jaxpr, operation)]
+            jaxpr, value = inner, inner.outvars[at]
+        elif operation.primitive.name in _SHAPES:
+            value = operation.invars[0]
+        else:
+            return operation, (jaxpr, calls)
+    return None

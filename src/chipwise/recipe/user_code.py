@@ -1,0 +1,78 @@
+"""Errors of functions that users write, told with the user's own line."""
+
+from __future__ import annotations
+
+import contextlib
+import sysconfig
+import traceback
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import jax
+
+from ..errors import ChipwiseError, RecipeError, near
+from ..words.figures import one_line
+
+_WHOLE = 1000  # characters: JAX's sentences say in their middle what to do
+_LIBRARIES = {"chipwise", "equinox", "flax", "jax", "jaxlib", "keras", "numpy", "optax", "torch", "torchax"}
+BY_VALUE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+"""What JAX raises for a traced program that asks for a value."""
+
+
+@contextlib.contextmanager
+def user_code(what: str, columns: Iterable[str] = ()) -> Iterator[None]:
+    """A context in which an error is one of the user's function `what`, such as "Task.loss", which reads a
+    batch with these `columns`. Raises it as a `RecipeError` with the line, from the original error."""
+    try:
+        yield
+    except (ChipwiseError, MemoryError, jax.errors.JaxRuntimeError):
+        raise
+    except Exception as error:
+        raise _told(error, what, sorted(columns)) from error
+
+
+def _told(error: Exception, what: str, columns: list[str]) -> RecipeError:
+    at = line_of(error)
+    where = f" at {at[0]}" if at else ""
+    if isinstance(error, BY_VALUE):
+        text = (
+            "{what} decides by a value{where}, and a traced program has no values yet: use jnp.where or "
+            "jax.lax.cond, or decide by shapes."
+        )
+        return RecipeError("task-decides-by-value", text, what=what, where=where)
+    if isinstance(error, KeyError) and columns and error.args and (key := str(error.args[0])) not in columns:
+        text = "{what} asks for '{column}'{where}: the batch has {columns:list}.{near:near}"
+        return RecipeError(
+            "task-column", text, what=what, column=key, where=where, columns=columns, near=near(key, columns)
+        )
+    facts = {"error": type(error).__name__, "reason": one_line(error, _WHOLE)}
+    return RecipeError(
+        "task-fails", "{what} fails{where}: {error}: {reason}", what=what, where=where, **facts
+    )
+
+
+def line_of(error: BaseException, *, installed: bool = True) -> tuple[str, traceback.FrameSummary] | None:
+    """The line that raised `error`, as "file.py:12" and as a frame: the innermost one in a file that is not
+    installed, else, with `installed`, the innermost one outside of JAX, PyTorch and the other frameworks.
+    `None` if there is none."""
+    frames = list(reversed(traceback.extract_tb(error.__traceback__)))
+    for own in (True, False) if installed else (True,):
+        for frame in frames:
+            if Path(frame.filename).is_absolute() and not _installed(Path(frame.filename), own):
+                return f"{Path(frame.filename).name}:{frame.lineno}", frame
+    return None
+
+
+def _installed(file: Path, any_package: bool) -> bool:
+    """Whether `file` is of Python or of a framework; with `any_package`, of any installed package."""
+    for folder in ("site-packages", "dist-packages"):  # also the user's and the system's
+        if folder in file.parts:
+            package = file.parts[file.parts.index(folder) + 1]
+            return any_package or package in _LIBRARIES
+    folders = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+    return any(map(file.is_relative_to, [*folders, Path(__file__).parents[1]]))

@@ -1,0 +1,87 @@
+"""Recurrent layers of PyTorch and Keras: what eager PyTorch computes, in a program as long for any time."""
+
+import os
+
+import jax
+import numpy as np
+import pytest
+
+import chipwise as cw
+from chipwise.models.remat import inside
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+RNG = np.random.default_rng(0)
+
+
+def data(time):
+    x = RNG.normal(size=(16, time, 3)).astype(np.float32)
+    return cw.Arrays(x=x, label=RNG.integers(0, 2, 16), classes=2)
+
+
+def operations(task, time):
+    batch = {
+        "x": jax.ShapeDtypeStruct((4, time, 3), np.float32),
+        "label": jax.ShapeDtypeStruct((4,), np.int32),
+    }
+    params, state = jax.eval_shape(task.init, jax.random.key(0))
+    traced = jax.make_jaxpr(lambda p, b: task.loss(p, state, b, jax.random.key(0), True)[0]["loss"].total)(
+        params, batch
+    )
+    made = [e.primitive.name for one in inside(traced.jaxpr) for e in one.eqns]
+    return len(made), made.count("scan")
+
+
+def torch_task(kind, time, **settings):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torchax")
+    nn = torch.nn
+    torch.manual_seed(0)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = getattr(nn, kind)(3, 5, **settings)
+            wide = settings.get("proj_size", 5) * (2 if settings.get("bidirectional") else 1)
+            self.head = nn.Linear(wide, 2)
+
+        def forward(self, x):
+            x = x if settings.get("batch_first") else x.transpose(0, 1)
+            out, last = self.layers(x)
+            end = last[0] if isinstance(last, tuple) else last
+            out = out.mean(1 if settings.get("batch_first") else 0)
+            return self.head(out) + end.sum((0, 2))[:, None]
+
+    # Compares outputs in both modes and every gradient with eager PyTorch's
+    return cw.torch.task(Net(), nn.CrossEntropyLoss(), train=data(time))
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")  # of PyTorch's own speed
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("LSTM", {"batch_first": True}),
+        ("LSTM", {"num_layers": 2, "bidirectional": True, "dropout": 0.5, "proj_size": 2}),
+        ("GRU", {"num_layers": 2, "bidirectional": True, "batch_first": True, "bias": False}),
+        ("RNN", {"nonlinearity": "relu"}),
+        ("RNN", {"batch_first": True}),
+    ],
+)
+def test_a_recurrent_layer_of_pytorch_is_a_loop(kind, settings):
+    short, long = (operations(torch_task(kind, time, **settings), time) for time in (3, 11))
+    loops = settings.get("num_layers", 1) * (2 if settings.get("bidirectional") else 1)
+    assert short == long and short[1] == loops
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_a_recurrent_layer_of_keras_is_a_loop(kind):
+    keras = pytest.importorskip("keras")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def counted(time):
+        layer = getattr(keras.layers, kind)(5)
+        net = keras.Sequential([keras.Input((time, 3)), layer, keras.layers.Dense(2)])
+        return operations(cw.keras.task(net, loss, train=data(time)), time)
+
+    with jax.numpy_rank_promotion("allow"):  # in rules that JAX traces after the door has let it
+        short, long = counted(3), counted(11)
+    assert short == long and short[1] == 1
