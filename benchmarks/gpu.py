@@ -1,7 +1,7 @@
 """Measures one GPU in at most ten minutes: chipwise, exact and not, compared with torch.compile.
 
     python benchmarks/gpu.py                        # any NVIDIA GPU; writes benchmarks/gpu.md
-    python benchmarks/gpu.py --data DIR             # and CIFAR-10 to its end with cifar10-airbench
+    python benchmarks/gpu.py --data DIR             # and CIFAR-10 to its end with cifar10-davidnet
     python benchmarks/gpu.py --tiny --minutes 3     # tiny nets, on a CPU too: whether it works
 
 For each net, in the chip's best precision, on random examples in its memory, it measures: examples/s of the
@@ -113,11 +113,11 @@ def plan_child(net: str, size: str, device: str, computed_in: str) -> dict[str, 
     return {"seconds": plan.step_seconds.value}
 
 
-def airbench_child(data: str) -> dict[str, Any]:
-    """A whole run of cifar10-airbench, in one block: its accuracy and its seconds of training."""
+def davidnet_child(data: str) -> dict[str, Any]:
+    """A whole run of cifar10-davidnet, in one block: its accuracy and its seconds of training."""
     import chipwise as cw
 
-    recipe = dataclasses.replace(cw.load("cifar10-airbench", (), data), blocks=1)
+    recipe = dataclasses.replace(cw.load("cifar10-davidnet", (), data), blocks=1)
     result = cw.fit(recipe, eval_every=None, progress="none", on=cw.On(devices=1))
     return {"accuracy": result.metrics["eval/accuracy"], "seconds": result.seconds["train"]}
 
@@ -293,14 +293,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="tiny nets, to see that it works")
     parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
-    parser.add_argument("--data", help="folder of CIFAR-10, for cifar10-airbench to its end")
+    parser.add_argument("--data", help="folder of CIFAR-10, for cifar10-davidnet to its end")
     parser.add_argument("--minutes", type=float, default=9.5)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         kind, *words = arguments.child
-        children = {"plan": plan_child, "torch": torch_child, "airbench": airbench_child}
+        children = {"plan": plan_child, "torch": torch_child, "davidnet": davidnet_child}
         if kind in children:
             print(json.dumps(children[kind](*words)))
         else:
@@ -321,8 +321,8 @@ def main() -> None:
         notes |= {f"{net}, {what}: {answer['error']}." for what, answer in said.items() if "error" in answer}
         print(lines[-1], flush=True)
     if arguments.data:
-        run = ask(deadline, "airbench", arguments.data)
-        notes.add(f"cifar10-airbench, blocks=1: {json.dumps(run)}")
+        run = ask(deadline, "davidnet", arguments.data)
+        notes.add(f"cifar10-davidnet, blocks=1: {json.dumps(run)}")
     text = [
         "# Beside torch.compile on one GPU",
         "",

@@ -2,6 +2,7 @@
 
 import io
 import os
+import runpy
 import tarfile
 from functools import partial
 from itertools import islice
@@ -15,11 +16,12 @@ import chipwise as cw
 from chipwise.deploy.pretrained import Weights, pretrained
 from chipwise.deploy.weight_names import translate
 from chipwise.interop.nnx import functional
-from chipwise.models.efficientnet_lite0 import EfficientNetLite0
 from chipwise.models.resnet50 import ResNet50
 from chipwise.models.transformer import ViT
 from refusals import refused
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EfficientNetLite0 = runpy.run_path(str(EXAMPLES / "pretrained_net.py"))["EfficientNetLite0"]
 RNG = np.random.default_rng(0)
 REAL = Path(os.environ.get("CHIPWISE_DATA") or Path(__file__).parents[3] / "shared" / "data")
 TINY_VIT = partial(ViT, image=16, patch=4, depth=2, width=8, heads=2, classes=5)

@@ -1,7 +1,9 @@
 """ResNet-50, EfficientNet-Lite0, ViT and GPT-2: sizes, initial values, arithmetic against float64."""
 
+import runpy
 from functools import partial
 from math import erf, pi
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +11,12 @@ import numpy as np
 import pytest
 
 from chipwise.interop.nnx import functional
-from chipwise.models.efficientnet_lite0 import EfficientNetLite0
 from chipwise.models.resnet50 import Bottleneck, ResNet50
 from chipwise.models.transformer import GPT2, ViT, kernels
 from chipwise.recipe.optimizers import decays
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EfficientNetLite0 = runpy.run_path(str(EXAMPLES / "pretrained_net.py"))["EfficientNetLite0"]
 TINY_GPT = partial(GPT2, vocabulary=11, context=6, depth=2, width=8, heads=2)
 TINY_VIT = partial(ViT, image=8, patch=4, depth=2, width=8, heads=2, classes=5)
 TINY_RESNET = partial(ResNet50, blocks=(1, 1), width=8, classes=5)

@@ -1,18 +1,12 @@
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import chipwise as cw
-from chipwise.data.datasets import Dataset
 from chipwise.engine.state import abstract_state, count
 from chipwise.recipes import BUILT_IN
-from chipwise.recipes.classification import classification, mirror_and_shifts
 
 PARAMETERS = {
     "digits": 9_048,
     "mnist": 250_698,
-    "cifar10-airbench": 1_971_352,
     "cifar10-davidnet": 6_573_120,
     "cifar10-resnet32": 464_154,
     "imagenet-resnet50": 25_557_032,
@@ -24,7 +18,6 @@ PARAMETERS = {
 STEPS = {
     "digits": 674,
     "mnist": 5_625,
-    "cifar10-airbench": 483,
     "cifar10-davidnet": 2_344,
     "cifar10-resnet32": 90_000,
     "imagenet-resnet50": 112_603,
@@ -70,30 +63,3 @@ def test_a_quarter_of_davidnet_is_a_setting():
     assert recipe.name == "cifar10-davidnet-16"
     assert count(abstract_state(recipe).params) < 6_573_120 / 15
     assert recipe.optimizer.lr.peak == 0.2
-
-
-@pytest.mark.slow
-def test_airbench_evaluates_six_views():
-    """Their weighted logits; in training it is the image alone."""
-    views = mirror_and_shifts(1)
-    assert sum(weight for weight, _ in views) == 1
-    images = np.random.default_rng(0).integers(0, 256, (2, 5, 4, 3)).astype(np.float32)
-    source = cw.Arrays(image=images, label=np.zeros(2, np.int32))
-    task = classification(
-        (dict, lambda p, s, x, key, train: (jnp.tensordot(x, p["w"], 3), s)),
-        Dataset(source, source, 2, (0.0,) * 3, (1.0,) * 3, "two"),
-        lambda x: x.astype(jnp.float32),
-        views=views,
-    )
-    w = np.random.default_rng(1).normal(size=(5, 4, 3, 2)).astype(np.float32)
-    expected = 0.0
-    for by, share in ((0, 0.25), (1, 0.125), (-1, 0.125)):
-        for x in (images, images[:, :, ::-1]):
-            wide = np.pad(x, [(0, 0), (1, 1), (1, 1), (0, 0)], mode="reflect")
-            expected = expected + share * np.tensordot(wide[:, 1 + by : 6 + by, 1 + by : 5 + by], w, 3)
-    np.testing.assert_allclose(task.predict({"w": w}, {}, {"image": images}), expected, rtol=1e-4, atol=1e-2)
-    batch = {"image": images, "label": np.zeros(2, np.int32)}
-    whole = jnp.tensordot(images, w, 3)
-    loss = task.loss({"w": w}, {}, batch, None, True)[0]["loss"]
-    plain = -jnp.sum(jax.nn.log_softmax(whole)[:, 0])
-    np.testing.assert_allclose(loss.total, plain, rtol=1e-5)

@@ -9,38 +9,27 @@ import jax.numpy as jnp
 
 from ..data.datasets import Dataset
 from ..recipe import losses
-from ..recipe.source import Source
 from ..recipe.task import Sum, Task
-
-View = tuple[float, Callable[[jax.Array], jax.Array]]
-"""A share of the logits, and what it makes of normalised images `(batch, h, w, c)`."""
 
 
 def classification(
     model: tuple[Callable, Callable], dataset: Dataset, normalise: Callable[[jax.Array], jax.Array],
     augment: Callable[[dict, jax.Array], dict] | None = None, smoothing: float = 0.0,
-    mix: Callable[[dict, jax.Array], dict] | None = None, views: Sequence[View] | None = None,
-    from_data: Callable[[Source], dict] | None = None,
+    mix: Callable[[dict, jax.Array], dict] | None = None,
 ) -> Task:  # fmt: skip
     """A task with softmax cross-entropy and accuracy.
 
     *Arguments:* `model`: `(init, apply)` from `cw.nnx.functional`; `normalise`: stored images, `(batch, ...)`
     uint8, to float32 model inputs; `augment`: of one stored example; `smoothing`: label smoothing, only in
-    training; `mix`: of a replica's batch after `augment`; `views`: of normalised images, for which evaluation
-    computes a weighted sum of the logits; `from_data`: as in `Task`.
+    training; `mix`: of a replica's batch after `augment`.
     """
     init, apply = model
 
     def forward(params, state, images, key, train):
         compute = jax.tree.leaves(params)[0].dtype  # bfloat16 if the recipe says so
         images = normalise(images).astype(compute)
-        if train or views is None:
-            logits, state = apply(params, state, images, key, train)
-            return logits.astype(jnp.float32), state
-        seen = jnp.concatenate([view(images) for _, view in views])
-        logits, state = apply(params, state, seen, key, train)
-        each = logits.astype(jnp.float32).reshape(len(views), len(images), -1)
-        return jnp.tensordot(jnp.asarray([weight for weight, _ in views], jnp.float32), each, 1), state
+        logits, state = apply(params, state, images, key, train)
+        return logits.astype(jnp.float32), state
 
     def loss(params, state, batch, key, train):
         logits, state = forward(params, state, batch["image"], key, train)
@@ -59,25 +48,9 @@ def classification(
         mix=mix,
         classes=dataset.classes,
         predict=predict,
-        from_data=from_data,
+        returns="logits",
         class_names=dataset.class_names,
     )
-
-
-def mirror_and_shifts(pixels: int = 1) -> list[View]:
-    """Six views: the image with weight 1/2, and shifted by `pixels` up and left, and down and right, with 1/4
-    each; all of them also mirrored. Edges are reflected (airbench's level 2)."""
-
-    def moved(images: jax.Array, by: int) -> jax.Array:
-        pad, (h, w) = abs(by), images.shape[1:3]
-        wide = jnp.pad(images, [(0, 0), (pad, pad), (pad, pad), (0, 0)], mode="reflect")
-        return wide[:, pad + by : pad + by + h, pad + by : pad + by + w]
-
-    def view(by: int, mirror: bool) -> Callable[[jax.Array], jax.Array]:
-        return lambda images: moved(images[:, :, ::-1] if mirror else images, by)
-
-    shares = {0: 0.25, pixels: 0.125, -pixels: 0.125}
-    return [(share, view(by, mirror)) for by, share in shares.items() for mirror in (False, True)]
 
 
 def by_channel(mean: Sequence[float], std: Sequence[float]) -> Callable[[jax.Array], jax.Array]:
