@@ -23,8 +23,7 @@ from ..errors import RecipeError, invalid, near
 from ..models.last_activation import last_activation
 from ..recipe.source import Source, spec_of
 from ..recipe.task import Sum, Task, Tree
-from ..recipe.user_code import user_code
-from ..words.figures import one_line
+from ..recipe.user_code import reason_of, user_code
 
 Batch = Mapping[str, jax.Array]
 Scored = Callable[..., tuple[Sum, Any, Tree]]
@@ -271,7 +270,7 @@ def uncalled(model: str, args: tuple, kwargs: dict, error: Exception) -> RecipeE
     """What to raise for a model that fails in its own framework."""
     sentence = "{model} fails ({reason}). Columns are changed with inputs=."
     called = _called_with(model, args, kwargs)
-    return RecipeError("adapter-call-fails", sentence, model=called, reason=one_line(error))
+    return RecipeError("adapter-call-fails", sentence, model=called, reason=reason_of(error))
 
 
 def _called_with(model: str, args: tuple, kwargs: dict) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
@@ -50,10 +51,15 @@ def _told(error: Exception, what: str, columns: list[str]) -> RecipeError:
         return RecipeError(
             "task-column", text, what=what, column=key, where=where, columns=columns, near=near(key, columns)
         )
-    facts = {"error": type(error).__name__, "reason": one_line(error, _WHOLE)}
+    facts = {"error": type(error).__name__, "reason": reason_of(error)}
     return RecipeError(
         "task-fails", "{what} fails{where}: {error}: {reason}", what=what, where=where, **facts
     )
+
+
+def reason_of(error: Exception) -> str:
+    """The error's text on one line, without the colours of Keras."""
+    return one_line(re.sub(r"\x1b\[[0-9;]*m", "", str(error)), _WHOLE)
 
 
 def line_of(error: BaseException, *, installed: bool = True) -> tuple[str, traceback.FrameSummary] | None:

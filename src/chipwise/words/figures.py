@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 UNKNOWN = "unknown"
 _LONGEST = 400  # characters of a text from a file
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # Keras writes its errors in bold
 
 
 def known(value: Any) -> TypeGuard[float]:
@@ -176,6 +174,6 @@ def printable(text: str) -> str:
 
 
 def one_line(value: Any, longest: int = _LONGEST) -> str:
-    """`printable` of a text without colours, with spaces for line breaks, cut to `longest` characters."""
-    text = printable(" ".join(_COLOUR.sub("", str(value)).split()))
+    """`printable` of a text, with spaces for line breaks, and shortened to `longest` characters."""
+    text = printable(" ".join(str(value).split()))
     return text if len(text) <= longest else text[: longest - 1] + "…"
