@@ -23,7 +23,7 @@ def report(
     eval_data: str | None = options.EVAL_DATA,
     json_: bool = options.JSON,
 ) -> None:
-    """Report a run: settings, curves, where the time went, what was slow, what to try.
+    """Report a run: settings, curves, where the time went, what was slow, what to try. A study is compared.
 
     \b
     Examples:
@@ -34,6 +34,9 @@ def report(
     from ..explain.report import report_page, report_text
     from ..explain.report.run_report import report as make
 
+    if (run / "study.json").exists():
+        compare(sources=[str(run)], baseline=None, target=None, html=html, json_=json_)
+        return
     found = None
     if predictions:
         found = _gallery(run, recipe, best, eval_data)

@@ -114,6 +114,7 @@ class Result(Displayed):
             recipe=recipe.name, steps=restored.steps, metrics=metrics,
             fingerprint=fingerprint(parameters(recipe, restored.whole)),
             examples_per_second=number(stated.get("examples_per_second")), kept=run.kept,
+            ledger=value if isinstance(value := stated.get("ledger"), str) else None,
             run=str(run.path), params=restored.params, state=restored.state, history=history, trained=recipe,
             **parts,
         )  # fmt: skip

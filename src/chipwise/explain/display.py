@@ -9,6 +9,7 @@ import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import singledispatch
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -19,7 +20,7 @@ from ..planner.plans import Plan, Plans
 from ..recipe.check import Findings
 from ..study.find_batch import BatchSearch
 from ..study.find_lr import LrSearch
-from ..study.study_file import Study
+from ..study.study_file import FILE, Study
 from ..study.transfer import Transfer
 from ..words.facts import fact
 from . import advice, study_report, terminal
@@ -58,15 +59,16 @@ class Shown(dict):
 
 
 def report(run: str | os.PathLike) -> Shown:
-    """The report of a run folder or a study, as `chipwise report` gives it: a dict of the JSON document
-    (docs/report.md), displayed as text and curves in a notebook. Raises `RunError` if the folder is
-    neither a run nor a study."""
+    """The report of a run folder, as `chipwise report` gives it: a dict of the JSON document
+    (docs/report.md), displayed as text and curves in a notebook; of a study, `compare` of its points. Raises
+    `RunError` if the folder is neither a run nor a study."""
     from .report.report_text import parts
     from .report.run_report import report as run_report
 
+    if (Path(run) / FILE).exists():
+        return compare(run)
     document = run_report(run)
-    curves = document.get("curves") if document["kind"] == "run" else None
-    points = {name: [(p[0], p[3]) for p in rows] for name, rows in (curves or {}).items()}
+    points = {name: [(p[0], p[3]) for p in rows] for name, rows in document["curves"].items()}
     return Shown(document, parts(document), points)
 
 

@@ -1,31 +1,22 @@
-"""A study: a row a point with its spread, held against the first by pairs of a seed, as a table and as the
-document of its report, with each run and their curves over each other."""
+"""A study as a table: a row a point with its spread, held against the first by pairs of a seed."""
 
 from __future__ import annotations
 
-import datetime
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from .. import __version__
-from ..engine.stored import StoredRun, metrics_of, number, read_run
-from ..errors import RecipeError, RunError, near
+from ..errors import RecipeError, near
 from ..study.stats import CONFIDENCE, Difference, Spread, paired
-from ..study.study_file import FILE, Point, Study, read
-from ..words.facts import Fact, fact, plain, say
-from ..words.figures import known, one_line
-from .report.stored_settings import command, settings
+from ..study.study_file import Point, Study
+from ..words.facts import Fact, fact, plain
+from ..words.figures import known
 from .row import divergence
 from .terminal import table
 
-SCHEMA = "chipwise.report/4"
-SOURCES = ("source-study-table", "source-study-differences", "source-study-curves", "source-study-settings")
 MAIN = ("eval/accuracy", "eval/loss", "train/loss")  # the first of these that a study has
 _FEW = 3  # seeds, from which on an interval says something: of 2 it is 12.7 deviations of the mean wide
 _MANY = 3  # comparisons, from which on chance is worth a word
@@ -140,86 +131,3 @@ def _metrics(study: Study) -> list[str]:
 def _values(point: Point, metric: str | None) -> dict[int, float]:
     values = {seed: run.metrics.get(metric or "") for seed, run in point.runs.items() if run.done}
     return {seed: value for seed, value in values.items() if known(value)}
-
-
-# ---- the report
-
-
-def document(folder: Path) -> dict[str, Any]:
-    """The document of the study in `folder`. Raises `RunError` for a damaged study.json, or none."""
-    stored = read(folder)
-    if stored is None:
-        raise RunError(
-            "study-expected",
-            "{folder} is not a study (no {file}). Name a folder that train --seeds or sweep made.",
-            folder=str(folder), file=FILE,
-        )  # fmt: skip
-    metric = main_metric(stored)
-    folders = [_runs(folder, point) for point in stored.points]
-    first = next((files for runs in folders for _, files in runs if files is not None), None)
-    points = []
-    for point, row, runs in zip(stored.points, rows(stored), folders, strict=True):
-        of = next((files for _, files in runs if files is not None), None)
-        points.append(
-            {
-                **row.to_json(),
-                "name": one_line(row.name),
-                "diverged": {str(seed): str(divergence(when) or "") for seed, when in row.diverged.items()},
-                "set": {one_line(k): one_line(v) for k, v in point.settings.items()},
-                "batch": of and of.recipe.get("batch"),
-                "replicas": of and of.recipe.get("replicas"),
-                "runs": [run for run, _ in runs],
-            }
-        )
-    answer = {
-        "schema": SCHEMA,
-        "chipwise": __version__,
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "kind": "study",
-        "run": one_line(folder),
-        "name": one_line(stored.recipe),
-        "metric": metric and one_line(metric),
-        "points": points,
-        "settings": settings(first.recipe, first.clock) if first is not None else [],
-        "curves": _curves(folders),
-        "notes": [note.json() | {"text": one_line(note)} for note in notes(stored)],
-        "sources": [one.json() | {"about": say(one, "about")} for one in map(fact, SOURCES)],
-    }
-    return json.loads(json.dumps(answer))  # tuples as lists
-
-
-def _runs(folder: Path, point: Point) -> list[tuple[dict[str, Any], StoredRun | None]]:
-    """Each run of a point: what study.json says of it, and its folder where that can be read."""
-    runs: list[tuple[dict[str, Any], StoredRun | None]] = []
-    for seed, run in point.runs.items():
-        try:
-            files = read_run(folder / run.run)
-        except RunError:  # not begun yet, or gone; the table has what was noted of it
-            files = None
-        ended = "diverged" if run.diverged else "finished" if run.done else "unfinished"
-        state = "running" if ended == "unfinished" and files is not None and files.running else ended
-        about = {
-            "seed": seed,
-            "run": one_line(run.run),
-            "state": state if files is not None or run.ended else "not begun",
-            "steps": number(run.steps),
-            "seconds": number(run.seconds),
-            "fingerprint": run.fingerprint and one_line(run.fingerprint),
-            "command": command("chipwise", "report", str(folder / run.run)),
-        }
-        runs.append((about, files))
-    return runs
-
-
-def _curves(folders: list) -> dict[str, list[dict[str, Any]]]:
-    """Metric to its lines: `point` (its place in the table), `seed`, and [step, value] pairs."""
-    curves: dict[str, list[dict[str, Any]]] = {}
-    for place, runs in enumerate(folders):
-        for run, files in runs:
-            own: dict[str, list[list[float]]] = {}
-            for row in files.rows if files is not None else []:
-                for name, value in metrics_of(row).items():
-                    own.setdefault(one_line(name), []).append([row["step"], value])
-            for name, line in own.items():
-                curves.setdefault(name, []).append({"point": place, "seed": run["seed"], "points": line})
-    return curves

@@ -56,10 +56,10 @@ def document(
     *Arguments:* `baseline`: a row's label, by default the first with a speed; `target`: a value of a metric,
     for the time to it.
 
-    Raises `RecipeError` for fewer than two rows, a baseline that is not a row, and a target metric that no
-    row has.
+    Raises `RecipeError` for a single row that is no study, a baseline that is not a row, and a target metric
+    that no row has.
     """
-    if len(rows) < 2:
+    if len(rows) < 2 and not (rows and rows[0].form == "study"):
         raise RecipeError("compare-alone", labels=[row.label for row in rows])
     times = times_to(rows, target) if target is not None else [None] * len(rows)
     speeds = {row.label: examples_per_second(row) for row in rows}

@@ -21,7 +21,7 @@ def conclusions(document: Document) -> dict[str, list[Fact]]:
     result = _better(document)
     speed = _faster(document, rows) if len(rows) > 1 else []
     return {
-        "headline": [*result, *speed] or [fact("nothing-to-compare")],
+        "headline": [*result, *speed] or _metric(document)[:1] or [fact("nothing-to-compare")],
         "speed": _speed(document, rows),
         "wall": _wall(document["rows"]),
         "target": _target(document),

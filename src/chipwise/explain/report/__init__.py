@@ -1,1 +1,1 @@
-"""Reports of a run or a study: settings, curves, where the time went, what was slow, what to try."""
+"""Reports of a run: settings, curves, where the time went, what was slow, what to try."""

@@ -6,21 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .. import page
-from ..charts import BarChart, Measure, Panel, Trace, panel, strips, style_of
-from ..study_report import against
-from .report_text import beside, metric, study_title, time_bar
+from ..charts import Panel, Trace, panel
+from .report_text import beside, metric, time_bar
 
 CHARTS = 8  # most metrics of a run in the page; the JSON has all
-STUDY_CHARTS = 6  # metrics of a study
 _FIRST = ("loss", "accuracy")
 _PARTS = {"train": "training", "eval": "evaluation"}
 
 
 def render(document: Mapping[str, Any]) -> str:
     """The page of a document of `run_report.report`."""
-    kind = document["kind"]
-    name, pictures = ("report", _run(document)) if kind == "run" else ("study", _study(document))
-    return page.render(name, {"metric": metric}, document=document, beside=beside, **pictures)
+    return page.render("report", {"metric": metric}, document=document, beside=beside, **_run(document))
 
 
 def _run(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,39 +100,3 @@ def _best_known(metrics: Mapping[str, float | None]) -> str | None:
     """The most important metric."""
     first = ("eval/accuracy", "eval/loss", "train/accuracy", "train/loss")
     return next((name for name in first if name in metrics), next(iter(metrics), None))
-
-
-# ---- studies
-
-
-def _study(document: Mapping[str, Any]) -> dict[str, Any]:
-    curves = document["curves"]
-    names = sorted(curves, key=lambda name: (name != document["metric"], not name.startswith("eval/")))
-    drawn = [_lines(document, name) for name in names[:STUDY_CHARTS]]
-    return {
-        "panels": [one for one in drawn if one is not None],
-        "strips": _strips(document),
-        "title": study_title(document),
-        "several": len(document["points"]) > 1,
-        "against": against,
-    }
-
-
-def _lines(document: Mapping[str, Any], name: str) -> Panel | None:
-    """A metric over steps: a line for each seed, in the style of its point."""
-    lines = [
-        Trace(document["points"][line["point"]]["name"], style_of(line["point"]), line["points"])
-        for line in document["curves"][name]
-    ]
-    return panel(f"{name} over steps", lines, y_log="loss" in name)
-
-
-def _strips(document: Mapping[str, Any]) -> BarChart | None:
-    """The spread of the main metric over seeds, a row for each point; `None` if no run is done."""
-    measures = []
-    for k, point in enumerate(document["points"]):
-        if (spread := point["spread"]) and (values := tuple(point["values"].values())):
-            measures.append(
-                Measure(point["name"], style_of(k), spread["mean"], spread["low"], spread["high"], values)
-            )
-    return strips(measures)

@@ -13,7 +13,6 @@ from rich.text import Text
 from ...words.figures import counted, figure, known, share, sparkline
 from ...words.figures import duration as seconds
 from ..charts import LOG_FROM, Part, spread_out, stack
-from ..study_report import render
 from ..terminal import grid, table
 from .time_spent import PARTS
 
@@ -23,10 +22,6 @@ _SPARKS = 24  # of a curve
 
 def parts(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     """The parts to print, in order."""
-    yield from _study(document) if document["kind"] == "study" else _run(document)
-
-
-def _run(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield _title(f"{document['name']}: the run")
     yield " · ".join(_texts(document["about"]))
     yield document["run"]
@@ -50,20 +45,6 @@ def _run(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield _time(document["seconds"]) if document["seconds"] is not None else "Nothing was timed."
     yield _title("\nWhat stood out, and what to try")
     yield from _advice(document)
-    yield from _sources(document)
-
-
-def _study(document: Mapping[str, Any]) -> Iterator[RenderableType]:
-    yield _title(f"{document['name']}: {study_title(document)}")
-    yield document["run"]
-    yield ""
-    yield _title(document["metric"] or "No run is done yet")
-    yield render(document["points"], document["metric"])
-    yield from _notes(document)
-    yield _title("\nThe runs")
-    for point in document["points"]:
-        for run in point["runs"]:
-            yield f"{run['state']:<11} {run['command']}"
     yield from _sources(document)
 
 
@@ -186,13 +167,3 @@ def _time(time: Mapping[str, Any]) -> Table:
 def time_bar(time: Mapping[str, Any]) -> list[Part]:
     """A bar of the parts of a report's `seconds`."""
     return stack((name, words, time["parts"].get(name)) for name, words in PARTS.items())
-
-
-# ---- studies
-
-
-def study_title(document: Mapping[str, Any]) -> str:
-    """`2 settings, 3 seeds each`."""
-    many = {len(point["runs"]) for point in document["points"]} or {0}
-    seeds = counted(max(many), "seed") if len(many) == 1 else f"{min(many)} to {max(many)} seeds"
-    return f"{counted(len(document['points']), 'setting')}, {seeds}{' each' * (len(document['points']) > 1)}"

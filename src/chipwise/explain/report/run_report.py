@@ -20,20 +20,18 @@ from ...machine.fingerprint import stated
 from ...study.study_file import FILE
 from ...words.facts import Fact, fact, say
 from ...words.figures import one_line
-from ..study_report import SCHEMA
-from ..study_report import document as study
 from .findings import divergence, learned, slow
 from .stored_settings import command, curve, next_commands, settings, typed
 from .time_spent import Speed, TimeSpent, intervals, speed, spent
 
+SCHEMA = "chipwise.report/5"
+
 
 def report(path: str | os.PathLike, predictions: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The report of the run folder or study folder (`explain.study_report`) `path`, as JSON values. Runs no
-    code of the run. *Arguments:* `predictions`: of `prediction_gallery`, to show too. Raises `RunError` if
-    `path` is neither or cannot be read."""
+    """The report of the run folder `path`, as JSON values. Runs no code of the run. *Arguments:*
+    `predictions`: of `prediction_gallery`, to show too. Raises `RunError` if `path` is none or cannot be
+    read."""
     folder = Path(path)
-    if (folder / FILE).exists():
-        return study(folder)
     runs = sorted(file.parent for name in ("recipe.json", FILE) for file in folder.glob(f"*/{name}"))
     if runs and not (folder / "recipe.json").exists():
         first = command("chipwise", "report", str(runs[0]))
