@@ -489,6 +489,27 @@ def test_ctrl_c_ends_a_big_file_too(server, monkeypatch):
         local(f"{server.url}/x.tar", say=say)
 
 
+@pytest.mark.parametrize("where", ["file's header", "file", "page", "manifest"])
+def test_a_server_that_drips_is_given_up(server, where, monkeypatch):
+    monkeypatch.setattr(remote, "SILENCE_SECONDS", 0.3)
+    server.files["/d/x.tar"] = b"x" * 100
+    server.files["/p/train/manifest.json"] = b"{" + b" " * 100
+    if where == "file's header":
+        server.hang = "/d/x.tar"
+    elif where == "file":
+        server.files["/d/x.tar"] = b""
+        monkeypatch.setattr(
+            remote._Url, "_file", lambda url, name, info: remote.RemoteFile(name, info["name"], 99)
+        )
+    server.endless, server.drip = where != "file's header", 0.2
+    server.sizes = "only to HEAD"
+    asked = {"page": "d/", "manifest": "p"}.get(where, "d/x.tar")
+    code = "fetch-failed" if where.startswith("file") else "url-unreadable"
+    with refused(DataError, code) as caught:
+        fetch(f"{server.url}/{asked}")
+    assert isinstance(caught.value.__cause__, remote._Slow)
+
+
 # Files that change meanwhile
 
 
@@ -522,7 +543,8 @@ def test_a_folder_is_of_one_moment(server):
     assert server.files["/pets/cat/0 big.jpg"][:1] == b"!"
 
 
-def test_a_pack_that_is_replaced_meanwhile_is_fetched_whole(server):
+def test_a_pack_that_is_replaced_meanwhile_is_fetched_whole(server, monkeypatch):
+    monkeypatch.setattr(remote, "WORKERS", 1)  # or both files might come before
     server.lists = False
     url = serve(server, "p", pack({"x.npy": b"1", "y.npy": b"1"}))
     new = {f"/p/{name}": data for name, data in pack({"x.npy": b"2", "y.npy": b"2"}).items()}

@@ -10,8 +10,8 @@ import pickle
 import random
 import struct
 import tarfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +89,7 @@ class Case:
     about: str
     arguments: tuple[str, ...]
     may_succeed: bool = False  # some mutations do no harm
+    environment: Mapping[str, str] = field(default_factory=dict)  # then in a process of its own
 
 
 def cases(root: Path, seed: int) -> Iterator[Case]:

@@ -16,6 +16,7 @@ import os
 import tarfile
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,7 @@ MAX_BYTES = 8 << 30  # encoded images kept in memory at most, and never more tha
 
 MOST_IMAGE_BYTES = 1 << 28  # bytes of one encoded image
 _MEMBER_BYTES = 1 << 10  # of memory that a member may take besides its image
+DEEPEST, MOST_WAYS = 100, 100
 _MOST_HEADER_BYTES = 1 << 20  # of a member's long name or extended attributes
 
 
@@ -74,9 +76,11 @@ def is_image(name: str) -> bool:
 def walk(root: Path) -> Files:
     """All image files below `root`, except hidden ones. Raises `DataError` for folders that cannot be read.
 
-    Pipes, sockets and devices are ignored: reading them might never end.
+    Pipes, sockets and devices are ignored: reading them might never end. So might folders that are `DEEPEST`,
+    or links to one folder from `MOST_WAYS` places.
     """
     files = Files(read=read_file)
+    ways: Counter[tuple[int, int]] = Counter()
 
     def enter(folder: str, parts: tuple[str, ...], above: frozenset) -> None:
         with os.scandir(folder) as entries:
@@ -90,6 +94,12 @@ def walk(root: Path) -> Files:
                 if here in above:
                     wrong = "{path} is a link to a folder above it: remove the link."
                     raise DataError("link-loop", wrong, path=entry.path)
+                ways[here] += 1
+                if len(parts) > DEEPEST or ways[here] > MOST_WAYS:
+                    wrong = (
+                        "{path} is below {deep} folders, or reached in {ways} ways by links: name another."
+                    )
+                    raise DataError("folder-too-deep", wrong, path=entry.path, deep=DEEPEST, ways=MOST_WAYS)
                 files.folders.append((*parts, entry.name))
                 enter(entry.path, (*parts, entry.name), above | {here})
             elif is_image(entry.name) and (entry.is_file() or not os.path.exists(entry.path)):

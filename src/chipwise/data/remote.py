@@ -23,9 +23,10 @@ import os
 import re
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,7 +43,9 @@ T = TypeVar("T")
 SHARE = 0.5  # default limit of the cache: this share of the free disk plus the cache's size
 WORKERS = 16  # files fetched, and folders listed, at once
 PAUSES = (0.3, 3.0)  # seconds before a file is asked for again
-SILENCE_SECONDS = 30.0  # of a web server, before it counts as an error
+STALL_SECONDS = 30.0  # without a byte, before a file is asked for again
+SILENCE_SECONDS = 12.0  # after which a server counts as too slow, or a web server's answer that is no file
+LEAST_BYTES_PER_SECOND = 1 << 10  # of a transfer from then on, on average
 SAY_SECONDS = 10.0  # between two lines about progress
 MOST_FOLDERS_DEEP = 40  # a web server may list a folder inside itself, endlessly
 MOST_FILES = 2_000_000  # files and folders in a listing; ImageNet has 1.3 million files
@@ -182,7 +185,7 @@ def _fetch(url: _Url, files: list[RemoteFile], to: Path) -> None:
             except Exception as error:  # every filesystem has its own exceptions
                 if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                if pause is None or _gone(error):
+                if pause is None or _gone(error) or isinstance(error, _Slow):
                     wrong = "Cannot fetch {file:plain} of {data}: {reason}; the same command continues there."
                     numbers = {"data": url.shown, "file": file.name, "reason": url.reason(error)}
                     raise DataError("fetch-failed", wrong, **numbers) from error
@@ -238,6 +241,30 @@ def _make_room(own: Path, nbytes: int, data: str, limit: float | None) -> None:
     raise DataError("cache-full", wrong, cache=own.parent, **numbers)
 
 
+class _Slow(TimeoutError):
+    """A server sends nothing, or drips: another attempt would take as long."""
+
+
+def _in_time(do: Callable[[], T], came: Callable[[], int] = lambda: 0) -> T:
+    """`do()`, in a thread that is abandoned when too few bytes `came` from a server for the time."""
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(do())
+        except BaseException as error:
+            future.set_exception(error)
+
+    began = time.monotonic()
+    threading.Thread(target=work, daemon=True).start()
+    while not future.done():
+        wait([future], 1.0)
+        seconds, nbytes = time.monotonic() - began, came()
+        if seconds > SILENCE_SECONDS and nbytes < seconds * LEAST_BYTES_PER_SECOND and not future.done():
+            raise _Slow(f"{nbytes:,} bytes in {seconds:.0f} seconds")
+    return future.result()
+
+
 class _Url:
     """A folder or file at a URL. `shown`: the URL without passwords and signatures, for messages."""
 
@@ -271,7 +298,7 @@ class _Url:
             import aiohttp
 
             # Its limit of 5 minutes is too short for big files; proxies from the environment
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=15, sock_read=SILENCE_SECONDS)
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=STALL_SECONDS)
             client = {"trust_env": True, "timeout": timeout}
             options = {"simple_links": False, "client_kwargs": client}
         return fsspec.core.url_to_fs(self._text, **options)  # cached by fsspec
@@ -381,20 +408,31 @@ class _Url:
         """Writes a file to disk. Raises `EOFError` unless it has the listed number of bytes."""
         from fsspec.callbacks import Callback
 
+        came, slow = 0, False
+
         def watch(size: int | None, value: int, **_: Any) -> None:
-            if self.stopped:  # a big file may take hours
+            nonlocal came
+            came = value
+            if self.stopped or slow:  # a big file may take hours, and the thread may have been abandoned
                 raise InterruptedError("stopped")
             if value > file.nbytes:  # or a server that never ends would fill the disk
                 raise EOFError(f"more than {file.nbytes:,} bytes came")
 
-        self.fs.get_file(file.remote, str(to), callback=Callback(hooks={"watch": watch}))
+        told = Callback(hooks={"watch": watch})
+        try:
+            _in_time(
+                lambda: self.fs.get_file(file.remote, str(to), callback=told), lambda: max(came, _size(to))
+            )
+        except _Slow:
+            slow = True
+            raise
         if (came := to.stat().st_size) != file.nbytes:
             raise EOFError(f"{came:,} bytes came, expected {file.nbytes:,}")
 
     def _ask(self, path: str, do: Callable[[str], T]) -> T:
         """`do(path)`. Raises `DataError` for any error of the filesystem."""
         try:
-            return do(path)
+            return _in_time(lambda: do(path)) if self.http else do(path)  # answers but files are short
         except Exception as error:  # every filesystem has its own exceptions
             where = self.shown.rstrip("/") + path.removeprefix(self.path)
             wrong = "{url} cannot be read: {reason}. Check the address, the network, and your permission."
@@ -444,6 +482,10 @@ def _version(files: list[RemoteFile]) -> str:
 
 def _key(url: str) -> str:
     return hashlib.sha256(url.rstrip("/").encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _on_disk(entry: Path) -> int:

@@ -6,6 +6,7 @@ A path is a packed folder, arrays (`.npy`, `.npz`), or a folder or tar of images
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..atomic import open_regular
 from ..data.folder import SUFFIXES, Files, list_tar, walk
 from ..data.images import decode
 from ..data.manifest import MANIFEST
@@ -22,6 +24,7 @@ from ..data.remote import local
 from ..data.sources import Arrays, Columns, Source, Spec, described
 from ..data.stages import stage
 from ..errors import DataError, RecipeError, unreadable
+from ..machine.limits import memory
 from ..recipe.recipe import Recipe
 from ..recipe.settings import load
 from ..recipe.source import spec_of
@@ -29,6 +32,7 @@ from ..words.facts import fact
 from ..words.figures import one_line
 
 _TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+_MOST_EXPANDED = 1 << 28  # bytes of the arrays of a small `.npz`
 _GREY = np.asarray([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601, as Pillow's "L"
 
 
@@ -161,13 +165,27 @@ def _packed(path: Path, split: str | None, size: tuple[int, ...] | None) -> Sour
     return packed
 
 
+def _refuse_expanding(archive: Any, size: int) -> None:
+    """Raises `ValueError` if the arrays of an `.npz` of `size` bytes, by their headers, fill the memory."""
+    total = 0
+    for name in archive.namelist():
+        with archive.open(name) as member:
+            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            shape, _, dtype = read[np.lib.format.read_magic(member)](member)
+            total += math.prod(shape) * dtype.itemsize
+    most = memory().available_bytes // 2
+    if total > most or total > max(_MOST_EXPANDED, 100 * size):
+        raise ValueError(f"its arrays are {total:,} bytes: give .npy files, which are not read at once")
+
+
 def _arrays(path: Path, inputs: Spec) -> Source:
     try:
         given: Any = {}
         if path.suffix == ".npy":
             given[next(iter(inputs))] = np.lib.format.open_memmap(path, mode="r")
         else:  # opened here: NumPy leaves a damaged one open
-            with open(path, "rb") as file, np.load(file, allow_pickle=False) as columns:
+            with open_regular(path) as file, np.load(file, allow_pickle=False) as columns:
+                _refuse_expanding(columns.zip, os.fstat(file.fileno()).st_size)
                 given = {name: columns[name] for name in columns if name != "classes"}  # their names, often
         return Arrays(**given)
     except DataError:

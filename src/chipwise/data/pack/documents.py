@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import DataError, unreadable
+from ..folder import DEEPEST
 from .columns import chosen, split_of
 from .hub import files_at, text_rows
 from .tables import EVAL
@@ -49,13 +50,15 @@ def documents(path: Path, columns: dict[str, str]) -> Iterator[Document]:
 
 
 def _files(path: Path) -> Iterator[Document]:
-    """The text files of a folder, at any depth; `train/` with `test/` or similar are splits."""
-    files = sorted(
-        (Path(folder) / name).relative_to(path)
-        for folder, _, names in os.walk(path)
-        for name in names
-        if name.lower().endswith(ENDINGS) and (Path(folder) / name).is_file()
-    )
+    """The text files of a folder; `train/` with `test/` or similar are splits."""
+    files = []
+    for folder, below, names in os.walk(path):
+        if below and len(Path(folder).relative_to(path).parts) >= DEEPEST:
+            wrong = "{path} has folders more than {deep} deep: pack those below."
+            raise DataError("folder-too-deep", wrong, path=path, deep=DEEPEST)
+        found = (Path(folder) / name for name in names if name.lower().endswith(ENDINGS))
+        files += [file.relative_to(path) for file in found if file.is_file()]
+    files.sort()
     tops = {file.parts[0] for file in files if len(file.parts) > 1}
     other = next((name for name in EVAL if name in tops), None) if "train" in tops else None
     for file in files:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ...atomic import open_regular
 from ...errors import DataError, RecipeError
 from ...words.figures import one_line
 from ..remote import home
@@ -30,6 +32,10 @@ _FILES = {
 }
 _FEWEST_ROWS = 1 << 16
 """Rows that a Parquet file may state whatever its size; beyond them no row is smaller than a byte."""
+
+
+_MOST_EXPANDED = 1 << 28  # bytes of the values of a small Parquet file
+_LONGEST_LINE = 1 << 25  # bytes of a row of JSON or CSV
 
 
 def on_hub(src: Any) -> bool:
@@ -69,6 +75,7 @@ def from_parquet(files: Sequence[Path], columns: Mapping[str, str]) -> Listing:
             rows, size = read_metadata(file).num_rows, file.stat().st_size
             if rows > max(_FEWEST_ROWS, size):
                 raise ValueError(f"{rows:,} rows in {size:,} bytes")
+            _refuse_expanding(file)
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
         split = split_of(file.name)
         by_split.setdefault(split, []).append(file)
@@ -87,8 +94,58 @@ def text_rows(path: Path) -> Iterator[dict[str, Any]]:
     kind = {".parquet": "parquet", ".csv": "csv"}.get(path.suffix.lower(), "json")
     options: dict[str, Any] = {"keep_default_na": False} if kind == "csv" else {}
     with _library(path) as datasets:
+        if kind == "parquet":
+            _refuse_expanding(path)
+        else:
+            _refuse_long_lines(path)
         options |= {"data_files": str(path), "split": "train", "streaming": True}
         yield from datasets.load_dataset(kind, **options)
+
+
+def _refuse_expanding(path: Path) -> None:
+    """Raises `ValueError` for a Parquet file of few bytes whose dictionaries repeat long values.
+
+    Reads the chunks of which that is possible, without expanding them.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(path) as file:
+        about, limit = file.metadata, max(_MOST_EXPANDED, 100 * path.stat().st_size)
+        groups, columns = set(), set()
+        for group in range(about.num_row_groups):
+            for index in range(about.num_columns):
+                chunk = about.row_group(group).column(index)
+                bound = chunk.num_values * chunk.total_uncompressed_size
+                if chunk.physical_type == "BYTE_ARRAY" and bound > limit:
+                    groups.add(group)
+                    columns.add(chunk.path_in_schema)
+    if not groups:
+        return
+    total = 0
+    with ParquetFile(path, read_dictionary=sorted(columns)) as file:
+        for batch in file.iter_batches(256, sorted(groups), sorted(columns)):
+            arrays = list(batch.columns)
+            for array in arrays:  # which grows
+                if pa.types.is_struct(array.type) or pa.types.is_list(array.type):
+                    arrays += array.flatten() if pa.types.is_struct(array.type) else [array.values]
+                elif pa.types.is_dictionary(array.type):
+                    lengths = pc.binary_length(array.dictionary.cast(pa.binary()))
+                    total += pc.sum(pc.take(lengths, array.indices).cast(pa.int64())).as_py() or 0
+            if total > limit:
+                raise ValueError(f"its values are more than {limit:,} bytes, 100 times the file")
+
+
+def _refuse_long_lines(path: Path) -> None:
+    """Raises `ValueError` for a line of more than two times `_LONGEST_LINE`, reading little of the file."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        for at in range(0, size - _LONGEST_LINE, _LONGEST_LINE):
+            file.seek(at)
+            pieces = (file.read(1 << 16) for _ in range(_LONGEST_LINE >> 16))
+            if not any(b"\n" in piece for piece in pieces):
+                raise ValueError(f"a line of more than {_LONGEST_LINE:,} bytes")
 
 
 def from_datasets(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from ...atomic import open_regular
 from ...errors import DataError, unreadable
 from ..folder import refuse_duplicates
 
+_MOST_BYTES = 1 << 29  # of memory for the cells of a table, or for its multi-hot labels
 EVAL = ("eval", "val", "valid", "validation", "test")  # of several folders, the first is used
 _FILE = ("file", "filename", "file_name", "path", "image", "name", "image_id", "id")
 
@@ -56,9 +58,9 @@ def read_table(path: Path) -> LabelTable:
     """Reads a table. Raises `DataError` with the line if it cannot be understood."""
     try:
         with io.TextIOWrapper(open_regular(path), "utf-8-sig", newline="") as stream:
-            reader = csv.reader(stream)
-            stripped = (_Row(path, reader.line_num, [cell.strip() for cell in row]) for row in reader)
-            heading, *rows = [row for row in stripped if any(row.cells)] or [_Row(path, 0, [])]
+            if os.fstat(stream.fileno()).st_size > _MOST_BYTES:
+                raise _too_large(path, "file")
+            heading, *rows = _read(path, stream) or [_Row(path, 0, [])]
     except UnicodeDecodeError as error:
         wrong = "{path} is not UTF-8 text ({reason} at byte {byte}): save it as UTF-8."
         raise DataError("table-no-text", wrong, path=path, reason=error.reason, byte=error.start) from error
@@ -86,6 +88,24 @@ def read_table(path: Path) -> LabelTable:
         raise heading.wrong(header, "a column of labels, such as file,label")
     splits = None if split_at is None else [_split(row, split_at) for row in rows]
     return LabelTable(path, files, *_labels(rows, header, label_at), splits)
+
+
+def _read(path: Path, stream: io.TextIOWrapper) -> list[_Row]:
+    """The rows that are not empty. Raises `DataError` for more than `_MOST_BYTES`."""
+    reader, rows, held = csv.reader(stream), [], 0
+    for cells in reader:
+        row = _Row(path, reader.line_num, [cell.strip() for cell in cells])
+        held += 64 + 8 * len(cells) + sum(50 + len(cell) for cell in row.cells if len(cell) > 1)
+        if held > _MOST_BYTES:
+            raise _too_large(path, "rows")
+        if any(row.cells):
+            rows.append(row)
+    return rows
+
+
+def _too_large(path: Path, what: str) -> DataError:
+    wrong = "The {what} of {path} would take more than {limit:bytes}: pack the data from Parquet instead."
+    return DataError("table-too-large", wrong, path=path, what=what, limit=_MOST_BYTES)
 
 
 def _split(row: _Row, column: int) -> str:
@@ -118,6 +138,8 @@ def _labels(
         sets = [{part.strip() for part in value.split(separator)} - {""} for value in values]
         classes = tuple(sorted(set().union(*sets)))
         number = {name: i for i, name in enumerate(classes)}
+        if len(values) * len(classes) > _MOST_BYTES:
+            raise _too_large(rows[0].path, "multi-hot labels")
         hot = np.zeros((len(values), len(classes)), np.uint8)
         for row, parts in enumerate(sets):
             hot[row, [number[part] for part in parts]] = 1

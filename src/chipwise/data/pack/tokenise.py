@@ -11,19 +11,24 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import tempfile
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 
+from ...atomic import read_regular
 from ...errors import DataError, RecipeError
 from .documents import Document, documents
 from .folders import Listing, Numbered, Split
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _MOST = 1 << 22  # tokens of an example
+_MOST_TOKENIZER = 1 << 28  # bytes of its file
+_LEAST_SECONDS, _SLOWEST = 5.0, 2e5  # for a text, and bytes a second; usual are millions
 
 
 @dataclass(frozen=True)
@@ -198,22 +203,68 @@ def _tokens_of(form: TextForm) -> _Tokens:
     if not path.is_file():
         wrong = "{path} does not exist: expected a tokenizer.json of the tokenizers library."
         raise DataError("tokenizer-missing", wrong, path=path)
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library has no exception class
-        wrong = "{path} is not a tokenizer: {reason:plain}"
-        raise DataError(
-            "tokenizer-damaged", wrong, path=path, reason=" ".join(str(error).split())[:160]
-        ) from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    with _damage(path):
+        text = read_regular(path, _MOST_TOKENIZER).decode()
+        tokenizer = Tokenizer.from_str(text)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        kinds = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+        if kinds > 1 << 31:
+            raise ValueError(f"a token has the number {kinds - 1:,}")
     ends = [form.end] if form.end is not None else _ENDS
     end = next((token for name in ends if (token := tokenizer.token_to_id(name)) is not None), None)
     if end is None:
         wrong = "{path} has none of the tokens {names:list}: give --end TOKEN."
         raise RecipeError("tokenizer-without-end", wrong, path=path, names=list(ends))
 
-    def encode(piece: bytes) -> list[int]:
-        return tokenizer.encode(piece.decode("utf-8"), add_special_tokens=False).ids
+    limited = _Limited() if '"Regex"' in text else None
 
-    return _Tokens(encode, 1 + max(tokenizer.get_vocab(with_added_tokens=True).values()), end)
+    def encode(piece: bytes) -> list[int]:
+        given = piece.decode("utf-8")
+        with _damage(path):
+            if limited is None:
+                return tokenizer.encode(given, add_special_tokens=False).ids
+            seconds = _LEAST_SECONDS + len(piece) / _SLOWEST
+            return limited(seconds, lambda: tokenizer.encode(given, add_special_tokens=False).ids)
+
+    return _Tokens(encode, kinds, end)
+
+
+class _Limited:
+    """Calls a function in a thread of its own, and gives up after some seconds. The thread may go on: a
+    regular expression of a tokenizer's file can take for ever, and cannot be stopped."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], Any]] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                self._answers.put((self._calls.get()(), None))
+            except BaseException as error:
+                self._answers.put((None, error))
+
+    def __call__(self, seconds: float, call: Callable[[], Any]) -> Any:
+        self._calls.put(call)
+        try:
+            answer, error = self._answers.get(timeout=seconds)
+        except Empty:
+            raise TimeoutError(f"its regular expressions take more than {seconds:.0f} s for a text") from None
+        if error is not None:
+            raise error
+        return answer
+
+
+@contextlib.contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """Errors of the library, which has no class for them, become a `DataError`."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # also its panics, which are no `Exception`
+        wrong = "{path} is not a tokenizer that can be used: {reason:plain}"
+        reason = " ".join(str(error).split())[:160]
+        raise DataError("tokenizer-damaged", wrong, path=path, reason=reason) from error
