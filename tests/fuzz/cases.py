@@ -402,19 +402,7 @@ def manifests(root: Path, draw: random.Random) -> Iterator[Case]:
         for i in range(3):
             (source / name / f"{i}.png").write_bytes(png())
     packed = root / "packed"
-    job = Packing(
-        str(source),
-        str(packed),
-        size=8,
-        fit="crop",
-        store="raw",
-        quality=90,
-        split=None,
-        shards="auto",
-        strict=False,
-        max_skipped=None,
-        workers=1,
-    )
+    job = Packing(str(source), str(packed), size=8, workers=1)
     job.run()
     (file,) = packed.rglob("manifest.json")
     good, text = json.loads(file.read_text()), file.read_text()

@@ -182,7 +182,7 @@ def checkpoints(root: Path, run: Path, draw: random.Random) -> Iterator[Case]:
             ("a link to a device", lambda path: path.symlink_to("/dev/zero")),
             ("20 GB of nothing", sparse),
             ("empty", lambda path: path.write_bytes(b"")),
-            ("a folder", Path.mkdir),
+            ("a folder", os.mkdir),
         ):
             yield Case(f"{file.name}: {about}", ("eval", str(copy(file, make))), True)
     for _ in range(90):
