@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import math
-import re
 import shlex
 from dataclasses import MISSING, replace
 from pathlib import Path
@@ -18,21 +17,16 @@ from . import options
 from .options import flag, option
 
 if TYPE_CHECKING:
-    from ..chips.targets import Target
     from ..launch.places import Place
     from ..planner.plans import Plan
     from ..recipe.recipe import Recipe
-
-_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 
 
 @options.taking
 def launch(
     recipe: options.Given,
     to: str = option("skypilot, slurm, gcloud, gke, docker, kaggle or colab.", "PLACE", default=MISSING),
-    on: str | None = option("Such as v5e-8, a100:8 or t4.", "TARGET"),
-    cheapest: bool = flag("The cheapest target of the place, by the plan."),
-    within: str | None = option("With --cheapest: take at most this long, such as 2h.", "TIME"),
+    on: str = option("Such as v5e-8, a100:8 or t4.", "TARGET", default=MISSING),
     spot: bool = flag("Machines that may be preempted; the run resumes."),
     bucket: str | None = option("A bucket for the run folder, such as gs://NAME/FOLDER.", "URL"),
     zone: str | None = option("Google's zone of the TPU.", "ZONE"),
@@ -49,7 +43,6 @@ def launch(
     Examples:
       chipwise launch cifar10-davidnet --on v5e-8 --spot --to skypilot --bucket gs://my-runs
       chipwise launch digits --on a100 --to slurm
-      chipwise launch my_task.py:recipe --cheapest --within 2h --to skypilot --bucket gs://my-runs
       chipwise launch mnist --on t4:2 --to kaggle
     """
     options.only_look()
@@ -62,33 +55,22 @@ def launch(
     where = places.place(to)
     _check_used(where, **{"--bucket": bucket, "--image": image, "--zone": zone})
     package = _package(where, package)
-    seconds = _within(within, cheapest, on, where)
     loaded = recipe.load()
     data = jobs.local_data(recipe.data)
     words = recipe.words() if data is None else replace(recipe, data=None).words()
-    offered = places.offered(where)
-
-    def job(target: Target) -> jobs.LaunchJob:
-        return jobs.LaunchJob(
-            name=jobs.name_of(recipe.recipe), target=target, words=(recipe.recipe, *words),
-            packages=jobs.packages(target, recipe.data, package), spot=spot,
-            file=jobs.recipe_file(recipe.recipe), data=data, bucket=bucket, zone=zone, image=image,
-        )  # fmt: skip
-
-    to_launch = job(offered[0] if on is None else parse(on))  # checked before the plan, which takes minutes
-    warnings = jobs.check(to_launch)
+    target = parse(on)
+    to_launch = jobs.LaunchJob(
+        name=jobs.name_of(recipe.recipe), target=target, words=(recipe.recipe, *words),
+        packages=jobs.packages(target, recipe.data, package), spot=spot,
+        file=jobs.recipe_file(recipe.recipe), data=data, bucket=bucket, zone=zone, image=image,
+    )  # fmt: skip
+    warnings = jobs.check(to_launch)  # before the plan, which takes minutes
     places.check(where, to_launch)
-    if cheapest:
-        targets = [target.name for target in offered]
-        chosen = choose(plan(loaded, targets, prices=prices), where, recipe.recipe, seconds, spot)
-    else:
-        assert on is not None
-        (chosen,) = plan(loaded, [on], prices=prices)
-        if chosen.problem is not None:
-            text = "{recipe} does not run on {target}: {problem}"
-            numbers = {"target": chosen.target, "problem": chosen.problem}
-            raise DeviceError("launch-cannot-run", text, recipe=recipe.recipe, **numbers)
-    to_launch = job(parse(chosen.target))
+    (chosen,) = plan(loaded, [on], prices=prices)
+    if chosen.problem is not None:
+        text = "{recipe} does not run on {target}: {problem}"
+        numbers = {"target": chosen.target, "problem": chosen.problem}
+        raise DeviceError("launch-cannot-run", text, recipe=recipe.recipe, **numbers)
     to_launch = replace(to_launch, hours=_hours(chosen), about=about(loaded, chosen, spot))
     files = places.write(where, to_launch)
     for name, text in files.items():
@@ -97,31 +79,6 @@ def launch(
     _show(where, to_launch, out, files, notes, json_)
     if go:
         start.start(where, to_launch, out, list(files))
-
-
-def choose(plans: list[Plan], where: Place, recipe: str, within: float | None, spot: bool) -> Plan:
-    """The cheapest of the plans whose predicted time is at most `within` seconds at its slow end; if no
-    target has a price, the fastest.
-
-    Raises `DeviceError` if no target runs the recipe, or none in time.
-    """
-    running = [plan for plan in plans if plan.runs and plan.wall_seconds is not None]
-    if not running:
-        text = "{recipe} runs on no target of {place}. See: chipwise plan {recipe} --on {targets:list}"
-        targets = [plan.target for plan in plans]
-        raise DeviceError("launch-nothing-runs", text, recipe=recipe, place=where.name, targets=targets)
-    in_time = [plan for plan in running if within is None or _high(plan) <= within]
-    if not in_time:
-        fastest = min(running, key=_high)
-        text = "No target of {place} ends {recipe} within {within:seconds}: {fastest} needs {needs:seconds}."
-        numbers = {"within": within, "fastest": fastest.target, "needs": _high(fastest)}
-        raise DeviceError("launch-nothing-within", text, recipe=recipe, place=where.name, **numbers)
-
-    def order(plan: Plan) -> tuple[float, float]:
-        cost = plan.cheapest(spot) or plan.cheapest()
-        return (math.inf if cost is None else cost.usd.value, _high(plan))
-
-    return min(in_time, key=order)
 
 
 def about(recipe: Recipe, plan: Plan, spot: bool) -> tuple[Fact, ...]:
@@ -144,14 +101,10 @@ def about(recipe: Recipe, plan: Plan, spot: bool) -> tuple[Fact, ...]:
     return (*lines, price)
 
 
-def _high(plan: Plan) -> float:
-    return math.inf if plan.wall_seconds is None else plan.wall_seconds.high
-
-
 def _hours(plan: Plan) -> int:
     """The time limit for a queue: 1.5 times the slow end of the prediction, or a day if unknown."""
-    high = _high(plan)
-    return 24 if math.isinf(high) else max(1, math.ceil(1.5 * high / 3600))
+    wall = plan.wall_seconds
+    return 24 if wall is None else max(1, math.ceil(1.5 * wall.high / 3600))
 
 
 def _check_used(where: Place, **values: str | None) -> None:
@@ -172,25 +125,6 @@ def _package(where: Place, package: str | None) -> str | None:
         text = "--package {package}: {place} cannot reach a file of this machine: give a URL."
         raise RecipeError("launch-package-local", text, package=package, place=where.name)
     return str(Path(package).absolute())
-
-
-def _within(text: str | None, cheapest: bool, on: str | None, where: Place) -> float | None:
-    """The seconds of `--within`. Raises `RecipeError` for a wrong combination of `--on`, `--cheapest` and
-    `--within`."""
-    from ..launch.places import offered
-
-    if (on is None) != cheapest:
-        expected = "Either choose a target, such as --on {example}, or let the plan choose: --cheapest."
-        raise RecipeError("launch-choose", expected, example=offered(where)[0].name)
-    if text is None:
-        return None
-    if not cheapest:
-        raise RecipeError("launch-within-alone", "--within needs --cheapest: add it, or leave out --within.")
-    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)(s|min|h|d)", text.strip())
-    if match is None or float(match[1]) == 0:
-        expected = "--within {given}: expected a time such as 90min, 2h or 1.5d."
-        raise RecipeError("launch-within", expected, given=text)
-    return float(match[1]) * _SECONDS[match[2]]
 
 
 def _show(where: Place, job: Any, out: Path, files: dict[str, str], notes: list[Fact], json_: bool) -> None:
