@@ -46,7 +46,8 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
-            self.ready = self._answer(["chips"], 120)  # loads what most commands load
+            ready = self._answer(["chips"], 120)  # loads what most commands load
+            assert "problem" not in ready, ready
         return self._answer(list(case.arguments), SECONDS)
 
     def _answer(self, arguments: list[str], seconds: float) -> dict:

@@ -3,9 +3,9 @@
 import contextlib
 import io
 import json
-import resource
 import sys
 import traceback
+from pathlib import Path
 
 from chipwise import cli
 
@@ -17,7 +17,9 @@ def run(arguments: list[str]) -> dict:
             code = cli.main(arguments)
         except BaseException:
             code, _ = -1, err.write(traceback.format_exc())
-    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not ru_maxrss, which a process has from the one that forked it
+    status = Path("/proc/self/status").read_text()
+    rss = int(status.partition("VmHWM:")[2].split()[0]) * 1024
     return {"code": code, "out": out.getvalue()[-4000:], "err": err.getvalue()[-4000:], "bytes": rss}
 
 
