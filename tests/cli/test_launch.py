@@ -57,7 +57,6 @@ def test_go_starts_it_in_its_folder(chipwise, plans, tmp_path, monkeypatch):
         (["--to", "skypilot", "--on", "t4"], "launch-without-bucket"),
         (["--to", "slurm", "--on", "v5e-8"], "launch-not-offered"),
         (["--to", "docker", "--on", "cpu"], "launch-cpu"),
-        (["--to", "gke", "--on", "v5e-8", "--bucket", "gs://my-runs"], "launch-without-image"),
     ],
 )
 def test_what_no_plan_would_change_is_refused_before_it(chipwise, tmp_path, monkeypatch, arguments, code):

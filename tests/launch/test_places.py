@@ -29,14 +29,13 @@ def job(target: str, **changes) -> LaunchJob:
         words=("digits", "--set", AWKWARD),
         packages=packages(parse(target), None, None),
         bucket="gs://my-runs/a",
-        image="example.org/me/train:1",
     )
     return replace(plain, **changes)
 
 
 EXAMPLES = [
     ("skypilot", "v5e-8"), ("skypilot", "h100:16"), ("skypilot", "t4"), ("slurm", "h100:16"),
-    ("gcloud", "v5e-16"), ("gke", "v6e-16"), ("gke", "h100:16"), ("docker", "t4"), ("docker", "v5e-8"),
+    ("gcloud", "v5e-16"), ("docker", "t4"), ("docker", "v5e-8"),
     ("kaggle", "t4:2"), ("colab", "v5e-1"),
 ]  # fmt: skip
 
@@ -61,9 +60,6 @@ def test_what_is_rented_is_what_was_planned():
     assert places.skypilot(parse("v5e-8")) == "tpu-v5litepod-8"
     assert places.skypilot(parse("a100-80gb:16")) == "A100-80GB:8"
     assert places.google_type(parse("v3-8")) == "v3-8" and places.google_type(parse("tpu7x-8")) is None
-    labels, resource, a_host = places.gke(parse("v5e-16"))
-    assert (resource, a_host) == ("google.com/tpu", 4)
-    assert labels["cloud.google.com/gke-tpu-topology"] == "4x4"
 
 
 def test_versions_are_those_of_the_plan():
@@ -91,17 +87,6 @@ def test_settings_arrive_as_they_were_typed(where, target, tmp_path):
         assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
         sources = ["".join(cell["source"]) for cell in notebook["cells"]]
         lines = [source.split("\n")[1] for source in sources if "%%bash\nchipwise train" in source]
-    elif where == "gke":
-        import yaml
-
-        (document,) = (text for text in texts if "JobSet" in text)
-        spec = yaml.safe_load(document)["spec"]["replicatedJobs"][0]["template"]["spec"]
-        assert spec["parallelism"] == spec["completions"] == parse(target).hosts
-        mount = spec["template"]["spec"]["volumes"][0]["csi"]["volumeAttributes"]["mountOptions"]
-        assert "rename-dir-limit=" in mount  # a checkpoint is a folder that gets its name when it is whole
-        command = spec["template"]["spec"]["containers"][0]["command"]
-        lines = [command[-1].removeprefix("exec ")] if command[0] == "sh" else []
-        assert lines or command[:2] + command[3:5] == ["chipwise", "train", "--set", AWKWARD]
     else:
         lines = [line for text in texts for line in text.splitlines() if AWKWARD[:8] in line]
     for line in lines:
@@ -123,51 +108,6 @@ def test_scripts_are_sound(where, target, tmp_path):
         command = ["shellcheck", "--exclude=SC2016", *scripts]
         found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert found.returncode == 0, found.stdout
-
-
-def wrong(value, schema, where="") -> list[str]:
-    """Where `value` is not of the JSON `schema`, as far as a CRD goes."""
-    if schema.get("x-kubernetes-int-or-string"):
-        return [] if isinstance(value, (int, str)) else [where]
-    kinds = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
-    if not isinstance(value, kinds[schema["type"]]) or (schema["type"] == "integer" and value is True):
-        return [f"{where}: no {schema['type']}"]
-    found = []
-    if isinstance(value, dict):
-        known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
-        found += [f"{where}.{name}: missing" for name in schema.get("required", ()) if name not in value]
-        found += [f"{where}.{name}: unknown" for name in value if name not in known and not others]
-        for name, inner in value.items():
-            of = known.get(name, others)
-            found += wrong(inner, of, f"{where}.{name}") if isinstance(of, dict) else []
-    elif isinstance(value, list):
-        found = [
-            one for i, inner in enumerate(value) for one in wrong(inner, schema["items"], f"{where}[{i}]")
-        ]
-    elif isinstance(value, str):
-        fits = re.search(schema.get("pattern", ""), value) and len(value) <= schema.get("maxLength", 1 << 20)
-        found = [] if fits and value in schema.get("enum", [value]) else [f"{where}: {value!r}"]
-    elif value < schema.get("minimum", value):
-        found = [f"{where}: {value}"]
-    return found
-
-
-JOBSET = json.loads(Path(__file__).with_name("jobset.json").read_text())
-
-
-@pytest.mark.parametrize("target", ["v6e-16", "h100:16", "t4", "v5e-8"])
-@pytest.mark.parametrize("spot", [False, True])
-def test_a_jobset_is_of_its_published_schema(target, spot):
-    import yaml
-
-    texts = write(place("gke"), job(target, spot=spot)).values()
-    (document,) = (yaml.safe_load(text) for text in texts if "kind: JobSet" in text)
-    assert wrong(document, JOBSET) == []
-    replicated = document["spec"]["replicatedJobs"][0]
-    replicated["replica"] = replicated.pop("replicas")
-    replicated["template"]["spec"]["parallelism"] = "two"
-    del replicated["name"]
-    assert len(wrong(document, JOBSET)) == 3
 
 
 CELLS = """
@@ -338,10 +278,8 @@ def test_what_cannot_be_is_refused(tmp_path):
         write(place("docker"), job("k80"))
     with refused(RecipeError, "launch-without-bucket", place="gcloud"):
         write(place("gcloud"), job("v5e-8", bucket=None))
-    with refused(RecipeError, "launch-without-image", place="gke"):
-        write(place("gke"), job("v5e-8", image=None))
-    with refused(RecipeError, "launch-bucket-of-google", place="gke"):
-        write(place("gke"), job("v5e-8", bucket="s3://my-runs"))
+    with refused(RecipeError, "launch-bucket-of-google", place="gcloud"):
+        write(place("gcloud"), job("v5e-8", bucket="s3://my-runs"))
     with refused(RecipeError, "launch-data-local", place="gcloud"):
         write(place("gcloud"), job("v5e-8", data=tmp_path))
     with refused(RecipeError, "launch-no-spot", place="slurm"):

@@ -5,7 +5,15 @@ import json
 
 import pytest
 
-from chipwise.machine.devices_report import DeviceLine, Environment, GiB, Problem, Situation, look, problems
+from chipwise.machine.devices_report import (
+    DeviceLine,
+    GiB,
+    Problem,
+    Situation,
+    declared_hosts,
+    look,
+    problems,
+)
 from chipwise.machine.host_facts import HostFacts, gather
 from chipwise.machine.limits import Cores, Disk, HostMemory
 from chipwise.words.facts import fact
@@ -25,7 +33,7 @@ def listed(facts=None, **changes):
     facts = facts or HostFacts(packages=JAX)
     roomy = Situation(
         facts=facts,
-        environment=Environment.of(facts),
+        hosts=declared_hosts(facts),
         cores=Cores(16, 16.0),
         memory=HostMemory(64 * GiB, 60 * GiB),
         disk=Disk("/data", 500 * GiB, 400 * GiB),
@@ -146,7 +154,7 @@ def test_the_json_has_its_keys_and_survives_json(report):
     body = report.to_json()
     assert json.loads(json.dumps(body)) == body
     assert list(body) == [
-        "schema", "where", "platform", "device_count", "simulated", "processes", "devices", "host",
+        "schema", "platform", "device_count", "simulated", "processes", "devices", "host",
         "versions", "problems", "ok",
     ]  # fmt: skip
     assert (body["schema"], body["platform"], body["device_count"], body["simulated"]) == (1, "cpu", 8, True)

@@ -1,32 +1,11 @@
 import pytest
 
-from chipwise.machine.devices_report import Environment
+from chipwise.machine.devices_report import declared_hosts
 from chipwise.machine.host_facts import HostFacts
 
-CHIPS = {"pci_tpu_chips": 8}
 KAGGLE = {"KAGGLE_KERNEL_RUN_TYPE": "Interactive"}
 COLAB = {"COLAB_RELEASE_TAG": "release-colab_20260101", "COLAB_GPU": ""}
 SLURM = {"SLURM_JOB_ID": "17", "SLURM_NTASKS": "4"}
-
-
-@pytest.mark.parametrize(
-    ("facts", "name", "all_"),
-    [
-        (HostFacts(), "local", ("local",)),
-        (HostFacts(environment=COLAB), "colab", ("colab",)),
-        (HostFacts(environment={**COLAB, **KAGGLE}), "kaggle", ("kaggle",)),  # Kaggle's image is Colab's
-        (HostFacts(paths=frozenset({"/kaggle/working", "/kaggle/input"})), "kaggle", ("kaggle",)),
-        (HostFacts(paths=frozenset({"/kaggle/input"})), "local", ("local",)),  # a copy of a data folder
-        (HostFacts(environment=KAGGLE, **CHIPS), "kaggle", ("kaggle", "cloud-tpu-vm")),
-        (HostFacts(environment=COLAB, **CHIPS), "colab", ("colab", "cloud-tpu-vm")),
-        (HostFacts(environment={**COLAB, "COLAB_TPU_ADDR": "10.0.0.2:8470"}), "colab", ("colab",)),
-        (HostFacts(environment=SLURM, **CHIPS), "slurm", ("slurm", "cloud-tpu-vm")),
-        (HostFacts(**CHIPS), "cloud-tpu-vm", ("cloud-tpu-vm",)),
-    ],
-)
-def test_the_innermost_place_names_it(facts, name, all_):
-    here = Environment.of(facts)
-    assert (here.name, here.all) == (name, all_) and here.title
 
 
 @pytest.mark.parametrize(
@@ -48,4 +27,4 @@ def test_the_innermost_place_names_it(facts, name, all_):
     ],
 )
 def test_declared_hosts(environment, chips, hosts):
-    assert Environment.of(HostFacts(environment=environment, pci_tpu_chips=chips)).hosts == hosts
+    assert declared_hosts(HostFacts(environment=environment, pci_tpu_chips=chips)) == hosts

@@ -65,11 +65,9 @@ def render(report: DevicesReport, to: Console) -> None:
 
 
 def _host(here: Situation) -> list[tuple[str, str]]:
-    others = [name for name in here.environment.all if name != here.environment.name]
     share = "" if here.cores.usable == here.cores.machine else f" usable of {here.cores.machine}"
     memory = here.memory
     return [
-        ("where", here.environment.title + (f" (also {', '.join(others)})" if others else "")),
         ("processes", str(here.processes)),
         ("host cores", f"{here.cores.usable:g}{share}"),
         ("host memory", f"{_gib(memory.available_bytes)} available of {_gib(memory.total_bytes)}"),

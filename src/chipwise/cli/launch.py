@@ -25,12 +25,11 @@ if TYPE_CHECKING:
 @options.taking
 def launch(
     recipe: options.Given,
-    to: str = option("skypilot, slurm, gcloud, gke, docker, kaggle or colab.", "PLACE", default=MISSING),
+    to: str = option("skypilot, slurm, gcloud, docker, kaggle or colab.", "PLACE", default=MISSING),
     on: str = option("Such as v5e-8, a100:8 or t4.", "TARGET", default=MISSING),
     spot: bool = flag("Machines that may be preempted; the run resumes."),
     bucket: str | None = option("A bucket for the run folder, such as gs://NAME/FOLDER.", "URL"),
     zone: str | None = option("Google's zone of the TPU.", "ZONE"),
-    image: str | None = option("The container's image, with its registry.", "NAME:TAG"),
     package: str | None = option("What pip installs as chipwise: URL of a wheel, or git+URL.", "SPEC"),
     out: Path = option("Folder for the files.", "DIR", default=Path("launch")),
     prices: str | None = options.PRICES,
@@ -53,7 +52,7 @@ def launch(
     from ..planner.ask import plan
 
     where = places.place(to)
-    _check_used(where, **{"--bucket": bucket, "--image": image, "--zone": zone})
+    _check_used(where, **{"--bucket": bucket, "--zone": zone})
     package = _package(where, package)
     loaded = recipe.load()
     data = jobs.local_data(recipe.data)
@@ -62,7 +61,7 @@ def launch(
     to_launch = jobs.LaunchJob(
         name=jobs.name_of(recipe.recipe), target=target, words=(recipe.recipe, *words),
         packages=jobs.packages(target, recipe.data, package), spot=spot,
-        file=jobs.recipe_file(recipe.recipe), data=data, bucket=bucket, zone=zone, image=image,
+        file=jobs.recipe_file(recipe.recipe), data=data, bucket=bucket, zone=zone,
     )  # fmt: skip
     warnings = jobs.check(to_launch)  # before the plan, which takes minutes
     places.check(where, to_launch)
@@ -109,7 +108,7 @@ def _hours(plan: Plan) -> int:
 
 def _check_used(where: Place, **values: str | None) -> None:
     """Raises `RecipeError` for an option that the place would ignore."""
-    used = {"--bucket": where.keeps, "--image": where.image, "--zone": where.name == "gcloud"}
+    used = {"--bucket": where.keeps, "--zone": where.name == "gcloud"}
     for name, value in values.items():
         if value is not None and not used[name]:
             text = "{place} does not use {option}: leave it out."

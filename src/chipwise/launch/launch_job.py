@@ -39,7 +39,6 @@ class LaunchJob:
     data: Path | None = None  # a folder on this machine
     bucket: str | None = None
     zone: str | None = None
-    image: str | None = None  # a container image, with its registry
     hours: int = 24  # time limit, for places that need one
     about: tuple[Fact, ...] = ()
 
@@ -105,7 +104,7 @@ def from_folder() -> bool:
 def check(job: LaunchJob) -> list[Fact]:
     """Notes to show before starting. Raises an error for a job that cannot run anywhere."""
     paths = [("--data", job.data), ("RECIPE", job.file)]
-    given = [("--image", job.image), ("--zone", job.zone), *(("--package", one) for one in job.packages)]
+    given = [("--zone", job.zone), *(("--package", one) for one in job.packages)]
     given += [("an argument", word) for word in job.words]
     given += [(what, str(path.absolute())) for what, path in paths if path is not None]
     for what, value in given:  # a line break would end a comment, an instruction or a value

@@ -6,7 +6,6 @@ lists only the chips that the place has.
 
 SkyPilot's names are those of its catalogue (`sky show-gpus`). Google's types and runtime versions:
 https://cloud.google.com/tpu/docs/runtimes; SkyPilot's own default runtime for v5litepod is that of v5p.
-GKE's labels: https://cloud.google.com/kubernetes-engine/docs/concepts/tpus and .../docs/concepts/gpus.
 """
 
 from __future__ import annotations
@@ -38,20 +37,11 @@ SKYPILOT_GPUS = {
     "l4": "L4", "a100": "A100", "a100-80gb": "A100-80GB", "a100-pcie": "A100-80GB", "l40s": "L40S",
     "h100": "H100", "h100-pcie": "H100", "h200": "H200", "b200": "B200", "gb200": "GB200",
 }  # fmt: skip
-GKE_GPUS = {
-    "p100-sxm2": "nvidia-tesla-p100", "p100": "nvidia-tesla-p100", "v100": "nvidia-tesla-v100",
-    "t4": "nvidia-tesla-t4", "l4": "nvidia-l4", "a100": "nvidia-tesla-a100", "a100-80gb": "nvidia-a100-80gb",
-    "h100": "nvidia-h100-80gb", "h200": "nvidia-h200-141gb", "b200": "nvidia-b200", "gb200": "nvidia-gb200",
-}  # fmt: skip
-GKE_TPUS = {
-    "v4": "tpu-v4-podslice", "v5e": "tpu-v5-lite-podslice", "v5p": "tpu-v5p-slice", "v6e": "tpu-v6e-slice",
-    "tpu7x": "tpu7x",
-}  # fmt: skip
 RUNTIMES = {
     "v2": "tpu-ubuntu2204-base", "v3": "tpu-ubuntu2204-base", "v4": "tpu-ubuntu2204-base",
     "v5e": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e",
 }  # fmt: skip
-"""Software of a TPU VM. TPU7x is rented through GKE alone."""
+"""Software of a TPU VM. TPU7x has none."""
 
 ZONES = {
     "v2": "us-central1-b", "v3": "europe-west4-a", "v4": "us-central2-b", "v5e": "us-west4-a",
@@ -94,22 +84,6 @@ def skypilot(target: Target) -> str | None:
     return name and f"{name}:{target.chips // target.hosts}"
 
 
-def gke(target: Target) -> tuple[dict[str, str], str, int] | None:
-    """Node labels, the resource, and its count on one host."""
-    a_host = target.chips // target.hosts
-    if short(target) in GKE_GPUS:
-        label = {"cloud.google.com/gke-accelerator": GKE_GPUS[short(target)]}
-        return label, "nvidia.com/gpu", a_host
-    if target.chip.kind != "TPU" or target.topology is None or target.rented_as:
-        return None
-    name = GKE_TPUS.get(short(target))
-    if name is None:
-        return None
-    topology = target.topology.partition(":")[2]
-    labels = {"cloud.google.com/gke-tpu-accelerator": name, "cloud.google.com/gke-tpu-topology": topology}
-    return labels, "google.com/tpu", a_host
-
-
 # ---- places
 
 
@@ -128,7 +102,6 @@ class Place:
     keeps: bool = False
     sends: bool = False
     spot: bool = True
-    image: bool = False
     google: bool = False
 
 
@@ -161,9 +134,6 @@ def check(where: Place, job: LaunchJob) -> None:
     if job.data is not None and not where.sends:
         text = "--data {data} is a folder here: copy it to a bucket, which {place} can reach."
         raise RecipeError("launch-data-local", text, place=where.name, data=job.data)
-    if where.image and job.image is None:
-        text = "--to {place} runs a container: add --image REGISTRY/NAME:TAG, where you will push it."
-        raise RecipeError("launch-without-image", text, place=where.name)
     if job.spot and not where.spot:
         text = "{place} has no spot machines: leave --spot out."
         raise RecipeError("launch-no-spot", text, place=where.name)
@@ -193,8 +163,6 @@ def _environment() -> jinja2.Environment:
         ),
         "json": json.dumps,
         "yaml": _yaml,
-        # Kubernetes replaces $(NAME) in a command, and makes one $ of two.
-        "command": lambda words: _yaml([re.sub(r"\$(?=[$(])", "$$", word) for word in words]),
         "comment": lambda about: "\n".join(f"# {printable(str(line))}" for line in about),
     }
     return environment
@@ -251,16 +219,6 @@ def _gcloud(job: LaunchJob) -> Files:
     return {
         f"{job.name}.sh": _text("gcloud.sh.jinja", there, zone=zone(job), **values),
         f"{job.name}.host.sh": _text("host.sh.jinja", there),
-    }
-
-
-def _gke(job: LaunchJob) -> Files:
-    labels, resource, a_host = gke(job.target) or ({}, "", 0)
-    values = {"labels": labels, "resource": resource, "a_host": a_host}
-    there = _moved(job, "/app")
-    return {
-        f"{job.name}.yaml": _text("gke.yaml.jinja", there, **values),
-        f"{job.name}.Dockerfile": _text("Dockerfile.jinja", there),
     }
 
 
@@ -355,12 +313,6 @@ PLACES: dict[str, Place] = {
             lambda job: ["bash", f"{job.name}.sh"],
             lambda job: ["bash", f"{job.name}.sh", "stop"],
             keeps=True, google=True,
-        ),
-        Place(
-            "gke", lambda target: gke(target) is not None, _gke, "kubectl",
-            lambda job: ["kubectl", "apply", "-f", f"{job.name}.yaml"],
-            lambda job: ["kubectl", "delete", "jobset", job.name],
-            keeps=True, google=True, image=True,
         ),
         Place(
             "docker", lambda target: target.hosts == 1 and (gpu(target) or target.chip.kind == "TPU"),

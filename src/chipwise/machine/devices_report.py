@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform as python_platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from .host_facts import HostFacts, gather, installed
 from .hosts import joined
 from .limits import Cores, Disk, HostMemory, cores, disk, memory
 
-SCHEMA = 1
+SCHEMA = 2
 """Increases when a key of `DevicesReport.to_json` is removed or changes its meaning; not for new keys."""
 
 LISTED = ("chipwise", "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -86,7 +86,7 @@ class Situation:
     """A host and the JAX devices of this process; `processes` is the number of all JAX processes."""
 
     facts: HostFacts
-    environment: Environment
+    hosts: int  # that the environment declares
     cores: Cores
     memory: HostMemory
     disk: Disk
@@ -124,7 +124,6 @@ class DevicesReport:
         s = self.situation
         return {
             "schema": SCHEMA,
-            "where": {**asdict(s.environment), "all": list(s.environment.all), "title": s.environment.title},
             "platform": s.platform,
             "device_count": len(s.devices),
             "simulated": s.simulated,
@@ -162,7 +161,7 @@ def look(path: str | Path = ".", facts: HostFacts | None = None) -> DevicesRepor
         errors = jax_errors([a.platform for a in guard.unused(facts, setting("jax_platforms"))])
     situation = Situation(
         facts,
-        Environment.of(facts),
+        declared_hosts(facts),
         cores(),
         memory(),
         disk(path),
@@ -247,8 +246,8 @@ def _settings(s: Situation) -> Iterator[tuple[str, Fact]]:
         yield "warning", fact("float64-enabled")
     if s.processes > s.joined:
         yield "error", fact("processes-apart", processes=s.processes)
-    elif s.environment.hosts > s.joined:
-        yield "warning", fact("hosts-apart", hosts=s.environment.hosts)
+    elif s.hosts > s.joined:
+        yield "warning", fact("hosts-apart", hosts=s.hosts)
 
 
 def _host(s: Situation) -> Iterator[tuple[str, Fact]]:
@@ -265,56 +264,21 @@ def _host(s: Situation) -> Iterator[tuple[str, Fact]]:
         yield "warning", fact("memory-low", gib=s.memory.available_bytes / GiB)
 
 
-NAMES = {
-    "kaggle": "Kaggle notebook",
-    "colab": "Google Colab",
-    "slurm": "SLURM job",
-    "cloud-tpu-vm": "Cloud TPU VM",
-    "local": "local machine",
-}
 _KAGGLE = ("KAGGLE_KERNEL_RUN_TYPE", "KAGGLE_DATA_PROXY_TOKEN", "KAGGLE_URL_BASE")
 _COLAB = ("COLAB_RELEASE_TAG", "COLAB_BACKEND_VERSION", "COLAB_GPU", "COLAB_TPU_ADDR")
 
 
-@dataclass(frozen=True)
-class Environment:
-    """The environment of this process.
+def declared_hosts(facts: HostFacts) -> int:
+    """The number of hosts (or SLURM tasks) that the environment declares, at least 1.
 
-    *Fields:* `name`, a key of `NAMES`; `all` that apply, in order; `hosts`, the number of hosts (or SLURM
-    tasks) that the environment declares, at least 1.
+    Always one on Kaggle and Colab: Kaggle sets `TPU_PROCESS_ADDRESSES` and other variables of a pod on its
+    single v5e-8 host, and a program that uses them waits for hosts that do not exist.
     """
-
-    name: str
-    all: tuple[str, ...]
-    hosts: int
-
-    @classmethod
-    def of(cls, facts: HostFacts) -> Environment:
-        """The environment that a host's facts describe."""
-        variables, names = facts.environment, []
-        if any(map(variables.get, _KAGGLE)) or {"/kaggle/working", "/kaggle/input"} <= facts.paths:
-            names.append("kaggle")
-        elif any(map(variables.get, _COLAB)):
-            names.append("colab")
-        if variables.get("SLURM_JOB_ID"):
-            names.append("slurm")
-        if any(a.platform == "tpu" and a.evidence != ("COLAB_TPU_ADDR",) for a in guard.accelerators(facts)):
-            names.append("cloud-tpu-vm")
-        names = names or ["local"]
-        return cls(names[0], tuple(names), _declared_hosts(names, variables))
-
-    @property
-    def title(self) -> str:
-        return NAMES[self.name]
-
-
-def _declared_hosts(names: list[str], variables: Mapping[str, str]) -> int:
-    """Always one on Kaggle and Colab: Kaggle sets `TPU_PROCESS_ADDRESSES` and other variables of a pod on its
-    single v5e-8 host, and a program that uses them waits for hosts that do not exist."""
-    if "kaggle" in names or "colab" in names:
+    variables = facts.environment
+    if any(map(variables.get, (*_KAGGLE, *_COLAB))) or {"/kaggle/working", "/kaggle/input"} <= facts.paths:
         return 1
     # SLURM_STEP_* exist only inside of srun; an sbatch script itself runs once.
-    counts = ["JAX_NUM_PROCESSES", *(["SLURM_STEP_NUM_TASKS"] if "slurm" in names else [])]
+    counts = ["JAX_NUM_PROCESSES", *(["SLURM_STEP_NUM_TASKS"] if variables.get("SLURM_JOB_ID") else [])]
     declared = [int(text) for text in map(variables.get, counts) if text and text.isdecimal()]
     for name in ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES"):
         addresses = re.split(r"[,\s]+", variables.get(name, "").strip())
