@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from chipwise.data import datasets, write_packed
+from chipwise.data import datasets
 from chipwise.data.datasets import cifar10, digits, mnist
 from chipwise.data.sources import materialize, nbytes, spec_of
 from chipwise.errors import DataError
@@ -190,20 +190,3 @@ def test_originals_are_preferred(tmp_path, monkeypatch):
     image_folder(tmp_path / "cifar10-jpeg")
     write(tmp_path, monkeypatch)
     assert cifar10(tmp_path).note == ""
-
-
-def test_packed_cifar10_is_read_in_place(tmp_path):
-    names = datasets.CIFAR10_CLASSES
-    rng = np.random.default_rng(0)
-    columns = {"image": rng.integers(0, 256, (7, 32, 32, 3), np.uint8), "label": np.arange(7, dtype=np.int32)}
-    for split in ("train", "eval"):
-        write_packed(tmp_path / "cifar10", [columns], classes=10, names=names, split=split)
-    for data in (tmp_path, tmp_path / "cifar10"):
-        made = cifar10(data)
-        assert made.train.path == tmp_path / "cifar10" / "train" and len(made.eval) == 7
-        assert made.class_names == names and made.note == ""
-        np.testing.assert_array_equal(materialize(made.train)["image"], columns["image"])
-    for split in ("train", "eval"):
-        write_packed(tmp_path / "other", [columns], classes=10, names=names[::-1], split=split)
-    with refused(DataError, "cifar10-pack", names=names[::-1], expected=names):
-        cifar10(tmp_path / "other")

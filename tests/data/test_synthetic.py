@@ -118,16 +118,3 @@ def test_a_recipe_on_made_up_data_costs_nothing_to_make(name):
 def test_made_up_data_and_a_folder_exclude_each_other():
     with refused(cw.errors.RecipeError, "synthetic-and-data", data="somewhere"):
         cw.load("mnist", data="somewhere", synthetic=True)
-
-
-@pytest.mark.parametrize("shape, channels", [((8, 8), 1), ((4, 6, 3), 3)])
-def test_a_data_set_of_any_shape(shape, channels):
-    made = cw.datasets.synthetic(shape, 7, train=200, eval=50)
-    assert (len(made.train), len(made.eval), made.classes) == (200, 50, 7)
-    held = materialize(made.train)
-    assert held["image"].shape == (200, *shape) and held["image"].dtype == np.uint8
-    assert set(held["label"].tolist()) == set(range(7))
-    assert len(made.mean) == len(made.std) == channels
-    assert held["image"].mean() == pytest.approx(made.mean[0], rel=0.05)
-    assert held["image"].std() == pytest.approx(made.std[0], rel=0.05)
-    assert not np.array_equal(held["image"][:50], materialize(made.eval)["image"])

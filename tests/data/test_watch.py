@@ -111,7 +111,7 @@ def test_packed_data_keeps_the_device_busy(tmp_path):
 
 
 def test_resident_data_is_not_waited_for(tmp_path):
-    result = cw.fit(recipe(Numbers()), tmp_path, **{**QUIET, "on": cw.On(devices=1)})
+    result = cw.fit(recipe(cw.data.Cached(Numbers())), tmp_path, **{**QUIET, "on": cw.On(devices=1)})
     assert result.feed["data"] == "on the device" and result.feed["code"] == "data-resident"
     assert {row["wait_data_share"] for row in rows(tmp_path) if "train/loss" in row} == {0}
     again = cw.fit(recipe(Numbers()), tmp_path, **QUIET)

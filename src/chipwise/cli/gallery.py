@@ -27,6 +27,8 @@ def gallery(recipe: Recipe, examples: int = 8, epochs: int = 8) -> Image.Image:
     Raises `DataError` if the examples have no column `image` of `(height, width)` or
     `(height, width, channels)`, or if there are none.
     """
+    from ..data.cached import by_epoch
+    from ..data.draws import Drawn
     from ..data.sheet import Tile, caption, grid, picture_of
     from ..data.sources import spec_of, take
 
@@ -37,7 +39,8 @@ def gallery(recipe: Recipe, examples: int = 8, epochs: int = 8) -> Image.Image:
         text = "{recipe} has {columns:list}: only a column 'image' [h, w] or [h, w, c] can be drawn."
         raise DataError("show-no-images", text, recipe=recipe.name, columns=columns)
     indices = np.unique(np.linspace(0, len(source) - 1, min(examples, len(source))).astype(np.int32))
-    stored = {name: np.asarray(column) for name, column in take(source, indices).items()}
+    anew = by_epoch(source, recipe.seed)
+    stored = take(anew, indices)
     pixels = stored["image"]
     low, high = 0.0, 1.0  # for floats in this range; for others, from the darkest to the brightest value
     if pixels.dtype.kind != "f" or pixels.min() < 0 or pixels.max() > 1:
@@ -48,7 +51,10 @@ def gallery(recipe: Recipe, examples: int = 8, epochs: int = 8) -> Image.Image:
         pairs = zip(batch["image"], labels, strict=True)
         return [Tile(picture_of(image, low, high), caption(label)) for image, label in pairs]
 
-    later = [tiles(epoch(recipe, stored, indices, number)) for number in range(epochs)]
+    def read(number: int) -> Mapping[str, np.ndarray]:
+        return take(anew, indices + number * len(source)) if isinstance(anew, Drawn) else stored
+
+    later = [tiles(epoch(recipe, read(number), indices, number)) for number in range(epochs)]
     return grid([tiles(stored), *later], ["stored", *(f"epoch {number}" for number in range(epochs))])
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -77,11 +77,9 @@ def pack(
     quality: int = option("Quality of JPEGs that must be encoded.", "1-100", default=90),
     split: float | None = option("Share of each class that goes to eval, such as 0.1.", "SHARE"),
     shards: str = option("Files for each column. [1 GiB each]", "auto|N", default="auto"),
-    strict: bool = flag("Stop at the first file that cannot be packed."),
-    max_skipped: int | None = option("Stop if more are skipped. [1 %, at least 10]", "N"),
+    max_skipped: int | None = option("Stop if more cannot be packed. [1 %, at least 10]", "N"),
     workers: int | None = option("Threads. [one per core]", "N"),
     columns: str | None = option("A table's columns: image=img,label=fine_label,text=body.", "ROLE=NAME,..."),
-    dry_run: bool = flag("Predict size and time, and write nothing."),
     json_: bool = options.JSON,
 ) -> None:
     """Resize once and pack into a few large files; the same command continues after a kill.
@@ -89,7 +87,7 @@ def pack(
     \b
     Examples:
       chipwise pack photos photos-224 --size 224
-      chipwise pack labels.csv scans --size 512 --store jpeg --split 0.1 --dry-run
+      chipwise pack labels.csv scans --size 512 --store jpeg --split 0.1
       chipwise pack books tokens --tokens 1025 --tokenizer gpt2.json --split 0.01
       chipwise pack photos.parquet photos --size 224 --columns image=photo,label=kind
       chipwise pack photos-224 --verify --sheet photos.png
@@ -102,11 +100,11 @@ def pack(
 
     job = Packing(
         src, dst, size=size, store=store, quality=quality, split=split, shards=shards,
-        strict=strict, max_skipped=max_skipped, workers=workers,
+        max_skipped=max_skipped, workers=workers,
         text=text.form(),
         columns=_columns(columns),
     )  # fmt: skip
-    _run(job, dry_run, json_)
+    _run(job, json_)
 
 
 def _check_used(given: dict[str, str], dst: str | None) -> None:
@@ -129,56 +127,28 @@ def _columns(text: str | None) -> dict[str, str]:
     return {role.strip(): name.strip() for role, _, name in pairs}
 
 
-def _run(job: Packing, dry_run: bool, json_: bool) -> None:
-    """Predicts, packs and reports."""
-    from ..data.pack.estimate import check_disk
-
-    free = check_disk(job.partial, 0)
+def _run(job: Packing, json_: bool) -> None:
+    """Packs and reports."""
     to = console(quiet=json_)
-    total = sum(map(len, job.listing.splits.values()))
-    lines(to, fact("pack-predicting", src=job.src, dst=job.dst, total=total))
-    to.print(_predicted(job))
-    lines(to, *_notes(job, free))
-    prediction = job.prediction
-    splits = {name: {"examples": s.examples, "bytes": s.bytes} for name, s in prediction.splits.items()}
-    answer: dict[str, Any] = {
-        "prediction": {
-            "bytes": prediction.bytes, "seconds": prediction.seconds, "free_bytes": free, "splits": splits,
-        }
+    lines(
+        to, fact("pack-packing", src=job.src, dst=job.dst, total=sum(map(len, job.listing.splits.values())))
+    )
+    if job.listing.left_out:
+        lines(to, fact("pack-left-out", names=job.listing.left_out))
+    shown = _Shown(job, quiet=json_)
+    with _stoppable(job), shown.bar:
+        report = job.run(shown)
+    lines(to, printable(str(report.path)))
+    to.print(_packed(report))
+    lines(to, *_results(report))
+    skipped = [{"split": split, "name": name, "reason": reason} for split, name, reason in report.skipped]
+    answer = {
+        "path": str(report.path), "splits": report.splits, "classes": list(report.names),
+        "images": report.images, "seconds": report.seconds,
+        "skipped": skipped, "left_out": list(report.left_out),
     }  # fmt: skip
-    if dry_run:
-        check_disk(job.partial, job.needed)
-    else:
-        shown = _Shown(job, quiet=json_)
-        with _stoppable(job), shown.bar:
-            report = job.run(shown)
-        skipped = [{"split": split, "name": name, "reason": reason} for split, name, reason in report.skipped]
-        answer |= {
-            "path": str(report.path), "splits": report.splits, "classes": list(report.names),
-            "images": report.images, "seconds": report.seconds, "enlarged": report.enlarged,
-            "skipped": skipped, "left_out": list(report.left_out),
-        }  # fmt: skip
-        lines(to, printable(str(report.path)))
-        to.print(_packed(report))
-        lines(to, *_results(report))
     if json_:
         print(json.dumps(answer))
-
-
-def _predicted(job: Packing) -> Table:
-    predicted = job.prediction
-    shape = "×".join(map(str, predicted.shape)) if predicted.shape else "original sizes"
-    if job.form.store == "jpeg" and job.form.size is not None:
-        shape = f"{job.form.size}×{job.form.size}"
-    elif job.form.store == "jpeg":
-        shape = "original sizes"
-    about = "" if predicted.exact else "about "
-    stored, classes = f"{job.form.store}, {shape}", len(job.listing.names) or ""
-    rows = [
-        (name, f"{share.examples:,}", classes, stored, about + byte_size(share.bytes))
-        for name, share in predicted.splits.items()
-    ]
-    return table(("split", "examples", "classes", "stored as", "bytes"), rows, left=("split", "stored as"))
 
 
 def _packed(report: Packed) -> Table:
@@ -189,20 +159,9 @@ def _packed(report: Packed) -> Table:
     return table(("split", "examples", "classes", "bytes", "files"), rows, left=("split",))
 
 
-def _notes(job: Packing, free: int) -> Iterator[Fact]:
-    prediction = job.prediction
-    yield fact("pack-predicted", seconds=prediction.seconds, workers=job.workers, free=free)
-    if prediction.enlarged:
-        yield fact("pack-will-enlarge", share=prediction.enlarged, size=job.form.size)
-    if job.listing.left_out:
-        yield fact("pack-left-out", names=job.listing.left_out)
-
-
 def _results(report: Packed) -> Iterator[Fact]:
     rate = report.images / report.seconds
     yield fact("pack-done", images=report.images, seconds=report.seconds, rate=rate)
-    if report.enlarged:
-        yield fact("pack-enlarged", images=report.enlarged)
     if report.skipped:
         yield fact("pack-skipped", count=len(report.skipped))
     for split, name, reason in report.skipped[:_SHOWN]:

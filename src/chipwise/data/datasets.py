@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -27,11 +26,10 @@ from ..words.facts import fact
 from ..words.figures import one_line
 from . import originals
 from .folder import ImageFolder
-from .manifest import MANIFEST
 from .packed import PackedFolder
 from .remote import home, local
 from .sources import Columns, Lazy, Spec, described, materialize
-from .synthetic import Absent, Synthetic
+from .synthetic import Absent
 
 _MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/"
@@ -102,29 +100,6 @@ def digits() -> Dataset:
     return Dataset(train, held_out, 10, (4.883,), (6.021,), "digits", tuple("0123456789"))
 
 
-def synthetic(
-    shape: tuple[int, ...], classes: int, *, train: int = 50_000, eval: int = 10_000, seed: int = 0
-) -> Dataset:
-    """Random images `shape`, `(H, W)` or `(H, W, C)` uint8, with labels below `classes`, for timing and
-    planning without data. Nothing is stored; an example is a function of `seed` and its index, equal on every
-    machine.
-
-    *Arguments:* `train`, `eval`: numbers of examples. For other columns see `chipwise.data.Synthetic`;
-    `--synthetic` makes such data in the shapes of a recipe's own.
-    """
-    spec, below = _image_spec(shape), {"label": classes}
-    channels = shape[2] if len(shape) > 2 else 1
-    mean, std = 255 / 2, math.sqrt((256**2 - 1) / 12)  # of uniform integers from 0 to 255
-    return Dataset(
-        Synthetic(train, spec, below, seed),
-        Synthetic(eval, spec, below, seed + 1),
-        classes,
-        (mean,) * channels,
-        (std,) * channels,
-        "synthetic",
-    )
-
-
 def mnist(data: str | Path | None = None) -> Dataset:
     """MNIST: 60,000 training and 10,000 evaluation images `(28, 28)` of handwritten digits.
 
@@ -155,17 +130,14 @@ def cifar10(data: str | Path | None = None) -> Dataset:
     """CIFAR-10: 50,000 training and 10,000 evaluation images `(32, 32, 3)` of ten kinds of things.
 
     `data`: the original batches (`cifar-10-batches-py` or `cifar-10-python.tar.gz`), an image folder with
-    `train/` and `test/`, a tar archive of one, or a packed folder (`chipwise pack`); or a folder with one of
-    these in it. Originals are preferred; for an image folder `note` is "CIFAR-10 (JPEG copy)". `None`:
-    CHIPWISE_DATA if it has one of these, else a download of 170 MB at first use.
+    `train/` and `test/`, or a tar archive of one; or a folder with one of these in it. Originals are
+    preferred; for an image folder `note` is "CIFAR-10 (JPEG copy)". `None`: CHIPWISE_DATA if it has one of
+    these, else a download of 170 MB at first use.
 
     Raises `DataError` if `data` has none of these, and at first use for damage or no network.
     """
     place = _look(data, _find_cifar10, "cifar10-missing", archive=originals.CIFAR_ARCHIVE)
     kind, path = place or ("original", None)
-    if kind == "packed":
-        assert path is not None
-        return _packed_cifar10(path)
 
     @functools.cache  # an archive is decompressed once for both splits
     def both() -> dict[str, Columns]:
@@ -178,31 +150,11 @@ def cifar10(data: str | Path | None = None) -> Dataset:
             (home,) = published("CIFAR-10", _CIFAR10_URL, files)
         return originals.read_cifar(home)
 
-    return _cifar10(
-        _lazy(50_000, (32, 32, 3), lambda: both()["train"]),
-        _lazy(10_000, (32, 32, 3), lambda: both()["test"]),
-        JPEG_NOTE if kind == "jpeg" else "",
-    )
-
-
-def _cifar10(train: Source, held_out: Source, note: str) -> Dataset:
+    train = _lazy(50_000, (32, 32, 3), lambda: both()["train"])
+    held_out = _lazy(10_000, (32, 32, 3), lambda: both()["test"])
     mean, std = (125.31, 122.95, 113.87), (62.99, 62.09, 66.70)
+    note = JPEG_NOTE if kind == "jpeg" else ""
     return Dataset(train, held_out, 10, mean, std, "cifar10", CIFAR10_CLASSES, note)
-
-
-def _packed_cifar10(path: Path) -> Dataset:
-    splits = []
-    for split in ("train", "eval"):
-        packed = PackedFolder(path, split)
-        columns = described({name: s for name, s in packed.spec.items() if name == "image"})
-        if columns != ["image uint8[32, 32, 3]"] or packed.names != CIFAR10_CLASSES:
-            wrong = "{path} holds {columns:few} of {names:few}, expected uint8[32, 32, 3] of {expected:list}."
-            facts = {"path": packed.path, "columns": described(packed.spec), "names": packed.names[:20]}
-            raise DataError("cifar10-pack", wrong, expected=CIFAR10_CLASSES, **facts)
-        splits.append(packed)
-    # A pack does not record whether its pixels were JPEGs before, but the original batches name no files
-    lossy = splits[0].store == "jpeg" or splits[0].record_name(0).endswith((".jpg", ".jpeg"))
-    return _cifar10(splits[0], splits[1], JPEG_NOTE if lossy else "")
 
 
 def imagenet(data: str | Path | None = None, image: int = 224) -> Dataset:
@@ -308,13 +260,10 @@ def _find_mnist(root: Path) -> dict[str, Path] | None:
 
 
 def _find_cifar10(root: Path) -> tuple[str, Path] | None:
-    """("original", "jpeg" or "packed", path)."""
+    """("original" or "jpeg", path)."""
     if root.is_file():
         return ("original" if originals.batches_at(root) else "jpeg"), root
     folders = [root, *(root / name for name in ("cifar10", "cifar10-jpeg"))]
-    for folder in folders:
-        if (folder / "train" / MANIFEST).is_file():
-            return "packed", folder
     for folder in folders:
         if (batches := originals.batches_at(folder)) is not None:
             return "original", batches

@@ -27,6 +27,7 @@ from ..recipe.source import Source as Source
 from ..recipe.source import Spec as Spec
 from ..recipe.source import narrow, read_example
 from ..recipe.source import spec_of as spec_of
+from .draws import Drawn
 from .stages import stage
 
 
@@ -272,7 +273,10 @@ def fill(source: Any, indices: np.ndarray, out: Columns, stopped: Callable[[], b
 
 def _examples(source: Any, indices: list[int]) -> Iterator[tuple[int, Any]]:
     """Yields number and example: all at once with PyTorch's batch hook, which Hugging Face's data sets have
-    too, otherwise one by one."""
+    too, otherwise one by one; at positions, if the source is read by these."""
+    if isinstance(source, Drawn):
+        yield from source.examples(indices)
+        return
     hook = getattr(source, "__getitems__", None)
     if hook is None:
         yield from ((index, source[index]) for index in indices)

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
+from ..data.cached import steady
+from ..data.draws import Drawn
 from ..data.sources import check_labels, spec_of
 from ..data.stream import Stream
 from ..data.workers import Workers
@@ -52,7 +54,7 @@ def evaluate(
         check_flags(placement.machine.platform)
     with (
         placement.hosts.failing(),
-        contextlib.closing(Evaluator(recipe, placement, batch=batch)) as evaluator,
+        contextlib.closing(Evaluator(recipe, placement, batch=batch, on=on)) as evaluator,
     ):
         placed = placement.put_cut(params, axes_of(recipe, params)), placement.put(state)
         return evaluator(*map(placement.gather, placed))
@@ -61,8 +63,8 @@ def evaluate(
 class Evaluator:
     """Evaluates a task's `eval` source; compiled once, used any number of times.
 
-    *Arguments:* `batch`: see `evaluate`; `workers`, which read data that is not on the devices, see
-    `data.workers`.
+    *Arguments:* `batch`: see `evaluate`; `on`, of which `workers` matter, if they read data that is not on
+    the devices, and `exact`: whether to refuse examples that are others at a second reading.
 
     Raises `DataError` when evaluation data is missing or empty, `DeviceError` when a block does not fit.
     """
@@ -73,7 +75,7 @@ class Evaluator:
         placement: Placement,
         *,
         batch: int | None = None,
-        workers: int | str | None = None,
+        on: On = ALL,
     ):
         source = recipe.task.eval
         if source is None:
@@ -83,6 +85,9 @@ class Evaluator:
         if batch is not None and batch < 1:
             text = "The evaluation batch is {batch}: it must be at least 1, or left out."
             raise RecipeError("evaluation-batch-below-one", text, batch=batch)
+        source = steady(source)
+        if on.exact and isinstance(source, Drawn):
+            source.check()
         self.recipe, self.placement, self.source = recipe, placement, source
         self.resident = placement.all("resident evaluation", feed.fits(source, placement.memory_bytes))
         self._spec = spec_of(source)
@@ -96,7 +101,7 @@ class Evaluator:
         self._data = None
         if self.resident:
             self._data = placement.put(feed.flat(feed.read(source, recipe.task.classes, "evaluation")))
-        self._wanted = workers
+        self._wanted = on.workers
         self._workers: Workers | None = None
         self._programs: list[Any] = []
         self._picks: list[Any] = []

@@ -15,6 +15,8 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from ..data import order
+from ..data.cached import by_epoch
+from ..data.draws import Drawn
 from ..data.sources import Spec, check_labels, materialize, nbytes
 from ..data.stream import Stream
 from ..errors import DataError
@@ -22,6 +24,7 @@ from ..machine.limits import memory
 from ..models.large import SHARD
 from ..recipe.source import Source
 from ..words.facts import Fact, fact
+from .on import ALL, On
 from .placement import Placement
 
 _WINDOW_INDICES = 1 << 20  # 4 MB of int32: little memory, and thousands of steps with a small batch
@@ -152,11 +155,20 @@ def fits(source: Source, device_bytes: int | None) -> bool:
 
 
 def resident(source: Source, limit: int | None, feed: str = "auto") -> bool:
-    """Whether a source is kept on each device: as `feed` (see `On`) says, by default if it `fits`.
+    """Whether training data is kept on each device: as `feed` (see `On`) says, by default if it `fits`. Data
+    that differs from epoch to epoch is not.
 
     *Arguments:* `limit`, the bytes of a device's memory, `None` if unknown.
-    Raises `DataError` when it must be kept on the device and is larger than its memory.
+    Raises `DataError` when it must be kept on the device and is larger than its memory, or differs.
     """
+    if isinstance(by_epoch(source, 0), Drawn):
+        if feed == "device":
+            text = (
+                "feed='device' would read {source} once, but its examples may differ in every epoch: leave "
+                "it out, or give cw.data.Cached(...) of a data set whose examples do not."
+            )
+            raise DataError("data-by-epoch", text, source=type(source).__name__)
+        return False
     if feed == "device" and limit is not None and nbytes(source) > limit:
         text = "The data takes {size:bytes}, a device has {memory:bytes}: stream it with --feed host."
         raise DataError("data-above-memory", text, size=nbytes(source), memory=limit)
@@ -192,19 +204,28 @@ class Resident:
 class Streamed:
     """The training batches from step `start` on, read and transferred in the background.
 
-    *Arguments:* `workers`: see `data.workers`.
+    *Arguments:* `on`, of which `workers` and `exact` matter: whether to refuse examples that are others at a
+    second reading.
     """
 
-    def __init__(self, recipe, placement: Placement, start: int, workers: int | str | None = None):
+    def __init__(self, recipe, placement: Placement, start: int, on: On = ALL):
         task, clock = recipe.task, recipe.clock
+        source = by_epoch(task.train, recipe.seed)
+        differs = isinstance(source, Drawn)
+        if differs and on.exact:
+            source.check()
 
         def wanted():
             for step in range(start, clock.total):
                 first = step * recipe.batch
-                yield placement.own(order.indices(recipe.seed, first, first + recipe.batch, clock.examples))
+                last = first + recipe.batch
+                rows = order.indices(recipe.seed, first, last, clock.examples)
+                if differs:
+                    rows = rows + np.arange(first, last) // clock.examples * clock.examples
+                yield placement.own(rows)
 
-        def place(columns, indices):
-            check_labels(columns, task.classes, "training", indices)
+        def place(columns, rows):
+            check_labels(columns, task.classes, "training", source.indices(rows) if differs else rows)
             if recipe.shards == 1:
                 return placement.cut(columns)
             rows = recipe.batch // recipe.replicas
@@ -212,7 +233,7 @@ class Streamed:
             return placement.cut(by_replica, within=P(None, SHARD))
 
         rows = recipe.batch // placement.groups * len(placement.local)
-        self.stream = Stream(task.train, wanted(), rows, place, workers)
+        self.stream = Stream(source, wanted(), rows, place, on.workers)
         self._step = start
 
     @property
@@ -221,9 +242,11 @@ class Streamed:
 
     def described(self, source: Source) -> Fact:
         stream = self.stream
+        anew = isinstance(stream.workers.source, Drawn)
         return fact(
-            "data-from-host",
+            "data-read-anew" if anew else "data-from-host",
             size=nbytes(source),
+            source=type(source).__name__,
             workers=str(stream.workers),
             batches=stream.batches,
             held=stream.batches * stream.batch_bytes,

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..data.cached import steady
 from ..data.sources import Columns, Spec, described
 from ..data.stream import Stream
 from ..data.workers import Workers
@@ -167,7 +168,7 @@ class Predictor:
         columns that the model does not read, such as `label`, and the outputs."""
         stops = range(start, self.examples, self.rows)
         in_flight: deque[tuple[int, Columns, list[Any]]] = deque()
-        workers = self._workers = self._workers or Workers(self.source, self._wanted)
+        workers = self._workers = self._workers or Workers(steady(self.source), self._wanted)
         stream = Stream(self.source, map(self._blocks.indices, stops), self.rows, self._place, workers)
         with contextlib.closing(stream):
             for first in stops:

@@ -169,7 +169,7 @@ class Session:
         if self._placed is not None:
             self._data = feed.Resident(self._placed)
         else:
-            self._data = feed.Streamed(self.recipe, self.placement, self.step, self.on.workers)
+            self._data = feed.Streamed(self.recipe, self.placement, self.step, self.on)
         self._open.callback(self._data.close)
         self._windows = feed.Windows(self.recipe, self.placement, self.step, self._window)
         self._open.callback(self._windows.close)
@@ -251,7 +251,7 @@ class Session:
     def _opened_evaluator(self) -> Evaluator:
         """Reads evaluation data, and checks that the loss can evaluate. Raises `DataError` without data."""
         if self._evaluator is None:
-            self._evaluator = Evaluator(self.recipe, self.placement, workers=self.on.workers)
+            self._evaluator = Evaluator(self.recipe, self.placement, on=self.on)
         return self._evaluator
 
     def evaluate(self) -> dict[str, Any]:

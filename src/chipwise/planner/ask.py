@@ -170,7 +170,7 @@ class PlanQuestion:
         layout = Layout.of(tried, usable_devices(tried, whole, self.exact), self.exact)
         # as `fit` decides: JAX states no limit on the CPU
         limit = None if target.chip.kind == "CPU" else available(target)[0]
-        resident = feed.fits(tried.task.train, limit)
+        resident = feed.resident(tried.task.train, limit)
         if recipe is not None:
             return training_step(recipe, layout, resident=resident)
 

@@ -124,7 +124,7 @@ def needed(recipe: Recipe, machine: Machine, layout: Layout) -> Memory:
     limit = (device.memory_stats() or {}).get("bytes_limit")
     with tracing(recipe.name):
         make: Any = Step if recipe.shards == 1 else GroupStep
-        step = make(recipe, layout, resident=feed.fits(task.train, limit))
+        step = make(recipe, layout, resident=feed.resident(task.train, limit))
         made: Blueprint[Program] = blueprint(step, platform=device.platform)
         compiled = {program.name: _compiled(program, machine, layout) for program in made.programs}
     free, source = available(machine, layout.devices)

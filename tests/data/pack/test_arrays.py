@@ -62,9 +62,9 @@ def test_a_dict_of_sources_by_split_and_columns_that_are_no_images(tmp_path):
     assert PackedFolder(tmp_path / "out", "eval")[1]["token"].tolist() == [7, 8, 9, 10, 11]
     with refused(DataError, "objects-by-split", splits=["image", "label"]):
         pack({"image": rows, "label": rows}, tmp_path / "other")
-    for options in ({"store": "jpeg"}, {"size": 8}):
-        with refused(DataError, "pack-none-sampled") as caught:
-            pack(rows, tmp_path / "other", **options)
+    for number, options in enumerate(({"store": "jpeg"}, {"size": 8})):
+        with refused(DataError, "pack-skipped-many") as caught:
+            pack(rows, tmp_path / str(number), max_skipped=0, **options)
         assert "token" in caught.value.facts["reason"]
 
 

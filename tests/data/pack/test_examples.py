@@ -20,7 +20,7 @@ JPEG, RAW = Form(store="jpeg"), Form(store="raw")
 def test_a_jpeg_that_needs_no_change_is_kept_byte_for_byte(form, options):
     data = encoded(smooth(size=(16, 16)), quality=83, **options)
     made = stored_image(data, form)
-    assert made.data == data and not made.enlarged
+    assert made.data == data
     np.testing.assert_array_equal(made.pixels, simplejpeg.decode_jpeg(data, "RGB"))
 
 
@@ -55,15 +55,6 @@ def test_quality_and_chroma():
     sizes = [len(stored_image(pixels, Form(store="jpeg", quality=q)).data) for q in (10, 90, 100)]
     assert sizes == sorted(set(sizes))
     assert simplejpeg.decode_jpeg_header(stored_image(pixels, JPEG).data)[3] == "420"
-
-
-@pytest.mark.parametrize(("size", "enlarged"), [(15, False), (16, False), (17, True)])
-@pytest.mark.parametrize(
-    "value", [encoded(smooth()), encoded(smooth(), "PNG"), smooth(), Image.fromarray(smooth())]
-)
-def test_enlarging_is_noticed(size, enlarged, value):
-    assert stored_image(value, Form(size, "jpeg")).enlarged == enlarged
-    assert not stored_image(value, JPEG).enlarged
 
 
 class Tensor:

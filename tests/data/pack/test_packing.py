@@ -150,7 +150,7 @@ def test_what_cannot_be_packed_is_skipped_and_told(tmp_path):
 
 
 @pytest.mark.parametrize("store", ["raw", "jpeg"])
-def test_the_limit_of_skipped_files_and_strict(tmp_path, store):
+def test_the_limit_of_skipped_files(tmp_path, store):
     src = write(tmp_path / "src", 5)
     originals = {}
     for name in ("ant/003", "bee/000", "cat/002"):
@@ -158,8 +158,8 @@ def test_the_limit_of_skipped_files_and_strict(tmp_path, store):
         (src / f"{name}.jpeg").write_bytes(b"?")
     out = tmp_path / "out"
     reason, partial = why_not(b"?"), tmp_path / ".out.partial"
-    with refused(DataError, "pack-strict", name="ant/003.jpeg", reason=reason, partial=partial):
-        pack(src, out, store=store, shards=4, strict=True)
+    with refused(DataError, "pack-skipped-many", name="ant/003.jpeg", limit=0, partial=partial):
+        pack(src, out, store=store, shards=4, max_skipped=0)
     names = ["cat/002.jpeg", "bee/000.jpeg", "ant/003.jpeg"]
     for _ in range(2):
         with refused(
@@ -173,14 +173,14 @@ def test_the_limit_of_skipped_files_and_strict(tmp_path, store):
     assert len(PackedFolder(out)) == 12
 
 
-def test_strict_does_not_let_earlier_skips_through(tmp_path):
+def test_a_smaller_limit_does_not_let_earlier_skips_through(tmp_path):
     src = write(tmp_path / "src", 2)
     (src / "ant" / "001.jpeg").write_bytes(b"?")
     (src / "cat" / "001.jpeg").write_bytes(b"?")
     with refused(DataError, "pack-skipped-many", name="cat/001.jpeg"):
         pack(src, tmp_path / "out", max_skipped=1, shards=4)
-    with refused(DataError, "pack-strict", name="ant/001.jpeg", reason=why_not(b"?")):
-        pack(src, tmp_path / "out", strict=True, shards=4)
+    with refused(DataError, "pack-skipped-many", name="ant/001.jpeg", reason=why_not(b"?")):
+        pack(src, tmp_path / "out", max_skipped=0, shards=4)
     pack(src, tmp_path / "out", shards=4)
 
 
@@ -201,7 +201,7 @@ def test_the_default_limit_is_one_percent_and_at_least_ten(tmp_path):
     assert Packing([{"x": 1.0}] * 1100, tmp_path / "out").max_skipped == 11
     for name in src.rglob("*.jpeg"):
         name.write_bytes(b"?")
-    with refused(DataError, "pack-none-sampled", sampled=15, split="train", name="ant/000.jpeg"):
+    with refused(DataError, "pack-skipped-many", limit=10):
         pack(src, tmp_path / "out")
 
 
@@ -223,18 +223,6 @@ def test_a_full_disk_stops_and_room_goes_on(tmp_path, monkeypatch):
     assert files(pack(src, tmp_path / "out")) == expected
 
 
-def test_too_little_disk_is_said_before_a_byte_is_written(tmp_path, monkeypatch):
-    src = write(tmp_path / "src", 5)
-    free = Packing(src, tmp_path / "out").prediction.bytes
-    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": free - 1}))
-    with refused(DataError, "disk-small", needed=free, free=free - 1, place=tmp_path):
-        pack(src, tmp_path / "out")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["src"]
-    (tmp_path / ".out.partial").mkdir()  # begun: other settings or places would not go on with it
-    with refused(DataError, "disk-small-begun", needed=free, free=free - 1):
-        pack(src, tmp_path / "out")
-
-
 def test_images_of_two_sizes(tmp_path):
     src = write(tmp_path / "src", 2)
     (src / "bee" / "001.jpeg").write_bytes(encoded(smooth(size=(8, 8))))
@@ -245,8 +233,7 @@ def test_images_of_two_sizes(tmp_path):
     assert PackedFolder(tmp_path / "out", size=8)[3]["image"].shape == (8, 8, 3)
 
 
-def test_two_sizes_beyond_the_sample(tmp_path, monkeypatch):
-    monkeypatch.setattr("chipwise.data.pack.estimate.SAMPLE", 2)
+def test_what_was_begun_of_two_sizes_is_gone(tmp_path):
     src = write(tmp_path / "src", 3)
     (src / "bee" / "001.jpeg").write_bytes(encoded(smooth(size=(8, 8))))
     with refused(DataError, "pack-image-sizes", first="ant/000.jpeg", name="bee/001.jpeg"):
@@ -257,8 +244,8 @@ def test_two_sizes_beyond_the_sample(tmp_path, monkeypatch):
 def test_other_settings_do_not_go_on_with_a_pack(tmp_path):
     src = write(tmp_path / "src", 5)
     (src / "ant" / "003.jpeg").write_bytes(b"?")
-    with refused(DataError, "pack-strict"):
-        pack(src, tmp_path / "out", strict=True)
+    with refused(DataError, "pack-skipped-many"):
+        pack(src, tmp_path / "out", max_skipped=0)
     for change in ({"size": 8}, {"split": 0.5}):
         with refused(DataError, "pack-other-settings", folder=tmp_path / ".out.partial" / "train"):
             pack(src, tmp_path / "out", **change)

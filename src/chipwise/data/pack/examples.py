@@ -46,19 +46,17 @@ class StoredImage(NamedTuple):
 
     data: np.ndarray | bytes
     pixels: np.ndarray
-    enlarged: bool
 
 
 class Entry(NamedTuple):
     """A stored entry, or `error`, the reason why it cannot be stored.
 
-    *Fields:* `name`; `columns`: `image` first; `pixels` of its image, if it has one; `enlarged`.
+    *Fields:* `name`; `columns`: `image` first; `pixels` of its image, if it has one.
     """
 
     name: str
     columns: Mapping[str, Any]
     pixels: np.ndarray | None = None
-    enlarged: bool = False
     error: DataError | None = None
 
     @property
@@ -164,7 +162,7 @@ def _record(name: str, labels: Mapping[str, Any], example: Mapping[str, Any], fo
         return Entry(name, {column: np.asarray(value) for column, value in columns.items()})
     image = stored_image(columns.pop("image"), form)
     others = {column: np.asarray(value) for column, value in columns.items()}
-    return Entry(name, {"image": image.data, **others}, image.pixels, image.enlarged)
+    return Entry(name, {"image": image.data, **others}, image.pixels)
 
 
 def stored_image(value: Any, form: Form) -> StoredImage:
@@ -182,24 +180,22 @@ def stored_image(value: Any, form: Form) -> StoredImage:
         shape = (encoded.height, encoded.width)
         pixels = encoded.pixels(size)
         if form.store == "jpeg" and encoded.plain and pixels.shape[:2] == shape:
-            return StoredImage(value, pixels, False)
+            return StoredImage(value, pixels)
     elif isinstance(value, Image.Image):
         pixels = _loaded(value, size)
-        shape = (value.height, value.width)
     else:
         array = _array(value)
         shape = array.shape[:2]
         pixels = array if size is None or shape == size else _resized(array, size)
-    enlarged = form.size is not None and min(shape) < form.size
     if form.store == "raw":
-        return StoredImage(pixels, pixels, enlarged)
+        return StoredImage(pixels, pixels)
     height, width = pixels.shape[:2]
     if max(height, width) > _JPEG_SIDE:
         wrong = "it has {height}×{width} pixels, a JPEG at most {limit:,} on a side: scale it down."
         raise DataError("image-jpeg-side", wrong, height=height, width=width, limit=_JPEG_SIDE)
     color = np.broadcast_to(pixels.reshape(height, width, -1), (height, width, 3))
     data = simplejpeg.encode_jpeg(np.ascontiguousarray(color), form.quality, "RGB", _CHROMA)
-    return StoredImage(data, simplejpeg.decode_jpeg(data, "RGB"), enlarged)
+    return StoredImage(data, simplejpeg.decode_jpeg(data, "RGB"))
 
 
 def _loaded(image: Image.Image, size: tuple[int, int] | None) -> np.ndarray:

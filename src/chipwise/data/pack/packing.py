@@ -1,4 +1,4 @@
-"""Packs a source: lists it, predicts size and time, then decodes on every core and writes in order.
+"""Packs a source: lists it, then decodes on every core and writes in order.
 
 The result does not depend on the number of workers or on kills: records are written in the order of the
 listing, and incomplete shards are written again.
@@ -19,7 +19,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +34,6 @@ from ..images import MAX_PIXELS
 from ..manifest import MANIFEST
 from ..remote import local
 from .documents import is_text
-from .estimate import Prediction, check_disk, predict
 from .examples import Entry, Form, check_alike, pieces_of, records
 from .folders import divided
 from .hub import on_hub
@@ -59,7 +57,7 @@ class Progress(NamedTuple):
 class Packed:
     """The result of packing. *Fields:* `path`; `splits`: name to `{"examples", "bytes", "files"}`; `names`:
     the classes; `skipped`: `(split, name, reason)`; `left_out`; `images`: processed by this call in
-    `seconds`; `enlarged`: how many of these were enlarged."""
+    `seconds`."""
 
     path: Path
     splits: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -67,7 +65,6 @@ class Packed:
     skipped: list[tuple[str, str, str]] = field(default_factory=list)
     left_out: tuple[str, ...] = ()
     images: int = 0
-    enlarged: int = 0
     seconds: float = 0.0
 
 
@@ -83,8 +80,8 @@ class PackSettings:
       JPEGs that need no change are stored byte for byte.
     - `split`: the share of each class for `eval`; `shards`: the approximate number of files per column, or
       `"auto"`: 1 GiB each.
-    - `strict`: the first entry that cannot be packed is an error. Otherwise at most `max_skipped` are
-      skipped, by default 1 % and at least 10, and the manifest lists them.
+    - `max_skipped`: how many entries that cannot be packed are skipped, by default 1 % and at least 10; the
+      manifest lists them.
     - `workers`: threads, by default one per core; `names`: the classes, for objects without them.
     - `text`: how text becomes tokens; `.txt`, `.md` and `.jsonl` files are text also without it. `columns`:
       the names of "image", "label" or "text" in Parquet, TFRecord or a table of text.
@@ -97,7 +94,6 @@ class PackSettings:
     quality: int = 90
     split: float | None = None
     shards: int | str = "auto"
-    strict: bool = False
     max_skipped: int | None = None
     workers: int | None = None
     names: Sequence[str] = ()
@@ -174,36 +170,18 @@ class Packing:
             name: max(len(os.fsencode(n)) for n in split.names) for name, split in self.listing.splits.items()
         }
 
-    @cached_property
-    def prediction(self) -> Prediction:
-        """The predicted sizes and time, from a sample of examples that is read at the first access.
-
-        Raises `DataError` if no example of the sample can be packed.
-        """
-        self._first = None
-        with warnings.catch_warnings():  # `Encoded` has its own limit
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            return predict(self.listing, self.form, self.workers, self._name_bytes, self._check_size)
-
-    @property
-    def needed(self) -> int:
-        """The bytes still to write, without those already on disk."""
-        done = sum(f.stat().st_size for f in self.partial.rglob("*") if f.is_file())
-        return self.prediction.bytes - done
-
     def settings(self, split: str) -> dict[str, Any]:
         """The settings that determine a split's bytes, for the manifest."""
-        shard_bytes = SHARD_BYTES
-        if self.options.shards != "auto":
-            share = self.prediction.splits[split]
-            examples = math.ceil(share.examples / int(self.options.shards))
-            shard_bytes = max(1, math.ceil(examples * share.record_bytes))
+        shards, most = self.options.shards, None
+        if shards != "auto":
+            most = math.ceil(len(self.listing.splits[split]) / int(shards))
         return {
             "size": self.form.size,
             "fit": None if self.form.size is None else "crop",
             "store": self.form.store,
             "quality": self.form.quality if self.form.store == "jpeg" else None,
-            "shard_bytes": shard_bytes,
+            "shard_bytes": SHARD_BYTES,
+            "shard_examples": most,
             "decoders": f"simplejpeg {simplejpeg.__version__}, Pillow {PIL.__version__}",
             **({} if self.text is None else {"text": {k: v and str(v) for k, v in vars(self.text).items()}}),
         }
@@ -216,7 +194,6 @@ class Packing:
         began = time.perf_counter()
         report = Packed(self.dst, names=self.listing.names, left_out=self.listing.left_out)
         check_inside(self.dst.parent, self.partial.name)
-        check_disk(self.partial, self.needed)
         self._first = None
         with self._alone(), warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -287,13 +264,13 @@ class Packing:
             settings=settings,
             identity=hashlib.sha256(identity).hexdigest(),
             name_bytes=self._name_bytes[name],
-            shard_bytes=settings["shard_bytes"],
+            shard_examples=settings["shard_examples"],
             total=len(split),
             splits=tuple(self.listing.splits),
         )
         with closing(writer):
-            if self.options.strict and writer.skipped:  # by an earlier call without `strict`
-                raise self._refused(**writer.skipped[0])
+            if writer.skipped:  # by an earlier call, which might skip more
+                self._check_skipped(writer, len(report.skipped))
             begun = writer.consumed
 
             def report_progress() -> None:
@@ -305,7 +282,6 @@ class Packing:
                 pieces = pieces_of(split.sizes, begun)
                 for piece in records(split, pieces, self.form, self.workers):
                     self._write(writer, piece, len(report.skipped))
-                    report.enlarged += sum(record.enlarged for record in piece)
                     report_progress()
                 writer.finish(source)
             report.images += writer.consumed - begun
@@ -330,22 +306,19 @@ class Packing:
             writer.add([record.name for record in run], columns, pixels or None)
 
     def _skip(self, writer: Writer, record: Entry, skipped: int) -> None:
-        reason = str(record.error)
-        if self.options.strict:
-            raise self._refused(record.name, reason)
-        if skipped + len(writer.skipped) >= self.max_skipped:
-            names = [record.name, *(entry["name"] for entry in writer.skipped[::-1])]
-            numbers = {"src": self.src, "name": record.name, "reason": reason, "partial": self.partial}
+        writer.skip(record.name, str(record.error))
+        self._check_skipped(writer, skipped)
+
+    def _check_skipped(self, writer: Writer, skipped: int) -> None:
+        """Raises `DataError` if more entries were skipped than may be, `skipped` of them in other splits."""
+        if skipped + len(writer.skipped) > self.max_skipped:
+            names = [entry["name"] for entry in writer.skipped[::-1]]
+            numbers = {"src": self.src, **writer.skipped[-1], "partial": self.partial}
             wrong = (
                 "{src}: more than {limit} entries cannot be packed. The last is {name:plain}: {reason} Give "
                 "--max-skipped N, or fix them ({names:few}) and rm -r {partial}."
             )
             raise DataError("pack-skipped-many", wrong, limit=self.max_skipped, names=names, **numbers)
-        writer.skip(record.name, reason)
-
-    def _refused(self, name: str, reason: str) -> DataError:
-        wrong = "{src}: {name:plain}: {reason} Fix it and rm -r {partial}, or leave out --strict."
-        return DataError("pack-strict", wrong, src=self.src, name=name, reason=reason, partial=self.partial)
 
     def _check_size(self, name: str, shape: tuple[int, ...] | None) -> None:
         """Raw packs hold images of one size."""

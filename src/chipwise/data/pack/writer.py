@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -67,7 +68,8 @@ class Writer:
     - `names`: the classes; `below`: column of integers to their exclusive upper bound.
     - `settings`: stored in the manifest; `splits`: of the pack, so that a missing one is noticed.
     - `identity`: a digest of the source and the settings. A folder with the same identity is continued.
-    - `name_bytes`: of the longest record name in UTF-8; `shard_bytes`: of the records in a shard.
+    - `name_bytes`: of the longest record name in UTF-8; `shard_bytes`, `shard_examples`:
+      of the records in a shard, at most.
     - `total`: expected records, for the message about a full disk.
 
     *Attributes:* `complete`: whether the split was already finished.
@@ -87,12 +89,14 @@ class Writer:
         identity: str,
         name_bytes: int,
         shard_bytes: int = SHARD_BYTES,
+        shard_examples: int | None = None,
         total: int | None = None,
         splits: Sequence[str] = (),
     ):
         self.folder, self.store, self.names = Path(folder), store, tuple(names)
         self.below, self.settings, self.splits = dict(below or {}), dict(settings or {}), tuple(splits)
         self.shard_bytes, self.total = shard_bytes, total
+        self.shard_examples = shard_examples or sys.maxsize
         self.complete = False
         self._line = record_dtype(store, name_bytes)
         self._progress = _Progress(identity)
@@ -154,6 +158,7 @@ class Writer:
             while start < len(lines):
                 room = self.shard_bytes - self._bytes
                 stop = int(np.searchsorted(upto, before + room, side="right"))
+                stop = min(stop, start + self.shard_examples - self._rows)
                 if not self._rows:
                     stop = max(stop, start + 1)  # a record larger than a shard is a shard alone
                 if stop == start:

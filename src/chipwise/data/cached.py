@@ -1,0 +1,65 @@
+"""Which data sets give the same examples in every epoch, so that they may be read once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..recipe.source import Spec, spec_of
+from .draws import Drawn
+from .sources import has
+
+_OF_TORCH = ("TensorDataset", "Subset", "ConcatDataset", "StackDataset")  # their own code draws nothing
+
+
+class Cached:
+    """Says that `source` gives the same examples in every epoch, so they may be kept on the devices.
+
+        train = cw.data.Cached(MyDataset("photos"))
+
+    Needed only for a data set with code of its own in `[i]`, such as a PyTorch `Dataset`. Such code may draw
+    at random, so it is otherwise called in every epoch.
+    """
+
+    def __init__(self, source: Any):
+        self.source = source
+        self.classes = getattr(source, "classes", None)
+        if hasattr(source, "__getitems__"):
+            self.__getitems__ = source.__getitems__
+
+    @property
+    def spec(self) -> Spec:
+        return spec_of(self.source)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.source[index]
+
+
+def constant(source: Any) -> bool:
+    """Whether `source` is known to give the same examples in every epoch.
+
+    Such are chipwise's own sources and others with `spec` and `fill` or `take`, lists, `Cached`, Hugging Face
+    data sets without a transform, and PyTorch's of tensors.
+    """
+    kind = type(source)
+    if kind in (list, tuple, Cached) or has(source, "fill") or has(source, "take"):
+        return True
+    if kind.__module__.startswith("datasets.") and hasattr(source, "format"):
+        return source.format["type"] != "custom"
+    if kind.__module__ == "torch.utils.data.dataset" and kind.__name__ in _OF_TORCH:
+        inner = getattr(source, "datasets", [getattr(source, "dataset", [])])
+        return all(map(constant, inner.values() if isinstance(inner, dict) else inner))
+    return False
+
+
+def by_epoch(source: Any, seed: int) -> Any:
+    """`source` itself if its examples are constant, else a `Drawn`, which is read by position."""
+    return source if constant(source) else Drawn(source, seed)
+
+
+def steady(source: Any) -> Any:
+    """`source`, read with the draws of its first epoch for seed 0: for evaluation and predictions, which see
+    the same examples each time."""
+    return source if constant(source) else Drawn(source, 0)
