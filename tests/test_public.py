@@ -94,3 +94,18 @@ def test_exit_codes_are_distinct_where_the_fix_differs():
     codes = [kind.exit_code for kind in (*kinds, errors.Stopped)]
     assert len(set(codes)) == len(codes)
     assert 0 not in codes and 1 not in codes
+
+
+def test_jax_before_chipwise_prints_nothing_more_than_jax_does():
+    code = """
+import contextlib, io, sys
+import jax
+jax.devices()
+print("jax", file=sys.stderr)
+import chipwise as cw
+cw.check(cw.load("digits", synthetic=True))
+assert jax.devices()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "" and done.stderr.rpartition("jax\n")[2] == ""

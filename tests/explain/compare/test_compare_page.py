@@ -58,7 +58,7 @@ def test_the_answer_comes_first_and_the_result_before_the_speed(made):
 
 def test_every_picture_is_there(made):
     text = compare_page.render(made)
-    for title in ("The first losses", "Speed over steps", "eval/accuracy over time", "spread over seeds"):
+    for title in ("Speed over steps", "eval/accuracy over time", "spread over seeds"):
         assert f"<b>{title}" in text or title in text
     assert text.count('class="measure measured"') == 5 and text.count('class="measure predicted"') == 2
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-import chipwise as cw
 import run_folders as runs
 from chipwise.explain.report.run_report import report
 from explain.report.stories import codes, found, typed, whole
@@ -109,9 +108,3 @@ def test_a_loss_that_does_not_fall_and_one_that_jumps(tmp_path):
     jump = [runs.timed(at, train_loss=9.0 if at == 50 else 2.0) for at in range(10, 201, 10)]
     one = found(whole(tmp_path / "b", jump), "loss-jumped")
     assert (one["value"], one["step"]) == (9.0, 50) and "--set lr=0.13" in typed(one)
-
-
-def test_a_schedule_that_ends_early(tmp_path):
-    optimizer = {"optimizer": "sgd", "lr": cw.schedules.piecewise({"0st": 0.1, "150st": 0.0}).json()}
-    one = found(whole(tmp_path, recipe={"optimizer": optimizer}), "schedule-ends-early")
-    assert (one["name"], one["step"]) == ("lr", 150) and one["share"] == pytest.approx(0.25, abs=0.005)

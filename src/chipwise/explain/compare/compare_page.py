@@ -65,12 +65,10 @@ def _pictures(document: Document) -> list[tuple[str, Panel | None, str]]:
     """Curves of the measured rows by subject: title, picture, and the reason if a picture is missing."""
     metric = document["metric"] or ""
     rows = [(k, row) for k, row in enumerate(document["rows"]) if row["repeats"]]
-    speed, losses, seconds = [], [], []
+    speed, seconds = [], []
     for k, row in rows:
         name, style = f"{row['label']} ({row['kind']})", style_of(k)
         for repeat in row["repeats"]:
-            first = [p for p in repeat["losses"] if p[0] <= _loss_steps(document)]
-            losses.append(Trace(name, style, first, aside=repeat["diverged"]))
             if repeat["diverged"]:
                 continue
             if not repeat["warming_up"]:
@@ -78,12 +76,9 @@ def _pictures(document: Document) -> list[tuple[str, Panel | None, str]]:
             scores = [e for e in repeat["evaluations"] if "seconds" in e and metric in e]
             seconds.append(Trace(name, style, [(e["seconds"], e[metric]) for e in scores]))
     repeats = [r for _, row in rows for r in row["repeats"]]
-    aside = " Runs that diverged may leave it at the top." * any(c.aside and c.points for c in losses)
     batches = " Batches differ: examples/s, never steps/s." * (len({row["batch"] for _, row in rows}) > 1)
     warm = "no run has an interval after its warm-up" if any(r["speeds"] for r in repeats) else ""
     kinds: list[tuple[str, list[Trace], dict[str, Any], str]] = [
-        ("The first losses", losses, {"y": "mean loss of the step", "y_log": True, "caption":
-            f"Rows that compute the same thing lie on one another; of runs, means over steps.{aside}"}, ""),
         ("Speed over steps", speed, {"y": "examples/s", "zero": True, "y_log": True, "caption":
             f"Each interval that was timed; of runs the first, the warm-up, is left out.{batches}"}, warm),
     ]  # fmt: skip
@@ -93,12 +88,6 @@ def _pictures(document: Document) -> list[tuple[str, Panel | None, str]]:
         why = "these runs did not log when they evaluated"
         kinds.append((f"{metric} over time", seconds, time, why))
     return [(title, panel(title, curves, **how), why) for title, curves, how, why in kinds]
-
-
-def _loss_steps(document: Document) -> float:
-    """The number of steps in the picture of first losses: all that benchmarks store, or enough for runs."""
-    firsts = [r["losses"][0][0] for row in document["rows"] for r in row["repeats"] if r["losses"]]
-    return max(50.0, 10.0 * max(firsts, default=1))
 
 
 def _finals(document: Document) -> BarChart | None:

@@ -23,7 +23,6 @@ from .time_spent import Interval, Speed, TimeSpent, part
 
 WORSE = 1.1  # final evaluation loss over its minimum
 GAP = 0.05  # training accuracy minus evaluation accuracy
-IDLE = 0.10  # share of a run with rate 0
 SHORT = 60.0  # seconds; in shorter runs shares of wall time say little
 LARGE = 0.10  # share of the wall time above which work other than training matters
 SMALL = 0.05  # the share to reduce it to
@@ -59,11 +58,9 @@ class Observation:
 # ---- learning
 
 
-def learned(
-    run: StoredRun, finished: bool, rate: Mapping[str, Any], lower: str | None, recipe: str
-) -> list[Observation]:
-    """Findings about learning. *Arguments:* `rate`: from `stored_settings.curve`; `lower`: a lower rate to
-    try, such as `lr=0.1`, if known; `recipe`: as typed in a command."""
+def learned(run: StoredRun, finished: bool, lower: str | None, recipe: str) -> list[Observation]:
+    """Findings about learning. *Arguments:* `lower`: a lower rate to try, such as `lr=0.1`, if known;
+    `recipe`: as typed in a command."""
     less = fact("try-lower-rate") if lower is None else f"--set {lower}"
     calmer = (less, "--set clip=1.0", f"chipwise find-lr {recipe}")
     if (diverged := divergence(run)) is not None:
@@ -74,7 +71,7 @@ def learned(
     findings = list(_unlearned(run, calmer, recipe))
     if not findings and finished:
         findings = [*(_earlier_best(run) if run.kept is None else ()), *_gap(run)]
-    return [*findings, *_idle(rate)]
+    return findings
 
 
 def divergence(run: StoredRun) -> tuple[int, Fact] | None:
@@ -147,17 +144,6 @@ def _gap(run: StoredRun) -> Iterator[Observation]:
         return
     tries = fact("try-decay-or-augmentation"), fact("try-more-examples")
     yield Observation("learning", fact("accuracy-gap", train=a, eval=b), tries)
-
-
-def _idle(rate: Mapping[str, Any]) -> Iterator[Observation]:
-    values, steps = rate.get("values"), rate.get("steps")
-    if not values or not steps or len(values) < 20 or max(values) <= 0:
-        return
-    last = max(k for k, value in enumerate(values) if value > 1e-5 * max(values))
-    idle = 1 - (steps[last] + 1) / (steps[-1] + 1)
-    if idle >= IDLE:
-        finding = fact("schedule-ends-early", name=rate["name"], step=steps[last] + 1, share=idle)
-        yield Observation("settings", finding, (fact("try-lengths-in-percent"),))
 
 
 # ---- time

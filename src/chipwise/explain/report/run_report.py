@@ -54,7 +54,7 @@ def run_document(run: StoredRun) -> dict[str, Any]:
     lower = f"{rate['name']}={highest / 3:.2g}" if (highest := number(rate.get("peak"))) else None
     recipe = typed(run) or "RECIPE"
     findings = [
-        *learned(run, status["state"] == "finished", rate, lower, recipe),
+        *learned(run, status["state"] == "finished", lower, recipe),
         *slow(run, timed, time, fast, recipe),
     ]
     metrics, steps = _metrics(run)
