@@ -9,9 +9,9 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.engine.ledger import FILE, NAMES, read_ledger
 from chipwise.engine.on import On
 from chipwise.engine.session import Session
+from chipwise.engine.stored import DIGESTS, LEDGER, read_ledger
 from refusals import refused
 
 HOW = {"progress": "none", "log_every": "4st", "eval_every": None, "checkpoint_every": "7st"}
@@ -31,7 +31,7 @@ def test_a_ledger_has_a_head_and_a_row_at_each_log_evaluation_and_save(whole):
     (head,) = ledger.heads
     assert head["from"] == 0 and len(head["data"]["training"]) == 64
     assert list(ledger.rows) == STEPS
-    assert all(set(row) == set(NAMES) for row in ledger.rows.values())
+    assert all(set(row) == set(DIGESTS) for row in ledger.rows.values())
     assert len({row["parameters"] for row in ledger.rows.values()}) == len(STEPS)
     assert result.ledger == ledger.digest == json.loads((folder / "result.json").read_text())["ledger"]
 
@@ -65,11 +65,11 @@ def test_checkpoints_that_are_kept(tmp_path):
 
 def changed_row(run, step, name):
     """Changes a digit of the ledger."""
-    lines = (run / FILE).read_text().splitlines()
+    lines = (run / LEDGER).read_text().splitlines()
     for i, row in enumerate(map(json.loads, lines)):
         if row.get("step") == step:
             lines[i] = json.dumps(row | {name: f"{int(row[name], 16) ^ 1:016x}"})
-    (run / FILE).write_text("\n".join(lines) + "\n")
+    (run / LEDGER).write_text("\n".join(lines) + "\n")
 
 
 def test_rows_that_are_made_again_are_compared(tmp_path):
@@ -159,14 +159,14 @@ BAD = {
 
 @pytest.mark.parametrize("code, number", [(code, i) for code, each in BAD.items() for i in range(len(each))])
 def test_a_ledger_that_was_edited_is_refused_in_a_line(whole, tmp_path, code, number):
-    (tmp_path / FILE).write_text(BAD[code][number]((whole[0] / FILE).read_text()))
+    (tmp_path / LEDGER).write_text(BAD[code][number]((whole[0] / LEDGER).read_text()))
     with refused(cw.errors.RunError, code):
         read_ledger(tmp_path)
 
 
 def test_what_a_killed_process_leaves_is_read(whole, tmp_path):
-    text = (whole[0] / FILE).read_text()
-    (tmp_path / FILE).write_text(text[:-9])
+    text = (whole[0] / LEDGER).read_text()
+    (tmp_path / LEDGER).write_text(text[:-9])
     assert list(read_ledger(tmp_path).rows) == STEPS[:-1]
-    (tmp_path / FILE).write_text("")
+    (tmp_path / LEDGER).write_text("")
     assert read_ledger(tmp_path) is None

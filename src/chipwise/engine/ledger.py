@@ -10,13 +10,9 @@ again."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from ..atomic import read_inside
 from ..data.sources import data_digest
 from ..errors import DeviceFault, RunError
 from ..machine.fingerprint import this_machine
@@ -26,31 +22,7 @@ from .run_folder import RunFolder
 from .saver import Saver
 from .session import Session
 from .state_digest import Digested, Pending
-
-FILE = "ledger.jsonl"
-VERSION = 1
-MOST = 1 << 32  # bytes
-NAMES = ("gradient", "parameters", "state", "optimizer")
-
-Rows = dict[int, dict[str, str]]
-
-
-@dataclass(frozen=True)
-class StoredLedger:
-    """What a ledger holds. *Fields:* `heads` in their order; `rows`: step to digests by name."""
-
-    heads: list[dict[str, Any]]
-    rows: Rows
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the recipe's and the data's digests, and of all rows: equal on any number of devices."""
-        what = [self.heads[0].get(name) for name in ("recipe", "data")]
-        return _sha([what, sorted(self.rows.items())])
-
-    def head(self, step: int) -> dict[str, Any]:
-        """The head of the row of `step`."""
-        return next((h for h in reversed(self.heads) if h["from"] < step), self.heads[0])
+from .stored import DIGESTS, LEDGER, LEDGER_VERSION, Rows, read_ledger, sha_of
 
 
 def head_of(session: Session) -> dict[str, Any]:
@@ -59,60 +31,10 @@ def head_of(session: Session) -> dict[str, Any]:
     chip = session.machine.kind if session.machine.platform != "cpu" else this_machine().cpu
     devices = None if session.layout.exact else session.layout.devices
     return {
-        "recipe": _sha(session.recipe.describe()),
+        "recipe": sha_of(session.recipe.describe()),
         "data": {"training": data_digest(task.train), "evaluation": data_digest(task.eval)},
         "computed": {**session.computed(), "chip": chip, "devices": devices},
     }
-
-
-def read_ledger(run: Path) -> StoredLedger | None:
-    """The ledger of the run folder `run`, `None` if there is none or an empty one. Raises `RunError` for one
-    that cannot be read, is of another version, or has a damaged line other than the last, which a killed
-    process leaves."""
-    file = run / FILE
-    try:
-        lines = read_inside(file, MOST).decode("utf-8", "replace").split("\n")
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise RunError("file-unreadable", path=str(file), reason=error.strerror or str(error)) from error
-    heads: list[dict[str, Any]] = []
-    rows: Rows = {}
-    for number, line in enumerate(lines[:-1], 1):
-        row = _parsed(line)
-        if row is not None and "ledger" in row and row["ledger"] != VERSION:
-            text = "{path} is a ledger of version {version}, expected {expected}: read it with its chipwise."
-            version = str(row["ledger"])[:40]
-            raise RunError("ledger-version", text, path=str(file), version=version, expected=VERSION)
-        if row is not None and "ledger" in row:
-            heads.append(row)
-        elif row is not None and heads and row["step"] not in rows:
-            rows[row["step"]] = {name: row[name] for name in NAMES if name in row}
-        else:
-            text = "Line {line} of {path} is no row of a ledger: it was edited or damaged. Restore the file."
-            raise RunError("ledger-damaged", text, path=str(file), line=number)
-    return StoredLedger(heads, rows) if heads else None
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-    """The head or the row in a line, `None` for anything else."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(row, dict):
-        return None
-    if "ledger" in row:
-        sound = type(row.get("from")) is int and isinstance(row.get("data"), dict)
-        return row if row["ledger"] != VERSION or (sound and isinstance(row.get("computed"), dict)) else None
-    values = [row[name] for name in NAMES if name in row]
-    sound = (
-        type(row.get("step")) is int
-        and 0 < row["step"] < 2**53
-        and len(values) == len(row) - 1
-        and bool(values)
-    )
-    return row if sound and all(isinstance(v, str) and len(v) == 16 for v in values) else None
 
 
 class Ledger:
@@ -174,10 +96,10 @@ class Ledger:
     def _write(self, folder: RunFolder, step: int, values: dict[str, str]) -> None:
         if self._again is None:
             self._again = self._open(folder)
-        row = {name: values[name] for name in NAMES if name in values}
+        row = {name: values[name] for name in DIGESTS if name in values}
         before = self._again.pop(step, None)
         if before is not None:
-            differing = [n for n in NAMES if n in before and n in row and before[n] != row[n]]
+            differing = [n for n in DIGESTS if n in before and n in row and before[n] != row[n]]
             if differing:
                 text = (
                     "Step {step} of {run} was made again, and {what:and} differ from the ledger: a device "
@@ -185,15 +107,15 @@ class Ledger:
                 )
                 raise DeviceFault("ledger-differs", text, step=step, run=str(folder.path), what=differing)
             return
-        folder.append(FILE, {"step": step, **row})
+        folder.append(LEDGER, {"step": step, **row})
 
     def _open(self, folder: RunFolder) -> Rows:
         """Begins or continues the file. *Returns* the rows to be made again."""
         stored = read_ledger(folder.path)
         now = json.loads(json.dumps(head_of(self.session), default=str))
-        head = {"ledger": VERSION, "from": self._begin, **now}
+        head = {"ledger": LEDGER_VERSION, "from": self._begin, **now}
         if stored is None:
-            folder.replace(FILE, [head])
+            folder.replace(LEDGER, [head])
             return {}
         before = stored.heads[-1]
         for name, digest in now["data"].items():
@@ -212,9 +134,5 @@ class Ledger:
             rows = {step: row for step, row in rows.items() if step not in later}
             later = {}
         lines = [(h["from"], 1, h) for h in heads] + [(s, 0, {"step": s, **row}) for s, row in rows.items()]
-        folder.replace(FILE, [line for *_, line in sorted(lines, key=lambda line: line[:2])])
+        folder.replace(LEDGER, [line for *_, line in sorted(lines, key=lambda line: line[:2])])
         return later
-
-
-def _sha(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -5,6 +5,7 @@ The folder may come from anywhere, and from a killed process, so every part may 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -250,6 +251,95 @@ def best_row(rows: Sequence[Mapping[str, Any]], metric: Any) -> dict[str, Any] |
         return None
     value, step = min(found, key=lambda one: one[0] if lower_is_better(metric) else -one[0])
     return {"value": value, "step": step}
+
+
+# ---- the ledger: see `engine.ledger`
+
+LEDGER = "ledger.jsonl"
+LEDGER_VERSION = 1
+DIGESTS = ("gradient", "parameters", "state", "optimizer")
+
+Rows = dict[int, dict[str, str]]
+
+
+@dataclass(frozen=True)
+class StoredLedger:
+    """What a ledger holds. *Fields:* `heads` in their order; `rows`: step to digests by name."""
+
+    heads: list[dict[str, Any]]
+    rows: Rows
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the recipe's and the data's digests, and of all rows: equal on any number of devices."""
+        what = [self.heads[0].get(name) for name in ("recipe", "data")]
+        return sha_of([what, sorted(self.rows.items())])
+
+    def head(self, step: int) -> dict[str, Any]:
+        """The head of the row of `step`."""
+        return next((h for h in reversed(self.heads) if h["from"] < step), self.heads[0])
+
+
+def read_ledger(run: Path) -> StoredLedger | None:
+    """The ledger of the run folder `run`, `None` if there is none or an empty one. Raises `RunError` for one
+    that cannot be read, is of another version, or has a damaged line other than the last, which a killed
+    process leaves."""
+    file = run / LEDGER
+    try:
+        lines = read_inside(file, MOST_ROWS).decode("utf-8", "replace").split("\n")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunError("file-unreadable", path=str(file), reason=error.strerror or str(error)) from error
+    heads: list[dict[str, Any]] = []
+    rows: Rows = {}
+    for number, line in enumerate(lines[:-1], 1):
+        row = _parsed(line)
+        if row is not None and "ledger" in row and row["ledger"] != LEDGER_VERSION:
+            text = "{path} is a ledger of version {version}, expected {expected}: read it with its chipwise."
+            version = str(row["ledger"])[:40]
+            raise RunError("ledger-version", text, path=str(file), version=version, expected=LEDGER_VERSION)
+        if row is not None and "ledger" in row:
+            heads.append(row)
+        elif row is not None and heads and row["step"] not in rows:
+            rows[row["step"]] = {name: row[name] for name in DIGESTS if name in row}
+        else:
+            text = "Line {line} of {path} is no row of a ledger: it was edited or damaged. Restore the file."
+            raise RunError("ledger-damaged", text, path=str(file), line=number)
+    return StoredLedger(heads, rows) if heads else None
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """The head or the row in a line, `None` for anything else."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict):
+        return None
+    if "ledger" in row:
+        sound = type(row.get("from")) is int and isinstance(row.get("data"), dict)
+        return (
+            row
+            if row["ledger"] != LEDGER_VERSION or (sound and isinstance(row.get("computed"), dict))
+            else None
+        )
+    values = [row[name] for name in DIGESTS if name in row]
+    sound = (
+        type(row.get("step")) is int
+        and 0 < row["step"] < 2**53
+        and len(values) == len(row) - 1
+        and bool(values)
+    )
+    return row if sound and all(isinstance(v, str) and len(v) == 16 for v in values) else None
+
+
+def sha_of(value: Any) -> str:
+    """SHA-256 of a JSON value; of others in it, of their text."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+# ---- rows
 
 
 def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:

@@ -37,6 +37,21 @@ def test_a_finished_run(tmp_path):
     assert document["curves"]["train/loss"][0][:3] == [10, 0.5, 19.0]
 
 
+def test_the_ledger_and_the_faults_of_a_run(tmp_path):
+    whole(tmp_path)
+    run = next(path.parent for path in tmp_path.rglob("recipe.json"))
+    head = {"ledger": 1, "from": 0, "recipe": "a", "data": {}, "computed": {}}
+    rows = [{"step": step, "parameters": f"{step:016x}"} for step in (40, 80)]
+    (run / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (head, *rows)))
+    with open(run / "processes.jsonl", "a") as file:
+        file.write(json.dumps({"event": "end", "step": 90, "how": "failed", "code": "devices-unlike"}) + "\n")
+    told = {one["code"]: one for one in report(run)["about"]}
+    assert (told["about-ledger"]["rows"], told["about-ledger"]["step"]) == (2, 80)
+    assert (told["about-faults"]["count"], told["about-faults"]["steps"]) == (1, [90])
+    (run / "ledger.jsonl").write_text("{}\n")
+    assert "about-ledger-damaged" in {one["code"] for one in report(run)["about"]}
+
+
 def test_the_parts_add_up_to_the_wall_time(tmp_path):
     time = whole(tmp_path)["seconds"]
     assert time["parts"] == {

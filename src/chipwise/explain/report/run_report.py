@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ... import __version__
-from ...engine.stored import StoredRun, metrics_of, number, read_run
+from ...engine.stored import StoredRun, metrics_of, number, read_ledger, read_run
 from ...errors import RunError
 from ...machine.fingerprint import stated
 from ...study.study_file import FILE
@@ -104,7 +104,22 @@ def _about(run: StoredRun, devices: Mapping[str, Any] | None, total: int | None)
         facts.append(fact("about-steps", steps=total, batch=clock.batch))
     if run.recipe.get("precision"):
         facts.append(fact("about-precision", precision=one_line(run.recipe["precision"])))
-    return facts
+    return [*facts, *_proof(run, devices)]
+
+
+def _proof(run: StoredRun, devices: Mapping[str, Any] | None) -> Iterator[Fact]:
+    """Facts: the run's ledger, the devices that agreed at its rows, and the faults that ended processes."""
+    try:
+        ledger = read_ledger(run.path)
+    except RunError as error:
+        yield fact("about-ledger-damaged", reason=one_line(error))
+        return
+    if ledger is not None and ledger.rows:
+        last, agreed = max(ledger.rows), number((devices or {}).get("count")) or 1
+        yield fact("about-ledger", rows=len(ledger.rows), step=last, devices=int(agreed))
+    faults = [one["step"] for one in run.processes if one.get("code") in ("devices-unlike", "ledger-differs")]
+    if faults:
+        yield fact("about-faults", count=len(faults), steps=faults)
 
 
 def _status(run: StoredRun, total: int | None) -> dict[str, Any]:
