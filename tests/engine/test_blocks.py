@@ -78,6 +78,10 @@ def test_layouts_count_blocks():
     assert (layout.together, layout.blocks_per_device, layout.replicas_per_device) == (2, 2, 4)
     free = Layout(batch=64, replicas=8, devices=2, exact=False, blocks=1)
     assert (free.blocks, free.together, free.blocks_per_device) == (2, 4, 1)
+    uneven = Layout(batch=12, replicas=6, devices=3, exact=False, blocks=2)  # a device has two replicas
+    assert (uneven.blocks, uneven.together, uneven.blocks_per_device) == (6, 1, 2)
+    accumulating = Layout(batch=64, replicas=8, devices=2, exact=False)
+    assert (accumulating.together, accumulating.blocks_per_device) == (1, 4)
 
 
 def test_what_is_refused_and_what_is_said(capsys):

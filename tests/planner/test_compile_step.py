@@ -3,6 +3,7 @@ import json
 import jax.numpy as jnp
 import pytest
 
+import tasks
 from chipwise.chips.catalogue import named
 from chipwise.chips.gpus import target_config
 from chipwise.chips.targets import parse
@@ -78,6 +79,23 @@ def test_a_program_for_a_gpu_that_is_not_here(tmp_path):
     assert made.dtype == "bf16" and made.line.startswith(asked.__file__)
     assert reduce.problem is None and reduce.wire_bytes > 0
     assert nowhere.problem.code == "compiler-failed" and "target_config" in nowhere.problem["message"]
+
+
+@pytest.mark.skipif(not has_gpu_compiler(), reason="needs a compiler for GPUs")
+@pytest.mark.parametrize("exact", [True, False])
+def test_products_are_library_calls_since_none_can_be_tuned_here(exact, monkeypatch):
+    requests = []
+
+    def compile_each(batches, **_):
+        requests.extend(request for batch in batches for request in batch)
+        return iter(())
+
+    monkeypatch.setattr(compile_step, "compile_each", compile_each)
+    step = training_step(tasks.recipe(), Layout(64, 8, 2, exact), resident=True)
+    assert list(compile_step.compile_steps([(parse("h100:2"), step)])) == []
+    options = next(request.options for request in requests if request.name == "replica")
+    assert options["xla_gpu_autotune_level"] == 0 and options["xla_gpu_enable_triton_gemm"] is False
+    assert ("xla_gpu_deterministic_ops" in options) == exact
 
 
 @pytest.mark.slow

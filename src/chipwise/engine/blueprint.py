@@ -257,7 +257,7 @@ def _may_loop(step: Step, replica: Program) -> bool:
     """
     layout = step.layout
     small = 4 * step.updates.size * layout.blocks <= LOOP_BYTES
-    if not (layout.exact and layout.shards == 1 and small):
+    if layout.shards > 1 or not small:
         return False
     traced = step.traced.trace(*replica.specs).jaxpr  # the trace that `in_turn` calls
     return all(

@@ -15,6 +15,7 @@ number of blocks, or is the number of blocks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -61,8 +62,8 @@ def even_counts(replicas: int) -> list[int]:
 class Layout:
     """The distribution of a recipe over a machine. All counts are global unless the name says otherwise.
 
-    *Fields:* `blocks` of the recipe, as many as replicas if 0; without `exact`, as many as groups. `shards`,
-    the devices of a group, which computes its replicas one after another; usually 1.
+    *Fields:* `blocks` of the recipe, as many as replicas if 0; without `exact`, cut so that the groups share
+    them. `shards`, the devices of a group, which computes its replicas one after another; usually 1.
 
     Raises `DeviceError` when replicas, blocks and devices do not divide.
     """
@@ -83,7 +84,7 @@ class Layout:
     def __post_init__(self):
         if self.devices % self.shards:
             raise DeviceError("shards-uneven", shards=self.shards, devices=self.devices)
-        blocks = (self.blocks or self.replicas) if self.exact else self.groups
+        blocks = self.blocks or self.replicas
         counts = [n * self.shards for n in exact_counts(blocks)]
         facts = {"devices": self.devices, "replicas": self.replicas}
         if self.exact and blocks < self.replicas and self.devices not in counts:
@@ -101,7 +102,7 @@ class Layout:
                 " --no-exact for other bits."
             )
             raise DeviceError("devices-inexact", text, **facts, counts=counts)
-        object.__setattr__(self, "blocks", blocks)
+        object.__setattr__(self, "blocks", math.lcm(blocks, self.groups))  # with `exact`, `blocks`
 
     @property
     def groups(self) -> int:

@@ -19,8 +19,8 @@ programs, values of several devices meet only in additions.
 
 `vmap` maps one call over the replicas of a block; by default, each replica is a block. Within a block, the
 compiler may batch and add in any order, since the order is the same everywhere. A single block and the
-update are one program. With `exact=False`, all replicas of a device are a block, and the back end chooses
-the order of additions over devices.
+update are one program. With `exact=False` the back end chooses the order of additions over devices, and any
+number of devices that divides the replicas shares the blocks, cut further if they must be.
 
 There is another reason for separate collectives: on the CPU, a waiting collective holds a thread of the pool
 in which the other simulated devices compute, so a program that does both can deadlock.
@@ -59,11 +59,7 @@ def compiler_options(platform: str, exact: bool, device_kind: str, shards: int =
     such as H100. It changes the order of operations, not what they add. On TPUs: `SCOPED_VMEM_KIB`.
     """
     if platform in ("gpu", "cuda", "rocm"):
-        reproducible = {
-            "xla_gpu_deterministic_ops": True,
-            "xla_gpu_autotune_level": 0,
-            "xla_gpu_enable_triton_gemm": False,
-        }
+        reproducible = {"xla_gpu_deterministic_ops": True, **LIBRARY_PRODUCTS}
         overlapping = {"xla_gpu_enable_latency_hiding_scheduler": True}
         return (reproducible if exact else {}) | (overlapping if shards > 1 else {}) or None
     chip = find(device_kind) if platform == "tpu" else None
@@ -71,6 +67,9 @@ def compiler_options(platform: str, exact: bool, device_kind: str, shards: int =
         return {"xla_tpu_scoped_vmem_limit_kib": SCOPED_VMEM_KIB[chip.names[0]]}
     return None
 
+
+LIBRARY_PRODUCTS = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+"""Options of XLA for GPUs with which products are calls of the vendor's libraries, and none is tuned."""
 
 SCOPED_VMEM_KIB = {"v6e": 65_536, "v5p": 32_768}
 """On-chip memory for one fusion, where libtpu's default makes large products slow. For 24,576 x 4,096 x

@@ -7,6 +7,7 @@ target of the same chip, it would fit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from ..chips.catalogue import Chip
@@ -81,7 +82,7 @@ def smallest_cut(recipe: Recipe, whole: Whole, target: Target, exact: bool) -> t
         if not lies_on_hosts(shards, target) or (recipe.batch // recipe.replicas) % shards:
             continue
         groups = usable(shares(recipe, exact), target.devices // shards, exact)
-        sums = waiting(recipe.block_count // groups if exact else 1, whole.trained // shards)
+        sums = waiting(math.lcm(recipe.block_count, groups) // groups, whole.trained // shards)
         if groups > 1:  # a gradient and the sum
             sums = max(sums, 2 * 4 * whole.trained // shards)
         needed = whole.kept // shards + sums

@@ -44,7 +44,7 @@ def room(recipe: Recipe, target: Target, step: TracedStep, least: Memory, exact:
         if recipe.replicas % replicas:
             continue
         devices = recipe.shards * usable(replicas, target.devices // recipe.shards, exact)
-        sums = waiting(replicas * recipe.shards // devices if exact else 1, step.size)
+        sums = waiting(replicas * recipe.shards // devices, step.size)
         needed = least.needed - least.replica_sums + sums
         if devices == step.layout.devices and needed <= least.available:
             facts.append(fact("room-fewer-replicas", replicas=replicas, needed=needed))
