@@ -10,9 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from chipwise.chips.catalogue import named
 from chipwise.interop.nnx import functional
+from chipwise.models.chip_traits import traced_for
+from chipwise.models.remat import inside
 from chipwise.models.resnet50 import Bottleneck, ResNet50
-from chipwise.models.transformer import GPT2, ViT, kernels
+from chipwise.models.tied import next_token_loss
+from chipwise.models.transformer import GPT2, KEPT, ViT, kernels
 from chipwise.recipe.optimizers import decays
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -39,6 +43,29 @@ def test_parameter_count(net, count):
     init, _ = functional(lambda rngs: net(rngs=rngs))
     params, _ = jax.eval_shape(init, jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
+
+
+@pytest.mark.parametrize("keep", [KEPT, "nothing_saveable"])
+def test_blocks_are_unrolled_on_gpus_and_compute_the_same(keep):
+    init, apply = functional(lambda rngs: TINY_GPT(keep=keep, rngs=rngs))
+    params, state = init(jax.random.key(0))
+    tokens = jnp.arange(12, dtype=jnp.int32).reshape(2, 6) % 11
+
+    def loss(params):
+        states = apply(params, state, tokens, None, True)[0]
+        return next_token_loss(states, params["words"]["embedding"], tokens)
+
+    def turns(chip):
+        with traced_for(named(chip)):
+            traced = jax.make_jaxpr(jax.value_and_grad(loss))(params)
+            loops = [e for one in inside(traced.jaxpr) for e in one.eqns if e.primitive.name == "scan"]
+            layers = {e.params["unroll"] for e in loops if e.params["length"] == 2}
+            return layers, jax.jit(jax.value_and_grad(loss))(params)
+
+    looped, expected = turns("cpu")
+    unrolled, found = turns("a100")
+    assert (looped, unrolled) == ({1}, {2})
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), found, expected)
 
 
 @pytest.mark.parametrize("net, shape", [(TINY_VIT, (8, 8, 3)), (TINY_RESNET, (33, 40, 3))])

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from chipwise.chips.catalogue import named
 from chipwise.models import tied
+from chipwise.models.chip_traits import traced_for
 from chipwise.models.tied import embed, next_token_loss
 
 VOCABULARY, WIDTH = 13, 8
@@ -24,12 +26,15 @@ def drawn(shape, dtype=jnp.float32):
     return hidden, table, jax.random.randint(c, shape, 0, VOCABULARY)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tokens", [1, 3, 4, 5, 9])
-def test_chunks_do_not_show(tokens, monkeypatch):
+@pytest.mark.parametrize(
+    ("tokens", "chip"),
+    [*(pytest.param(n, None, marks=pytest.mark.slow) for n in (1, 3, 4, 5, 9)), (3, "a100"), (9, "a100")],
+)
+def test_chunks_do_not_show(tokens, chip, monkeypatch):
     monkeypatch.setattr(tied, "_CHUNK", 4)
+    monkeypatch.setattr(tied, "_GPU_LOGITS", 4 * VOCABULARY)  # 9 tokens are 3 chunks of 3
     hidden, table, targets = drawn((tokens,))
-    with jax.default_matmul_precision("highest"):
+    with jax.default_matmul_precision("highest"), traced_for(chip and named(chip)):
         ours, grads = jax.jit(jax.value_and_grad(next_token_loss, (0, 1)))(hidden, table, targets)
         alone = jax.jit(next_token_loss)(hidden, table, targets)
     expected, theirs = jax.jit(jax.value_and_grad(whole, (0, 1)))(hidden, table, targets)
@@ -37,6 +42,13 @@ def test_chunks_do_not_show(tokens, monkeypatch):
     np.testing.assert_allclose(alone, expected, rtol=1e-5)
     for a, b in zip(grads, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_one_pass_over_logits_is_their_logsumexp():
+    logits = jnp.asarray(np.random.default_rng(0).normal(0, 200, (5, 31)), jnp.float32)
+    logits = logits.at[0, 0].set(-jnp.inf).at[1].set(-1e38)
+    found = jax.jit(tied._in_one_pass)(logits)
+    np.testing.assert_allclose(found, jax.nn.logsumexp(logits, axis=1, keepdims=True), rtol=1e-6)
 
 
 @pytest.mark.slow

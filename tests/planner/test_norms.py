@@ -43,11 +43,11 @@ def test_all_programs_are_remembered(tmp_path):
         return training_step(made, layout, resident=True)
 
     first = TraceCache(tmp_path, "lamb")
-    programs = first.step(made, layout, True, make)
+    programs = first.step(made, layout, (True, None), make)
     first.write()
     (file,) = tmp_path.glob("programs-*.json")
     assert list(json.loads(file.read_text())["programs"]) == ["replica", "measure", "ratios", "update"]
-    again = TraceCache(tmp_path, "lamb").step(made, layout, True, lambda: pytest.fail("made again"))
+    again = TraceCache(tmp_path, "lamb").step(made, layout, (True, None), lambda: pytest.fail("made again"))
     assert [(one.name, one.arguments, one.donated) for one in again.programs] == [
         (one.name, one.arguments, one.donated) for one in programs.programs
     ]

@@ -104,7 +104,8 @@ class Blueprint(Generic[P]):
     *Fields:* `resident`: whether data holds every example, on the device; `cut`: how many values of the sum,
     the parameters', are cut over the devices if the optimizer's state is sharded, otherwise 0; `gathered`:
     float32 that devices exchange for norms of layers then; `looped`: whether one call of "replica" computes
-    all of a device's replicas. Bytes are of one device, except those of `whole` and of a checkpoint.
+    all of a device's replicas; `eval_block`: the examples of a block of the evaluation, if a plan has added
+    that to the programs. Bytes are of one device, except those of `whole` and of a checkpoint.
     """
 
     recipe: Recipe
@@ -122,6 +123,7 @@ class Blueprint(Generic[P]):
     cut: int = 0
     gathered: int = 0
     looped: bool = False
+    eval_block: int = 0
 
     @property
     def fused(self) -> bool:

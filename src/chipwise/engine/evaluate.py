@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,6 +29,7 @@ from ..machine.detect import detect
 from ..models.chip_traits import traced_for
 from ..recipe import precision
 from ..recipe.recipe import Recipe
+from ..recipe.source import Source
 from ..recipe.task import Sum, Tree, finished
 from ..recipe.user_code import user_code
 from . import feed, keys
@@ -58,6 +60,43 @@ def evaluate(
     ):
         placed = placement.put_cut(params, axes_of(recipe, params)), placement.put(state)
         return evaluator(*map(placement.gather, placed))
+
+
+def evaluation(
+    recipe: Recipe, source: Source, device: jax.Device | None = None
+) -> tuple[int, Callable[..., dict[str, Sum]]]:
+    """The size of the blocks of `source`, and a traceable function `(params, state, columns, count)`: the
+    sums of the first `count` `()` examples of a block with columns `(size, ...)`.
+
+    *Arguments:* `device`: for which kernels are chosen, by default that of `models.chip_traits`.
+    """
+
+    def one(params, state, example: dict) -> dict[str, Sum]:
+        """The sums of one unbatched example, with `params` in the compute dtype."""
+        batch = precision.cast_batch({k: v[None] for k, v in example.items()}, recipe.precision)
+        with precision.products(recipe.precision), traced_for(device), user_code("Task.loss", batch):
+            returned = recipe.task.loss(params, state, batch, keys.eval_key(recipe.seed), False)
+        return checked(returned, state)[0]
+
+    def block(params, state, columns, count):
+        keep = jnp.arange(size, dtype=jnp.int32) < count
+        params = precision.cast(params, recipe.precision)
+
+        def total(x):
+            return jnp.sum(jnp.where(keep.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros_like(x)), axis=0)
+
+        def added(s: Sum) -> Sum:
+            if s.each:  # `(size, 1, ...)`, of one example each
+                return Sum(s.total[:, 0], total(s.count), s.finish, True)
+            return Sum(total(s.total), total(s.count), s.finish)
+
+        made = jax.vmap(one, (None, None, 0))(params, state, columns)
+        return {name: added(s) for name, s in made.items()}
+
+    initial = jax.eval_shape(lambda: recipe.task.init(keys.init_key(recipe.seed)))
+    alone = jax.make_jaxpr(lambda params, *given: one(precision.cast(params, recipe.precision), *given))
+    size = block_size(recipe, len(source), alone(*initial, spec_of(source)))
+    return size, block
 
 
 class Evaluator:
@@ -92,11 +131,7 @@ class Evaluator:
         self.resident = placement.all("resident evaluation", feed.fits(source, placement.memory_bytes))
         self._spec = spec_of(source)
         # A loss that cannot evaluate fails now, not after the training.
-        initial = jax.eval_shape(lambda: recipe.task.init(keys.init_key(recipe.seed)))
-        one = jax.make_jaxpr(
-            lambda params, *given: self._one(precision.cast(params, recipe.precision), *given)
-        )(*initial, self._spec)
-        size = block_size(recipe, len(source), one)
+        size, self._block = evaluation(recipe, source, placement.lead)
         self.blocks = ExampleBlocks(placement, size, len(source), None if self.resident else batch)
         self._data = None
         if self.resident:
@@ -145,31 +180,6 @@ class Evaluator:
         """The columns of the block from `start` `()` on."""
         rows = start + jnp.arange(self.blocks.size, dtype=jnp.int32)
         return feed.pick(data, jnp.where(rows < self.blocks.examples, rows, jnp.int32(0)), self._spec)
-
-    def _block(self, params, state, columns, count):
-        """The sums of the first `count` `()` examples of a block."""
-        keep = jnp.arange(self.blocks.size, dtype=jnp.int32) < count
-        params = precision.cast(params, self.recipe.precision)
-
-        def total(x):
-            return jnp.sum(jnp.where(keep.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros_like(x)), axis=0)
-
-        def added(s: Sum) -> Sum:
-            if s.each:  # `(size, 1, ...)`, of one example each
-                return Sum(s.total[:, 0], total(s.count), s.finish, True)
-            return Sum(total(s.total), total(s.count), s.finish)
-
-        made = jax.vmap(self._one, (None, None, 0))(params, state, columns)
-        return {name: added(s) for name, s in made.items()}
-
-    def _one(self, params, state, example: dict) -> dict[str, Sum]:
-        """The sums of one unbatched example, with `params` in the compute dtype."""
-        recipe = self.recipe
-        batch = precision.cast_batch({k: v[None] for k, v in example.items()}, recipe.precision)
-        lead = self.placement.lead
-        with precision.products(recipe.precision), traced_for(lead), user_code("Task.loss", batch):
-            returned = recipe.task.loss(params, state, batch, keys.eval_key(recipe.seed), False)
-        return checked(returned, state)[0]
 
     def _run(self, model: list[tuple[Tree, Tree]]) -> dict[str, Any]:
         blocks, groups = self.blocks, self.placement.local

@@ -83,6 +83,11 @@ def platform() -> str:
     return _stated().platform
 
 
+def on_gpu() -> bool:
+    """Whether to trace for a GPU."""
+    return platform() in ("cuda", "rocm")
+
+
 def traits() -> ChipTraits:
     """The chip to trace for."""
     stated = _stated()

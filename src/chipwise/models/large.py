@@ -40,6 +40,11 @@ def in_group(mesh: AbstractMesh, rows: bool = True) -> AbstractContextManager[An
     return _GROUP(_ShardGroup(mesh, rows)) if mesh.size > 1 else nullcontext()
 
 
+def grouped() -> bool:
+    """Whether the program that is traced is one of a group's."""
+    return _GROUP.value is not None
+
+
 def axis_of(shape: tuple[int, ...], shards: int) -> int:
     """The largest axis that `shards` divides, the last one of equal axes; -1 if there is none."""
     return max(((n, axis) for axis, n in enumerate(shape) if n and n % shards == 0), default=(0, -1))[1]

@@ -6,16 +6,19 @@ each chunk while its logits exist, so nothing is stored or computed twice. Sums 
 gradient of a frequent word would stop growing at 256 terms.
 """
 
+import math
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .chip_traits import by_platform
+from .chip_traits import by_platform, on_gpu
 from .large import fsdp
 
 _CHUNK = 1024  # tokens per chunk: 206 MB of float32 logits with GPT-2's vocabulary
+_GPU_LOGITS = 1 << 28
+"""Logits of a chunk on GPUs, at most: 1 GiB. Each chunk reads and writes the sum for the table's gradient."""
 
 
 @jax.custom_vjp
@@ -80,18 +83,18 @@ def next_token_loss(hidden: jax.Array, table: jax.Array, targets: jax.Array) -> 
     are multiplied; logits, log-sum-exp and sums are float32. `targets` `(...)`: integers; one outside the
     vocabulary makes the sum NaN.
     """
-    rows, goals, valid = _chunks(hidden, targets)
+    chunks, turns = _chunks(hidden, table, targets)
 
     def chunk(total, at):
         h, goal, real = at
         logits, lse = _logits(h, table)
         return total + jnp.sum(_losses(logits, lse, goal, real)), None
 
-    return lax.scan(chunk, jnp.float32(0), (rows, goals, valid))[0]
+    return lax.scan(chunk, jnp.float32(0), chunks, unroll=turns)[0]
 
 
 def _loss_forward(hidden, table, targets):
-    rows, goals, valid = _chunks(hidden, targets)
+    chunks, turns = _chunks(hidden, table, targets)
 
     def chunk(carry, at):
         total, d_table = carry
@@ -106,7 +109,7 @@ def _loss_forward(hidden, table, targets):
         return (total, d_table), d_hidden.astype(h.dtype)
 
     zeros = jnp.zeros(table.shape, jnp.float32)
-    (total, d_table), d_rows = lax.scan(chunk, (jnp.float32(0), zeros), (rows, goals, valid))
+    (total, d_table), d_rows = lax.scan(chunk, (jnp.float32(0), zeros), chunks, unroll=turns)
     d_rows = d_rows.reshape(-1, hidden.shape[-1])[: targets.size]
     return total, (d_rows.reshape(hidden.shape), d_table.astype(table.dtype))
 
@@ -125,19 +128,36 @@ def tied_loss(table: jax.Array, hidden: jax.Array, targets: jax.Array) -> jax.Ar
     )
 
 
-def _chunks(hidden, targets):
-    """`(chunks, size, width)`, `(chunks, size)` int32, and which positions are not padding."""
+def _chunks(hidden, table, targets):
+    """`(chunks, size, width)`, `(chunks, size)` int32, and which positions are not padding; and how many
+    chunks a turn of the loop computes: all on GPUs, where a loop would copy the sum that it carries."""
     n, width = targets.size, hidden.shape[-1]
     size = min(n, _CHUNK)
+    if on_gpu():
+        size = math.ceil(n / math.ceil(n * len(table) / _GPU_LOGITS))
     fill = -n % size
     rows = jnp.pad(hidden.reshape(n, width), ((0, fill), (0, 0))).reshape(-1, size, width)
     goals = jnp.pad(targets.reshape(n).astype(jnp.int32), (0, fill)).reshape(-1, size)
-    return rows, goals, (jnp.arange(n + fill, dtype=jnp.int32) < n).reshape(-1, size)
+    valid = (jnp.arange(n + fill, dtype=jnp.int32) < n).reshape(-1, size)
+    return (rows, goals, valid), len(rows) if on_gpu() else 1
 
 
 def _logits(h, table):
     logits = lax.dot_general(h, table, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    return logits, jax.nn.logsumexp(logits, axis=1, keepdims=True)
+    return logits, _in_one_pass(logits) if on_gpu() else jax.nn.logsumexp(logits, axis=1, keepdims=True)
+
+
+def _in_one_pass(logits):
+    """`logsumexp` of rows, `(n, 1)`, which reads them once: each partial sum has its own maximum."""
+
+    def add(left, right):
+        (a, x), (b, y) = left, right
+        most = jnp.maximum(a, b)
+        return most, x * jnp.exp(a - most) + y * jnp.exp(b - most)
+
+    start = jnp.finfo(jnp.float32).min, jnp.float32(0)
+    most, total = lax.reduce((logits, jnp.ones_like(logits)), start, add, (1,))
+    return (most + jnp.log(total))[:, None]
 
 
 def _is(goal, logits):
@@ -145,7 +165,9 @@ def _is(goal, logits):
 
 
 def _losses(logits, lse, goal, real):
-    # By comparison, not by index: it fuses into the pass over the logits.
-    own = jnp.sum(jnp.where(_is(goal, logits), logits, 0.0), axis=1)
     inside = (goal >= 0) & (goal < logits.shape[1])
+    if on_gpu():
+        own = jnp.take_along_axis(logits, jnp.where(inside, goal, 0)[:, None], axis=1)[:, 0]
+    else:  # by comparison, not by index: it fuses into the pass over the logits
+        own = jnp.sum(jnp.where(_is(goal, logits), logits, 0.0), axis=1)
     return jnp.where(real, jnp.where(inside, lse[:, 0] - own, jnp.nan), 0.0)

@@ -7,8 +7,11 @@ dtype of the input and parameters, sums and softmax in float32.
 The blocks' parameters are stacked arrays, `(depth, ...)`, and `lax.scan` runs over them, so the compiler sees
 one block, not `depth`. GPT-2's gradient for 8 sequences compiled for a TPU v5e in 12 to 14 s on two cores,
 and in 131 s with the loop unrolled (JAX 0.10.2, libtpu 0.0.42); by that compiler's estimate the loop runs
-about a tenth longer. Convolutional nets are unrolled here, because a loop over convolutions is slow on the
-CPU; one over matrix products is not.
+about a tenth longer. On GPUs a loop copies what it keeps for the gradient in and out of stacks, so up to
+`UNROLLED` blocks are unrolled there: GPT-2's step is planned 21 to 30 % shorter for it and for the loss of
+`models.tied` (`benchmarks/gpt2_kernels.md`), at twice the compile time. Unrolled by four, it gains nothing;
+in a group of devices GPT-2 XL's gains 7 %, and takes 3 GB more. Convolutional nets are unrolled here, because
+a loop over convolutions is slow on the CPU; one over matrix products is not.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,13 +25,15 @@ from jax.ad_checkpoint import checkpoint_name
 
 from . import wide
 from .attention import attention
-from .chip_traits import platform
+from .chip_traits import on_gpu, platform
 from .conv import conv
-from .large import fsdp
+from .large import fsdp, grouped
 from .remat import remat
 from .tied import embed
 
 Initializer = Callable
+UNROLLED = 24
+"""The most blocks that are unrolled on GPUs."""
 KEPT = "dots_with_no_batch_dims_saveable"
 """What a block keeps for its gradient: the products with its kernels, and what attention made. Norms and GELU
 are computed again, which costs little arithmetic; a loop would otherwise keep every step of them."""
@@ -140,12 +145,14 @@ class Blocks(nnx.Module):
 
     def __call__(self, x: jax.Array, *more: jax.Array) -> jax.Array:
         graph, layers = nnx.split(self.stack)
+        depth = len(jax.tree.leaves(layers)[0])
+        unroll = depth if depth <= UNROLLED and on_gpu() and not grouped() else 1
 
-        @partial(remat, policy=self.keep, prevent_cse=False)
+        @partial(remat, policy=self.keep, prevent_cse=unroll > 1)
         def step(x, layer):
             return fsdp(lambda whole, x, *more: nnx.merge(graph, whole)(x, *more), layer, x, *more), None
 
-        return lax.scan(step, x, layers)[0]
+        return lax.scan(step, x, layers, unroll=unroll)[0]
 
 
 def kernels(path: str, leaf) -> bool:

@@ -170,18 +170,19 @@ class PlanQuestion:
         layout = Layout.of(tried, usable_devices(tried, whole, self.exact), self.exact)
         # as `fit` decides: JAX states no limit on the CPU
         limit = None if target.chip.kind == "CPU" else available(target)[0]
-        resident = feed.resident(tried.task.train, limit)
-        if recipe is not None:
+        resident, kept = feed.resident(tried.task.train, limit), None
+        if recipe is not None:  # of a search, in which every try would compile the evaluation again
             return training_step(recipe, layout, resident=resident)
+        if self.evaluations and tried.task.eval is not None:
+            kept = feed.resident(tried.task.eval, limit)
 
         def make() -> TracedStep:
-            return training_step(tried, layout, resident=resident, state=self.state)
+            return training_step(tried, layout, resident=resident, state=self.state, keeps_evaluation=kept)
 
-        if (layout, resident) not in self._steps:
-            remembered = self.traces
-            made = make() if remembered is None else remembered.step(tried, layout, resident, make)
-            self._steps[layout, resident] = made
-        return self._steps[layout, resident]
+        about = layout, (resident, kept)
+        if about not in self._steps:
+            self._steps[about] = make() if self.traces is None else self.traces.step(tried, *about, make)
+        return self._steps[about]
 
     def predicted(self, block: int) -> TracedStep:
         """A step of predictions in blocks of so many examples."""
@@ -321,7 +322,7 @@ class PlanQuestion:
             seconds = at_least(seconds, batch / (fed.examples_per_second_per_core * fed.cores))
         peak = peak_flops_per_device(target.chip, recipe.precision)
         if self.predict is None:
-            work = training_work(recipe, seconds, self.evaluations)
+            work = training_work(recipe, seconds, self.evaluations, self.evaluation(step, time))
         else:
             work = {"predict": seconds.times(self.blocks(target, step))}
         run = run_time(target, self.compilation(target, step, time), work)
@@ -337,6 +338,13 @@ class PlanQuestion:
             "costs": costs(target, self.prices, run["wall_seconds"], self.today),
             **run,
         }
+
+    def evaluation(self, step: TracedStep, time: StepTime) -> Range | None:
+        """The time of one evaluation; `None` if its program was not compiled."""
+        if time.evaluation is None or self.recipe.task.eval is None:
+            return None
+        blocks = -(-len(self.recipe.task.eval) // step.eval_block)
+        return time.evaluation.times(-(-blocks // step.layout.devices))
 
     def compilation(self, target: Target, step: TracedStep, time: StepTime) -> Range:
         """The compilation time on the target's host; on the CPU it was measured."""

@@ -22,8 +22,8 @@ from ..engine.reduce import AXIS, reducer
 from ..words.facts import fact
 from . import device_memory
 from .plans import Range
-from .time_step import StepTime, dispatch_seconds, latency
-from .tracing import BLOCK, ONE, Traceable, TracedStep, predicts
+from .time_step import StepTime, called, dispatch_seconds
+from .tracing import BLOCK, EVALUATION, ONE, Traceable, TracedStep, predicts
 
 OTHER_HOST = 2.0
 """The factor, down and up, of compilation seconds: they were measured on this host, not on the target's."""
@@ -63,9 +63,12 @@ def timed_here(step: TracedStep, target: Target) -> StepTime:
     with jax.default_device(_cpu()):
         if predicts(step):
             parts = {"forward": _seconds(compiled[BLOCK])}
-            one = latency(step, Range.around(_seconds(compiled[ONE]), AROUND))
+            one = called(step.programs[0], Range.around(_seconds(compiled[ONE]), AROUND))
             made = replace(made, latency=one)
         else:
+            if EVALUATION in compiled:
+                block = Range.around(_seconds(compiled.pop(EVALUATION)), AROUND)
+                made = replace(made, evaluation=called(step.programs[-1], block))
             parts = {
                 "replica": step.calls * _seconds(compiled.pop("replica")),
                 "reduce": _reduction(step),

@@ -77,15 +77,18 @@ def run_time(target: Target, compilation: Range, work: Mapping[str, Range]) -> d
     }
 
 
-def training_work(recipe: Recipe, step: Range, evaluations: int) -> dict[str, Range]:
+def training_work(
+    recipe: Recipe, step: Range, evaluations: int, evaluation: Range | None
+) -> dict[str, Range]:
     """The time of all steps of `recipe`, and of its `evaluations`.
 
-    Evaluating an example takes a third of its training time: a forward pass without the backward pass, which
-    costs twice as much.
+    *Arguments:* `evaluation`: the time of one. If that is unknown, evaluating an example takes a third of its
+    training time: a forward pass without the backward pass, which costs twice as much.
     """
-    held = len(recipe.task.eval) if recipe.task.eval is not None else 0
-    evaluate = step.times(evaluations * held / recipe.batch / 3)
-    return {"train": step.times(recipe.clock.total or 0), "evaluate": evaluate}
+    if evaluation is None:
+        held = len(recipe.task.eval) if recipe.task.eval is not None else 0
+        evaluation = step.times(held / recipe.batch / 3)
+    return {"train": step.times(recipe.clock.total or 0), "evaluate": evaluation.times(evaluations)}
 
 
 # ---- whether the host can feed the chip

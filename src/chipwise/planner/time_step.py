@@ -19,10 +19,11 @@ from ..hlo.kernel import Kernel
 from ..recipe.precision import TPU_PASSES
 from ..words.facts import Fact, fact
 from . import device_memory, time_gpu, time_tpu
+from .compile_answers import Compiled
 from .compile_step import Answers
 from .plans import Range, unique
 from .time_links import sum_seconds
-from .tracing import BLOCK, ONE, Traceable, TracedStep, predicts
+from .tracing import BLOCK, EVALUATION, ONE, Traceable, TracedStep, predicts
 
 FRAMEWORK_BYTES = 0.8e9
 """Assumed memory that a process takes on a GPU before any array: CUDA context, cuDNN, cuBLAS and NCCL."""
@@ -59,6 +60,7 @@ class StepTime:
     bound: str | None = None
     kernels: tuple[Kernel, ...] = ()  # of a whole step
     latency: Range | None = None  # of predicting one example
+    evaluation: Range | None = None  # of one block
 
     def timed(
         self, parts: dict[str, float], factors: tuple[float, float], dispatch: float, busiest: str
@@ -97,6 +99,7 @@ def local_devices(step: TracedStep, target: Target) -> int:
 def dispatch_seconds(step: TracedStep, target: Target) -> float:
     """The host's time to start a step: each local device's replicas and update, and the reduction."""
     local, (first, *others) = local_devices(step, target), step.programs
+    others = [program for program in others if program.name != EVALUATION]
     if predicts(step):
         return local * _call(first)
     reduce = CALL_SECONDS + ARGUMENT_SECONDS * local * step.local_vectors
@@ -107,9 +110,9 @@ def _call(program: Traceable) -> float:
     return CALL_SECONDS + ARGUMENT_SECONDS * program.arguments
 
 
-def latency(step: TracedStep, device: Range) -> Range:
-    """The time of predicting one example that takes `device` on the device."""
-    return device.plus(Range.around(_call(step.programs[0]), DISPATCH_FACTOR))
+def called(program: Traceable, device: Range) -> Range:
+    """The time of one call of a program that takes `device` on the device."""
+    return device.plus(Range.around(_call(program), DISPATCH_FACTOR))
 
 
 def timed_away(step: TracedStep, target: Target, answers: Answers) -> StepTime:
@@ -117,11 +120,12 @@ def timed_away(step: TracedStep, target: Target, answers: Answers) -> StepTime:
     precision = step.recipe.precision
     asked = {name: one for name, one in answers.items() if name != ONE}
     problems = [one.problem for one in asked.values() if one.problem is not None]
+    stepping = {name: one for name, one in asked.items() if name != EVALUATION}
     made = StepTime(
         method="compiled",
         memory=_memory(step, target, asked),
-        flops=sum(one.flops * (step.calls if name == "replica" else 1) for name, one in asked.items()),
-        wire_bytes=sum(one.wire_bytes for one in asked.values()),
+        flops=sum(one.flops * (step.calls if name == "replica" else 1) for name, one in stepping.items()),
+        wire_bytes=sum(one.wire_bytes for one in stepping.values()),
         dtypes=step.programs[0].contents(target.chip).dtypes,
         warnings=unique(note for one in answers.values() for note in one.notes),
     )
@@ -129,10 +133,12 @@ def timed_away(step: TracedStep, target: Target, answers: Answers) -> StepTime:
         return replace(made, problem=None if problems[0].code == "refused-for-memory" else problems[0])
     made = replace(made, notes=_notes(target, precision))
     try:
-        kernels = {name: timed(target, precision, one.kernels) for name, one in asked.items()}
+        kernels = {name: timed(target, precision, one.kernels) for name, one in stepping.items()}
         if predicts(step):
             made = _with_latency(made, step, target, answers)
         else:
+            if EVALUATION in answers:
+                made = replace(made, evaluation=_alone(step, target, answers[EVALUATION]))
             kernels["replica"] = within(step, target, kernels["replica"])
             reduce = kernels.get("reduce", []) + kernels.pop("gather", [])
             kernels["reduce"] = between(step, target, reduce)
@@ -163,9 +169,15 @@ def _with_latency(made: StepTime, step: TracedStep, target: Target, answers: Ans
         return made
     if alone.problem is not None:
         return replace(made, notes=(*made.notes, fact("latency-unknown", problem=alone.problem)))
-    kernels = timed(target, step.recipe.precision, alone.kernels)
+    return replace(made, latency=_alone(step, target, alone))
+
+
+def _alone(step: TracedStep, target: Target, answer: Compiled) -> Range:
+    """The time of one call of a program that is not part of the step."""
+    (program,) = (one for one in step.programs if one.name == answer.name)
+    kernels = timed(target, step.recipe.precision, answer.kernels)
     seconds, span = sum(one.seconds for one in kernels), factors(target, step.recipe.precision, kernels)
-    return replace(made, latency=latency(step, Range(seconds, span[0] * seconds, span[1] * seconds)))
+    return called(program, Range(seconds, span[0] * seconds, span[1] * seconds))
 
 
 def _memory(step: TracedStep, target: Target, answers: Answers) -> Memory | None:

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,13 @@ class TraceCache:
     _asked: dict[Path, TracedStep] = dataclasses.field(default_factory=dict)
 
     def step(
-        self, recipe: Recipe, layout: Layout, resident: bool, make: Callable[[], TracedStep]
+        self, recipe: Recipe, layout: Layout, kept: Sequence[bool | None], make: Callable[[], TracedStep]
     ) -> TracedStep:
-        """The programs of `recipe` in `layout`, remembered or from `make`."""
-        path = self.folder / f"programs-{self._key(recipe, layout, resident)}.json"
+        """The programs of `recipe` in `layout`, remembered or from `make`.
+
+        *Arguments:* `kept`: which data is on the device.
+        """
+        path = self.folder / f"programs-{self._key(recipe, layout, kept)}.json"
         make = functools.cache(make)
         self._asked[path] = _read(path, recipe, layout, make) or make()
         return self._asked[path]
@@ -52,12 +55,12 @@ class TraceCache:
             if not path.exists() or path.read_text(encoding="utf-8") != text:
                 replace_text(path, text, "plan-cache-unwritable")
 
-    def _key(self, recipe: Recipe, layout: Layout, resident: bool) -> str:
+    def _key(self, recipe: Recipe, layout: Layout, kept: Sequence[bool | None]) -> str:
         train = recipe.task.train
         data = {name: [list(spec.shape), str(spec.dtype)] for name, spec in spec_of(train).items()}
         versions = {name: installed(name) for name in LIBRARIES}
         options = {name: value for name, value in os.environ.items() if name.startswith("JAX_")}
-        about = [_sources(), versions, options, self.origin, dataclasses.asdict(layout), resident]
+        about = [_sources(), versions, options, self.origin, dataclasses.asdict(layout), list(kept)]
         text = json.dumps([*about, data, len(train)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -17,11 +17,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import export
 
 from ..chips.catalogue import Chip
+from ..data.sources import nbytes as source_bytes
+from ..data.sources import spec_of
+from ..data.stream import batches_in_memory
 from ..engine import keys
 from ..engine.blueprint import Blueprint, Whole, blueprint, tracing
+from ..engine.evaluate import evaluation
 from ..engine.group_step import GroupStep
 from ..engine.layout import Layout
 from ..engine.predict import inputs_of, prediction
@@ -108,12 +113,18 @@ TracedStep = Blueprint[Traceable]
 
 
 def training_step(
-    recipe: Recipe, layout: Layout, *, resident: bool, state: TrainState | None = None
+    recipe: Recipe,
+    layout: Layout,
+    *,
+    resident: bool,
+    state: TrainState | None = None,
+    keeps_evaluation: bool | None = None,
 ) -> TracedStep:
     """A step of training on one device, or group, of `layout`.
 
     *Arguments:* `state`: `abstract_state(recipe)`, if known; it is half of the work, and the same in every
-    layout.
+    layout; `keeps_evaluation`: whether evaluation data is on the device. Unless None, or in a group of
+    several devices, a block of the evaluation is one of the programs, `EVALUATION`.
 
     Raises `RecipeError` if the recipe's own functions raise an error while they are traced.
     """
@@ -121,11 +132,35 @@ def training_step(
         make: Any = Step if recipe.shards == 1 else GroupStep
         made: Any = blueprint(make(recipe, layout, resident=resident, state=state), apart=True)
     # No compiler is asked about a gradient's squares: they take a small part of the update's time.
-    asked = (program for program in made.programs if program.name != "square")
-    return replace(made, programs=tuple(Traceable.of(p.name, p.function, p.specs, p.donate) for p in asked))
+    programs = [
+        Traceable.of(p.name, p.function, p.specs, p.donate) for p in made.programs if p.name != "square"
+    ]
+    made = replace(made, programs=tuple(programs))
+    if keeps_evaluation is None or recipe.shards > 1:
+        return made
+    with tracing(recipe.name):
+        return _with_evaluation(made, keeps_evaluation)
 
 
-BLOCK, ONE = "block", "one"
+def _with_evaluation(step: TracedStep, resident: bool) -> TracedStep:
+    """`step` and a block of the evaluation, whose data is on the device if `resident`."""
+    recipe, source = step.recipe, step.recipe.task.eval
+    assert source is not None
+    size, block = evaluation(recipe, source)
+    params, state = jax.eval_shape(lambda: recipe.task.init(keys.init_key(recipe.seed)))
+    columns = {n: jax.ShapeDtypeStruct((size, *s.shape), s.dtype) for n, s in spec_of(source).items()}
+    specs = (params, state, columns, jax.ShapeDtypeStruct((), jnp.int32))
+    read = nbytes(columns)
+    held = source_bytes(source) if resident else batches_in_memory(step.layout.devices * read) * read
+    return replace(
+        step,
+        programs=(*step.programs, Traceable.of(EVALUATION, block, specs)),
+        data_bytes=step.data_bytes + held,
+        eval_block=size,
+    )
+
+
+BLOCK, ONE, EVALUATION = "block", "one", "evaluation"
 _IN_FLIGHT = 3  # blocks whose inputs or outputs a device holds: current, previous, next
 
 

@@ -1,0 +1,56 @@
+"""The evaluation of a plan: a block of it is compiled, timed, and counted in memory."""
+
+import dataclasses
+
+import chipwise as cw
+import tasks
+from chipwise.data.sources import nbytes
+from chipwise.engine.layout import Layout
+from chipwise.engine.session import Session
+from chipwise.planner import time_here
+from chipwise.planner.plans import Range
+from chipwise.planner.time_run import training_work
+from chipwise.planner.tracing import EVALUATION, training_step
+
+RECIPE = tasks.recipe()
+LAYOUT = Layout.of(RECIPE, 2)
+
+
+def step(keeps):
+    return training_step(RECIPE, LAYOUT, resident=True, keeps_evaluation=keeps)
+
+
+def test_it_is_the_block_of_the_engine():
+    with Session(RECIPE, cw.On(devices=2)) as session:
+        session.begin()
+        session.evaluate()
+        (blocks, *_), evaluator = session._evaluator._programs, session._evaluator
+        made, plain = step(True), step(None)
+        program = made.programs[-1]
+        assert (program.name, made.eval_block) == (EVALUATION, evaluator.blocks.size)
+        columns = {n: (a.shape, a.dtype) for n, a in blocks.in_avals[0][2].items()}
+        assert columns == {n: (a.shape, a.dtype) for n, a in program.specs[2].items()}
+    assert EVALUATION not in [one.name for one in plain.programs]
+    assert made.data_bytes - plain.data_bytes == nbytes(RECIPE.task.eval)
+    ahead, block = step(False).data_bytes - plain.data_bytes, made.eval_block * (tasks.FEATURES + 4)
+    assert ahead > block and ahead % block == 0
+
+
+def test_memory_is_that_of_the_program_that_needs_most():
+    made = step(True)
+    small, large = (made.memory({"replica": 10_000, EVALUATION: n}, 0, 1 << 30, None) for n in (0, 1 << 20))
+    assert small.activations == 10_000 and large.activations == 1 << 20
+
+
+def test_its_time_is_that_of_its_blocks_on_all_devices(monkeypatch):
+    monkeypatch.setattr(time_here, "_seconds", lambda program: 2.0)
+    (plan,) = cw.plan(dataclasses.replace(RECIPE, eval_block=10), ["cpu"], eval_every="50%")
+    blocks = -(-len(RECIPE.task.eval) // 10)
+    assert plan.evaluations == 2
+    turns = 2 * -(-blocks // plan.devices)
+    assert 2.0 * turns <= plan.seconds["evaluate"] < 2.0 * turns * 1.001
+
+
+def test_a_third_of_a_step_where_it_is_not_compiled():
+    work = training_work(RECIPE, Range.around(3.0, 2.0), 4, None)
+    assert work["evaluate"].value == 4 * len(RECIPE.task.eval) / RECIPE.batch
