@@ -79,31 +79,34 @@ def priced(plan, *offers):
     return dataclasses.replace(plan, costs=tuple(costs))
 
 
-def test_an_old_price_and_a_marketplace_s_offer_decide_nothing():
-    a = priced(made("a", 60, 1), (4, {}), (1, {"market": True, "cloud": "vast"}), (2, {"old": True}))
-    b = priced(made("b", 60, 1), (5, {}))
-    c = priced(made("c", 60, 1), (0.5, {"old": True, "cloud": "aws"}))
-    assert a.cheapest().usd_per_hour == 4 and c.cheapest().old
-    verdict = judge([a, b, c])
-    assert verdict.by_money == ("a", "b", "c") and set(verdict.pareto) <= {"a", "b"}
+def test_large_clouds_decide_and_the_lower_offer_is_named():
+    market, small = {"market": True, "cloud": "vast (marketplace)"}, {"cloud": "verda"}
+    a = priced(made("a", 60, 1), (4, {}), (2, market), (3, small))
+    b = priced(made("b", 60, 1), (5, {"cloud": "aws"}), (1, {**small, "includes": "accelerator alone"}))
+    c, d = priced(made("c", 60, 1), (2.5, small)), priced(made("d", 60, 1), (1.5, market))
+    assert [plan.cheapest().usd_per_hour for plan in (a, b, c, d)] == [4, 5, 2.5, 1.5]
+    verdict = judge([a, b, c, d])
+    assert verdict.by_money == ("a", "b", "c", "d") and set(verdict.pareto) <= {"a", "b"}
     head, lower = verdict.cheapest
     assert head.code == "plan-cheapest" and (head["target"], head["second"]) == ("a", "b")
-    assert lower.code == "plan-maybe-cheaper-old" and (lower["target"], lower["cloud"]) == ("c", "aws")
-    assert codes(judge([a, b]).cheapest) == ["plan-cheapest", "plan-maybe-cheaper-market"]
-    assert codes(judge([a]).cheapest) == ["plan-cheapest-alone", "plan-maybe-cheaper-market"]
+    assert lower.code == "plan-offered-lower" and (lower["target"], lower["usd_per_hour"]) == ("d", 1.5)
+    assert codes(judge([a, b]).cheapest) == ["plan-cheapest", "plan-offered-lower"]
+    assert codes(judge([b]).cheapest) == ["plan-cheapest-alone"]
+    assert codes(judge([c, d]).cheapest) == ["plan-cheapest-alone", "plan-offered-lower"]
+    assert codes(judge([d]).cheapest) == ["plan-only-market"]
 
 
-def test_where_all_prices_are_old_they_decide_and_it_is_said_once():
-    a = priced(made("a", 60, 1), (1, {"old": True}), (0.5, {"market": True}))
-    b = priced(made("b", 60, 1), (9, {"old": True}))
-    verdict = judge([a, b])
-    head, aged, lower = verdict.cheapest
-    assert head.code == "plan-cheapest" and (head["usd"], head["second_usd"]) == (1, 9)
-    assert aged.code == "plan-prices-old" and aged["days"] == 90 and verdict.all_old
-    assert lower.code == "plan-maybe-cheaper-market" and verdict.by_money == ("a", "b")
-    assert not judge([a, priced(made("c", 60, 1), (20, {}))]).all_old
-    market = priced(made("a", 60, 1), (0.5, {"market": True}))
-    assert codes(judge([market]).cheapest) == ["plan-only-market"]
+def test_what_one_owns_stands_beside_large_clouds():
+    mine = priced(made("mine", 60, 1), (0.5, {"cloud": "mine", "includes": "owned"}))
+    assert judge([mine, made("a", 60, 1)]).by_money == ("mine", "a")
+
+
+def test_a_price_decides_at_any_age_and_an_old_one_is_said_to_be():
+    a, b = priced(made("a", 60, 1), (1, {"old": True})), made("b", 60, 9)
+    head, aged = judge([a, b]).cheapest
+    assert (head.code, head["target"], head["second"]) == ("plan-cheapest", "a", "b")
+    assert aged.code == "plan-price-old" and aged["days"] == 90
+    assert codes(judge([b]).cheapest) == ["plan-cheapest-alone"]
 
 
 def test_where_starting_and_compiling_decide_targets_are_ranked_by_the_step():

@@ -86,8 +86,8 @@ def test_a_compiler_starts_early_only_for_programs_to_be_traced(tmp_path, asked,
     for targets in (["v5e-1"], ["v5e-1"], ["v5e-1", "a100"], ["v5e-1", "a100"]):
         planned(tmp_path, *targets)
     assert expected == ["tpu", None, "cuda", None]
-    tpu_first, gpu_first = [request.platform for request in asked[6:12]], [r.platform for r in asked[12:]]
-    assert tpu_first == ["tpu"] * 3 + ["cuda"] * 3 and gpu_first == tpu_first[::-1]
+    tpu_first, gpu_first = [request.platform for request in asked[8:16]], [r.platform for r in asked[16:]]
+    assert tpu_first == ["tpu"] * 4 + ["cuda"] * 4 and gpu_first == tpu_first[::-1]
 
 
 def test_no_number_of_the_programs_is_forgotten(tmp_path):

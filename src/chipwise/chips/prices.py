@@ -40,7 +40,9 @@ OWNED = "owned"
 INCLUDES = ("accelerator alone", "whole VM", "slice with its host", OWNED)
 LOOK_BACK_DAYS = 730
 OLD_DAYS = 90
-"""From this age on a price may have changed: it is shown with its date, and not used for a verdict."""
+"""From this age on a price may have changed, and a verdict that it decides says so."""
+LARGE = ("aws", "azure", "gcp")
+"""The clouds whose prices decide a verdict where they have the chip: anybody can rent there at any time."""
 
 
 @dataclass(frozen=True)

@@ -34,12 +34,7 @@ def render(document: Mapping[str, Any]) -> str:
     able, failed = ([p for p in plans if (p["problem"] is None) is runs] for runs in (True, False))
     by_step = verdict["ranked_by"] == "step"
     ranked = sorted(able, key=lambda p: p["step_seconds" if by_step else "wall_seconds"]["value"])
-
-    def decides(cost: Mapping[str, Any]) -> bool:
-        """Whether a cost may be in a headline: not a marketplace's offer, and not old unless all are."""
-        return not cost.get("market") and (verdict.get("all_old") or not cost.get("old"))
-
-    spot = [p for p in able if p["cheapest_spot"] and decides(p["cheapest_spot"])]
+    spot = [p for p in able if p["cheapest_spot"] and not p["cheapest_spot"].get("market")]
     seen = [(p, plan_kernels.costliest(p)) for p in ranked]
     return page.render(
         "plan",
@@ -49,7 +44,6 @@ def render(document: Mapping[str, Any]) -> str:
         by_step=by_step,
         predicts=plans[0].get("predicts"),
         pareto=verdict["pareto"],
-        decides=decides,
         fastest=by_name.get(next(iter(verdict["by_time"]), "")),
         cheapest=by_name.get(next(iter(verdict["by_money"]), "")),
         cheapest_spot=min(spot, key=lambda p: p["cheapest_spot"]["usd"]["value"], default=None),

@@ -16,10 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import __version__
-from ..chips.prices import OLD_DAYS
 from ..engine.blueprint import Memory
 from ..planner.plans import SCHEMA, Cost, Plan, Range
-from ..planner.ranking import all_prices_old, judge
+from ..planner.ranking import judge
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
 from ..words.figures import byte_size, digits, dollars, duration, share
@@ -86,8 +85,6 @@ def statements(plans: Sequence[Plan]) -> list[Fact]:
     """The facts below the table, except notes."""
     facts = list(judge(plans).more)
     facts += _shared((p.target, p.advice) for p in plans)
-    if _marks_old(plans):
-        facts.append(fact("plan-old-prices", days=OLD_DAYS))
     return facts
 
 
@@ -107,7 +104,7 @@ def table(plans: Sequence[Plan]) -> Table:
     target, share of peak, wall time, and dollars of the run with the cloud. Of predictions: the latency of
     one example instead of the step time, and dollars per million examples.
     """
-    trains, marked = plans[0].predicts is None, _marks_old(plans)
+    trains = plans[0].predicts is None
     each, money = ("ms a step", ("$", "$ spot")) if trains else ("ms alone", ("$ a million", "$ spot"))
     rows: list[list[Any]] = []
     for p in plans:
@@ -121,7 +118,7 @@ def table(plans: Sequence[Plan]) -> Table:
         row += [(p.bound or "").replace("interconnect", "links"), duration(p.wall_seconds.value)]
         for cost in (p.cheapest(), p.cheapest(spot=True)):
             usd = None if cost is None else cost.usd if trains else p.per_million(cost)
-            row.append("-" if usd is None else _price(cost, usd, marked))
+            row.append("-" if usd is None else _price(cost, usd))
         rows.append(row)
     columns = ("target", "memory", each, "examples/s", "peak", "bound by", "wall", *money)
     return terminal.table(columns, rows, left=("target", "bound by"), fold=money, padding=(0, 1))
@@ -139,13 +136,6 @@ def _spread(r: Range) -> str:
     return f"{digits(r.value)} ({digits(r.low)} to {digits(r.high)})"
 
 
-def _marks_old(plans: Sequence[Plan]) -> bool:
-    """Whether to mark old prices: some of the prices shown are old, but not all."""
-    shown = [cost for p in plans for cost in (p.cheapest(), p.cheapest(spot=True)) if cost]
-    return any(cost.old for cost in shown) and not all_prices_old(plans)
-
-
-def _price(cost: Cost | None, usd: Range, marked: bool) -> str:
+def _price(cost: Cost | None, usd: Range) -> str:
     """A price with its cloud, `$12.30 gcp`: one cloud's spot price may be above another's on-demand price."""
-    old = "†" if cost is not None and cost.old and marked else ""
-    return f"{dollars(usd.value)} {cost.cloud if cost else ''}{old}"
+    return f"{dollars(usd.value)} {cost.cloud if cost else ''}"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..chips.prices import Price, prices_for
+from ..chips.prices import LARGE, OWNED, Price, prices_for
 from ..chips.targets import Target
 from ..engine.blueprint import Memory
 from ..errors import DeviceError
@@ -80,14 +80,14 @@ class Cost:
     old: bool = False  # read more than `prices.OLD_DAYS` days before the plan
 
     @property
-    def decides(self) -> bool:
-        """Whether it may decide a verdict. If no price may, all list prices do, whatever their age."""
-        return not (self.market or self.old)
+    def standing(self) -> tuple[bool, bool]:
+        """Sort key, lowest first: prices of large clouds and of owned hardware, other lists, marketplaces."""
+        return self.market, not (self.includes == OWNED or self.cloud.lower() in LARGE)
 
     @property
-    def order(self) -> tuple[bool, int, bool, bool, float]:
-        """Sort key: complete machines first, then current list prices, then the lowest."""
-        return (self.includes == "accelerator alone", self.machines, self.market, self.old, self.usd.value)
+    def order(self) -> tuple[bool, int, tuple[bool, bool], float]:
+        """Sort key: complete machines first, then by `standing`, then the lowest."""
+        return self.includes == "accelerator alone", self.machines, self.standing, self.usd.value
 
 
 def costs(target: Target, prices: Sequence[Price], total: Range, today: datetime.date) -> tuple[Cost, ...]:
@@ -196,7 +196,7 @@ class Plan(Displayed):
 
     def cheapest(self, spot: bool = False) -> Cost | None:
         """The lowest cost of the whole run, on demand or spot. Prices without a host, of separate machines,
-        of a marketplace or old ones count only if there are no others."""
+        or of others than large clouds count only if there are no others."""
         return min((c for c in self.costs if c.spot is spot), key=lambda c: c.order, default=None)
 
     def per_million(self, cost: Cost) -> Range | None:

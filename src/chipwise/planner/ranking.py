@@ -19,7 +19,7 @@ from .plans import Cost, Plan, Range
 @dataclass(frozen=True)
 class Verdict:
     """The verdict; names are those of targets. `by_money` uses on-demand prices: targets without a price are
-    left out, and those with only old or marketplace prices come last.
+    left out, and those without one of a large cloud come last.
 
     *Fields:* `ranked_by`: "run", by wall time, or "step", by the steps alone, for `by_time`, `by_money` and
     `pareto`. `fastest` and `cheapest`: facts about the first ones.
@@ -31,7 +31,6 @@ class Verdict:
     pareto: tuple[str, ...]
     fastest: tuple[Fact, ...]
     cheapest: tuple[Fact, ...]
-    all_old: bool  # no price is current, so old list prices decide
 
     @property
     def facts(self) -> tuple[Fact, ...]:
@@ -85,14 +84,12 @@ def judge(plans: Sequence[Plan]) -> Verdict:
     short = [p.target for p in able if p.ranked_by == "step"] if len(able) > 1 else []
     ranked = [_Ranked(p, _seconds(p, bool(short)), p.cheapest()) for p in able]
     by_time = sorted(ranked, key=lambda one: one.seconds.value)
-    priced = [(one.cost.order[2:4], one) for one in ranked if one.cost is not None]
-    by_money = [
-        one for _, one in sorted(priced, key=lambda row: (*row[0], row[1].usd.value, row[1].seconds.value))
-    ]
-    all_old = all_prices_old(plans)
-    deciding = [one for one in by_money if one.cost and _decides(one.cost, all_old)]
+    priced = [(one.cost.standing, one) for one in ranked if one.cost is not None]
+    priced.sort(key=lambda row: (row[0], row[1].usd.value, row[1].seconds.value))
+    by_money = [one for _, one in priced]
+    deciding = [one for standing, one in priced if standing == priced[0][0]]
     front: list[_Ranked] = []
-    for one in deciding or by_money:
+    for one in deciding:
         if not front or one.seconds.value < front[-1].seconds.value:
             front.append(one)
     fastest = [_fastest(by_time, plans, bool(short))]
@@ -104,8 +101,7 @@ def judge(plans: Sequence[Plan]) -> Verdict:
         by_money=tuple(one.target for one in by_money),
         pareto=tuple(one.target for one in reversed(front)),
         fastest=tuple(fastest),
-        cheapest=(*_cheapest(by_money, deciding, bool(short), all_old), *_unpriced(ranked)) if able else (),
-        all_old=all_old,
+        cheapest=(*_cheapest(by_money, deciding, bool(short)), *_unpriced(ranked)) if able else (),
     )
 
 
@@ -134,37 +130,27 @@ def _fastest(ranked: list[_Ranked], plans: Sequence[Plan], by_step: bool) -> Fac
     return fact(f"{code}-tied" if first.seconds.overlaps(second.seconds) else code, **numbers)
 
 
-def all_prices_old(plans: Sequence[Plan]) -> bool:
-    """Whether there are list prices and none was read in the last `OLD_DAYS` days."""
-    listed = [cost for plan in plans for cost in plan.costs if not cost.spot and not cost.market]
-    return bool(listed) and all(cost.old for cost in listed)
-
-
-def _decides(cost: Cost, all_old: bool) -> bool:
-    return not cost.market if all_old else cost.decides
-
-
-def _cheapest(ranked: list[_Ranked], deciding: list[_Ranked], by_step: bool, all_old: bool) -> list[Fact]:
+def _cheapest(ranked: list[_Ranked], deciding: list[_Ranked], by_step: bool) -> list[Fact]:
     if not ranked:
         return [fact("plan-no-price")]
-    first, numbers = ranked[0], ranked[0].numbers
-    code = "plan-cheapest-alone" if deciding else "plan-only-market"
-    if len(deciding) > 1:
+    first, cost, numbers = ranked[0], ranked[0].cost, ranked[0].numbers
+    assert cost is not None
+    code = "plan-only-market" if cost.market else "plan-cheapest-alone"
+    if len(deciding) > 1 and not cost.market:
         second = deciding[1]
         numbers |= {"second": second.target, "second_usd": second.usd.value}
         code = "plan-cheapest-step" if by_step else "plan-cheapest"
         code += "-tied" if first.usd.overlaps(second.usd) else ""
     facts = [fact(code, **numbers)]
-    if first.cost is not None and first.cost.includes == "accelerator alone":
+    if cost.includes == "accelerator alone":
         facts.append(fact("price-without-host"))
-    if first.cost is not None and first.cost.machines > 1:
-        facts.append(fact("price-separate-machines", machines=first.cost.machines))
-    if all_old:
-        facts.append(fact("plan-prices-old", days=OLD_DAYS))
-    lower = _lowest_undecided(ranked, all_old) if deciding else None
-    if lower is not None and lower.cost is not None and lower.usd.value < first.usd.value:
-        code = "plan-maybe-cheaper-market" if lower.cost.market else "plan-maybe-cheaper-old"
-        facts.append(fact(code, days=OLD_DAYS, **lower.numbers))
+    if cost.machines > 1:
+        facts.append(fact("price-separate-machines", machines=cost.machines))
+    lower = min(_whole_machines(ranked), key=lambda one: one.usd.value, default=first)
+    if lower.usd.value < first.usd.value:
+        facts.append(fact("plan-offered-lower", **lower.numbers))
+    if cost.old:
+        facts.append(fact("plan-price-old", days=OLD_DAYS))
     return facts
 
 
@@ -174,13 +160,7 @@ def _unpriced(ranked: list[_Ranked]) -> list[Fact]:
     return [fact("plan-unpriced", targets=without)] if 0 < len(without) < len(ranked) else []
 
 
-def _whole_machines(ranked: list[_Ranked]) -> list[tuple[_Ranked, Cost]]:
-    """Each with each of its on-demand prices of one machine with its host."""
+def _whole_machines(ranked: list[_Ranked]) -> list[_Ranked]:
+    """Each at each of its on-demand prices of one machine with its host."""
     costs = [(one, cost) for one in ranked for cost in one.plan.costs if not cost.spot and cost.machines == 1]
-    return [(one, cost) for one, cost in costs if cost.includes != "accelerator alone"]
-
-
-def _lowest_undecided(ranked: list[_Ranked], all_old: bool) -> _Ranked | None:
-    """The lowest on-demand price that may not decide."""
-    others = [one.at(cost) for one, cost in _whole_machines(ranked) if not _decides(cost, all_old)]
-    return min(others, key=lambda one: one.usd.value, default=None)
+    return [one.at(cost) for one, cost in costs if cost.includes != "accelerator alone"]
