@@ -8,28 +8,34 @@ import chipwise as cw
 import tasks
 from chipwise.engine.session import Session
 
-PRODUCT = """
+GRADIENTS = """
+import os, sys
+os.cpu_count = lambda: int(sys.argv[1])
 import chipwise, hashlib, jax, numpy as np
+from chipwise.models.conv import conv
 r = np.random.default_rng(0)
-a, b = (jax.numpy.asarray(r.standard_normal((2048, 64)), np.float32) for _ in range(2))
-product = jax.jit(lambda a, b: a.T @ b)(a, b)
-print(len(jax.devices()), hashlib.sha256(np.asarray(product).tobytes()).hexdigest())
+def drawn(*shape): return jax.numpy.asarray(r.standard_normal(shape), np.float32)
+made = [jax.jit(lambda a, b: a.T @ b)(drawn(2048, 64), drawn(2048, 64))]
+for kernel in ((3, 3, 64, 64), (3, 3, 128, 128), (1, 1, 64, 64)):
+    images, kernel = drawn(8, 16, 16, kernel[2]), drawn(*kernel)
+    made.append(jax.jit(jax.grad(lambda k: (conv(images, k) ** 2).sum()))(kernel))
+words = b"".join(np.asarray(one).tobytes() for one in made)
+print(len(jax.devices()), hashlib.sha256(words).hexdigest())
 """
 
 
-def run(devices):
+def started(cores, devices):
     environment = {k: v for k, v in os.environ.items() if k != "NPROC"}
     environment |= {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-    out = subprocess.run(
-        [sys.executable, "-c", PRODUCT], env=environment, capture_output=True, text=True, check=True
-    )
-    found, digest = out.stdout.split()
-    assert int(found) == devices
-    return digest
+    command = [sys.executable, "-c", GRADIENTS, str(cores)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
-def test_a_long_product_has_the_same_bits_in_processes_with_1_and_8_devices():
-    assert run(1) == run(8)
+def test_gradients_have_the_same_bits_with_any_number_of_cores_and_devices():
+    cases = [(1, 1), (2, 1), (8, 1), (16, 1), (2, 8)]
+    told = [child.communicate()[0].split() for child in [started(*case) for case in cases]]
+    assert [int(devices) for devices, _ in told] == [devices for _, devices in cases]
+    assert len({digest for _, digest in told}) == 1
 
 
 def test_several_cpu_devices_have_fewer_programs_under_way_than_block_the_pool():

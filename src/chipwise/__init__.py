@@ -16,11 +16,11 @@ import lazy_loader as _lazy
 from .machine import plugins as _plugins
 
 # On the CPU, XLA cuts a long matrix product among the threads of a pool and adds the parts, so its bits
-# depend on the size of the pool: the larger of the cores and the simulated devices. Processes with 1 and
-# with 8 devices then differ (measured: a product over 2,048 rows, on 2 cores). With one size they agree, and
-# so do machines of 2 and of 8 cores; it costs no speed that could be measured. XLA reads the variable once,
-# when its CPU client starts; what the user has set stays.
-_os.environ.setdefault("NPROC", str(max(8, _os.cpu_count() or 1)))
+# depend on the size of the pool: the larger of the cores and the simulated devices. Pools of 1, 2, 8 and 16
+# threads then differ (measured: a product over 2,048 rows). With one size they agree, whatever the machine;
+# on 2 cores it costs no speed that could be measured. XLA reads the variable once, when its CPU client
+# starts; what the user has set stays.
+_os.environ.setdefault("NPROC", "8")
 
 
 __version__ = "0.1.0"

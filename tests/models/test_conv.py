@@ -23,11 +23,11 @@ SHAPES = [
     (2, 28, 27, 6, 12, 6, 2),
     (1, 14, 14, 12, 24, 6, 2),
     (2, 9, 8, 3, 64, 3, 1),
-    (1, 8, 8, 64, 64, 3, 1),
-    (2, 7, 9, 64, 80, 3, 1),
-    (5, 4, 4, 65, 64, 3, 1),
-    (1, 1, 1, 64, 64, 3, 1),
-    (2, 8, 8, 63, 64, 3, 1),
+    (1, 8, 8, 128, 128, 3, 1),
+    (2, 7, 9, 128, 144, 3, 1),
+    (5, 4, 4, 129, 128, 3, 1),
+    (1, 1, 1, 128, 128, 3, 1),
+    (2, 8, 8, 127, 128, 3, 1),
     (2, 8, 8, 16, 16, 3, 1),
     (2, 8, 8, 16, 32, 3, 2),
     (2, 7, 7, 64, 64, 1, 1),
@@ -79,8 +79,8 @@ def test_each_form_is_tested():
 
 
 def test_half_precision_is_rounded_once():
-    x = jax.random.normal(jax.random.key(0), (2, 8, 8, 64), jnp.bfloat16)
-    k = jax.random.normal(jax.random.key(1), (3, 3, 64, 64), jnp.bfloat16)
+    x = jax.random.normal(jax.random.key(0), (2, 8, 8, 128), jnp.bfloat16)
+    k = jax.random.normal(jax.random.key(1), (3, 3, 128, 128), jnp.bfloat16)
     y = conv(x, k)
     exact = _reference(x.astype(jnp.float32), k.astype(jnp.float32), (1, 1), "SAME")
     assert y.dtype == jnp.bfloat16
@@ -89,8 +89,8 @@ def test_half_precision_is_rounded_once():
 
 @pytest.mark.slow
 def test_vmap_over_images_and_kernels():
-    x = jax.random.normal(jax.random.key(0), (3, 2, 8, 8, 64))
-    k = jax.random.normal(jax.random.key(1), (3, 3, 3, 64, 64))
+    x = jax.random.normal(jax.random.key(0), (3, 2, 8, 8, 128))
+    k = jax.random.normal(jax.random.key(1), (3, 3, 3, 128, 128))
     mine, theirs = jax.vmap(conv)(x, k), [_reference(a, b, (1, 1), "SAME") for a, b in zip(x, k, strict=True)]
     np.testing.assert_allclose(mine, jnp.stack(theirs), atol=2e-4)
 
@@ -99,8 +99,8 @@ def test_vmap_over_images_and_kernels():
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_gradient_inside_shard_map(check_vma):
     mesh = Mesh(jax.devices()[:4], ("data",))
-    x = jax.random.normal(jax.random.key(0), (8, 8, 8, 64))
-    k = jax.random.normal(jax.random.key(1), (3, 3, 64, 64))
+    x = jax.random.normal(jax.random.key(0), (8, 8, 8, 128))
+    k = jax.random.normal(jax.random.key(1), (3, 3, 128, 128))
 
     def local(x, k):
         if check_vma:
@@ -116,7 +116,7 @@ def test_gradient_inside_shard_map(check_vma):
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda", "rocm"])
-@pytest.mark.parametrize("shape", [(2, 8, 8, 64, 64, 3, 1), (2, 28, 28, 6, 12, 6, 2)])
+@pytest.mark.parametrize("shape", [(2, 8, 8, 128, 128, 3, 1), (2, 28, 28, 6, 12, 6, 2)])
 def test_other_platforms_get_the_plain_program(platform, shape):
     b, h, w, c, o, size, stride = shape
     x, k = jnp.ones((b, h, w, c)), jnp.ones((size, size, c, o))
@@ -154,7 +154,7 @@ os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={sys.argv[1]}
 import jax, numpy as np
 from chipwise.models.conv import conv
 digest = hashlib.sha256()
-nets = [(32, 28, 1, 6, 3, 1), (32, 28, 6, 12, 6, 2), (16, 32, 3, 64, 3, 1), (8, 32, 64, 64, 3, 1)]
+nets = [(32, 28, 1, 6, 3, 1), (32, 28, 6, 12, 6, 2), (16, 32, 3, 64, 3, 1), (8, 32, 128, 128, 3, 1)]
 nets += [(128, 32, 16, 16, 3, 1), (128, 32, 16, 32, 3, 2), (128, 16, 32, 32, 3, 1), (128, 7, 64, 64, 1, 1)]
 for b, n, c, o, k, s in nets:
     x = jax.random.normal(jax.random.key(0), (b, n, n, c))
