@@ -3,7 +3,7 @@
     python benchmarks/plan_speed.py             # writes benchmarks/plan_speed.md, in about twelve minutes
 
 Each run is the command as users type it, in a fresh process, with `pip install 'chipwise[plan]'`. Cold: the
-cache of compiled programs and of traced recipes is empty. The cases alternate, ROUNDS times.
+cache of compiled programs is empty. The cases alternate, ROUNDS times.
 """
 
 from __future__ import annotations

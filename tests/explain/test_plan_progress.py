@@ -33,6 +33,15 @@ def test_what_was_known_is_told_once_in_the_table(capsys):
     assert told(capsys, compiled=False) == []
 
 
+def test_a_terminal_shows_something_before_anything_is_compiled():
+    with Progress(disable=True) as bar:
+        shown = PlanProgress(1, bar)
+        (task,) = bar.tasks
+        assert task.visible and task.description == "tracing"
+        shown.progress(0, 3, "", None)
+        assert task.description == "compiling" and task.total == 3
+
+
 @pytest.mark.parametrize("seconds, left", [(0, 40.0), (10, 30.0), (40, None), (50, None)])
 def test_on_a_terminal_the_remaining_time_runs_out(seconds, left):
     now = [100.0]

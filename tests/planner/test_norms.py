@@ -1,6 +1,4 @@
-"""Plans of LAMB: its programs for norms, on sharded state, and remembered."""
-
-import json
+"""Plans of LAMB: its programs for norms, on sharded state."""
 
 import pytest
 
@@ -8,7 +6,6 @@ import chipwise as cw
 import tasks
 from chipwise.engine.layout import Layout
 from chipwise.engine.step import Step
-from chipwise.planner.trace_cache import TraceCache
 from chipwise.planner.tracing import training_step
 
 
@@ -33,22 +30,3 @@ def test_a_plan_has_the_programs_of_the_run(shared, monkeypatch):
     assert ratios.specs[0].shape == (2 * rows,)
     own = training_step(recipe(cw.adamw(lr=0.1)), layout, resident=True)
     assert (len(own.programs), own.gathered) == (2, 0)
-
-
-def test_all_programs_are_remembered(tmp_path):
-    made = recipe()
-    layout = Layout.of(made, 4)
-
-    def make():
-        return training_step(made, layout, resident=True)
-
-    first = TraceCache(tmp_path, "lamb")
-    programs = first.step(made, layout, (True, None), make)
-    first.write()
-    (file,) = tmp_path.glob("programs-*.json")
-    assert list(json.loads(file.read_text())["programs"]) == ["replica", "measure", "ratios", "update"]
-    again = TraceCache(tmp_path, "lamb").step(made, layout, (True, None), lambda: pytest.fail("made again"))
-    assert [(one.name, one.arguments, one.donated) for one in again.programs] == [
-        (one.name, one.arguments, one.donated) for one in programs.programs
-    ]
-    assert again.gathered == programs.gathered

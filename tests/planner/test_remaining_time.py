@@ -11,9 +11,8 @@ from chipwise.planner.tracing import Contents, Exported
 
 
 def request(name, size=0, platform="cuda"):
-    program = (
-        Exported(name, size, (), Contents(frozenset(), 0)) if size else Exchange("reduce", 1, 10, 2, True)
-    )
+    exported = Exported(name, bytes(size), (), Contents(frozenset(), 0))
+    program = exported if size else Exchange("reduce", 1, 10, 2, True)
     return CompileRequest(name, {}, program, platform=platform)
 
 

@@ -85,12 +85,6 @@ class Given:
 
         return load(self.recipe, self.settings, self.data, self.synthetic)
 
-    @property
-    def origin(self) -> str | None:
-        from ..recipe.settings import origin
-
-        return origin(self.recipe, self.settings, self.data, self.synthetic)
-
     def words(self, settings: Sequence[str] | None = None) -> list[str]:
         """The command line after a recipe: `settings`, by default its own, and its data."""
         settings = self.settings if settings is None else settings

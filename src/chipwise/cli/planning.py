@@ -62,7 +62,6 @@ def plan(
             predict=predict,
             measure_feed=recipe.data is not None,
             host_cores=host_cores,
-            origin=recipe.origin,
             progress=reporter.progress,
             ready=reporter.ready,
         )

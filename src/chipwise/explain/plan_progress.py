@@ -32,12 +32,12 @@ class PlanProgress:
         self.waiting: list[Fact] | None = []  # answers not printed yet; None once they are printed at once
         self.made = 0
         self.left: float | None = None
-        self.task = bar.add_task("", total=None, visible=False, until=None)
+        self.task = bar.add_task("tracing", total=None, until=None)
 
     def progress(self, done: int, total: int, name: str, left: float | None) -> None:
         self.left = left
         until = None if left is None else self.bar.get_time() + left
-        self.bar.update(self.task, completed=done, total=total, until=until, visible=True)
+        self.bar.update(self.task, description="compiling", completed=done, total=total, until=until)
         early, self.waiting = self.waiting or [], None
         for one in early:
             self._print(one)
@@ -77,6 +77,12 @@ class Left(ProgressColumn):
 def plan_progress(targets: int) -> Iterator[PlanProgress]:
     """The progress of so many targets, whose bar is removed at the end."""
     console = terminal.console(sys.stderr)
-    columns = (TextColumn("[bold]compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), Left())
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        Left(),
+    )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield PlanProgress(targets, bar)

@@ -48,7 +48,6 @@ from .time_run import (
     training_work,
 )
 from .time_step import StepTime, at_least, local_devices, timed_away
-from .trace_cache import TraceCache
 from .tracing import TracedStep, prediction_step, predicts, training_step
 
 
@@ -66,7 +65,6 @@ def plan(
     predict: int | None = None,
     measure_feed: bool = False,
     host_cores: int | None = None,
-    origin: str | None = None,
     cache: str | os.PathLike | None = None,
     progress: Progress | None = None,
     ready: Callable[[Plan], None] | None = None,
@@ -86,7 +84,6 @@ def plan(
     - `predict`: plan the prediction of so many examples instead of training.
     - `measure_feed`: read examples for half a second, to compare this host's cores with the chips' demand.
     - `host_cores`: of the targets' hosts, for feeding; by default this host's.
-    - `origin`: of a built-in recipe (see `recipe.settings.origin`), whose programs are then traced only once.
     - `cache`: a folder for compiled results; by default in the user's cache folder.
     - `progress`: see `chipwise.planner.compile_step.Progress`.
     - `ready`: called with each plan as soon as it is made: first cached ones and those that need no
@@ -105,15 +102,13 @@ def plan(
     question = PlanQuestion(
         recipe, (market or Market()).select(table), today or datetime.date.today(), folder, exact,
         evaluations(recipe, eval_every), find_largest_batch, predict, None, measure_feed, host_cores,
-        progress, None if origin is None else TraceCache(folder, origin),
+        progress,
     )  # fmt: skip
     made: dict[str, Plan] = {}
     for one in question.plans(targets):
         made[one.target] = one
         if ready is not None:
             ready(one)
-    if question.traces is not None:
-        question.traces.write()
     return Plans(made[target.name] for target in targets)
 
 
@@ -133,7 +128,6 @@ class PlanQuestion:
     measure_feed: bool = False
     host_cores: int | None = None
     progress: Progress | None = None
-    traces: TraceCache | None = None
     _steps: dict[Any, TracedStep] = field(default_factory=dict)  # targets with the same layout share them
 
     def __post_init__(self) -> None:
@@ -176,12 +170,11 @@ class PlanQuestion:
         if self.evaluations and tried.task.eval is not None:
             kept = feed.resident(tried.task.eval, limit)
 
-        def make() -> TracedStep:
-            return training_step(tried, layout, resident=resident, state=self.state, keeps_evaluation=kept)
-
-        about = layout, (resident, kept)
+        about = layout, resident, kept
         if about not in self._steps:
-            self._steps[about] = make() if self.traces is None else self.traces.step(tried, *about, make)
+            self._steps[about] = training_step(
+                tried, layout, resident=resident, state=self.state, keeps_evaluation=kept
+            )
         return self._steps[about]
 
     def predicted(self, block: int) -> TracedStep:

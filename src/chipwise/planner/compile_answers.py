@@ -66,7 +66,7 @@ class CompileRequest:
         least, each = EFFORT[self.platform]
         if self.platform == "tpu" and self.shards > 1:
             each *= IN_GROUP
-        size = self.program.size if isinstance(self.program, Exported) else 0
+        size = len(self.program.body) if isinstance(self.program, Exported) else 0
         return least + each * max(size - 20_000, 0)
 
     @property

@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,7 @@ def compile_steps(
 ) -> Iterator[tuple[int, Answers]]:
     """Yields the index of each case with the compiler's answers as soon as all are ready: of each kind of
     chip cached ones first, then those with the smallest programs. The first GPU is `urgent`. A layout's
-    programs are exported once for all chips with the same kernels: those that need no tracing, then those for
-    GPUs, then those for TPUs.
+    programs are exported once for all chips with the same kernels: those for GPUs, then those for TPUs.
 
     If a compiler is missing, or the catalogue lacks figures of a chip, the answer says so.
     """
@@ -65,10 +64,10 @@ def compile_steps(
     owners: list[int] = []  # of each request
     names: dict[int, list[str]] = {}
     not_lowered: list[tuple[int, Answers]] = []
-    untraced = _untraced(possible.values())
+    kinds = [kind for kind in PLATFORM if any(t.chip.kind == kind for t, _ in possible.values())]
 
     def batches() -> Iterator[list[CompileRequest]]:
-        for kind in sorted(PLATFORM, key=lambda kind: kind in untraced):
+        for kind in kinds:
             platform = PLATFORM[kind]
             asked: list[tuple[int, list[CompileRequest]]] = []
             for i, (target, step) in possible.items():
@@ -90,19 +89,13 @@ def compile_steps(
             yield [request for _, requests in asked for request in requests]
 
     answers: dict[int, Answers] = collections.defaultdict(dict)
-    expected = PLATFORM[untraced[0]] if untraced else None
+    expected = PLATFORM[kinds[0]]
     for place, answer in compile_each(batches(), expected=expected, cache_dir=cache, progress=progress):
         i = owners[place]
         answers[i][answer.name] = answer
         if len(answers[i]) == len(names[i]):
             yield i, {name: answers[i][name] for name in names[i]}  # in a fixed order
     yield from not_lowered
-
-
-def _untraced(cases: Collection[tuple[Target, TracedStep]]) -> list[str]:
-    """The kinds of chips for which programs have to be traced."""
-    exports = [(program, target.chip) for target, step in cases for program in step.programs]
-    return [kind for kind in PLATFORM if any(c.kind == kind and not p.known(c) for p, c in exports)]
 
 
 def _effort(target: Target, requests: Sequence[CompileRequest]) -> tuple[float, int]:

@@ -7,7 +7,6 @@ passed to a compiler's process are modules of `jax.export`, without source locat
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import inspect
 import re
@@ -40,51 +39,29 @@ from ..recipe.recipe import Recipe
 
 @dataclass(frozen=True)
 class Traceable:
-    """A program to compile for absent chips: a function of arrays, made when it is first needed.
-
-    *Fields:* `make`: gives the function and the shapes of its arguments; `arguments`: the number of arrays in
-    these; `donated`: the positions of those that the function may overwrite; `exports`: what is known of the
-    program for some chips.
-    """
+    """A program to compile for absent chips: `function` of arrays with the shapes `specs`. `donated`: the
+    positions of those that it may overwrite."""
 
     name: str
-    make: Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]] = field(repr=False, compare=False)
-    arguments: int
+    function: Callable[..., Any] = field(repr=False, compare=False)
+    specs: tuple[Any, ...] = field(repr=False, compare=False)
     donated: tuple[int, ...]
-    exports: dict[ChipTraits, Exported] = field(default_factory=dict, repr=False, compare=False)
     _traced: dict[ChipTraits | str, Exported] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
         cls, name: str, function: Callable[..., Any], specs: tuple[Any, ...], donate: tuple[int, ...] = ()
     ) -> Traceable:
-        arguments = len(jax.tree.leaves(specs))
-        return cls(name, lambda: (function, specs), arguments, flat_positions(specs, donate))
-
-    @functools.cached_property
-    def function(self) -> Callable[..., Any]:
-        return self.make()[0]
+        return cls(name, function, specs, flat_positions(specs, donate))
 
     @property
-    def specs(self) -> tuple[Any, ...]:
-        return self.make()[1]
+    def arguments(self) -> int:
+        """The number of arrays."""
+        return len(jax.tree.leaves(self.specs))
 
     def exported(self, chip: Chip, *, one_pass: bool = False) -> Exported:
-        """The program for a chip. `one_pass`: with float32 products in one pass (see
-        `recipe.precision.one_pass`)."""
-        kernels = ChipTraits.of(chip)
-        known = self.exports.get(kernels) or self._export(chip, one_pass)
-        if known.write is None:
-            known = replace(known, write=lambda: self._export(chip, one_pass).body)
-        self.exports[kernels] = known
-        return known
-
-    def known(self, chip: Chip) -> bool:
-        """Whether `exported` needs no tracing."""
-        return ChipTraits.of(chip) in self.exports
-
-    def _export(self, chip: Chip, one_pass: bool) -> Exported:
-        """Traces the program, once for all chips for which it is the same."""
+        """The program for a chip, traced once for all chips for which it is the same. `one_pass`: with
+        float32 products in one pass (see `recipe.precision.one_pass`)."""
         kernels = ChipTraits.of(chip)
         if _same_trace(kernels) not in self._traced:
             # a trace that `function`, jitted, may have had has all passes
@@ -96,7 +73,7 @@ class Traceable:
 
     def contents(self, chip: Chip) -> Contents:
         """Of the program for a chip, traced unless it was exported."""
-        if known := self.exports.get(ChipTraits.of(chip)):
+        if known := self._traced.get(_same_trace(ChipTraits.of(chip))):
             return known.contents
         with tracing(self.name), traced_for(chip):
             closed = jax.make_jaxpr(self.function)(*self.specs)
@@ -230,21 +207,13 @@ class Contents:
 
 @dataclass(frozen=True)
 class Exported:
-    """A program without source locations. `key`: the hash of what it computes; `size`: of `body` in bytes;
-    `places`: its source lines, "path:line", each once in the program's order; `write`: gives its `body`, None
-    for a program of which only the rest is known."""
+    """A program without source locations. `key`: the hash of what it computes; `body`: by `jax.export`;
+    `places`: its source lines, "path:line", each once in the program's order."""
 
     key: str
-    size: int
+    body: bytes = field(repr=False)
     places: tuple[str, ...]
     contents: Contents
-    write: Callable[[], bytes] | None = field(default=None, repr=False, compare=False)
-
-    @functools.cached_property
-    def body(self) -> bytes:
-        """Written by `jax.export`."""
-        assert self.write is not None
-        return self.write()
 
 
 def export_program(function: Callable[..., Any], specs: Sequence[Any], platform: str = "tpu") -> Exported:
@@ -265,8 +234,7 @@ def export_program(function: Callable[..., Any], specs: Sequence[Any], platform:
     text = exported.mlir_module()
     places = dict.fromkeys(f"{path}:{line}" for path, line in _PLACE.findall(text))
     key = hashlib.sha256(_LOCATION.sub("", text).encode()).hexdigest()
-    body = bytes(exported.serialize())
-    return Exported(key, len(body), tuple(places), contents, lambda: body)
+    return Exported(key, bytes(exported.serialize()), tuple(places), contents)
 
 
 _EXPORTING = threading.RLock()

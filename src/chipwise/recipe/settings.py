@@ -7,7 +7,6 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
-import json
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -54,16 +53,6 @@ def load(spec: str, settings: Sequence[str] = (), data: str | None = None, synth
     if synthetic:
         recipe = _made_up(recipe)
     return apply(recipe, pairs, tuple(parameters))
-
-
-def origin(
-    spec: str, settings: Sequence[str] = (), data: str | None = None, synthetic: bool = False
-) -> str | None:
-    """The arguments of `load` as text, if nothing but these and this package's code decides what the recipe
-    computes; `None` for a recipe file, and for data of the user's."""
-    if data is not None or not _built_in(spec):
-        return None
-    return json.dumps([spec, list(settings), synthetic])
 
 
 def _built_in(spec: str) -> bool:
