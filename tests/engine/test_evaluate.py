@@ -4,7 +4,7 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.engine.evaluate import Evaluator
+from chipwise.engine.evaluate import Evaluator, evaluate
 from chipwise.engine.placement import Placement
 from chipwise.machine.detect import detect
 from refusals import refused
@@ -13,13 +13,13 @@ PARAMS, STATE = jax.tree.map(np.asarray, tasks.init(jax.random.key(1)))
 EXAMPLES = 53
 
 
-def evaluate(batch, devices, source=None):
+def evaluated(batch, devices, source=None):
     task = tasks.task() if source is None else tasks.task(eval=source)
     return evaluate(tasks.recipe(task=task), PARAMS, STATE, batch=batch, on=cw.On(devices=devices))
 
 
 def test_every_example_counts_once():
-    metrics = evaluate(None, 8)
+    metrics = evaluated(None, 8)
     made, _ = tasks.loss(PARAMS, STATE, tasks.data(EXAMPLES, 1).columns, None, False)
     assert metrics["accuracy"] * EXAMPLES == pytest.approx(float(made["accuracy"].total), abs=1e-9)
     assert metrics["loss"] == pytest.approx(float(made["loss"].value), rel=1e-5)

@@ -168,7 +168,7 @@ class PlanQuestion:
         if recipe is not None:  # of a search, in which every try would compile the evaluation again
             return training_step(recipe, layout, resident=resident)
         if self.evaluations and tried.task.eval is not None:
-            kept = feed.resident(tried.task.eval, limit)
+            kept = feed.fits(tried.task.eval, limit)
 
         about = layout, resident, kept
         if about not in self._steps:
