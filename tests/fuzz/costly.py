@@ -88,8 +88,8 @@ def pictures(root: Path, draw: random.Random) -> Iterator[Case]:
     scans = saved(4000, "JPEG", progressive=True)
     last = scans[scans.rindex(b"\xff\xda") : -2]
     bombs = {
-        "PNGs of 36 million pixels": [("png", wide_png(6000))] * 6,
-        "a transparent PNG": [("png", wide_png(6000, 6))],
+        "PNGs of 16 million pixels": [("png", wide_png(4000))] * 3,
+        "a transparent PNG": [("png", wide_png(4000, 6))],
         "a PNG of 400 million pixels": [("png", wide_png(20_000, 0))],
         "a WebP of 25 million pixels": [("webp", saved(5000, "WEBP", lossless=True, method=0))] * 2,
         "a WebP of 144 million pixels": [("webp", saved(12_000, "WEBP", quality=0, method=0))],

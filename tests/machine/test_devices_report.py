@@ -157,7 +157,7 @@ def test_the_json_has_its_keys_and_survives_json(report):
         "schema", "platform", "device_count", "simulated", "processes", "devices", "host",
         "versions", "problems", "ok",
     ]  # fmt: skip
-    assert (body["schema"], body["platform"], body["device_count"], body["simulated"]) == (1, "cpu", 8, True)
+    assert (body["schema"], body["platform"], body["device_count"], body["simulated"]) == (2, "cpu", 8, True)
     assert set(body["devices"][0]) == {
         "id", "platform", "kind", "process", "chip", "memory_bytes", "memory_used_bytes", "error",
     }  # fmt: skip
