@@ -279,7 +279,7 @@ class _Url:
             if ("::" in text.partition("?")[0] and not self.http) or self.protocol in _LOCAL:
                 raise ValueError("a protocol that is not supported")
             self.path = self._open()[1]
-        except (ImportError, ValueError, OSError) as error:  # a library is missing; some connect here
+        except Exception as error:  # a library or an argument is missing; some connect here
             why = _without_secrets(one_line(error, 200))
             wrong = "{url} cannot be used: {reason}. Expected a URL such as s3://bucket/folder."
             raise DataError("url-unusable", wrong, url=self.shown, reason=why) from error
