@@ -188,7 +188,9 @@ def test_a_url_that_was_made_a_path():
         local(Path("s3://bucket/x"))
 
 
-@pytest.mark.parametrize("url", ["nowhere://x/y", "local://a", "zip://a.zip", "http://[x/y", "dbfs://a", "jupyter://"])
+@pytest.mark.parametrize(
+    "url", ["nowhere://x/y", "local://a", "zip://a.zip", "http://[x/y", "dbfs://a", "jupyter://"]
+)
 def test_a_url_that_nobody_knows(url):
     with refused(DataError, "url-unusable", url=url):
         local(url)
