@@ -55,7 +55,7 @@ class TextOptions:
 class PackOptions:
     """What to do with a pack."""
 
-    verify: bool = flag("Of a pack: read every byte, name each damaged record (exit code 3).")
+    verify: bool = flag("Of a pack: read every byte, name each damaged file (exit code 3).")
     sheet: Path | None = option("Of a pack: draw 100 examples with their classes.", "FILE.png")
 
 

@@ -1,6 +1,6 @@
 """The format `chipwise-packed`: its manifest, headers and record tables (see `docs/format.md`).
 
-It also finds damage: SHA-256 finds damaged files, CRC-32 the damaged records in them.
+It also finds damaged files, by their SHA-256.
 """
 
 from __future__ import annotations
@@ -8,23 +8,17 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
 from ..atomic import read_regular
 from ..errors import DataError, unreadable
-from ..words.figures import printable
 
 FORMAT, VERSION = "chipwise-packed", 2
 MANIFEST = "manifest.json"
 RECORD = "record"  # the files of checksums and names, beside those of the columns
-_SHOWN = 8  # damaged records that an error names
 
 
 def record_dtype(store: str, name_bytes: int) -> np.dtype:
@@ -95,71 +89,14 @@ def sha256(path: Path) -> str:
 
 
 def verify(folder: Path, manifest: dict[str, Any]) -> None:
-    """Reads every file of a split once, those of damaged shards twice.
-
-    Raises a `DataError` with the number of damaged records, the first ones by number and name, and the files.
-    A file may also be damaged in its header, or in a record's name.
-    """
-    damaged: list[tuple[int, str]] = []
-    files: list[str] = []
-    first = count = 0
-    for shard in manifest["shards"]:
-        bad = [f["name"] for f in shard["files"].values() if sha256(folder / f["name"]) != f["sha256"]]
-        if bad:
-            for row, name in _damaged(folder, manifest, shard):
-                count += 1
-                if len(damaged) < _SHOWN:
-                    damaged.append((first + row, printable(name)))
-        files += bad
-        first += shard["examples"]
-    if count:
-        numbers, names = [number for number, _ in damaged], [name for _, name in damaged]
-        wrong = (
-            "{path}: {damaged:,} of {examples:,} records are damaged, first {records:list} ({names:list}): "
-            "copy {files:few} again."
-        )
-        facts = {"path": folder, "damaged": count, "examples": first, "records": numbers, "names": names}
-        raise DataError("pack-damaged", wrong, files=files, **facts)
-    if files:
-        wrong = "{path}: all records are whole, but {files:few} have damaged headers: copy them again."
-        raise DataError("pack-headers-damaged", wrong, path=folder, files=files)
+    """Reads every file of a split. Raises a `DataError` that names those that are not as they were packed."""
+    files = [file for shard in manifest["shards"] for file in shard["files"].values()]
+    damaged = [file["name"] for file in files if sha256(folder / file["name"]) != file["sha256"]]
+    if damaged:
+        wrong = "{path}: {files:few} are not as they were packed: copy them again."
+        raise DataError("pack-damaged", wrong, path=folder, files=damaged)
 
 
 def record_text(name: bytes) -> str:
     """A record's name."""
     return name.decode("utf-8", "replace")
-
-
-def _damaged(folder: Path, manifest: dict[str, Any], shard: dict[str, Any]) -> Iterator[tuple[int, str]]:
-    """Row and name of the shard's records whose checksum is wrong."""
-    columns = manifest["columns"]
-    record = np.dtype([tuple(field) for field in manifest["record"]])
-    with ExitStack() as stack:
-        data = {
-            name: stack.enter_context(open(folder / file["name"], "rb"))
-            for name, file in shard["files"].items()
-        }
-        # The data after the header has its known length, even if the header is damaged
-        size = shard["examples"] * record.itemsize
-        lines = data[RECORD].read()[-size:].ljust(size, b"\0")
-        table = np.frombuffer(lines, record)
-        fixed = {
-            name: int(np.prod(column["shape"], dtype=np.int64)) * np.dtype(column["dtype"]).itemsize
-            for name, column in columns.items()
-            if not (name == "image" and manifest["store"] == "jpeg")
-        }
-        start = len(header(np.dtype(np.uint8), (0,)))
-        end = 0
-        for row in range(shard["examples"]):
-            crc = 0
-            for name in columns:
-                size = shard["files"][name]["bytes"]
-                if name in fixed:
-                    length = fixed[name]
-                    offset = size - (shard["examples"] - row) * length
-                else:
-                    begin, end = end, min(max(int(table["end"][row]), 0), size - start)
-                    offset, length = start + begin, max(0, end - begin)
-                crc = crc32(os.pread(data[name].fileno(), length, offset), crc)
-            if crc != table["crc32"][row]:
-                yield row, record_text(table["name"][row])

@@ -63,6 +63,18 @@ def resample(image: jax.Array, where: Positions, edge: np.ndarray) -> jax.Array:
     return jnp.where(inside[spread], pixels, jnp.broadcast_to(jnp.asarray(edge), pixels.shape))
 
 
+def nearest(mask: jax.Array, where: Positions, edge: float) -> jax.Array:
+    """`mask` read at `where`, the nearest pixel, with the same shape and type; outside it is `edge`."""
+    height, width = mask.shape[:2]
+    x, y = (columns[None, :] + rows[:, None] for columns, rows in (where[:2], where[2:]))
+    inside = (_within(x, width) & _within(y, height))[(..., *(None,) * (mask.ndim - 2))]
+    right, down = (
+        jnp.clip((at + (_ONE >> 1)) >> _BITS, 0, length - 1) for at, length in ((x, width), (y, height))
+    )
+    pixels = mask.at[down, right].get(mode="promise_in_bounds")
+    return jnp.where(inside, pixels, jnp.asarray(edge, mask.dtype))
+
+
 def _steps(entry: jax.Array, length: int) -> jax.Array:
     """`entry` times the distance of each of `length` pixels from their centre."""
     return _whole(entry * jnp.asarray((np.arange(length) - (length - 1) / 2).astype(np.float32)))

@@ -19,7 +19,8 @@ from .image import BY_EPOCH, Augment, Example, by_epoch, chance, expect, grid, o
 def flip(p: float = 0.5) -> Augment:
     """Mirrors left and right with probability `p`."""
     chance(p, f"flip(p={p})")
-    return of_image("flip", lambda image, key: jnp.where(jax.random.bernoulli(key, p), image[:, ::-1], image))
+    change = lambda image, key: jnp.where(jax.random.bernoulli(key, p), image[:, ::-1], image)  # noqa: E731
+    return of_image("flip", change, moves=change)
 
 
 def alternating_flip() -> Augment:
@@ -34,7 +35,7 @@ def alternating_flip() -> Augment:
         odd = example[BY_EPOCH[0]] % 2 == 1
         mirrored = jnp.logical_xor(jax.random.bernoulli(example[BY_EPOCH[1]], 0.5), odd)
         change = lambda image, _: jnp.where(mirrored, image[:, ::-1], image)  # noqa: E731
-        return of_image("alternating_flip", change)(example, key)
+        return of_image("alternating_flip", change, moves=change)(example, key)
 
     return by_epoch(flipped, "alternating_flip")
 
@@ -68,7 +69,7 @@ def reflect_crop(pad: int = 4, flip: float = 0.0) -> Augment:
             )
         return rows.at[:, columns].get(mode="promise_in_bounds")
 
-    return of_image("reflect_crop", cropped)
+    return of_image("reflect_crop", cropped, moves=cropped)
 
 
 def resized_crop(
@@ -86,16 +87,29 @@ def resized_crop(
     call = f"resized_crop(size={size}, area={area}, ratio={ratio})"
     expect(right, call, "size >= 1, 0 < area <= 1 and ratio > 0, each from low to high")
 
-    def cropped(image: jax.Array, key: jax.Array) -> jax.Array:
+    def part(image: jax.Array, key: jax.Array) -> tuple[Part, Part]:
         height, width = image.shape[:2]
         share, log_ratio, down, right = jax.random.uniform(key, (4,), jnp.float32)
         share = area[0] + share * (area[1] - area[0])
         aspect = jnp.exp(math.log(ratio[0]) + log_ratio * (math.log(ratio[1]) - math.log(ratio[0])))
         tall = jnp.minimum(jnp.sqrt(share * (height * width) / aspect), height)
         wide = jnp.minimum(jnp.sqrt(share * (height * width) * aspect), width)
-        return scaled(image, (down * (height - tall), tall), (right * (width - wide), wide), size)
+        return (down * (height - tall), tall), (right * (width - wide), wide)
 
-    return of_image("resized_crop", cropped)
+    def of_mask(mask: jax.Array, key: jax.Array) -> jax.Array:
+        rows, columns = (
+            jnp.clip(
+                jnp.floor(start + (jnp.arange(size, dtype=jnp.float32) + 0.5) * (extent / size)), 0, n - 1
+            )
+            for (start, extent), n in zip(part(mask, key), mask.shape[:2], strict=True)
+        )
+        lines = mask.at[rows.astype(jnp.int32)].get(mode="promise_in_bounds")
+        return lines.at[:, columns.astype(jnp.int32)].get(mode="promise_in_bounds")
+
+    def of_pixels(image: jax.Array, key: jax.Array) -> jax.Array:
+        return scaled(image, *part(image, key), size)
+
+    return of_image("resized_crop", of_pixels, moves=of_mask)
 
 
 def centre(images: jax.Array, size: int) -> jax.Array:

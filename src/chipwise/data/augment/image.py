@@ -12,7 +12,8 @@ fused multiply-adds nor the cut of a batch change a bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +32,28 @@ def expect(right: bool, call: str, expected: str) -> None:
         raise DataError("augment-expects", "{call}: expected {expected}.", call=call, expected=expected)
 
 
-def of_image(stage: str, change: ImageChange, colors: bool = False) -> Augment:
+class Roles(NamedTuple):
+    """The columns beside `image` that have its height and width: `masks`, which move with it, and `fixed`,
+    which stay."""
+
+    masks: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
+
+
+_NONE = Roles()
+ROLES: ContextVar[Roles] = ContextVar("roles", default=_NONE)
+"""Set by `compose` while its stages are traced: a stage is a function of an example and a key alone."""
+
+
+def of_image(
+    stage: str, change: ImageChange, colors: bool = False, moves: ImageChange | None = None
+) -> Augment:
     """An augmentation that applies `change(image, key)` to the column `image` of an unbatched example.
 
-    It raises `DataError` if there is no such column or, with `colors`, if it does not have 1, 3 or 4
-    channels.
+    *Arguments:* `moves`: if pixels move, the same change of a mask, which takes the nearest pixel.
+
+    It raises `DataError` if there is no such column; with `colors`, if it does not have 1, 3 or 4 channels;
+    with `moves`, if another column has the image's height and width and no role.
     """
 
     def augment(example: Example, key: jax.Array) -> Example:
@@ -46,9 +64,30 @@ def of_image(stage: str, change: ImageChange, colors: bool = False) -> Augment:
         assert image is not None
         gray_or_color = jnp.ndim(image) == 2 or image.shape[2] in (1, 3, 4)
         expect(not colors or gray_or_color, stage, f"images of 1, 3 or 4 channels, got {shapes['image']}")
-        return {**example, "image": change(jnp.asarray(image), key)}
+        moved = {} if moves is None else {n: moves(m, key) for n, m in _masks(stage, example).items()}
+        return {**example, "image": change(jnp.asarray(image), key), **moved}
 
     return augment
+
+
+def _masks(stage: str, example: Example) -> Example:
+    """The masks of an example. Raises `DataError` for one that is missing, or of another height and width
+    than the image, and for a column that may be one."""
+    masks, fixed = ROLES.get()
+    sides = jnp.shape(example["image"])[:2]
+    for name in masks:
+        if name not in example or jnp.shape(example[name])[:2] != sides:
+            wrong = "{stage}: the mask '{column}' is {shape}, the image {sides}: expected a mask of its size."
+            shape = list(jnp.shape(example[name])) if name in example else "missing"
+            raise DataError("mask-size", wrong, stage=stage, column=name, shape=shape, sides=list(sides))
+    for name, value in example.items():
+        if jnp.shape(value)[:2] == sides and name not in ("image", *masks, *fixed):
+            wrong = (
+                "{stage} moves the image, and '{column}' {shape} has its height and width: give "
+                "compose(..., masks=['{column}']) to move it too, or fixed=['{column}'] to leave it."
+            )
+            raise DataError("column-without-role", wrong, stage=stage, column=name, shape=list(value.shape))
+    return {name: jnp.asarray(example[name]) for name in masks}
 
 
 BY_EPOCH = ("_epoch", "_own")

@@ -25,9 +25,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import color, tone
-from .affine import positions, resample
+from .affine import nearest, positions, resample
 from .crop import cutout, flip, reflect_crop, resized_crop
-from .image import Augment, Example, by_epoch, expect, grid, of_image, paint, pixel, reads_epoch, where_drawn
+from .image import (
+    ROLES,
+    Augment,
+    Example,
+    Roles,
+    by_epoch,
+    expect,
+    grid,
+    of_image,
+    paint,
+    pixel,
+    reads_epoch,
+    where_drawn,
+)
 
 BINS = 31  # magnitudes 0 to 30
 _MOVES = ("shear_x", "shear_y", "shift_x", "shift_y", "rotate")
@@ -35,14 +48,18 @@ Strengths = dict[str, jax.Array]  # the strength of each change, () float32
 
 
 def rand_augment(
-    layers: int = 2, magnitude: int = 9, space: str = "standard", fill: float | Sequence[float] = 128
+    layers: int = 2,
+    magnitude: int = 9,
+    space: str = "standard",
+    fill: float | Sequence[float] = 128,
+    mask_fill: float = 0,
 ) -> Augment:
     """RandAugment: `layers` changes drawn uniformly from a `space`, all with one `magnitude`, for 8-bit
     images.
 
     *Arguments:* `magnitude`: 0 to 30; `space`: `"standard"`, torchvision's, or `"original"`, the authors', in
     which 10 is strong; `fill`: the colour outside the image and of cutouts, one value or one per channel
-    (torchvision: 0).
+    (torchvision: 0); `mask_fill`: the value of masks (see `compose`) outside the image.
 
     Source: Cubuk et al. (2020, arXiv:1909.13719). Raises `DataError` for invalid settings.
     """
@@ -51,14 +68,23 @@ def rand_augment(
     expect(right, call, f"layers of at least 0, and a magnitude from 0 to {BINS - 1}")
     expect(space in SPACES, call, f"a space of {' or '.join(SPACES)}")
 
+    def drawn(image: jax.Array, key: jax.Array) -> tuple[Mapping[str, Levels], jax.Array, list[Strengths]]:
+        levels = SPACES[space](*image.shape[:2])
+        u = jax.random.uniform(key, (layers, 5), jnp.float32)
+        return levels, u, [_draw(levels, magnitude, u[layer]) for layer in range(layers)]
+
+    def move_mask(mask: jax.Array, key: jax.Array) -> jax.Array:
+        if not layers:
+            return mask
+        where = positions(_matrix(drawn(mask, key)[2]), *mask.shape[:2])
+        return nearest(mask, where, mask_fill)
+
     def change(image: jax.Array, key: jax.Array) -> jax.Array:
         colors = tone.eight_bit(image, call)
         outside = pixel(fill, image, f"{call}, fill={fill}")
         if not layers:
             return image
-        levels = SPACES[space](*image.shape[:2])
-        u = jax.random.uniform(key, (layers, 5), jnp.float32)
-        strengths = [_draw(levels, magnitude, u[layer]) for layer in range(layers)]
+        levels, u, strengths = drawn(image, key)
 
         def some(*changes: str) -> jax.Array:
             return jnp.any(jnp.stack([layer[c] != levels[c].neutral for layer in strengths for c in changes]))
@@ -81,7 +107,7 @@ def rand_augment(
                 image = _cut(image, layer["cutout"], places, outside)
         return image
 
-    return of_image(call, change, colors=True)
+    return of_image(call, change, colors=True, moves=move_mask)
 
 
 def _blended(change: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -239,12 +265,28 @@ def _tones(posterize: np.ndarray, solarize: np.ndarray) -> dict[str, Levels]:
     }
 
 
-def compose(*stages: Augment) -> Augment:
-    """Applies changes in order; stage `i` uses the key folded with `i`."""
+def compose(*stages: Augment, masks: Sequence[str] = (), fixed: Sequence[str] = ()) -> Augment:
+    """Applies changes in order; stage `i` uses the key folded with `i`.
+
+        cw.augment.compose(cw.augment.resized_crop(224), cw.augment.flip(), masks=["mask"])
+
+    *Arguments:* `masks`: columns `(height, width)` or `(height, width, ...)` that move with the image, such
+    as the classes of its pixels; each pixel is the nearest one's, and changes of colour and `cutout` leave
+    them. `fixed`: columns of the image's height and width that stay as they are.
+
+    A change that moves pixels raises `DataError` for a column of that height and width that is neither.
+    """
+    given = [(names,) if isinstance(names, str) else tuple(names) for names in (masks, fixed)]
 
     def augment(example: Example, key: jax.Array) -> Example:
-        for number, stage in enumerate(stages):
-            example = stage(example, jax.random.fold_in(key, number))
+        outer = ROLES.get()
+        roles = Roles(outer.masks + given[0], outer.fixed + given[1])
+        token = ROLES.set(roles)
+        try:
+            for number, stage in enumerate(stages):
+                example = stage(example, jax.random.fold_in(key, number))
+        finally:
+            ROLES.reset(token)
         return example
 
     return by_epoch(augment) if any(map(reads_epoch, stages)) else augment
