@@ -43,7 +43,7 @@ _MOVED = {
     "models": "attention fsdp remat",
     "nnx": "functional",
     "planner": "Plan",
-    "recipe": "Finding Validated freeze grouped lamb lars layerwise lookahead",
+    "recipe": "Finding Validated freeze grouped lamb lars layerwise",
     "schedules": "constant cosine exponential linear one_cycle_momentum piecewise polynomial warmup",
     "study": "BatchSearch LrSearch Study Transfer",
 }

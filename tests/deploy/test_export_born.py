@@ -8,7 +8,7 @@ import chipwise as cw
 from chipwise.deploy.model import Trained
 
 RNG = np.random.default_rng(0)
-NEEDS = {"stablehlo": "flatbuffers", "onnx": "onnxruntime", "safetensors": "safetensors"}
+NEEDS = {"stablehlo": "flatbuffers", "onnx": "onnxruntime"}
 
 
 def trained(task, seed=0):
@@ -61,3 +61,26 @@ def test_a_model_from_keras_leaves(tmp_path, monkeypatch):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     made = cw.export(trained(cw.keras.task(net, loss, train=data, eval=data)), "onnx", tmp_path / "m")
     assert made.labels_differ == 0 and made.difference < 1e-4
+
+
+@pytest.mark.parametrize("scale", [{"scale_factor": 2}, {"scale_factor": 1.5}, {"size": (7, 3)}])
+def test_nearest_upsampling_of_pytorch_leaves_too(tmp_path, scale):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torchax")
+    pytest.importorskip("onnxruntime")
+    net = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 1), torch.nn.Upsample(**scale), torch.nn.Flatten())
+    image = RNG.normal(size=(12, 2, 4, 5)).astype(np.float32)
+    data = cw.Arrays(image=image, label=1 + np.asarray(net(torch.from_numpy(image)).detach()))
+    # The door compares it with eager PyTorch, the export with the door
+    model = trained(cw.torch.task(net, torch.nn.MSELoss(), train=data, eval=data))
+    assert cw.export(model, "onnx", tmp_path / "m").difference < 1e-5
+
+
+def test_an_equinox_model_leaves(tmp_path):
+    eqx = pytest.importorskip("equinox")
+    pytest.importorskip("flatbuffers")
+    data = cw.Arrays(x=RNG.normal(size=(12, 4)).astype(np.float32), label=RNG.integers(0, 3, 12), classes=3)
+    task = cw.equinox.task(
+        lambda key: eqx.nn.MLP(4, 3, 8, 1, key=key), cw.losses.softmax_cross_entropy, train=data, eval=data
+    )
+    assert cw.export(trained(task), "stablehlo", tmp_path / "m").labels_differ == 0

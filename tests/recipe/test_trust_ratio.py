@@ -10,7 +10,7 @@ from chipwise.errors import RecipeError
 from chipwise.recipe.duration import Clock
 from chipwise.recipe.schedules import cosine, warmup
 from chipwise.recipe.trust_ratio import lamb, lars
-from chipwise.recipe.wrappers import lookahead
+from chipwise.recipe.wrappers import grouped
 from refusals import refused
 
 CLOCK = Clock(640, 32, 20)
@@ -128,5 +128,5 @@ def test_a_row_of_a_stack_is_a_layer(make):
 
 
 def test_others_cannot_wrap_them():
-    with refused(RecipeError, "optimizer-not-elementwise", what="the optimizer in lookahead"):
-        lookahead(lamb(0.1))
+    with refused(RecipeError, "optimizer-not-elementwise", what="the optimizer in grouped"):
+        grouped(lamb(0.1), {"*": {"lr": 2.0}})

@@ -1,4 +1,4 @@
-"""Optimizers around another: groups of parameters, and lookahead."""
+"""An optimizer around another: groups of parameters."""
 
 import dataclasses
 
@@ -73,29 +73,6 @@ def test_groups_keep_the_decay_of_kernels_apart():
     )
 
 
-def test_lookahead_by_hand():
-    p, optimizer = params(), cw.recipe.lookahead(cw.sgd(lr=0.1), every=2, pull=0.25)
-    moved, slow, steps = p, p, 4
-    inner, state = cw.sgd(lr=0.1), cw.sgd(lr=0.1).init(p)
-    for step in range(steps):
-        grads = jax.tree.map(lambda x, s=step: jnp.sin(x + s), moved)
-        hyper = {name: table[step] for name, table in inner.tables(CLOCK).items()}
-        moved, state = inner.update(grads, state, moved, hyper)
-        if step % 2 == 1:
-            slow = jax.tree.map(lambda s, m: s + 0.25 * (m - s), slow, moved)
-            moved = slow
-    for ours, theirs in zip(jax.tree.leaves(run(optimizer, p, steps)), jax.tree.leaves(moved), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
-
-
-def test_the_last_step_ends_at_the_slow_copy():
-    optimizer = cw.recipe.lookahead(cw.sgd(lr=0.1), every=15, pull=cw.schedules.polynomial(1.0, 0.5, 2))
-    table = optimizer.tables(CLOCK)["pull"]
-    assert table[19] == 0 and table[5] == np.float32(1 - 0.5 * (5 / 20) ** 2)
-    of_15, of_20 = run(optimizer, params(), 15), run(optimizer, params(), 20)
-    jax.tree.map(np.testing.assert_array_equal, of_15, of_20)
-
-
 @pytest.mark.parametrize("power", [1, 3])
 def test_polynomial(power):
     table = cw.schedules.polynomial(1.0, 3.0, power).table(CLOCK)
@@ -103,7 +80,7 @@ def test_polynomial(power):
 
 
 def around(recipe):
-    optimizer = cw.recipe.lookahead(cw.recipe.grouped(cw.sgd(lr=0.1), {"*": {"lr": 0.5}}), every=3, pull=0.5)
+    optimizer = cw.recipe.grouped(cw.sgd(lr=0.1), {"*": {"lr": 0.5}})
     return dataclasses.replace(recipe, optimizer=optimizer)
 
 
@@ -118,30 +95,21 @@ def trained(recipe, devices=1):
 def test_on_the_flat_vector_it_is_the_optimizer_of_the_tree():
     """A group of everything at half the rate is half the rate; on 1 and 2 devices alike."""
     recipe = tasks.recipe(duration="5st", replicas=2)
-    of_half = dataclasses.replace(recipe, optimizer=cw.recipe.lookahead(cw.sgd(lr=0.05), every=3, pull=0.5))
+    of_half = dataclasses.replace(recipe, optimizer=cw.sgd(lr=0.05))
     assert trained(around(recipe)) == trained(of_half)
     assert trained(around(recipe), 2) == trained(around(recipe))
 
 
 def test_settings_are_set_as_those_of_the_inner_one():
-    optimizer = cw.recipe.lookahead(cw.recipe.grouped(cw.sgd(lr=0.1), {"*": {"lr": 2}}), every=5)
-    changed = optimizer.replace(lr=0.2, every=7)
-    assert changed.settings["lr"] == 0.2 and changed.every == 7 and changed.inner.inner.lr == 0.2
-    assert optimizer.describe()["optimizer"] == "lookahead(grouped(sgd))"
+    optimizer = cw.recipe.grouped(cw.sgd(lr=0.1), {"*": {"lr": 2}})
+    changed = optimizer.replace(lr=0.2)
+    assert changed.settings["lr"] == 0.2 and changed.inner.lr == 0.2
+    assert optimizer.describe()["optimizer"] == "grouped(sgd)"
     assert optimizer.describe()["lr of *"] == 2
-    assert optimizer.replace(**{"lr of *": 3}).inner.groups == (("*", (("lr", 3),)),)
+    assert optimizer.replace(**{"lr of *": 3}).groups == (("*", (("lr", 3),)),)
     assert optimizer.rate_power == 1 and optimizer.lr_name == "lr"
     held = optimizer.held(CLOCK)
     np.testing.assert_array_equal(held.tables(CLOCK)["lr"], optimizer.tables(CLOCK)["lr"])
-
-
-def test_a_lookahead_in_groups_goes_on_pulling_after_the_end():
-    inner = cw.recipe.lookahead(cw.sgd(lr=0.1), every=3, pull=cw.schedules.linear(1.0, 0.5))
-    optimizer = cw.recipe.grouped(inner, {"*": {"lr": cw.schedules.linear(2.0, 1.0)}})
-    total = CLOCK.total
-    later = dataclasses.replace(CLOCK, total=2 * total)
-    tables = optimizer.held(CLOCK).tables(later, total, total + 3)
-    assert tables["pull"].min() > 0.4 and tables["lr of *"].min() == tables["lr of *"].max() > 0.9
 
 
 @pytest.mark.parametrize(
@@ -161,9 +129,6 @@ def test_a_lookahead_in_groups_goes_on_pulling_after_the_end():
             lambda: cw.recipe.grouped(cw.sgd(lr=0.1), {"norms": {"lr": 2}}).members(params()),
             "group-matches-nothing",
         ),
-        (lambda: cw.recipe.lookahead(cw.sgd(lr=0.1), every=0), "lookahead-every"),
-        (lambda: cw.recipe.lookahead(cw.sgd(lr=0.1), pull=1.5), "lookahead-pull"),
-        (lambda: cw.recipe.lookahead(cw.sgd(lr=0.1), pull=0), "lookahead-pull"),
         (lambda: cw.schedules.polynomial(0.0, 1.0, 0), "power-not-above-zero"),
     ],
 )
@@ -181,9 +146,7 @@ def _lamb(learning_rate):
 def test_a_recipe_moves_to_another_batch_and_length_with_its_groups():
     factor = cw.schedules.piecewise({"0st": 1.0, "2ep": 0.0})
     inner = cw.sgd(lr=0.1, weight_decay=0.01)
-    optimizer = cw.recipe.lookahead(
-        cw.recipe.grouped(inner, {"*": {"lr": factor}}), pull=cw.schedules.polynomial(1.0, 0.5)
-    )
+    optimizer = cw.recipe.grouped(inner, {"*": {"lr": factor}})
     recipe = dataclasses.replace(tasks.recipe(duration="4ep"), optimizer=optimizer)
     moved = recipe.transfer(batch=2 * recipe.batch).optimizer
     assert moved.settings["lr"] == pytest.approx(0.2) and moved.settings["lr of *"] == factor

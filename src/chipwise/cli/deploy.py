@@ -103,7 +103,7 @@ def export(
     if json_:
         print(json.dumps({"run": run, **dataclasses.asdict(result), "file": str(result.file)}))
         return
-    print(fact("exported", **dataclasses.asdict(result)))
+    print(fact("exported" if result.data else "exported-weights", **dataclasses.asdict(result)))
     if result.labels_differ is not None:
         print(fact("exported-labels"))
     print(fact("written", path=result.file))

@@ -25,7 +25,7 @@ from ..errors import DataError, RecipeError
 from ..recipe.recipe import Recipe
 from ..recipe.source import spec_of
 from ..words.facts import Fact
-from .formats import Request, format_named
+from .formats import WEIGHTS, Request, format_named
 from .inputs import open_data
 from .model import Trained, trained
 from .predictions import predict
@@ -42,7 +42,7 @@ class Export:
     *Fields:* `file`; `format`; `runs`: the library that ran it; `examples`: how many were compared with the
     model itself, in float32; `difference`: the largest absolute difference of outputs; `largest`: the largest
     absolute output; `labels_differ`: 0 for a classifier, None for other models; `data`: "evaluation", "given"
-    or "made-up".
+    or "made-up", or "" for weights alone, which are read back.
     """
 
     file: Path
@@ -89,30 +89,28 @@ def export(
     began = time.perf_counter()
     kind = format_named(to)
     known = trained(model, recipe, say)
-    inputs = inputs_of(known.recipe)
     file = Path(out) if out is not None else Path(_stem(known) + kind.suffix)
     if file.exists() and not fresh:
         text = "{path} exists already: name another with --out, or replace it with --fresh."
         raise DataError("export-exists", text, path=file)
     known = dataclasses.replace(known, recipe=dataclasses.replace(known.recipe, precision="f32"))
-    source, where = _examples(known, data, inputs)
-    rows = take(source, np.arange(min(len(source), max(1, examples))))
-    expected, classifier = _expected(known, rows)
-    rows = {name: rows[name] for name in inputs}
+    runs = to != WEIGHTS
+    inputs = inputs_of(known.recipe) if runs else {}
+    rows, expected, classifier, where = _compared(known, data, inputs, examples) if runs else ({}, {}, "", "")
     names = {n: (classifier if n == "outputs" and classifier else n) for n in expected}
-    request = Request(known, inputs, names)
+    request, compared = Request(known, inputs, names), (0.0, 0.0, None)
     try:
         with _place(file) as place:
             temporary = place / f"model{kind.suffix}"
             kind.write(request, temporary)
-            run = kind.open(request, temporary)
-            outputs = _run(run, rows)
-            compared = _compare(expected, {n: outputs[names[n]] for n in names}, classifier, to)
+            if (run := kind.open(request, temporary)) is not None:
+                outputs = _run(run, rows)
+                compared = _compare(expected, {n: outputs[names[n]] for n in names}, classifier, to)
             size = temporary.stat().st_size
             os.replace(temporary, file)
     except OSError as error:
         raise DataError("export-unwritable", path=file, reason=error.strerror or str(error)) from error
-    count = len(next(iter(rows.values())))
+    count = len(next(iter(rows.values()), ()))
     seconds = time.perf_counter() - began
     return Export(file, to, kind.runs, count, *compared, where, size, seconds)
 
@@ -151,17 +149,18 @@ def _examples(known: Trained, data: Any, inputs: Any) -> tuple[Source, str]:
     return like(source, task.classes), "made-up"
 
 
-def _expected(known: Trained, rows: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], str]:
-    """The model's own outputs, and what they are if it is a classifier ("logits", "probabilities"), else
-    ""."""
+def _compared(known: Trained, data: Any, inputs: Any, examples: int) -> tuple[dict, dict, str, str]:
+    """The examples to compare on, the model's own outputs, what they are if it is a classifier ("logits",
+    "probabilities"), else "", and which kind of examples they are."""
     from ..data.sources import Arrays
 
-    columns: Any = rows
-    predicted = predict(known, Arrays(**columns))
+    source, where = _examples(known, data, inputs)
+    rows: Any = take(source, np.arange(min(len(source), max(1, examples))))
+    predicted = predict(known, Arrays(**rows))
     outputs = predicted.outputs if isinstance(predicted.outputs, dict) else {"outputs": predicted.outputs}
     shape = {name: value.shape[1:] for name, value in outputs.items()}
     classifier = predicted.returns != "values" and shape == {"outputs": (known.recipe.task.classes,)}
-    return outputs, predicted.returns if classifier else ""
+    return {n: rows[n] for n in inputs}, outputs, predicted.returns if classifier else "", where
 
 
 def _run(run: Callable, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -19,6 +19,7 @@ from ..data.sources import Spec
 from ..engine.checkpoint import flatten
 from ..engine.predict import prediction
 from ..errors import DataError, RecipeError, near
+from ..recipe.user_code import any_batch
 from ..words.figures import one_line
 from .model import Trained
 
@@ -56,11 +57,12 @@ class Request:
 @dataclass(frozen=True)
 class Format:
     """*Fields:* `suffix` of its files; `write(request, path)`; `open(request, path)`, which loads the file
-    with the library that users have, and returns a function that runs it; `runs`: that library's name."""
+    with the library that users have, and returns a function that runs it, or None if it holds only weights,
+    which are compared; `runs`: that library's name."""
 
     suffix: str
     write: Callable[[Request, Path], None]
-    open: Callable[[Request, Path], Runner]
+    open: Callable[[Request, Path], Runner | None]
     runs: str
 
 
@@ -87,7 +89,9 @@ def _write_stablehlo(request: Request, path: Path) -> None:
     def named(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
         return {outputs[name]: value for name, value in function(inputs).items()}
 
-    path.write_bytes(export.export(jax.jit(named), platforms=PLATFORMS)(shapes).serialize())
+    with any_batch("stablehlo"):
+        exported = export.export(jax.jit(named), platforms=PLATFORMS)(shapes)
+    path.write_bytes(exported.serialize())
 
 
 def _open_stablehlo(request: Request, path: Path) -> Runner:
@@ -142,24 +146,20 @@ def _write_safetensors(request: Request, path: Path) -> None:
     numpy.save_file(weights_of(request.model), str(path), {"format": "np", **request.about})
 
 
-def _open_safetensors(request: Request, path: Path) -> Runner:
-    numpy = library("safetensors.numpy")
-    read = numpy.load_file(str(path))
-    tree = {"params": request.model.params, "state": request.model.state}
-    restored = jax.tree.unflatten(jax.tree.structure(tree), [read[name] for name in flatten(tree)])
-    run = jax.jit(prediction(request.model.recipe))
-
-    def runner(inputs: Arrays) -> Arrays:
-        outputs = run(restored["params"], restored["state"], inputs)
-        return {request.outputs[name]: np.asarray(value) for name, value in outputs.items()}
-
-    return runner
+def _open_safetensors(request: Request, path: Path) -> None:
+    """Reads the weights back: they must be the same bits."""
+    read, weights = library("safetensors.numpy").load_file(str(path)), weights_of(request.model)
+    differ = [name for name, a in weights.items() if name not in read or read[name].tobytes() != a.tobytes()]
+    if differ or len(read) != len(weights):
+        text = "safetensors: {names:few} are read back as others. Nothing was written."
+        raise RecipeError("export-weights-differ", text, names=differ or sorted(read))
 
 
+WEIGHTS = "safetensors"
 FORMATS = {
     "stablehlo": Format(".stablehlo", _write_stablehlo, _open_stablehlo, "jax.export"),
     "onnx": Format(".onnx", _write_onnx, _open_onnx, "onnxruntime"),
-    "safetensors": Format(".safetensors", _write_safetensors, _open_safetensors, "safetensors"),
+    WEIGHTS: Format(".safetensors", _write_safetensors, _open_safetensors, "safetensors"),
 }
 """Its name on the command line to each format."""
 

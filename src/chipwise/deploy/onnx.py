@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr
 
 from ..data.sources import Spec
 from ..errors import RecipeError
+from ..recipe.user_code import any_batch
 
 OPSET = 18
 _LONGEST_LOOP = 128  # iterations of a loop that are unrolled
@@ -122,7 +123,8 @@ def to_onnx(function: Callable, inputs: Spec, outputs: Mapping[str, str], about:
 
     (batch,) = jax.export.symbolic_shape("batch")
     shapes = {n: jax.ShapeDtypeStruct((batch, *s.shape), s.dtype) for n, s in inputs.items()}
-    traced, shape = jax.make_jaxpr(function, return_shape=True)(shapes)
+    with any_batch("onnx"):
+        traced, shape = jax.make_jaxpr(function, return_shape=True)(shapes)
     names = sorted(shapes)
     graph = Graph(batch, names[0])
     given = [Ref(n, shapes[n].shape, shapes[n].dtype) for n in names]

@@ -257,7 +257,7 @@ def fitting(tree: Tree, separator: str, expected: Mapping[str, tuple[int, ...]],
 
 def examples(args: tuple, kwargs: dict) -> int:
     """How many examples these arguments of a model have."""
-    return len(jax.tree.leaves((args, kwargs))[0])
+    return jax.tree.leaves((args, kwargs))[0].shape[0]  # of any size in an export
 
 
 def not_a_model(framework: str, given: Any, expected: str) -> RecipeError:

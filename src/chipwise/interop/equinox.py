@@ -68,7 +68,8 @@ def task(
         module = eqx.nn.inference_mode(_with_params(eqx, module, params), value=not train)
         module = _holding(eqx, module) if train else module
         held = _with_state(fresh, state)
-        keys = jax.random.split(jax.random.key(0) if key is None else key, adapter.examples(args, kwargs))
+        several = key is not None  # a prediction, of a batch of any size, draws nothing
+        keys = jax.random.split(key, adapter.examples(args, kwargs)) if several else jax.random.key(0)
 
         def one(args, kwargs, key):
             given = {"key": key} if "key" in signature else {}
@@ -76,7 +77,8 @@ def task(
                 return module(*args, **kwargs, state=held, **given)
             return module(*args, **kwargs, **given), held
 
-        outputs, held = jax.vmap(one, out_axes=(0, None), axis_name=AXIS)(args, kwargs, keys)
+        axes = (0, 0, 0 if several else None)
+        outputs, held = jax.vmap(one, axes, out_axes=(0, None), axis_name=AXIS)(args, kwargs, keys)
         return outputs, _state(held), None
 
     kind = type(abstract).__name__

@@ -14,8 +14,8 @@ from jax import lax
 
 def override(env: Any, torch: Any) -> None:
     """Gives torchax's `env` the functions of `torch.nn.LSTM`, `GRU` and `RNN`."""
-    plain = {"rnn_tanh": jnp.tanh, "rnn_relu": jax.nn.relu}
-    cells = {"lstm": _lstm, "gru": _gru, **{n: functools.partial(_plain, f) for n, f in plain.items()}}
+    cells: dict[str, Callable] = {"lstm": _lstm, "gru": _gru}
+    cells |= {f"rnn_{f.__name__}": functools.partial(_plain, f) for f in (jnp.tanh, jax.nn.relu)}
     for name, cell in cells.items():
         env.override_op_definition(getattr(torch, name), functools.partial(_layers, env, cell))
 
@@ -42,13 +42,13 @@ def _layers(
             # The product with the inputs of all time steps is one; only the hidden state's is in the loop
             ends, out = lax.scan(step, [s[at] for s in states], x @ w_in.T + b_in, reverse=bool(direction))
             outputs.append(out)
-            for kept, end in zip(last, ends, strict=True):
-                kept.append(end)
+            for those, end in zip(last, ends, strict=True):
+                those.append(end)
         x = jnp.concatenate(outputs, axis=-1)
         if train and dropout and layer + 1 < num_layers:
             kept = jax.random.bernoulli(env.get_and_rotate_prng_key(), 1 - dropout, x.shape)
             x = jnp.where(kept, x / (1 - dropout), jnp.zeros_like(x))
-    ended = [jnp.stack(states) for states in last]
+    ended = [jnp.stack(those) for those in last]
     return env.j2t_iso((x.swapaxes(0, 1) if batch_first else x, *ended))
 
 

@@ -259,6 +259,7 @@ def _environment() -> Any:
     env.override_op_definition(torch.nn.functional.batch_norm, _batch_norm(env))
     env.override_op_definition(torch.ops.aten.normal_, _normal_(env))
     env.override_op_definition(torch.ops.aten.erfinv_, _erfinv_)
+    env.override_op_definition(torch.nn.functional.interpolate, _interpolate(env, torchax.OperatorNotFound))
     torch_recurrent.override(env, torch)
     return env
 
@@ -278,6 +279,25 @@ def _normal_(env: Any) -> Callable:
         return tensor
 
     return normal_
+
+
+def _interpolate(env: Any, missing: type[Exception]) -> Callable:
+    def interpolate(input, size=None, scale_factor=None, mode="nearest", *others, **more):
+        """`torch.nn.functional.interpolate` by the nearest pixel, also for a batch of any size."""
+        if mode != "nearest" or others or more.get("recompute_scale_factor"):
+            raise missing("interpolate")  # torchax has the other ones
+        x = input.jax()
+        given = scale_factor if size is None else size
+        each = given if isinstance(given, (tuple, list)) else (given,) * (x.ndim - 2)
+        for axis, want in enumerate(each, 2):
+            old = x.shape[axis]
+            new = int(old * want) if size is None else int(want)
+            step = np.float32(1 / want) if size is None else np.float32(old) / np.float32(new)
+            places = np.minimum(np.floor(np.arange(new, dtype=np.float32) * step).astype(np.int32), old - 1)
+            x = jnp.take(x, places, axis=axis)
+        return env.j2t_iso(x)
+
+    return interpolate
 
 
 def _batch_norm(env: Any) -> Callable:

@@ -15,4 +15,3 @@ from .trust_ratio import lamb as lamb
 from .trust_ratio import lars as lars
 from .wrappers import grouped as grouped
 from .wrappers import layerwise as layerwise
-from .wrappers import lookahead as lookahead

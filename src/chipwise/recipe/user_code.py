@@ -37,6 +37,24 @@ def user_code(what: str, columns: Iterable[str] = ()) -> Iterator[None]:
         raise _told(error, what, sorted(columns)) from error
 
 
+@contextlib.contextmanager
+def any_batch(to: str) -> Iterator[None]:
+    """A context that traces a model with a batch of any size, for an export `to` a format."""
+    try:
+        yield
+    except Exception as error:
+        inner = error.__cause__ if isinstance(error, RecipeError) and error.__cause__ is not None else error
+        if not any(word in f"{type(inner)} {inner}" for word in ("_DimExpr", "InconclusiveDimension")):
+            raise
+        at = line_of(inner)
+        text = (
+            "{format}: predict needs the number of examples{where}, and an export takes any: use x.shape[0], "
+            "in shapes alone, not len(x), int(), a comparison or a loop over examples."
+        )
+        where = f" at {at[0]}" if at else ""
+        raise RecipeError("export-any-batch", text, format=to, where=where) from error
+
+
 def _told(error: Exception, what: str, columns: list[str]) -> RecipeError:
     at = line_of(error)
     where = f" at {at[0]}" if at else ""

@@ -1,8 +1,6 @@
-"""Optimizers that wrap another: groups of parameters with their own rates, and lookahead.
+"""An optimizer around another: groups of parameters with their own rates.
 
-    lookahead(grouped(sgd(lr=0.1), {"*norm/bias": {"lr": 64.0}}), every=5, pull=0.5)
-
-Both are elementwise, as the wrapped optimizer must be, so they work on the flat vector of parameters.
+It is elementwise, as the wrapped optimizer must be, so it works on the flat vector of parameters.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from ..errors import invalid, unknown
-from ..words.facts import Fact
 from .duration import Clock, Duration
 from .optimizers import Optimizer, Scalars, Tree
 from .schedules import Schedule, as_schedule, constant, held, piecewise
@@ -201,81 +198,6 @@ def layerwise(
             rate = piecewise({"0st": 0.0, f"{float(each.value * below):.12g}{each.unit}": rate})
         settings |= {pattern: {"lr": rate} for pattern in layer}
     return grouped(inner, settings)
-
-
-@dataclass(frozen=True)
-class lookahead(_Around):
-    """`inner`, whose parameters are pulled back every few steps to a slow copy that follows them.
-
-        every `every` steps:  slow = slow + pull * (p - slow);  p = slow
-
-    The last step of a run ends at `slow`. *Arguments:* `inner`: an elementwise optimizer; `every`: steps;
-    `pull`: a number or a schedule above 0 and up to 1. Source: Zhang et al., 2019
-    (https://arxiv.org/abs/1907.08610). With a `pull` that shrinks over the run it is airbench's lookahead
-    (Jordan, 2024, arXiv:2404.00498), an average over a growing time.
-    """
-
-    inner: Optimizer
-    every: int = 5
-    pull: Any = 0.5
-
-    def __post_init__(self) -> None:
-        self._check()
-        value = as_schedule(self.pull, "lookahead's pull")
-        if isinstance(self.every, float) and self.every % 1 == 0:  # typed on a command line
-            object.__setattr__(self, "every", int(self.every))
-        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
-            raise invalid("lookahead-every", "every", self.every, "a whole number of steps, at least 1")
-        if isinstance(value, constant) and not 0 < value.value <= 1:
-            raise invalid("lookahead-pull", "pull", value.value, "more than 0 and at most 1")
-
-    @property
-    def hyper(self) -> dict[str, Schedule]:
-        return self.inner.hyper | {"pull": _to_zero(as_schedule(self.pull, "pull"))}
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return self.inner.settings | {"every": self.every, "pull": self.pull}
-
-    def held(self, clock: Clock) -> Optimizer:
-        pull = held(self.pull, clock) if isinstance(self.pull, Schedule) else self.pull
-        return replace(self, inner=self.inner.held(clock), pull=pull)
-
-    def init(self, params: Tree) -> Tree:
-        slow = jax.tree.map(jnp.asarray, params)
-        return {"inner": self.inner.init(params), "slow": slow, "done": jnp.int32(0)}
-
-    def _apply(self, grads, opt_state, params, scalars, decaying, norm, members, ratios=None):
-        pull = scalars["pull"]
-        rest = {name: scalars[name] for name in self.inner.hyper}
-        moved, inner = self.inner._apply(grads, opt_state["inner"], params, rest, decaying, norm, members)
-        done = opt_state["done"] + jnp.int32(1)
-        meets = (done % self.every == 0) | (pull == 0)
-        slow = jax.tree.map(lambda s, p: jnp.where(meets, s + pull * (p - s), s), opt_state["slow"], moved)
-        moved = jax.tree.map(lambda s, p: jnp.where(meets, s, p), slow, moved)
-        return moved, {"inner": inner, "slow": slow, "done": done}
-
-
-@dataclass(frozen=True)
-class _to_zero(Schedule):
-    """`schedule`, but 0 at the run's last step."""
-
-    schedule: Schedule
-
-    def _changed(self, number: Any, length: Any) -> Schedule:
-        return replace(self, schedule=self.schedule._changed(number, length))
-
-    def _top(self) -> float | None:
-        return self.schedule._top()
-
-    def lengths(self) -> list[tuple[str, str]]:
-        return self.schedule.lengths()
-
-    def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
-        return self.schedule.warnings(clock, setting)
-
-    def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
-        return np.where(steps + 1 == clock.total, 0.0, self.schedule._values(steps, clock))
 
 
 def _pairs(given: Any) -> tuple[tuple[str, Any], ...]:
