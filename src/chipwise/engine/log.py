@@ -15,6 +15,7 @@ from ..words.facts import fact
 from .agenda import Agenda
 from .ledger import Ledger
 from .meter import Meter
+from .not_finite import cause
 from .progress import Reporter
 from .run_folder import RunFolder
 from .session import Session
@@ -134,14 +135,17 @@ class Log:
         try:
             yield
         except NotFinite as found:
-            facts = {"first": self.logged + 1, "last": found.step, "value": str(found.value)}
+            facts: dict[str, Any] = {"first": self.logged + 1, "last": found.step, "value": str(found.value)}
             if self.folder is not None:
                 # A full disk must not hide why the run ends.
                 with contextlib.suppress(RunError):
                     self.folder.log({**self._row(found.step, {}), "diverged": {"code": found.code, **facts}})
             run = str(self.folder.path) if self.folder is not None else None
-            where = (facts["first"], facts["last"])
-            raise DivergedError(found.code, **facts, steps=where, checkpoint=newest(), run=run) from None
+            facts |= {"steps": (facts["first"], facts["last"]), "checkpoint": newest(), "run": run}
+            if (why := cause(self.recipe, facts["first"], facts["last"])) is not None:
+                text = "The training loss became {value} {steps:steps}: {why}. {checkpoint:checkpoint}"
+                raise DivergedError(found.code, text, **facts, why=why) from None
+            raise DivergedError(found.code, **facts) from None
 
     def _rate(self, step: int) -> float:
         """The learning rate of `step`, counted from 1."""

@@ -92,6 +92,14 @@ def line_of(error: BaseException, *, installed: bool = True) -> tuple[str, trace
     return None
 
 
+def own_line(places: Iterable[tuple[str, int]]) -> str | None:
+    """The first of `places`, pairs of a file and a line, outside of installed packages, as "file.py:12"."""
+    for name, line in places:
+        if Path(name).is_absolute() and not _installed(Path(name), True):
+            return f"{Path(name).name}:{line}"
+    return None
+
+
 def _installed(file: Path, any_package: bool) -> bool:
     """Whether `file` is of Python or of a framework; with `any_package`, of any installed package."""
     for folder in ("site-packages", "dist-packages"):  # also the user's and the system's
