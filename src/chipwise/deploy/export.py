@@ -98,7 +98,8 @@ def export(
     inputs = inputs_of(known.recipe) if runs else {}
     rows, expected, classifier, where = _compared(known, data, inputs, examples) if runs else ({}, {}, "", "")
     names = {n: (classifier if n == "outputs" and classifier else n) for n in expected}
-    request, compared = Request(known, inputs, names), (0.0, 0.0, None)
+    compared: tuple[float, float, int | None] = (0.0, 0.0, None)
+    request = Request(known, inputs, names)
     try:
         with _place(file) as place:
             temporary = place / f"model{kind.suffix}"
