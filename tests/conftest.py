@@ -13,6 +13,9 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 ).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Tests start many processes, which would all compile the package's modules where none may be written.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Many tests train the same small task: compile its programs once a session, also for processes that tests
 # start and for pytest's workers side by side. Never kept from one session to the next, which may have other
 # code.

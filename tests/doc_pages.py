@@ -22,7 +22,6 @@ SMALL = {
     "(train|sweep) mnist|train cifar10": "--set duration=3st",
     "train examples/own_photos": "--set duration=2st --set batch=8",
     "bench (mnist|cifar10)": "--steps 2",
-    "find-lr cifar10": "--set width=4 --set batch=32",
 }
 """Settings that make the commands small that begin like this."""
 NOT_HERE = {
@@ -109,6 +108,14 @@ class Net(nnx.Module):
         return self.classifier(nnx.relu(self.backbone(image.reshape(-1, 64).astype(jnp.float32))))
 
 
+import jax, torch
+from chipwise.models.efficientnet_lite0 import EfficientNetLite0
+
+init, _ = cw.nnx.functional(lambda rngs: EfficientNetLite0(classes=10, rngs=rngs))
+params, state = jax.jit(init)(jax.random.key(0))
+leaves = jax.tree_util.tree_leaves_with_path({{"params": params, "state": state}})
+named = {{jax.tree_util.keystr(k, simple=True, separator="."): torch.tensor(np.array(v)) for k, v in leaves}}
+torch.save(named, "efficientnet-lite0.pth")
 loss = cw.losses.softmax_cross_entropy
 task = cw.nnx.task(lambda rngs: Net(rngs), loss, train=digits.train, inputs="image")
 net = cw.fit(cw.Recipe(task=task, batch=64, duration="1st", optimizer=cw.sgd(lr=0.1)), progress="none")
@@ -235,6 +242,7 @@ def run(page):
                 names |= runpy.run_path(f"examples/my_{door[1] or 'functions'}.py")
                 made = names["net"]() if "net" in names else None
                 names |= {"data": names["digits"], "dropout": 0.2, "module": made}
+                names |= {} if door[1] else {"loss": names["recipe"]().task.loss}
             exec(compile(text, f"{page.name}", "exec"), names)
         elif kind == "program":
             runpy.run_path(text, run_name="__main__")

@@ -17,7 +17,7 @@ import json, sys
 import chipwise as cw
 import tasks
 on, run = cw.On(**json.loads(sys.argv[1])), (sys.argv[2:] or [None])[0]
-result = cw.fit(tasks.recipe(), run, on=on, log_every="3st", progress="none")
+result = cw.fit(tasks.recipe(duration="12st"), run, on=on, log_every="3st", progress="none")
 said = {"fingerprint": result.fingerprint, "rows": result.history, "devices": result.devices["count"]}
 print(json.dumps(said))
 """
@@ -29,7 +29,7 @@ def rows(result):
 
 
 def test_two_processes_train_as_one(tmp_path):
-    result = cw.fit(tasks.recipe(), on=cw.On(devices=1), log_every="3st", progress="none")
+    result = cw.fit(tasks.recipe(duration="12st"), on=cw.On(devices=1), log_every="3st", progress="none")
     said = processes.answer(processes.start(TRAIN, 2, 2, "{}", tmp_path / "run"))
     assert said["devices"] == 4
     assert said["fingerprint"] == result.fingerprint and rows(said["rows"]) == rows(result.history)
