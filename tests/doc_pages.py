@@ -131,6 +131,8 @@ for name in ("cpu.json", "gpu.json", "bench/1.json", "bench/2.json"):
     done(f"bench digits --steps 2 --out {name}")
 for name in ("a", "b"):
     done(f"train digits --set duration=2ep --run runs/{name} --quiet")
+for name, batch in (("small", 32), ("large", 128)):
+    done(f"train digits --set duration=1ep --set batch={batch} --seeds 2 --run runs/{name}-5 --quiet")
 import contextlib
 with open("plan.json", "w") as file, contextlib.redirect_stdout(file):
     done("plan digits --on t4 --json")
@@ -163,7 +165,7 @@ mnist()
 done("train mnist --set duration=2st --run runs/mnist-1 --quiet")
 done("train mnist --set duration=2st --seeds 2 --run runs/mnist-5 --quiet")
 """,
-    "study": "mnist()",
+    "study": "mnist()\nimport dataclasses\nrecipe = dataclasses.replace(recipe, optimizer=cw.adamw(lr=1e-3))",
     "tutorial/data": """
 import sys, types
 import datasets as huggingface

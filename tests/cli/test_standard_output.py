@@ -47,7 +47,8 @@ def test_full_output_is_told_in_a_line(words, unbuffered):
 @FULL
 def test_a_run_whose_output_is_full_is_whole(tmp_path, monkeypatch, capfdbinary):
     run = tmp_path / "run"
-    words = ["train", "digits", "--set", "duration=1st", "--run", run]
+    recipe = f"{processes.HERE / 'tasks.py'}:recipe"
+    words = ["train", recipe, "--set", "duration=1st", "--set", "replicas=1", "--run", run]
     one_line(command(*words, shell=">/dev/full"))
     assert (run / "result.json").exists()
     one_line(command("report", run, shell=">/dev/full"))

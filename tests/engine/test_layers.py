@@ -100,7 +100,9 @@ def test_the_vector_s_step_is_the_tree_s():
         session.begin()
         before = session.snapshot()
         batch = first_batch(session)
-        gradient = jax.grad(lambda p: loss(p, {}, batch, None, True)[0]["loss"].total / 8)(before.params)
+        gradient = jax.jit(jax.grad(lambda p: loss(p, {}, batch, None, True)[0]["loss"].total / 8))(
+            before.params
+        )
         session.advance()
         after = session.snapshot()
     optimizer = made.optimizer
