@@ -162,7 +162,7 @@ pyarrow.parquet.write_table(pyarrow.table(table), "reviews.parquet")
     "plan": "mnist()",
     "report": """
 mnist()
-done("train mnist --set duration=2st --run runs/mnist-1 --quiet")
+done("train mnist --set duration=2st --run runs/mnist-1 --quiet --keep-best eval/loss")
 done("train mnist --set duration=2st --seeds 2 --run runs/mnist-5 --quiet")
 """,
     "study": "mnist()\nimport dataclasses\nrecipe = dataclasses.replace(recipe, optimizer=cw.adamw(lr=1e-3))",
