@@ -168,10 +168,14 @@ def written(parts: Iterable[RenderableType]) -> str:
         file=io.StringIO(), record=True, width=_COLUMNS, highlight=False, color_system="standard",
         force_jupyter=False,
     )  # fmt: skip
+    blocks = []
     for part in parts:
         console.print(part, markup=False, soft_wrap=not isinstance(part, Table))
-    text = console.export_html(inline_styles=True, code_format="{code}").replace("color: #000000; ", "")
-    return f'<pre style="white-space:pre-wrap;{_BOX}">{text}</pre>'
+        text = console.export_html(inline_styles=True, code_format="{code}").replace("color: #000000; ", "")
+        # On a narrow page lines break and tables scroll
+        space = "pre" if isinstance(part, Table) else "pre-wrap"
+        blocks.append(f'<pre style="margin:0;white-space:{space};{_BOX}">{text}</pre>')
+    return "".join(blocks)
 
 
 def pictures(curves: Mapping[str, Sequence[tuple[float, float | None]]]) -> str:
