@@ -509,7 +509,7 @@ def test_a_server_that_drips_is_given_up(server, where, monkeypatch):
     code = "fetch-failed" if where.startswith("file") else "url-unreadable"
     with refused(DataError, code) as caught:
         fetch(f"{server.url}/{asked}")
-    assert isinstance(caught.value.__cause__, remote._Slow)
+    assert isinstance(caught.value.__cause__, remote.TooSlow)
 
 
 # Files that change meanwhile

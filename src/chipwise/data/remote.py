@@ -185,7 +185,7 @@ def _fetch(url: _Url, files: list[RemoteFile], to: Path) -> None:
             except Exception as error:  # every filesystem has its own exceptions
                 if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                if pause is None or _gone(error) or isinstance(error, _Slow):
+                if pause is None or _gone(error) or isinstance(error, TooSlow):
                     wrong = "Cannot fetch {file:plain} of {data}: {reason}; the same command continues there."
                     numbers = {"data": url.shown, "file": file.name, "reason": url.reason(error)}
                     raise DataError("fetch-failed", wrong, **numbers) from error
@@ -241,7 +241,7 @@ def _make_room(own: Path, nbytes: int, data: str, limit: float | None) -> None:
     raise DataError("cache-full", wrong, cache=own.parent, **numbers)
 
 
-class _Slow(TimeoutError):
+class TooSlow(TimeoutError):
     """A server sends nothing, or drips: another attempt would take as long."""
 
 
@@ -261,7 +261,7 @@ def _in_time(do: Callable[[], T], came: Callable[[], int] = lambda: 0) -> T:
         wait([future], 1.0)
         seconds, nbytes = time.monotonic() - began, came()
         if seconds > SILENCE_SECONDS and nbytes < seconds * LEAST_BYTES_PER_SECOND and not future.done():
-            raise _Slow(f"{nbytes:,} bytes in {seconds:.0f} seconds")
+            raise TooSlow(f"{nbytes:,} bytes in {seconds:.0f} seconds")
     return future.result()
 
 
@@ -423,7 +423,7 @@ class _Url:
             _in_time(
                 lambda: self.fs.get_file(file.remote, str(to), callback=told), lambda: max(came, _size(to))
             )
-        except _Slow:
+        except TooSlow:
             slow = True
             raise
         if (came := to.stat().st_size) != file.nbytes:
