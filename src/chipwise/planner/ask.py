@@ -277,6 +277,9 @@ class PlanQuestion:
             )
         if step.fused and notes:
             notes = (*notes, fact("fused-step"))
+        made_of = getattr(recipe.task.loss, "__qualname__", "")  # see `interop.adapter`
+        if notes and target.chip.kind == "GPU" and made_of.startswith("torch."):
+            notes = (*notes, fact("not-of-pytorch"))
         one = Plan.at(
             target,
             devices=layout.devices,
