@@ -82,6 +82,8 @@ def test_only_what_is_known_to_fit_is_advised():
         return codes(_speed(recipe, step, dataclasses.replace(plan, memory=memory)))
 
     assert told(GB // 2) == ["advice-blocks-in-turn"] and told(GB) == []
+    step = dataclasses.replace(step, layout=dataclasses.replace(step.layout, exact=False))
+    assert told(GB // 2) == ["advice-blocks-in-turn-free"]  # bits are equal on no other number of devices
 
 
 def test_what_is_bound_by_launches_is_not_told_to_multiply_faster():

@@ -3,7 +3,6 @@ device. Its scripts only sort the table and expand everything for printing."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -105,7 +104,7 @@ def bars(plans: Sequence[Mapping[str, Any]]) -> list[Bar]:
 
 # ---- the scatter
 
-Box = tuple[float, float, float, float]  # left, top, right, bottom; or the ends of a line
+Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,6 @@ class Label(NamedTuple):
     text: str
     x: float  # of the text's left end
     y: float  # of its baseline
-    leader: Box | None  # a line to the point, if the text is far from it
 
 
 @dataclass(frozen=True)
@@ -170,7 +168,7 @@ def scatter(dots: Sequence[Dot], size: tuple[int, int]) -> Scatter:
         stairs += "".join(f"H{s.x:.1f}V{s.y:.1f}" for s in corners[1:])
     return Scatter(
         width, height, left, top, right, bottom, across.ticks(max(width // 90, 3)), up.ticks(7), spots, links,
-        _labels(spots, list(first.values()), corners, (left + 2, top, right, bottom - 2)), stairs,
+        _labels(spots, list(first.values()), (left + 2, top, right, bottom - 2)), stairs,
     )  # fmt: skip
 
 
@@ -183,49 +181,26 @@ def _log_axis(values: Sequence[float], start: float, end: float, unit: str) -> A
 
 _LETTER, _HEIGHT = 7.8, 15.0  # pixels: a wide 13 px letter, and its line
 _LONGEST = 22  # letters of a name
-_PLACES = [
-    (reach, math.cos(math.radians(angle)), math.sin(math.radians(angle)))
-    for reach in (10.0, 18.0, 28.0, 42.0, 60.0, 85.0)
-    for angle in range(0, 360, 30)
-]
 
 
-def _labels(spots: Sequence[Spot], named: Sequence[Spot], corners: Sequence[Spot], area: Box) -> list[Label]:
-    """A label for each of `named`, placed where it covers no other label or dot and as few lines as
-    possible."""
+def _labels(spots: Sequence[Spot], named: Sequence[Spot], area: Box) -> list[Label]:
+    """A label for each of `named`, at the nearest height above or below its dot where it covers no other
+    label and no dot, within the area."""
     boxes = [(s.x - 8, s.y - 8, s.x + 8, s.y + 8) for s in spots]
-    lines = [p for s in spots for p in _along(s.x1, s.y1, s.x2, s.y2)]
-    for a, b in itertools.pairwise(corners):
-        lines += [*_along(a.x, a.y, b.x, a.y), *_along(b.x, a.y, b.x, b.y)]
-
-    def cost(place: tuple[float, float, float], box: Box) -> float:
-        l, t, r, b = box  # noqa: E741
-        hit = sum(l < r2 and l2 < r and t < b2 and t2 < b for l2, t2, r2, b2 in boxes)
-        crossed = sum(l <= x <= r and t <= y <= b for x, y in lines)
-        outside = l < area[0] or t < area[1] or r > area[2] or b > area[3]
-        return 1000.0 * hit + 6.0 * crossed + place[0] / 4 + 5000.0 * outside
-
     labels = []
     for s in named:
         text = s.of.name if len(s.of.name) <= _LONGEST else s.of.name[: _LONGEST - 1] + "…"
         width = _LETTER * len(text)
-        options = []
-        for place in _PLACES:
-            reach, cos, sin = place
-            # the nearest side of the box touches a circle of that radius
-            x = s.x + reach * cos - width * (1 - cos) / 2
-            y = s.y + reach * sin - _HEIGHT * (1 - sin) / 2
-            options.append((place, (x, y, x + width, y + _HEIGHT)))
-        (reach, *_), box = min(options, key=lambda option: cost(*option))
-        boxes.append(box)
-        leader = None
-        if reach > 20:
-            leader = (s.x, s.y, min(max(s.x, box[0]), box[2]), min(max(s.y, box[1]), box[3]))
-            lines += _along(*leader)
-        labels.append(Label(text, box[0], box[1] + 0.78 * _HEIGHT, leader))
+        left = min(max(s.x - width / 2, area[0]), area[2] - width)
+
+        def free(top: float, left: float = left, right: float = left + width) -> bool:
+            inside = area[1] <= top <= area[3] - _HEIGHT
+            return inside and not any(
+                left < x2 and x1 < right and top < y2 and y1 < top + _HEIGHT for x1, y1, x2, y2 in boxes
+            )
+
+        heights = [s.y + side * 4 * n - _HEIGHT / 2 for n in range(4, 60) for side in (-1, 1)]
+        top = next(filter(free, heights), heights[0])
+        boxes.append((left, top, left + width, top + _HEIGHT))
+        labels.append(Label(text, left, top + 0.78 * _HEIGHT))
     return labels
-
-
-def _along(x1: float, y1: float, x2: float, y2: float) -> list[tuple[float, float]]:
-    n = max(int(math.hypot(x2 - x1, y2 - y1) / 4), 1)
-    return [(x1 + (x2 - x1) * i / n, y1 + (y2 - y1) * i / n) for i in range(n + 1)]

@@ -176,5 +176,6 @@ def _speed(recipe: Recipe, step: TracedStep, plan: Plan) -> list[Fact]:
             "blocks": layout.blocks,
             "devices": layout.devices,
         }
-        facts.append(fact("advice-blocks-in-turn", calls=step.calls, **about))
+        code = "advice-blocks-in-turn" if step.exact else "advice-blocks-in-turn-free"
+        facts.append(fact(code, calls=step.calls, **about))
     return facts
