@@ -80,22 +80,20 @@ class Digests:
     def start(self, parts: list[list[Piece]]) -> Pending:
         """*Arguments:* `parts`: the pieces of each local group, alike but for `start`."""
         arrays = [[piece.array for piece in own] for own in parts]
-        starts = [np.asarray([piece.start % 2**32 for piece in own], np.uint32) for own in parts]
-        groups = self.placement.local
         kind = tuple((piece.name, piece.array.shape, piece.array.dtype) for piece in parts[0])
         if kind not in self._programs:
-            jitted = jax.jit(word_sums)
-            wide = [
-                jax.jit(word_sums, out_shardings=g.place()) if len(g.devices) > 1 else jitted for g in groups
-            ]
+            groups = self.placement.local
+            starts = [np.asarray([piece.start % 2**32 for piece in own], np.uint32) for own in parts]
+            placed = [group.put(own) for group, own in zip(groups, starts, strict=True)]
 
             def lower(_: int, g: int) -> Any:
-                like = jax.ShapeDtypeStruct(starts[g].shape, np.uint32, sharding=_place(groups[g]))
-                return wide[g].lower(arrays[g], like)
+                over = groups[g].place() if len(groups[g].devices) > 1 else None
+                return jax.jit(word_sums, out_shardings=over).lower(arrays[g], placed[g])
 
-            (self._programs[kind],) = compile_on(groups, 1, lower)
-        made = zip(self._programs[kind], groups, arrays, starts, strict=True)
-        return Pending(parts, [run(own, group.put(start)) for run, group, own, start in made])
+            (programs,) = compile_on(groups, 1, lower)
+            self._programs[kind] = list(zip(programs, placed, strict=True))
+        made = zip(self._programs[kind], arrays, strict=True)
+        return Pending(parts, [run(own, start) for (run, start), own in made])
 
     def read(self, pending: Sequence[Pending]) -> Digested:
         """The digests; waits for the devices, and for all hosts."""
@@ -119,12 +117,6 @@ class Digests:
                 unlike[name] = sorted(i for i, pair in whole.items() if alone or pair != most)
             values[name] = "".join(f"{(most[i] + shared[i]) % 2**32:08x}" for i in (0, 1))
         return Digested(values, unlike)
-
-
-def _place(group: Any) -> Any:
-    if len(group.devices) > 1:
-        return group.place()
-    return jax.sharding.SingleDeviceSharding(group.device)
 
 
 def word_sums(arrays: list[jax.Array], starts: jax.Array) -> jax.Array:
