@@ -1,5 +1,6 @@
 """PyTorch modules through torchax: what eager PyTorch computes, and what is refused before training."""
 
+import collections
 import contextlib
 import copy
 import functools
@@ -152,6 +153,23 @@ def test_several_inputs_by_name_and_a_dict_of_outputs():
     params, state = task.init(jax.random.key(0))
     batch = {n: jnp.asarray(c) for n, c in columns.items()}
     assert task.loss(params, state, batch, None, False)[0]["loss"].count == 40
+
+
+class Output(collections.OrderedDict):
+    """As Hugging Face's: a mapping with attributes, which JAX does not know."""
+
+    def __getattr__(self, name):
+        return self[name]
+
+
+def test_outputs_in_a_mapping_of_ones_own_are_a_dict():
+    def forward(self, x):
+        return Output(logits=self.lin(x), first=x[:, :1] * 2)
+
+    task = cw.torch.task(module_of(forward), lambda out, y: F.cross_entropy(out.logits, y), train=ROWS)
+    params, state = task.init(jax.random.key(0))
+    outputs = task.predict(params, state, {"x": jnp.asarray(ROWS.columns["x"])})
+    assert {name: x.shape for name, x in outputs.items()} == {"first": (40, 1), "logits": (40, 3)}
 
 
 class Halved(torch.autograd.Function):

@@ -20,7 +20,7 @@ from ..errors import RecipeError
 from ..recipe.source import spec_of
 from ..recipe.task import Task, Tree
 from .adapter import Data, Scored, examples, flattened, nested, uncalled
-from .torch_trace import Traced, as_numpy, flags, torch_library, totalled
+from .torch_trace import Traced, as_numpy, flags, plain, torch_library, totalled
 
 EXAMPLES = 8
 _OUTPUTS, _GRADIENTS = 1e-3, 2e-2
@@ -110,7 +110,7 @@ def _eager(traced: Traced, args: Any, kwargs: Any, target: Any, loss: Any, train
                 total, count = totalled(loss)(outputs, wanted, examples(args, kwargs))
                 value = total / count
             else:
-                value = _weighted(torch.utils._pytree.tree_leaves(outputs))
+                value = _weighted(torch.utils._pytree.tree_leaves(plain(outputs)))
             slopes = torch.autograd.grad(value, list(params.values()), allow_unused=True)
         except Exception as error:
             raise uncalled(traced.name, args, kwargs, error) from error
@@ -131,7 +131,7 @@ def _traced(
         total, outputs, state = scored(
             params, state, args, kwargs, target if judged else None, jax.random.key(0), train
         )
-        leaves = torch.utils._pytree.tree_leaves(outputs)
+        leaves = torch.utils._pytree.tree_leaves(plain(outputs))
         return (total.total / total.count.astype(total.total.dtype) if judged else _weighted(leaves)), (
             outputs,
             state,
@@ -189,7 +189,7 @@ def _weighted(leaves: list) -> Any:
 def _floating(outputs: Any) -> dict[str, np.ndarray]:
     """The floating-point arrays in PyTorch's outputs, or in ours of the same structure, by position."""
     torch = torch_library()
-    leaves = torch.utils._pytree.tree_leaves(outputs)
+    leaves = torch.utils._pytree.tree_leaves(plain(outputs))
     arrays = [as_numpy(x) if isinstance(x, torch.Tensor) else x for x in leaves]
     kept = {str(i): np.asarray(x) for i, x in enumerate(arrays) if hasattr(x, "dtype")}
     return {i: x for i, x in kept.items() if jnp.issubdtype(x.dtype, jnp.floating)}

@@ -13,7 +13,7 @@ import functools
 import inspect
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -129,7 +129,7 @@ class Traced:
             except Exception as error:
                 raise self._refused(error) from error
             new = {name: as_jax(held[name], self.env) for name in flattened(state, ".")}
-            return self.env.t2j_iso(outputs), nested(new, ".")
+            return self.env.t2j_iso(plain(outputs)), nested(new, ".")
 
     def wrapped(self, tree: Any) -> Any:
         """JAX arrays as torchax tensors, for the module."""
@@ -188,6 +188,13 @@ def flags(module: Any, train: bool) -> Iterator[None]:
     finally:
         for part, was in before.items():
             part.training = was
+
+
+def plain(outputs: Any) -> Any:
+    """Outputs with mappings of any kind, such as those of Hugging Face, as dicts in JAX's order of names."""
+    if isinstance(outputs, Mapping):
+        return {name: plain(outputs[name]) for name in sorted(outputs)}
+    return type(outputs)(map(plain, outputs)) if type(outputs) in (tuple, list) else outputs
 
 
 def as_numpy(tensor: Any) -> np.ndarray:
