@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import chipwise as cw
-from chipwise.data.cached import by_epoch
 from chipwise.data.draws import Drawn, seeded
 from chipwise.data.sources import materialize, take
+from chipwise.data.weighted import by_epoch
 from chipwise.engine.evaluate import evaluate
 from refusals import refused
 
@@ -132,7 +132,7 @@ class Own(Images):
 
 
 def test_a_generator_of_its_own_is_refused_by_name():
-    facts = {"source": "Own", "example": 0, "column": "image"}
+    facts = {"source": "Own", "column": "image"}
     with refused(cw.errors.DataError, "draws-unkeyed", **facts):
         cw.fit(recipe(Own()), on=cw.On(devices=1), **QUIET)
     with refused(cw.errors.DataError, "draws-unkeyed", **facts):

@@ -490,7 +490,7 @@ def test_the_lines_of_the_documentation_read_a_pack(store, tmp_path, monkeypatch
     code = re.findall(rf"```python\n# {store}\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
     assert len(code) == 1 and len(code[0].splitlines()) == 5
     names: dict = {}
-    exec(code[0], names)
+    exec(code[0].replace("PACK_OF_JPEGS", "PACK"), names)
     source = PackedFolder(tmp_path / "PACK")
     np.testing.assert_array_equal(names["pixels"], source[2]["image"])
     assert names["label"] == labels[2]

@@ -27,12 +27,13 @@ def gallery(recipe: Recipe, examples: int = 8, epochs: int = 8) -> Image.Image:
     Raises `DataError` if the examples have no column `image` of `(height, width)` or
     `(height, width, channels)`, or if there are none.
     """
-    from ..data.cached import by_epoch
     from ..data.draws import Drawn
     from ..data.sheet import Tile, caption, grid, picture_of
     from ..data.sources import spec_of, take
+    from ..data.weighted import Weighted, by_epoch
 
     source = recipe.task.train
+    source = source.source if isinstance(source, Weighted) else source
     spec = spec_of(source)
     if "image" not in spec or len(spec["image"].shape) not in (2, 3):
         columns = [f"{name} {struct.dtype}{list(struct.shape)}" for name, struct in spec.items()]

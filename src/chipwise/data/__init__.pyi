@@ -13,3 +13,4 @@ from .sources import spec_of as spec_of
 from .sources import take as take
 from .stages import stage as stage
 from .synthetic import Synthetic as Synthetic
+from .weighted import Weighted as Weighted

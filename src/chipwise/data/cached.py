@@ -54,11 +54,6 @@ def constant(source: Any) -> bool:
     return False
 
 
-def by_epoch(source: Any, seed: int) -> Any:
-    """`source` itself if its examples are constant, else a `Drawn`, which is read by position."""
-    return source if constant(source) else Drawn(source, seed)
-
-
 def steady(source: Any) -> Any:
     """`source`, read with the draws of its first epoch for seed 0: for evaluation and predictions, which see
     the same examples each time."""

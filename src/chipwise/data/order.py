@@ -38,3 +38,17 @@ def indices(seed: int, start: int, stop: int, examples: int) -> np.ndarray:
         parts.append(permutation(seed, epoch, examples)[offset : offset + taken])
         start += taken
     return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+
+def weighted(seed: int, epoch: int, weights: np.ndarray) -> np.ndarray:
+    """The examples at the places `(n,)` of one epoch, int32, in proportion to `weights` `(n,)` float64.
+
+    Places are points at equal distances along the sum of all weights, from a random one on (systematic
+    sampling), so every example comes its expected number of times, rounded up or down. Equal weights give
+    each example its own place.
+    """
+    ends = np.cumsum(weights)
+    (word,) = np.random.Philox(key=[seed % 2**64, epoch], counter=[0, 0, 0, 1]).random_raw(1).tolist()
+    points = (np.arange(len(weights)) + (word >> 11) * 2.0**-53) / len(weights) * ends[-1]
+    rows = np.searchsorted(ends, points, side="right")
+    return np.minimum(rows, np.flatnonzero(weights)[-1]).astype(np.int32)

@@ -15,10 +15,10 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from ..data import order
-from ..data.cached import by_epoch
 from ..data.draws import Drawn
-from ..data.sources import Spec, check_labels, materialize, nbytes
+from ..data.sources import Spec, check_labels, has, materialize, nbytes
 from ..data.stream import Stream
+from ..data.weighted import by_epoch
 from ..errors import DataError
 from ..machine.limits import memory
 from ..models.large import SHARD
@@ -242,7 +242,7 @@ class Streamed:
 
     def described(self, source: Source) -> Fact:
         stream = self.stream
-        anew = isinstance(stream.workers.source, Drawn)
+        anew = isinstance(stream.workers.source, Drawn) and not has(stream.workers.source, "fill")
         return fact(
             "data-read-anew" if anew else "data-from-host",
             size=nbytes(source),

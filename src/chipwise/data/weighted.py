@@ -1,0 +1,101 @@
+"""Examples that come more often than others."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError
+from ..recipe.source import Spec, spec_of
+from . import order
+from .cached import constant
+from .draws import Drawn
+from .sources import Columns, data_digest, has
+
+
+class Weighted:
+    """Training data of which example `i` comes in proportion to `weights[i]`.
+
+        count = np.bincount(labels)
+        train = cw.data.Weighted(source, 1 / count[labels])   # every class equally often
+
+    An epoch has `len(source)` examples. Example `i` comes `len(source) * weights[i] / sum(weights)` times in
+    it, rounded up or down. Which ones are rounded up, and their order, is a function of the recipe's seed and
+    the epoch, so a run is exact on any devices, and goes on after a stop. With equal weights an epoch is that
+    of `source` itself. Examples that come twice in an epoch are augmented with different keys. An evaluation
+    takes every example once.
+
+    *Arguments:* `weights`: `(n,)`, at least 0, not all of them 0.
+
+    Raises `DataError` for other weights.
+    """
+
+    def __init__(self, source: Any, weights: Any):
+        self.source, self.weights = source, np.asarray(weights, np.float64)
+        self.classes = getattr(source, "classes", None)
+        n, w = len(source), self.weights
+        if w.shape != (n,) or not np.isfinite(w).all() or w.min() < 0 or not w.sum() > 0:
+            wrong = (
+                "Weights {shape}, from {low:g} to {high:g}: expected ({n},), finite, none below 0, not all 0."
+            )
+            low, high = (float(w.min()), float(w.max())) if w.size else (0.0, 0.0)
+            raise DataError("weights-wrong", wrong, shape=list(w.shape), low=low, high=high, n=n)
+
+    @property
+    def spec(self) -> Spec:
+        return spec_of(self.source)
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What tells it from other data, for a run that goes on."""
+        return {
+            "weights": hashlib.sha256(self.weights.tobytes()).hexdigest(),
+            "data": data_digest(self.source),
+        }
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.source[index]
+
+
+class _Resampled(Drawn):
+    """The epochs of a weighted source."""
+
+    def __init__(self, source: Any, seed: int, weights: np.ndarray):
+        super().__init__(source, seed)
+        self.weights = weights
+        self._epochs: dict[int, np.ndarray] = {}
+
+    def indices(self, positions: np.ndarray) -> np.ndarray:
+        epochs, places = np.divmod(np.asarray(positions), len(self))
+        rows = np.empty(len(places), np.int64)
+        for epoch in np.unique(epochs).tolist():
+            known = self._epochs.get(epoch)
+            if known is None:
+                known = order.weighted(self.seed, epoch, self.weights)
+                self._epochs = {epoch: known}  # replaced, not changed: several threads read
+            rows[epochs == epoch] = known[places[epochs == epoch]]
+        return rows
+
+
+class _Filled(_Resampled):
+    """Of a source that several threads may read, whose examples are constant."""
+
+    def fill(self, positions: np.ndarray, out: Columns) -> None:
+        self.source.fill(self.indices(positions), out)
+
+    def prefetch(self, positions: np.ndarray) -> None:
+        if has(self.source, "prefetch"):
+            self.source.prefetch(self.indices(positions))
+
+
+def by_epoch(source: Any, seed: int) -> Any:
+    """`source` itself if its examples are constant, else a `Drawn`, which is read by position."""
+    if isinstance(source, Weighted):
+        kind = _Filled if has(source.source, "fill") else _Resampled
+        return kind(source.source, seed, source.weights)
+    return source if constant(source) else Drawn(source, seed)
