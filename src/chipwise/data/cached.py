@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..recipe.source import Spec, spec_of
-from .draws import Drawn
+from .draws import Drawn, Wrapped
 from .sources import has
 
 _OF_TORCH = ("TensorDataset", "Subset", "ConcatDataset", "StackDataset")  # their own code draws nothing
 
 
-class Cached:
+class Cached(Wrapped):
     """Says that `source` gives the same examples in every epoch, so they may be kept on the devices.
 
         train = cw.data.Cached(MyDataset("photos"))
@@ -21,20 +20,9 @@ class Cached:
     """
 
     def __init__(self, source: Any):
-        self.source = source
-        self.classes = getattr(source, "classes", None)
+        super().__init__(source)
         if hasattr(source, "__getitems__"):
             self.__getitems__ = source.__getitems__
-
-    @property
-    def spec(self) -> Spec:
-        return spec_of(self.source)
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.source[index]
 
 
 def constant(source: Any) -> bool:

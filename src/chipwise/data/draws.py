@@ -53,7 +53,25 @@ def _torch_generators() -> list[Any]:
     return [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
 
 
-class Drawn:
+class Wrapped:
+    """A source over another one."""
+
+    def __init__(self, source: Any):
+        self.source = source
+        self.classes = getattr(source, "classes", None)
+
+    @property
+    def spec(self) -> Spec:
+        return spec_of(self.source)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.source[index]
+
+
+class Drawn(Wrapped):
     """A source whose examples differ from epoch to epoch.
 
     It is read by position: `epoch * len(self) + place`, where each place occurs once in an epoch. The random
@@ -63,15 +81,8 @@ class Drawn:
     """
 
     def __init__(self, source: Any, seed: int):
-        self.source, self.seed = source, seed
-        self.classes = getattr(source, "classes", None)
-
-    @property
-    def spec(self) -> Spec:
-        return spec_of(self.source)
-
-    def __len__(self) -> int:
-        return len(self.source)
+        super().__init__(source)
+        self.seed = seed
 
     def __getitem__(self, position: int) -> Any:
         ((_, example),) = self.examples([position])

@@ -95,8 +95,3 @@ def verify(folder: Path, manifest: dict[str, Any]) -> None:
     if damaged:
         wrong = "{path}: {files:few} are not as they were packed: copy them again."
         raise DataError("pack-damaged", wrong, path=folder, files=damaged)
-
-
-def record_text(name: bytes) -> str:
-    """A record's name."""
-    return name.decode("utf-8", "replace")

@@ -24,7 +24,7 @@ from ..errors import DataError
 from ..words.facts import fact
 from . import remote
 from .images import MAX_PIXELS, checked_size, decode_into
-from .manifest import MANIFEST, RECORD, read_manifest, record_text
+from .manifest import MANIFEST, RECORD, read_manifest
 from .manifest import verify as verify_files
 from .sources import Columns, Spec, empty, first_outside
 from .stages import stage
@@ -223,7 +223,7 @@ class PackedFolder:
     def record_name(self, index: int) -> str:
         """The origin of example `index`, such as "cat/0123.jpg"; "" if unknown."""
         shard, at = self._place(index)
-        return record_text(shard.names[at])
+        return shard.names[at].decode("utf-8", "replace")
 
     def verify(self) -> None:
         """Reads everything, in bounded memory. Raises `DataError` with the damaged records."""

@@ -315,7 +315,7 @@ def data_digest(source: Any) -> str | None:
         digest = hashlib.sha256()
         for name, column in sorted(materialize(source).items()):
             digest.update(f"{name}:{column.dtype}:{column.shape};".encode())
-            digest.update(memoryview(column))
+            digest.update(column.data)
         return digest.hexdigest()
     sample = sample_digest(source)
     return None if sample is None else f"sample:{sample}"

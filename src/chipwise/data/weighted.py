@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from ..recipe.source import Spec, spec_of
 from . import order
 from .cached import constant
-from .draws import Drawn
+from .draws import Drawn, Wrapped
 from .sources import Columns, data_digest, has
 
 
-class Weighted:
+class Weighted(Wrapped):
     """Training data of which example `i` comes in proportion to `weights[i]`.
 
         count = np.bincount(labels)
@@ -33,8 +32,8 @@ class Weighted:
     """
 
     def __init__(self, source: Any, weights: Any):
-        self.source, self.weights = source, np.asarray(weights, np.float64)
-        self.classes = getattr(source, "classes", None)
+        super().__init__(source)
+        self.weights = np.asarray(weights, np.float64)
         n, w = len(source), self.weights
         if w.shape != (n,) or not np.isfinite(w).all() or w.min() < 0 or not w.sum() > 0:
             wrong = (
@@ -44,22 +43,12 @@ class Weighted:
             raise DataError("weights-wrong", wrong, shape=list(w.shape), low=low, high=high, n=n)
 
     @property
-    def spec(self) -> Spec:
-        return spec_of(self.source)
-
-    @property
     def manifest(self) -> dict[str, Any]:
         """What tells it from other data, for a run that goes on."""
         return {
             "weights": hashlib.sha256(self.weights.tobytes()).hexdigest(),
             "data": data_digest(self.source),
         }
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.source[index]
 
 
 class _Resampled(Drawn):
