@@ -28,7 +28,7 @@ from scipy import stats
 from scipy.optimize import least_squares
 
 from chipwise.chips.targets import Target
-from chipwise.engine.layout import Layout, shares, usable
+from chipwise.engine.layout import Layout, usable_devices
 from chipwise.errors import RecipeError
 from chipwise.planner import compile_step, time_step
 from chipwise.planner.time_gpu import Ideal, ideal_times, split
@@ -88,7 +88,7 @@ def samples(only: Sequence[int] = ()) -> list[Sample]:
         if row.clock != "steps" or (only and row.row not in only):
             continue
         recipe, target = row.load(), row.target
-        layout = Layout.of(recipe, usable(shares(recipe, True), target.devices, True), True)
+        layout = Layout.of(recipe, usable_devices(recipe, target.devices))
         try:
             cases.append((target, training_step(recipe, layout, resident=False)))
             kept.append(row)

@@ -24,8 +24,8 @@ def free_port():
 
 
 def start(program, processes, devices=1, *arguments, namespaces=None, **more):
-    """The Python program in so many processes of so many CPU devices each, as `Popen`s with pipes; each in a
-    network namespace of `namespaces`, if there are any."""
+    """The Python program in so many processes of so many CPU devices each (or a list of these numbers), as
+    `Popen`s with pipes; each in a network namespace of `namespaces`, if there are any."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started = []
     for index, seat in enumerate(seats(processes, devices, namespaces)):
@@ -39,8 +39,10 @@ def seats(processes, devices, namespaces=None):
     """What the environment tells each host."""
     where = f"{ADDRESS if namespaces else '127.0.0.1'}:{free_port()}"
     told = {"CHIPWISE_HOSTS": str(processes), "CHIPWISE_COORDINATOR": where, "CHIPWISE_WAIT": "120"}
-    told |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
-    return [{**told, "CHIPWISE_HOST": str(index)} for index in range(processes)]
+    told |= {"JAX_PLATFORMS": "cpu"}
+    each = [devices] * processes if isinstance(devices, int) else devices
+    own = [{"CHIPWISE_HOST": str(i), "JAX_NUM_CPU_DEVICES": str(n)} for i, n in enumerate(each)]
+    return [{**told, **one} for one in own]
 
 
 def environment(**more):

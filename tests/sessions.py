@@ -5,9 +5,9 @@ from chipwise.engine.session import Session
 from chipwise.engine.state import fingerprint
 
 
-def run(recipe, devices, exact=True, feed="auto"):
-    """The training state after the whole run, as NumPy arrays."""
-    with Session(recipe, On(devices=devices, exact=exact, feed=feed)) as session:
+def run(recipe, devices, **on):
+    """The training state after the whole run, as NumPy arrays. *Arguments:* `on`, other fields of `On`."""
+    with Session(recipe, On(devices=devices, **on)) as session:
         session.begin()
         session.advance(session.total)
         return session.snapshot()

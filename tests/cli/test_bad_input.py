@@ -117,7 +117,7 @@ def test_an_interval_that_is_none(refused, option):
 def test_devices_that_are_not_there(refused):
     refused(4, "devices-option", "digits", "--devices", "none", given="none")
     refused(4, "devices-missing", "digits", "--devices", "9", count=9, here=8)
-    refused(4, "devices-uneven", "digits", "--devices", "3", replicas=8, devices=3)
+    refused(4, "devices-above-blocks", "digits", "--devices", "3", "--set", "blocks=2", blocks=2, devices=3)
 
 
 # ---- data

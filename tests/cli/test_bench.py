@@ -60,7 +60,7 @@ def test_made_up_data_needs_none(tmp_path, capsys, words):
         (["mnist", "--data", "nowhere"], 3, "data-absent"),
         (["digits", "--data", "nowhere"], 2, None),
         (["digits", "--synthetic", "--data", "nowhere"], 2, None),
-        (["digits", "--devices", "3"], 4, "devices-uneven"),
+        (["digits", "--devices", "3", "--set", "blocks=2"], 4, "devices-above-blocks"),
         (["digits", "--out", "file/x.json"], 3, "bench-out"),
         (["digits", "--out", "."], 3, "bench-out"),
         (["digits", "--profile", "file"], 3, "trace-unwritable"),

@@ -89,11 +89,11 @@ def test_what_is_refused_and_what_is_said(capsys):
     with refused(cw.errors.RecipeError, "field-not-whole", what="blocks"):
         tasks.recipe(blocks=0)
     recipe = tasks.recipe(blocks=2)
-    with refused(cw.errors.DeviceError, "devices-above-blocks", devices=4, blocks=2, counts=[1, 2]):
+    with refused(cw.errors.DeviceError, "devices-above-blocks", devices=4, blocks=2, most=2):
         Session(recipe, On(devices=4))
     with Session(recipe) as session:  # all that it can use
         assert session.layout.devices == 2
-        assert [w.code for w in session.warnings] == ["devices-left-blocks"]
+        assert [w.code for w in session.warnings] == ["devices-left"]
         assert session.start.code == "start-together"
     with Session(tasks.recipe(), On(devices=1)) as session:
         assert session.start.code == "start-in-turn"

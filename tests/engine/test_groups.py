@@ -107,8 +107,8 @@ def test_what_groups_do_not_fit():
         lay_out(recipe(), cw.On(devices=7))
     with refused(DeviceError, "shards-uneven", shards=3, devices=8):
         lay_out(recipe(shards=3, batch=36), cw.On())
-    with refused(DeviceError, "devices-uneven", counts=[2, 4, 8]):
-        Layout.of(recipe(), 6)
+    with refused(DeviceError, "devices-above-blocks", devices=10, blocks=4, most=8):
+        Layout.of(recipe(), 10)
     layout = Layout.of(recipe(shards=2), 4)
     assert (layout.groups, layout.blocks_per_device, layout.group_batch) == (2, 2, 16)
     assert Placement(detect(8), 8, 4).groups == 2 and Placement.of(detect(3), 2).shards == 1

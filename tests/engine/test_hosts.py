@@ -36,6 +36,27 @@ def test_two_processes_train_as_one(tmp_path):
     assert (tmp_path / "run" / "result.json").exists()
 
 
+@pytest.mark.parametrize(
+    "devices, how",
+    [
+        ([1, 3], {"feed": "host", "shard_optimizer": True}),
+        *(
+            pytest.param(devices, how, marks=pytest.mark.slow)
+            for devices, how in (
+                ([2, 1], {}),
+                ([3, 2, 2], {"feed": "host"}),
+                ([1, 4], {"shares": [2, 1, 1, 3, 1]}),
+            )
+        ),
+    ],
+)
+def test_unequal_hosts_train_as_one(devices, how):
+    result = cw.fit(tasks.recipe(), on=cw.On(devices=1), log_every="3st", progress="none")
+    said = processes.answer(processes.start(TRAIN, len(devices), devices, json.dumps(how)))
+    assert said["devices"] == sum(devices)
+    assert said["fingerprint"] == result.fingerprint and rows(said["rows"]) == rows(result.history)
+
+
 ROUNDED = """
 import os
 import numpy as np

@@ -5,7 +5,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from chipwise.engine.reduce import AXIS, gatherer, reducer, scatterer
+from chipwise.engine.layout import Layout, tree_sum, windows
+from chipwise.engine.reduce import AXIS, Exchange, gatherer, reducer, scatterer
 from traffic import compiled, sent_bytes
 
 
@@ -35,6 +36,48 @@ def test_any_length_adds_in_tree_order(devices, n):
     sharding = NamedSharding(mesh, P(AXIS))
     vectors = [jax.device_put(parts[local::each].reshape(-1), sharding) for local in range(each)]
     np.testing.assert_array_equal(np.asarray(reducer(mesh)(vectors)), expected)
+
+
+@pytest.mark.parametrize("n", [1, 8, 1000, 3 * 16384 + 1])
+@pytest.mark.parametrize("shares", [(3, 3, 2), (1, 6, 1), (2, 2, 1, 1, 1, 1)])
+def test_any_cut_adds_in_tree_order_and_sends_what_is_counted(shares, n):
+    rng, devices = np.random.default_rng(n), len(shares)
+    parts = (rng.standard_normal((8, n)) * 10.0 ** rng.integers(-6, 6, (8, 1))).astype(np.float32)
+    layout = Layout(8, 8, devices, shares=shares)
+    sums = [[tree_sum(parts[a:b], np.add) for a, b in nodes] for nodes in layout.covers]
+    mesh = Mesh(np.asarray(jax.devices()[:devices]), (AXIS,))
+    sharding = NamedSharding(mesh, P(AXIS))
+    junk = np.full(n, np.nan, np.float32)  # instead of nodes that a smaller cover does not have
+    vectors = [
+        jax.device_put(np.concatenate([(own + [junk] * 8)[k] for own in sums]), sharding)
+        for k in range(layout.vectors)
+    ]
+    program = reducer(mesh, shares=shares)
+    np.testing.assert_array_equal(np.asarray(program(vectors)), tree_sum(list(parts), np.add))
+    counted = Exchange("reduce", devices, n, layout.vectors, shares=shares).sent_bytes
+    text = program.lower(vectors).compile().as_text()
+    assert counted <= sent_bytes(text, devices) <= (1.1 if n > 1000 else 1) * counted
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("devices, chunks, unit, rest", [(3, 8, 43, 1), (5, 8, 6000, 9), (7, 8, 1, 2)])
+def test_windows_of_a_scattered_sum_gather_to_the_whole(devices, chunks, unit, rest, exact):
+    layout = Layout(8, 8, devices, exact)
+    parts = np.random.default_rng(rest).integers(-9, 9, (8, chunks * unit + rest)).astype(np.float32)
+    sums = [[parts[a:b].sum(0) for a, b in nodes] for nodes in layout.covers]  # added exactly
+    mesh = Mesh(np.asarray(jax.devices()[:devices]), (AXIS,))
+    sharding = NamedSharding(mesh, P(AXIS))
+    vectors = [
+        jax.device_put(np.concatenate([(own + own[:1] * 8)[k] for own in sums]), sharding)
+        for k in range(layout.vectors)
+    ]
+    scattered, beside = scatterer(mesh, chunks * unit, exact, chunks, layout.shares)(vectors)
+    each, firsts = windows(chunks, devices)
+    for first, shard in zip(firsts, scattered.addressable_shards, strict=True):
+        part = slice(first * unit, (first + each) * unit)
+        np.testing.assert_array_equal(shard.data, parts.sum(0)[part])
+    whole = gatherer(mesh, chunks)(scattered)
+    np.testing.assert_array_equal(np.concatenate([whole, beside]), parts.sum(0))
 
 
 @pytest.mark.parametrize("exact", [True, False])

@@ -50,7 +50,7 @@ def test_gradients_are_free_once_they_are_added(shard, monkeypatch):
         session.begin()
         session.advance(1)
         programs, made, left = session.programs, [], []
-        vectors, updates, join = programs._vectors, programs.compiled["update"], programs.placement.join
+        vectors, updates, join = programs.vectors, programs.compiled["update"], programs.placement.join
         size = programs.functions.updates.size
 
         def joined(parts):
@@ -68,7 +68,7 @@ def test_gradients_are_free_once_they_are_added(shard, monkeypatch):
             left.append(sum(vector() is not None for vector in made))
             return update(*given)
 
-        monkeypatch.setattr(programs, "_vectors", noted)
+        monkeypatch.setattr(programs, "vectors", noted)
         monkeypatch.setattr(programs.placement, "join", joined)
         noting = [functools.partial(counted, update) for update in updates]
         monkeypatch.setitem(programs.compiled, "update", noting)

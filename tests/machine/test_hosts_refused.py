@@ -3,14 +3,16 @@
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import chipwise as cw
 import processes
 import tasks
 from chipwise.engine import placement
-from chipwise.engine.layout import usable
+from chipwise.engine.layout import usable_devices
 from chipwise.errors import DeviceError
 from chipwise.machine import detect, hosts
 from chipwise.machine.cluster import Seat
@@ -66,10 +68,11 @@ def test_after_jax_has_started():
         hosts._join(Seat(0, 2, HERE), 0.0, 5.0)
 
 
-def test_a_count_that_is_not_exact():
-    assert usable(8, 9, hosts=4) == 8
-    with refused(DeviceError, "hosts-inexact", hosts=3, replicas=8, counts=[1, 2, 4, 8], most=2, last=2):
-        usable(8, 9, hosts=3)
+def test_more_hosts_than_blocks():
+    recipe = tasks.recipe()
+    assert usable_devices(recipe, 9, hosts=3) == usable_devices(recipe, 8, hosts=8) == 8
+    with refused(DeviceError, "hosts-above-blocks", hosts=9, blocks=8, last=7):
+        usable_devices(recipe, 9, hosts=9)
 
 
 class Told:
@@ -100,13 +103,37 @@ def test_the_host_that_differs_is_named(code):
     hosts.Hosts(Seat(1, 2, HERE), Told(alike, alike), ("a", "b")).compare("program", alike)
 
 
-def test_a_group_over_hosts(monkeypatch):
-    machine = detect.detect(8)
-    monkeypatch.setattr(placement, "hosts", lambda: hosts.Hosts(Seat(0, 2, HERE), Told(), ("a", "b")))
-    monkeypatch.setattr(placement, "shared", lambda devices, count, of: devices[:count])
-    with refused(DeviceError, "shards-over-hosts", shards=2, here=3):  # half a group on each
-        placement.Placement(machine, 6, shards=2)
-    assert placement.Placement(machine, 8, shards=8).over_hosts  # whole hosts
+def devices_of(*counts):
+    return [SimpleNamespace(process_index=host) for host, n in enumerate(counts) for _ in range(n)]
+
+
+def test_a_group_over_hosts():
+    def over(shards, *counts):
+        return placement._over_hosts(np.reshape(np.asarray(devices_of(*counts), object), (-1, shards)))
+
+    assert over(8, 4, 4) and over(4, 4, 2, 2) and not over(2, 4, 2) and not over(1, 3, 1)
+    for counts, here in (((3, 3), 3), ((1, 4, 1), 1), ((3, 4, 1), 3)):  # a part of a group on each
+        with refused(DeviceError, "shards-over-hosts", shards=2, here=here):
+            over(2, *counts)
+
+
+@pytest.mark.parametrize(
+    "counts, wanted, taken",
+    [((4, 2, 1), 7, [4, 2, 1]), ((4, 2, 1), 5, [2, 2, 1]), ((1, 3), 3, [1, 2]), ((4, 4), 3, [2, 1])],
+)
+def test_devices_are_taken_from_all_hosts(counts, wanted, taken):
+    devices = devices_of(*counts)
+    chosen = detect.shared(devices, wanted, len(counts))
+    assert [sum(d.process_index == host for d in chosen) for host in range(len(counts))] == taken
+    assert [id(d) for d in chosen] == [id(d) for d in devices if any(d is one for one in chosen)]
+    for few in range(1, len(counts)):
+        with refused(DeviceError, "devices-below-hosts", count=few, hosts=len(counts), host=few):
+            detect.shared(devices, few, len(counts))
+
+
+def test_hosts_have_whole_groups_where_they_can():
+    chosen = detect.shared(devices_of(4, 4), 6, 2, group=2)
+    assert [sum(d.process_index == host for d in chosen) for host in (0, 1)] == [4, 2]
 
 
 # ---- as two processes say it

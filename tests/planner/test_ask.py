@@ -10,6 +10,7 @@ import chipwise as cw
 import tasks
 from chipwise.chips.prices import cheapest, load, prices_for, read
 from chipwise.chips.targets import parse
+from chipwise.engine.layout import Layout
 from chipwise.planner import ask, compile_processes, compile_step
 from chipwise.planner.compile_answers import Compiled
 from chipwise.planner.compile_processes import installed
@@ -116,7 +117,8 @@ def test_dollars_are_hours_at_a_dated_price(plans):
 def test_more_devices_than_replicas_says_how_to_use_them():
     (p,) = cw.plan(recipe(), on=["a100:16"])
     assert (p.devices, p.devices_found) == (8, 16)
-    assert fact("advice-replicas", replicas=8, used=8, devices=16, better=16) in p.advice
+    (told,) = (a for a in p.advice if a.code == "advice-uneven")
+    assert (told["groups"], told["idle"], told["others"][0]["count"]) == (16, 0.5, 16)
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -125,12 +127,18 @@ def test_more_devices_than_replicas_says_how_to_use_them():
 )
 def test_advice_on_replicas_is_right_for_every_device_count(gpus, exact):
     (p,) = cw.plan(recipe(batch=2520), on=[f"a100:{gpus}"], exact=exact)
-    assert p.devices_found == gpus and 8 % p.devices == 0
-    idle = [a for a in p.advice if "used" in a.numbers]
-    assert (p.devices == gpus) == (not idle)
-    for better in [a["better"] for a in idle if "better" in a.numbers]:
-        (q,) = cw.plan(recipe(batch=2520, replicas=better), on=[f"a100:{gpus}"], exact=exact)
-        assert q.devices == gpus
+    layout = Layout(2520, 8, gpus, exact)
+    assert p.devices == p.devices_found == gpus and p.replicas_per_device == -(-8 // gpus)
+    uneven = [a for a in p.advice if a.code == "advice-uneven"]
+    assert (8 % gpus > 0) == bool(uneven)
+    for told in uneven:
+        assert (told["idle"], told["vectors"]) == (layout.idle, layout.vectors)
+        assert {one["count"] for one in told["others"]} <= {
+            gpus,
+            -(-8 // gpus) * gpus,
+            -(-8 // gpus) * 2 * gpus,
+        }
+        assert all(one["idle"] == 0 for one in told["others"])
 
 
 @needs_libtpu

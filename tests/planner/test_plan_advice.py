@@ -1,7 +1,6 @@
 """What would make room, what decides, why spot is dearer: advice that changes no number."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +11,7 @@ from chipwise.engine.blueprint import Memory, waiting
 from chipwise.engine.layout import Layout
 from chipwise.planner.ask import _about_spot as about_spot
 from chipwise.planner.device_memory import available
-from chipwise.planner.plan_advice import _idle, _speed, decisive, room
+from chipwise.planner.plan_advice import _speed, _uneven, decisive, room
 from chipwise.planner.tracing import training_step
 from chipwise.words.facts import fact
 from planner import documents
@@ -49,13 +48,19 @@ def test_fewer_replicas_hold_fewer_partial_sums():
     assert "room-fewer-replicas" not in codes(told)
 
 
-def test_the_batch_of_more_groups_is_one_that_they_can_share():
+def test_what_a_number_of_replicas_costs():
     recipe = tasks.recipe(batch=48, replicas=4, shards=4)
-    plan = SimpleNamespace(devices=16, devices_found=32)
-    numbers = {"replicas": 4, "used": 16, "devices": 32, "better": 8}
-    assert _idle(recipe, plan, True) == fact("advice-replicas-and-batch", **numbers, batch=64)
-    recipe = dataclasses.replace(recipe, batch=64)
-    assert _idle(recipe, plan, True) == fact("advice-replicas", **numbers)
+    told = _uneven(recipe, Layout(48, 4, 16, shards=4), 8)  # half of 32 devices would be idle
+    numbers = {"blocks": 4, "groups": 8, "most": 1, "idle": 0.5, "vectors": 1}
+    better = {"name": "replicas", "count": 8, "batch": 64, "idle": 0, "vectors": 1}
+    others = [fact("blocks-cost", **better), fact("blocks-cost", **better | {"count": 16})]
+    assert told == fact("advice-uneven", **numbers, others=others)
+    told = _uneven(tasks.recipe(blocks=2), Layout(24, 8, 2, blocks=2), 4)
+    assert [(one["name"], one["count"]) for one in told["others"]] == [("blocks", 4), ("blocks", 8)]
+    told = _uneven(tasks.recipe(), Layout(24, 8, 3), 3)
+    assert (told["most"], told["idle"], told["vectors"]) == (3, pytest.approx(1 / 9), 2)
+    found = [(one["count"], one["idle"], one["vectors"]) for one in told["others"]]
+    assert found == [(3, 0, 1), (9, 0, 2), (18, 0, 3)]
 
 
 def test_activations_can_be_computed_again_and_state_can_not():

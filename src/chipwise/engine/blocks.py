@@ -17,11 +17,11 @@ from jax.sharding import PartitionSpec as P
 from jax.sharding import SingleDeviceSharding
 
 from ..errors import DeviceError
+from ..machine.compilation_cache import compile_on
 from ..models.large import SHARD, in_group
 from ..models.remat import inside
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
-from .compile_once import compile_on
 from .placement import Placement
 from .step import compiler_options
 
@@ -141,7 +141,7 @@ class ExampleBlocks:
             return jitted.lower(*arguments(g))
 
         try:
-            return compile_on(groups, 1, lower)[0]
+            return compile_on(len(groups), 1, lower)[0]
         except jax.errors.JaxRuntimeError as error:
             raise self.above_memory(error) from error
 

@@ -23,7 +23,7 @@ from ..errors import ChipwiseError, RecipeError
 from ..models.remat import inside
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, plain
-from .layout import Layout, merges
+from .layout import Layout, cover_merges, merges
 from .reduce import Exchange
 from .state import count, nbytes, read
 from .step import Step
@@ -94,7 +94,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Blueprint(Generic[P]):
-    """A step of `recipe` in `layout`, on one device, or on one group of several.
+    """A step of `recipe` in `layout`, on one device, or on one group of several: one that has most blocks.
 
     The programs are "replica", called `calls` times, which makes vectors of `size` float32; the exchange
     "reduce" of these over all replicas; "square" for clipping, "measure" and "ratios" with LAMB or LARS; and
@@ -150,13 +150,19 @@ class Blueprint(Generic[P]):
         groups = self.layout.groups
         if groups == 1 and self.calls == 1:
             return {}
-        reduce = Exchange("reduce", groups, self.size, self.local_vectors, self.exact, self.shards, self.cut)
-        return {"reduce": reduce} | ({"gather": Exchange("gather", groups, self.cut)} if self.cut else {})
+        chunks = self.recipe.replicas if self.cut else 0
+        shares = () if self.layout.aligned else self.layout.shares
+        about = (self.size, self.local_vectors, self.exact, self.shards, self.cut, chunks, shares)
+        reduce = Exchange("reduce", groups, *about)
+        gather = {"gather": Exchange("gather", groups, self.cut, chunks=chunks)} if self.cut else {}
+        return {"reduce": reduce} | gather
 
     @property
     def local_vectors(self) -> int:
         """The number of a device's vectors in `reduce`; if there are more, they are added as they are
         ready."""
+        if not self.layout.aligned:
+            return self.layout.vectors
         return self.calls if meet_at_once(self.calls, self.size) else 1
 
     @property
@@ -165,10 +171,12 @@ class Blueprint(Generic[P]):
         program of all replicas they are part of its temporary memory."""
         if self.programs[0].name == "step":
             return {"step": 0}
-        parts, whole = 4 * self.cut // self.layout.groups, 4 * self.size
+        reduce, whole = self.exchanges.get("reduce"), 4 * self.size
+        parts = 4 * reduce.part if reduce is not None else 0
         total = parts + 4 * (self.size - self.cut)
         during = {program.name: total + parts for program in self.programs}
-        during |= {"replica": waiting(self.calls, self.size), "reduce": self.local_vectors * whole + total}
+        held = whole * self.local_vectors if self.looped else waiting(self.calls, self.size, self.layout)
+        during |= {"replica": held, "reduce": self.local_vectors * whole + total}
         return during | {"gather": total + parts + 4 * self.cut}
 
     def peak(self, temporary: Mapping[str, float]) -> tuple[int, int]:
@@ -279,17 +287,20 @@ def meet_at_once(calls: int, size: int) -> bool:
     return calls <= MEET_AT_ONCE and 4 * size * calls <= MEET_BYTES
 
 
-def waiting(calls: int, size: int) -> int:
+def waiting(calls: int, size: int, layout: Layout | None = None) -> int:
     """The peak bytes of a device's vectors of `size` float32 while one of its `calls` replicas runs
     (including its own vector). If they are added as they are ready, there are a partial sum for each level of
-    the tree, and a leaf."""
-    if meet_at_once(calls, size):
+    the tree, and a leaf. *Arguments:* `layout`, whose devices may have other covers."""
+    aligned = layout is None or layout.aligned
+    if aligned and meet_at_once(calls, size):
         return 4 * size * calls
-    depth = most = 0
-    for pops in merges(calls):
-        depth += 1
-        most = max(most, depth)
-        depth -= pops
+    most = 0
+    for order in [merges(calls)] if aligned else map(cover_merges, layout.covers):
+        depth = 0
+        for pops in order:
+            depth += 1
+            most = max(most, depth)
+            depth -= pops
     return 4 * size * most
 
 
@@ -324,11 +335,6 @@ def largest_batch(recipe: Recipe, fits: Callable[[Recipe], tuple[bool, float]], 
     most = limit // unit
     known: dict[int, tuple[bool, float]] = {}
 
-    def ask(n: int) -> bool:
-        if n not in known:
-            known[n] = fits(dataclasses.replace(recipe, batch=n * unit))
-        return known[n][0]
-
     def end() -> float:
         """The batch at which the share is 1, on the line through the two nearest tries. If that is outside of
         what is left, for compilers save memory where it is short, through the two largest that fit."""
@@ -340,15 +346,13 @@ def largest_batch(recipe: Recipe, fits: Callable[[Recipe], tuple[bool, float]], 
     good, bad = 0, most + 1
     guess = min(most, recipe.batch // unit)
     while bad - good > max(1, good // 40):
-        if ask(guess):
-            good = max(good, guess)
-        else:
-            bad = min(bad, guess)
+        known[guess] = fits(dataclasses.replace(recipe, batch=guess * unit))
+        good, bad = (guess, bad) if known[guess][0] else (good, guess)
         expected = end()
         if good > 0 and len(known) > 1 and good >= 0.96 * min(expected, most):
             break
         guess = min(max(int(min(0.98 * expected, most)), good + 1), bad - 1)
-        if guess in known or len(known) > 8:
+        if len(known) > 8:
             guess = (good + bad) // 2
         if guess <= good:
             break

@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
 from ..data.cached import steady
 from ..data.draws import Drawn
@@ -190,7 +189,8 @@ class Evaluator:
         with contextlib.ExitStack() as closing:
             queued = QUEUED_READS
             if self._data is None:
-                wanted = (self.placement.own(blocks.indices(start)) for start in starts)
+                even = (1,) * self.placement.groups
+                wanted = (self.placement.own(blocks.indices(start), shares=even) for start in starts)
                 rows = blocks.rows // self.placement.groups * len(groups)
                 stream = Stream(self.source, wanted, rows, self._place, self._workers)
                 closing.callback(stream.close)
@@ -219,15 +219,15 @@ class Evaluator:
     def _added(self, parts: dict[int, Any]) -> dict[str, Any]:
         """The metrics, from the sums of this host's blocks by number. Waits for all hosts."""
         blocks, placement = self.blocks, self.placement
-        owners = [blocks.owner(number) for number in range(len(blocks))]
 
         def of_all(shape: Any, *sums: jax.Array) -> np.ndarray:
             """The arrays of all blocks, `(blocks, ...)` float64."""
             each = np.zeros((len(blocks), *shape.shape), shape.dtype)
             for number, value in zip(parts, sums, strict=True):
-                each[number] = np.asarray(value.addressable_data(0))
+                if blocks.owner(number) == placement.hosts.index:
+                    each[number] = np.asarray(value.addressable_data(0))
             if placement.hosts.count > 1:
-                each = multihost_utils.process_allgather(each)[owners, range(len(blocks))]
+                each = placement.from_one_host(each, each)
             return each.astype(np.float64)
 
         def whole(s: Sum) -> Sum:

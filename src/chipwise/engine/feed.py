@@ -232,7 +232,7 @@ class Streamed:
             by_replica = {k: v.reshape(-1, rows, *v.shape[1:]) for k, v in columns.items()}
             return placement.cut(by_replica, within=P(None, SHARD))
 
-        rows = recipe.batch // placement.groups * len(placement.local)
+        rows = round(recipe.batch * placement.share)
         self.stream = Stream(source, wanted(), rows, place, on.workers)
         self._step = start
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from ..recipe.task import Tree
 from .blueprint import Blueprint, Program
 from .freeze import whole_params
 from .group_step import GroupStep
+from .layout import windows
 from .placement import Group, Placement
 from .state import TrainState, first_maker, first_state
 from .state_digest import Piece, pieces
@@ -34,37 +35,70 @@ Compiled = Mapping[str, Sequence[Any]]
 Summed = Callable[[list[list[Piece]]], None] | None
 
 
-class Holding(Protocol):
-    """One way to hold the state. *Fields:* `sharded`: whether a device lacks a part of it."""
+class Holding:
+    """One way to hold the state; by default, every group adds the vectors of all replicas, and updates all.
 
-    sharded: bool
+    *Fields:* `sharded`: whether a device lacks a part of it; `template`, the shapes of a checkpoint's arrays,
+    with shardings if they are read to the devices; `saved_axes`, the axis along which each array of
+    `snapshot` is cut over devices, or -1; None if none is.
+    """
 
-    @property
-    def template(self) -> TrainState:
-        """The shapes of a checkpoint's arrays, with shardings if they are read to the devices."""
+    sharded = False
+    template: TrainState
+    saved_axes: Tree = None
+    _unpack_mesh: Any
+    _unpack_average: Any
 
-    @property
-    def saved_axes(self) -> Tree:
-        """The axis along which each array of `snapshot` is cut over devices, or -1; None if none is."""
+    def __init__(self, step: Any, made: Blueprint[Program], placement: Placement):
+        self.step_of, self.placement = step, placement
+        exchange = made.exchanges.get("reduce")
+        self._reduce = None if exchange is None else exchange.program(placement.mesh)
 
     def first(self, recipe: Recipe) -> Carry:
         """The recipe's first state. *Arguments:* `recipe`, maybe with another seed or other schedules."""
+        raise NotImplementedError
 
     def put(self, state: TrainState) -> Carry:
         """`state`, with parameters as a tree: NumPy arrays, or arrays as in `template`."""
+        raise NotImplementedError
 
     def snapshot(self, carry: Carry) -> TrainState:
         """A copy of the state, with parameters as a tree, that no step overwrites. Waits, for all hosts if
         the state is sharded over them."""
+        raise NotImplementedError
 
     def parameters(self, carry: Carry) -> tuple[Tree, Tree]:
         """All parameters and the task's state, as arrays like those of `snapshot`. Waits."""
+        raise NotImplementedError
 
     def average(self, carry: Carry) -> tuple[Tree, Tree]:
         """The parameters, averaged if the recipe has an EMA, and the task's state, over the mesh."""
+        state = self.placement.gather([_evaluated(state) for state in carry])
+        averages = None if carry[0].ema is None else self._gathered([state.ema for state in carry])
+        tree = self._unpack_mesh(state.params) if averages is None else self._unpack_average(averages)
+        return whole_params(tree, state.frozen), state.state
+
+    def _gathered(self, parts: Sequence[Any]) -> Any:
+        """A vector over the mesh, whole on every group, from each group's."""
+        return self.placement.gather(parts)
 
     def pieces(self, carry: Carry) -> list[list[Piece]]:
-        """What digests of the state are made of, for each local group."""
+        """What digests of the state are made of, for each local group: parts that are not metrics."""
+        return [
+            [
+                *pieces("parameters", (state.params, state.frozen)),
+                *pieces("state", state.state),
+                *pieces("optimizer", (state.optimizer, state.ema, state.scale)),
+            ]
+            for state in carry
+        ]
+
+    def _summed(self, vectors: list) -> Any:
+        """The sum of the vectors of all replicas, over the mesh. Empties the list."""
+        assert self._reduce is not None
+        joined = [self.placement.join(parts) for parts in zip(*vectors, strict=True)]
+        vectors.clear()
+        return self._reduce(joined)
 
     def step(
         self, compiled: Compiled, vectors: list, carry: Carry, window: list, summed: Summed = None
@@ -75,6 +109,27 @@ class Holding(Protocol):
         emptied when they are added, so that their memory is free during the update; `summed` is called with
         the pieces of their sum.
         """
+        if self._reduce is None:  # a single vector
+            totals = vectors.pop()
+        elif self.placement.count == 1:
+            totals = [self._reduce(vectors.pop())]
+        else:
+            totals = self.placement.split(self._summed(vectors))
+        if summed is not None:
+            summed([[Piece("gradient", total)] for total in totals])
+        square, measure = compiled.get("square"), compiled.get("measure")
+        after, tokens = [], []
+        for g, (before, total) in enumerate(zip(carry, totals, strict=True)):
+            hyper, squares, ratios = window[g]["hyper"], None, None
+            if square is not None:
+                squares = square[g](total)
+            given = (before.without("donated"), total, hyper, squares)
+            if measure is not None:
+                ratios = compiled["ratios"][g](measure[g](*given), before.step, hyper)
+            state, token = compiled["update"][g](*given, ratios)
+            after.append(dataclasses.replace(state, frozen=before.frozen))
+            tokens.append(token)
+        return after, tokens[0]
 
 
 def hold(step: Any, made: Blueprint[Program], placement: Placement) -> Holding:
@@ -82,15 +137,6 @@ def hold(step: Any, made: Blueprint[Program], placement: Placement) -> Holding:
     if made.shards > 1:
         return Grouped(step, made, placement)
     return (ShardedOptimizer if step.sharded else Replicated)(step, made, placement)
-
-
-def _pieces(state: TrainState) -> list[Piece]:
-    """What digests are made of: parts of the state that are not metrics."""
-    return [
-        *pieces("parameters", (state.params, state.frozen)),
-        *pieces("state", state.state),
-        *pieces("optimizer", (state.optimizer, state.ema, state.scale)),
-    ]
 
 
 def drained(carry: Carry) -> tuple[dict[str, Any], Carry]:
@@ -103,19 +149,15 @@ def _zeros(sums):
     return jax.tree.map(jnp.zeros_like, sums)
 
 
-class Replicated:
+class Replicated(Holding):
     """The whole state on every device."""
 
-    sharded = False
-    saved_axes = None
-
     def __init__(self, step: Step, made: Blueprint[Program], placement: Placement):
-        self.step_of, self.placement = step, placement
+        super().__init__(step, made, placement)
         self.template = step.state
         self._flat = step.updates.flat
         self._make = first_maker(step.recipe)
-        self._reduce = _reducer(made, placement)
-        self._unpack = jax.jit(self._flat.unpack)
+        self._unpack_mesh = jax.jit(self._flat.unpack)
         self._unpack_average = jax.jit(self._flat.widened().unpack)
 
     def first(self, recipe: Recipe) -> Carry:
@@ -128,55 +170,8 @@ class Replicated:
         return _host(self._flat, carry[0])
 
     def parameters(self, carry: Carry) -> tuple[Tree, Tree]:
-        return _parameters(self._flat, carry[0])
-
-    def average(self, carry: Carry) -> tuple[Tree, Tree]:
-        return _averaged(self.placement, carry, self._unpack, self._unpack_average, self.placement.gather)
-
-    def pieces(self, carry: Carry) -> list[list[Piece]]:
-        return [_pieces(state) for state in carry]
-
-    def step(
-        self, compiled: Compiled, vectors: list, carry: Carry, window: list, summed: Summed = None
-    ) -> tuple[Carry, jax.Array]:
-        totals = self._reduce(vectors)
-        if summed is not None:
-            summed([[Piece("gradient", total)] for total in totals])
-        return _moved(compiled, totals, carry, window)
-
-
-def _reducer(made: Blueprint[Program], placement: Placement) -> Any:
-    """A function that adds the vectors of all replicas, for each local group, and empties the list."""
-    exchange = made.exchanges.get("reduce")
-    program = None if exchange is None else exchange.program(placement.mesh)
-
-    def reduce(vectors: list) -> list[jax.Array]:
-        if program is None:  # a single vector
-            return vectors.pop()
-        if placement.count == 1:
-            return [program(vectors.pop())]
-        joined = [placement.join(parts) for parts in zip(*vectors, strict=True)]
-        vectors.clear()
-        return placement.split(program(joined))
-
-    return reduce
-
-
-def _moved(compiled: Compiled, totals: list, carry: Carry, window: list) -> tuple[Carry, jax.Array]:
-    """The carry after the update of every group by the whole sum."""
-    square, measure = compiled.get("square"), compiled.get("measure")
-    after, tokens = [], []
-    for g, (before, total) in enumerate(zip(carry, totals, strict=True)):
-        hyper, squares, ratios = window[g]["hyper"], None, None
-        if square is not None:
-            squares = square[g](total)
-        given = (before.without("donated"), total, hyper, squares)
-        if measure is not None:
-            ratios = compiled["ratios"][g](measure[g](*given), before.step, hyper)
-        state, token = compiled["update"][g](*given, ratios)
-        after.append(dataclasses.replace(state, frozen=before.frozen))
-        tokens.append(token)
-    return after, tokens[0]
+        host = _host(self._flat, _evaluated(carry[0]))
+        return whole_params(host.params, host.frozen), host.state
 
 
 def _made(recipe: Recipe, make: Any, placement: Placement) -> TrainState:
@@ -207,26 +202,12 @@ def _evaluated(state: TrainState) -> TrainState:
     return dataclasses.replace(state, optimizer=None, ema=None, sums={})
 
 
-def _parameters(flat: Any, state: TrainState) -> tuple[Tree, Tree]:
-    host = _host(flat, _evaluated(state))
-    return whole_params(host.params, host.frozen), host.state
-
-
-def _averaged(
-    placement: Placement, carry: Carry, unpack: Any, unpack_average: Any, whole: Any
-) -> tuple[Tree, Tree]:
-    """See `Holding.average`. *Arguments:* `whole`: makes a vector over the mesh of the parts of it."""
-    state = placement.gather([_evaluated(state) for state in carry])
-    average = None if carry[0].ema is None else whole([state.ema for state in carry])
-    tree = unpack(state.params) if average is None else unpack_average(average)
-    return whole_params(tree, state.frozen), state.state
-
-
-class ShardedOptimizer:
+class ShardedOptimizer(Replicated):
     """The optimizer's state and the average sharded over the devices (ZeRO-1: Rajbhandari et al., 2020), with
     the same bits if sums are exact.
 
-    Each device adds and updates its own chunks of the flat vector, and the parameters are gathered:
+    Each device adds and updates its own chunks of the flat vector, and the parameters are gathered. Where the
+    devices do not divide the chunks, several update some of them, to the same bits (`layout.windows`):
 
         scatter   exchange the replicas' vectors and add them in tree order, or in the back end's if sums need
                   not be exact; each device has the sum of its chunks
@@ -243,30 +224,29 @@ class ShardedOptimizer:
     """
 
     sharded = True
-    saved_axes = None
 
     def __init__(self, step: Step, made: Blueprint[Program], placement: Placement):
-        self.step_of, self.placement = step, placement
-        self.template = step.state
-        self._flat = flat = step.updates.flat
-        self.chunk = flat.size // placement.groups
+        super().__init__(step, made, placement)
+        flat = self._flat
+        self.part, self._firsts = step.part, windows(flat.chunks, placement.groups)[1]
         # No device has all of the optimizer's state and the average, even at first.
         self._make = first_maker(step.recipe, moments=False)
         self._init = jax.jit(step.recipe.optimizer.init)
-        self._unpack = jax.jit(flat.unpack)
-        self._unpack_average = jax.jit(flat.widened().unpack)
-        self._scatter = made.exchanges["reduce"].program(placement.mesh)
         self._gather = made.exchanges["gather"].program(placement.mesh)
         # Slices are not part of the update's program: the compiler would fuse them with its arithmetic, and
         # change the bits.
-        self._slice = jax.jit(lambda vector, start: lax.dynamic_slice(vector, (start,), (self.chunk,)))
-        row, rows = flat.row, self.chunk // flat.row
+        self._slice = jax.jit(lambda vector, start: lax.dynamic_slice(vector, (start,), (self.part,)))
+        self._cleared = jax.jit(lambda vector, n: jnp.where(jnp.arange(vector.size) < n, 0, vector))
+        row, rows = flat.row, self.part // flat.row
         self._slice_rows = jax.jit(lambda by_row, start: lax.dynamic_slice(by_row, (start // row,), (rows,)))
 
     @functools.cached_property
     def _starts(self) -> list[jax.Array]:
         """Where each device's chunks begin, on that device."""
-        return [jax.device_put(np.int32(g.index * self.chunk), g.device) for g in self.placement.local]
+        return [jax.device_put(np.int32(self._start(g)), g.device) for g in self.placement.local]
+
+    def _start(self, group: Group) -> int:
+        return self._firsts[group.index] * self._flat.chunk
 
     @functools.cached_property
     def _masks(self) -> list[Tree]:
@@ -279,8 +259,8 @@ class ShardedOptimizer:
 
     def _part(self, leaf: Any, group: Group) -> Any:
         """A device's part of a NumPy array, if it has one value for each value of the parameter vector."""
-        start = group.index * self.chunk
-        return leaf[start : start + self.chunk] if self.step_of.is_flat(leaf) else leaf
+        start = self._start(group)
+        return leaf[start : start + self.part] if self.step_of.is_flat(leaf) else leaf
 
     def first(self, recipe: Recipe) -> Carry:
         state, carry = _packed(self.step_of, _made(recipe, self._make, self.placement)), []
@@ -315,41 +295,35 @@ class ShardedOptimizer:
             return None
         return jax.tree.map(gathered, getattr(self.step_of.state, part), *parts)
 
-    def parameters(self, carry: Carry) -> tuple[Tree, Tree]:
-        return _parameters(self._flat, carry[0])
-
-    def average(self, carry: Carry) -> tuple[Tree, Tree]:
-        return _averaged(self.placement, carry, self._unpack, self._unpack_average, self._gathered)
-
     def _gathered(self, parts: Sequence[jax.Array]) -> jax.Array:
         """A vector over the mesh, whole on every device, from each device's part."""
         return self._gather(self.placement.join(parts))
 
     def pieces(self, carry: Carry) -> list[list[Piece]]:
         def own(piece: Piece, group: Group) -> Piece:
-            if piece.name != "optimizer" or piece.array.shape != (self.chunk,):
-                return piece
-            return dataclasses.replace(piece, start=piece.start + group.index * self.chunk, cut=True)
+            flat = piece.name == "optimizer" and piece.array.shape == (self.part,)
+            return self._cut(piece, group) if flat else piece
 
-        pairs = zip(carry, self.placement.local, strict=True)
-        return [[own(piece, group) for piece in _pieces(state)] for state, group in pairs]
+        pairs = zip(super().pieces(carry), self.placement.local, strict=True)
+        return [[own(piece, group) for piece in parts] for parts, group in pairs]
+
+    def _cut(self, piece: Piece, group: Group) -> Piece:
+        """A device's part of a vector, with zeros instead of what an earlier device has too."""
+        start, array = self._start(group), piece.array
+        if again := max(0, min(group.index * self.part, self._flat.size) - start):
+            array = self._cleared(array, np.int32(again))
+        return Piece(piece.name, array, piece.start + start, cut=True)
 
     def step(
         self, compiled: Compiled, vectors: list, carry: Carry, window: list, summed: Summed = None
     ) -> tuple[Carry, jax.Array]:
         placement, square, measure = self.placement, compiled.get("square"), compiled.get("measure")
-        joined = [placement.join(parts) for parts in zip(*vectors, strict=True)]
-        vectors.clear()
-        scattered, aside = self._scatter(joined)
-        del joined
+        scattered, aside = self._summed(vectors)
         sums, asides = placement.split(scattered), placement.split(aside)
         if summed is not None:
-            starts = [group.index * self.chunk for group in placement.local]
-            parts = zip(sums, starts, asides, strict=True)
-            size = self._flat.size
-            summed(
-                [[Piece("gradient", x, start, cut=True), Piece("gradient", y, size)] for x, start, y in parts]
-            )
+            parts = zip(sums, asides, placement.local, strict=True)
+            end = self._flat.size
+            summed([[self._cut(Piece("gradient", x), g), Piece("gradient", y, end)] for x, y, g in parts])
         squares: list[Any] = [None] * len(carry)
         if square is not None:
             squares = placement.split(self._gathered([square[g](total) for g, total in enumerate(sums)]))
@@ -376,7 +350,7 @@ class ShardedOptimizer:
         ], tokens[0]
 
 
-class Grouped:
+class Grouped(Holding):
     """Each group's state cut over its devices; all groups have the same.
 
     If a group has devices of several hosts, all of these hosts run its programs, and send each other the
@@ -386,8 +360,7 @@ class Grouped:
     sharded = True
 
     def __init__(self, step: GroupStep, made: Blueprint[Program], placement: Placement):
-        self.step_of, self.placement = step, placement
-        self._reduce = _reducer(made, placement)
+        super().__init__(step, made, placement)
         self._make = first_maker(
             step.recipe, step.packed, out_shardings=self._shardings(placement.local[0].mesh)
         )
@@ -396,6 +369,13 @@ class Grouped:
         self._unpack_mesh = jax.jit(whole.unpack, out_shardings=over)
         self._unpack_average = jax.jit(whole.widened().unpack, out_shardings=over)
         self._copy = jax.jit(functools.partial(jax.tree.map, jnp.copy))
+        self.saved_axes, self.template = step.saved_axes.without("saved"), step.state
+        if not placement.over_hosts:  # on the run's first group, whose devices are all host 0's
+            self.template = jax.tree.map(
+                lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+                step.state,
+                self._over(step.saved_axes, placement.local[0].mesh),
+            )
 
     def _shardings(self, mesh: Any) -> TrainState:
         return jax.tree.map(lambda spec: NamedSharding(mesh, spec), self.step_of.parts)
@@ -403,22 +383,6 @@ class Grouped:
     @staticmethod
     def _over(axes: Tree, mesh: Any) -> Tree:
         return jax.tree.map(lambda axis: NamedSharding(mesh, spec_at(axis)), axes)
-
-    @property
-    def saved_axes(self) -> Tree:
-        return self.step_of.saved_axes.without("saved")
-
-    @property
-    def template(self) -> TrainState:
-        """As in `Holding`: on the run's first group, if all its devices are host 0's."""
-        state = self.step_of.state
-        if self.placement.over_hosts:
-            return state
-        return jax.tree.map(
-            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            state,
-            self._over(self.step_of.saved_axes, self.placement.local[0].mesh),
-        )
 
     def first(self, recipe: Recipe) -> Carry:
         def alike(tree: Tree) -> Tree:
@@ -460,18 +424,3 @@ class Grouped:
     def parameters(self, carry: Carry) -> tuple[Tree, Tree]:
         state = self._copied(dataclasses.replace(carry[0], optimizer=None, ema=None))
         return whole_params(state.params, state.frozen), state.state
-
-    def average(self, carry: Carry) -> tuple[Tree, Tree]:
-        unpackers = self._unpack_mesh, self._unpack_average
-        return _averaged(self.placement, carry, *unpackers, self.placement.gather)
-
-    def pieces(self, carry: Carry) -> list[list[Piece]]:
-        return [_pieces(state) for state in carry]
-
-    def step(
-        self, compiled: Compiled, vectors: list, carry: Carry, window: list, summed: Summed = None
-    ) -> tuple[Carry, jax.Array]:
-        totals = self._reduce(vectors)
-        if summed is not None:
-            summed([[Piece("gradient", total)] for total in totals])
-        return _moved(compiled, totals, carry, window)

@@ -7,15 +7,20 @@ number is odd, the left half is larger.
     8 replicas            6 replicas
     ((01)(23))((45)(67))  ((01)2)((34)5)
 
-The leaves are blocks: the replicas that one program computes together, by default one replica. A device has a
-contiguous range of blocks. It can add its range first, without changing the order, if and only if the range
-is a node of the tree. Equal ranges are all nodes if the device count is a power of two that divides the
-number of blocks, or is the number of blocks.
+The leaves are blocks: the replicas that one program computes together, by default one replica. A device has
+any contiguous range of blocks. Without changing the order, it can add the nodes of the tree that lie inside
+its range, up to the largest ones: the range's cover. So it sends one vector for each node of its cover.
+
+    8 blocks on 3 devices    012 345 67      covers (01)2  3(45)  (67)       at most 2 vectors
+
+Equal ranges are all nodes, so that each device sends a single vector, if the device count is a power of two
+that divides the number of blocks, or is the number of blocks.
 """
 
 from __future__ import annotations
 
-import math
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -24,14 +29,31 @@ from ..errors import DeviceError
 from ..recipe.recipe import Recipe
 
 T = TypeVar("T")
+Node = tuple[int, int]
+"""A node of the tree: its first block, and the one after its last."""
 
 
 def tree_sum(parts: Sequence[T], add: Callable[[T, T], T]) -> T:
     """The sum of `parts`, at least one, in the order of the fixed tree."""
-    if len(parts) == 1:
-        return parts[0]
-    middle = (len(parts) + 1) // 2
-    return add(tree_sum(parts[:middle], add), tree_sum(parts[middle:], add))
+    return covered_sum({(i, i + 1): part for i, part in enumerate(parts)}, len(parts), add)
+
+
+def covered_sum(parts: dict[Node, T], blocks: int, add: Callable[[T, T], T]) -> T:
+    """The sum over `blocks` blocks in the order of the fixed tree, from the sums of nodes that cover it."""
+
+    def total(node: Node) -> T:
+        if node in parts:
+            return parts[node]
+        left, right = _halves(node)
+        return add(total(left), total(right))
+
+    return total((0, blocks))
+
+
+def _halves(node: Node) -> tuple[Node, Node]:
+    first, after = node
+    middle = first + (after - first + 1) // 2
+    return (first, middle), (middle, after)
 
 
 def merges(leaves: int) -> tuple[int, ...]:
@@ -47,25 +69,59 @@ def merges(leaves: int) -> tuple[int, ...]:
     return left + right[:-1] + (right[-1] + 1,)
 
 
-def exact_counts(blocks: int) -> list[int]:
-    """The device counts that give the same bits with `blocks` blocks, ascending."""
-    powers = [1 << i for i in range(blocks.bit_length()) if blocks % (1 << i) == 0]
-    return sorted({*powers, blocks})
+def cover(blocks: int, first: int, after: int) -> tuple[Node, ...]:
+    """The largest nodes of the tree of `blocks` leaves inside of the range from `first` to `after`, which is
+    not in it, in order."""
+
+    def inside(node: Node) -> tuple[Node, ...]:
+        if first <= node[0] and node[1] <= after:
+            return (node,)
+        if node[1] <= first or after <= node[0]:
+            return ()
+        left, right = _halves(node)
+        return inside(left) + inside(right)
+
+    return inside((0, blocks))
 
 
-def even_counts(replicas: int) -> list[int]:
-    """The device counts that divide the replicas, ascending: those of `exact=False`."""
-    return [n for n in range(1, replicas + 1) if replicas % n == 0]
+def covers(blocks: int, shares: Sequence[int]) -> list[tuple[Node, ...]]:
+    """The cover of each group's range, from the number of its blocks."""
+    ends = itertools.accumulate(shares, initial=0)
+    return [cover(blocks, first, after) for first, after in itertools.pairwise(ends)]
+
+
+def cover_merges(nodes: Sequence[Node]) -> tuple[int, ...]:
+    """As `merges`, for the leaves of the `nodes` of a cover, whose sums are left on the stack."""
+    return tuple(pops for first, after in nodes for pops in merges(after - first))
+
+
+def even_shares(blocks: int, groups: int) -> tuple[int, ...]:
+    """The number of blocks of each of `groups` groups, as equal as possible; in an order in which the largest
+    cover is small."""
+    least, larger = divmod(blocks, groups)
+    up, down = ([(i * blocks + more) // groups for i in range(groups + 1)] for more in (groups - 1, 0))
+    orders = [[least + 1] * larger + [least] * (groups - larger)]
+    orders += [[after - first for first, after in itertools.pairwise(ends)] for ends in (up, down)]
+    return min(map(tuple, orders), key=lambda shares: max(map(len, covers(blocks, shares))))
+
+
+def windows(chunks: int, groups: int) -> tuple[int, tuple[int, ...]]:
+    """How many of a vector's `chunks` each of `groups` groups updates, and the first of each. Where the
+    groups do not divide the chunks, the last ones overlap: all have equally many, and none is made up."""
+    each = -(-chunks // groups)
+    return each, tuple(min(group * each, chunks - each) for group in range(groups))
 
 
 @dataclass(frozen=True)
 class Layout:
     """The distribution of a recipe over a machine. All counts are global unless the name says otherwise.
 
-    *Fields:* `blocks` of the recipe, as many as replicas if 0; without `exact`, cut so that the groups share
-    them. `shards`, the devices of a group, which computes its replicas one after another; usually 1.
+    *Fields:* `blocks` of the recipe, as many as replicas if 0; without `exact`, cut further if there are more
+    groups. `shards`, the devices of a group, which computes its replicas one after another; usually 1.
+    `shares`, the blocks of each group, in order; by default `even_shares`.
 
-    Raises `DeviceError` when replicas, blocks and devices do not divide.
+    Raises `DeviceError` when there are more groups than blocks, devices are not whole groups, or `shares` are
+    not of these groups and blocks.
     """
 
     batch: int
@@ -74,35 +130,38 @@ class Layout:
     exact: bool = True
     blocks: int = 0
     shards: int = 1
+    shares: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, recipe: Recipe, devices: int, exact: bool = True) -> Layout:
+    def of(cls, recipe: Recipe, devices: int, exact: bool = True, shares: tuple[int, ...] = ()) -> Layout:
         """`recipe` on `devices` devices. Raises `RecipeError` for a batch that cannot be divided."""
         recipe.check_batch()
-        return cls(recipe.batch, recipe.replicas, devices, exact, recipe.block_count, recipe.shards)
+        return cls(recipe.batch, recipe.replicas, devices, exact, recipe.block_count, recipe.shards, shares)
 
     def __post_init__(self):
         if self.devices % self.shards:
             raise DeviceError("shards-uneven", shards=self.shards, devices=self.devices)
         blocks = self.blocks or self.replicas
-        counts = [n * self.shards for n in exact_counts(blocks)]
-        facts = {"devices": self.devices, "replicas": self.replicas}
-        if self.exact and blocks < self.replicas and self.devices not in counts:
+        if not self.exact:
+            finer = (n for n in range(blocks, self.replicas, blocks) if self.replicas % n == 0)
+            blocks = next((n for n in finer if n >= self.groups), self.replicas)
+        if self.groups > blocks:
             text = (
-                "{devices} devices cannot share {blocks:count block}: --devices {counts:or}, or more blocks."
+                "{devices} devices cannot share {blocks:count block} of {replicas} replicas: --devices "
+                "{most} at most, or more with --set blocks=... or replicas=..."
             )
-            raise DeviceError("devices-above-blocks", text, **facts, blocks=blocks, counts=counts)
-        if self.replicas % self.groups:
-            every = [n * self.shards for n in exact_counts(self.replicas)]
-            text = "{devices} devices cannot share {replicas} replicas evenly: --devices {counts:or}."
-            raise DeviceError("devices-uneven", text, **facts, counts=every)
-        if self.exact and self.devices not in counts:
+            facts = {"devices": self.devices, "replicas": self.replicas, "most": blocks * self.shards}
+            raise DeviceError("devices-above-blocks", text, **facts, blocks=blocks)
+        given = self.shares
+        if given and (len(given) != self.groups or sum(given) != blocks or min(given) < 1):
             text = (
-                "{devices} devices would add {replicas} replicas in another order: --devices {counts:or}, or"
-                " --no-exact for other bits."
+                "shares={shares:list}: expected {groups:count number} of at least 1, one for each device or "
+                "group that is used, which add up to the recipe's {blocks:count block}."
             )
-            raise DeviceError("devices-inexact", text, **facts, counts=counts)
-        object.__setattr__(self, "blocks", math.lcm(blocks, self.groups))  # with `exact`, `blocks`
+            facts = {"shares": list(given), "blocks": blocks, "groups": self.groups}
+            raise DeviceError("shares-unlike", text, **facts)
+        object.__setattr__(self, "blocks", blocks)
+        object.__setattr__(self, "shares", self.shares or even_shares(blocks, self.groups))
 
     @property
     def groups(self) -> int:
@@ -114,14 +173,44 @@ class Layout:
         """The number of replicas that one program computes."""
         return self.replicas // self.blocks
 
+    @functools.cached_property
+    def firsts(self) -> tuple[int, ...]:
+        """The first block of each group."""
+        return tuple(itertools.accumulate(self.shares[:-1], initial=0))
+
+    @functools.cached_property
+    def covers(self) -> list[tuple[Node, ...]]:
+        """The nodes whose sums each group sends: without `exact`, one of all its blocks."""
+        if self.exact:
+            return covers(self.blocks, self.shares)
+        return [((first, first + n),) for first, n in zip(self.firsts, self.shares, strict=True)]
+
+    @property
+    def vectors(self) -> int:
+        """The number of vectors that each group sends in a step: the size of the largest cover."""
+        return max(map(len, self.covers))
+
+    @property
+    def aligned(self) -> bool:
+        """Whether all groups have equally many blocks, whose sum each can send."""
+        return self.vectors == 1 and len(set(self.shares)) == 1
+
     @property
     def blocks_per_device(self) -> int:
-        """The number of programs that a device, or a group, runs for its replicas in a step."""
-        return self.blocks // self.groups
+        """The number of programs that a device, or a group, runs for its replicas in a step; of those that
+        run most."""
+        return max(self.shares)
 
     @property
     def replicas_per_device(self) -> int:
-        return self.replicas // self.groups
+        """Of the devices, or groups, that have most."""
+        return self.together * self.blocks_per_device
+
+    @property
+    def idle(self) -> float:
+        """The share of the time of computing replicas for which devices of one speed wait for those with
+        most."""
+        return 1 - self.blocks / (self.groups * self.blocks_per_device)
 
     @property
     def replica_batch(self) -> int:
@@ -129,36 +218,22 @@ class Layout:
 
     @property
     def group_batch(self) -> int:
-        return self.batch // self.groups
-
-
-def shares(recipe: Recipe, exact: bool) -> int:
-    """The number of units that are distributed over devices: blocks, or without `exact` replicas."""
-    return recipe.block_count if exact else recipe.replicas
+        """The rows of a batch for which a group has room: those of the groups that have most."""
+        return self.replica_batch * self.replicas_per_device
 
 
 def usable_devices(recipe: Recipe, available: int, exact: bool = True, hosts: int = 1) -> int:
-    """The largest device count up to `available` that `recipe` can use; see `usable`.
+    """The largest device count up to `available` that `recipe` can use: all but those beyond its blocks.
 
-    Raises `DeviceError` also if the devices cannot be divided into its groups.
+    Raises `DeviceError` if the devices cannot be divided into its groups, or if the blocks cannot be
+    distributed over this number of hosts.
     """
     if available % recipe.shards:
         raise DeviceError("shards-uneven", shards=recipe.shards, devices=available)
-    groups = available // recipe.shards
-    return recipe.shards * usable(shares(recipe, exact), groups, exact, min(hosts, groups))
-
-
-def usable(replicas: int, available: int, exact: bool = True, hosts: int = 1) -> int:
-    """The largest device count up to `available` that `replicas` replicas (or blocks) can use, with equally
-    many on each host.
-
-    Raises `DeviceError` if the replicas cannot be distributed over this number of hosts.
-    """
-    counts = exact_counts(replicas) if exact else even_counts(replicas)
-    fit = [n for n in counts if n <= available and n % hosts == 0]
-    if not fit:
-        near = max(n for n in counts if n <= hosts)
-        facts = {"hosts": hosts, "replicas": replicas, "counts": counts, "most": near}
-        text = "{hosts} hosts cannot share {replicas} replicas: start {most:count host}, up to host {last}."
-        raise DeviceError("hosts-inexact", text, **facts, last=hosts - 1)
-    return max(fit)
+    units, groups = recipe.block_count if exact else recipe.replicas, available // recipe.shards
+    if units < min(hosts, groups):
+        text = (
+            "{hosts} hosts cannot share {blocks:count block}: start {blocks:count host}, up to host {last}."
+        )
+        raise DeviceError("hosts-above-blocks", text, hosts=hosts, blocks=units, last=units - 1)
+    return recipe.shards * min(units, groups)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +19,9 @@ class On:
 
     - `devices`: how many to use; all if None.
     - `platform`: `"cpu"` ignores accelerators; `"gpu"` or `"tpu"` requires one.
-    - `exact`: one fixed order of additions, so that 1, 2, 4 and 8 devices give the same bits.
+    - `exact`: one fixed order of additions, so that any number of devices gives the same bits.
+    - `shares`: how many of the recipe's blocks each device, or group, computes, such as `(3, 3, 2)`; by
+      default equally many.
     - `feed`: `"device"` keeps the training data in the devices' memory, `"host"` streams it from the host;
       `"auto"` keeps it if it takes at most a quarter of that memory.
     - `shard_optimizer`: shard the optimizer's state over the devices; by default if each saves 16 MB.
@@ -34,6 +37,7 @@ class On:
     feed: str = "auto"
     workers: int | str | None = None
     shard_optimizer: bool | None = None
+    shares: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if self.feed not in ("auto", "device", "host"):

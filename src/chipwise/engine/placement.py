@@ -8,7 +8,9 @@ mesh, since their `id`s are not contiguous over hosts.
 
 from __future__ import annotations
 
+import collections
 import functools
+import itertools
 import math
 import os
 from collections.abc import Sequence
@@ -76,26 +78,31 @@ class Placement:
     """The groups of a run on a machine.
 
     *Arguments:* `devices`, how many of the machine's devices to use (the first ones); `shards`, the devices
-    of a group.
+    of a group; `shares`: the groups have so many parts of a batch each, by default one.
 
-    *Fields:* `mesh`; `groups`, their number over all hosts; `local`, the groups with devices of this host;
-    `over_hosts`, whether a group has devices of several hosts; `lead`, this host's device for what is
-    computed only once; `hosts`.
+    *Fields:* `mesh`; `shares`; `groups`, their number over all hosts; `local`, the groups with devices of
+    this host; `over_hosts`, whether a group has devices of several hosts; `lead`, this host's device for what
+    is computed only once; `hosts`.
 
     Raises `DeviceError` when a host would have no device, or a part of a group and other groups too.
     """
 
-    def __init__(self, machine: Machine, devices: int | None = None, shards: int = 1):
+    def __init__(
+        self,
+        machine: Machine,
+        devices: int | None = None,
+        shards: int = 1,
+        shares: Sequence[int] = (),
+    ):
         self.hosts = hosts()
         count = len(machine.devices) if devices is None else devices
-        used = shared(machine.devices, count, self.hosts.count)
-        if len(used) % shards:
-            raise DeviceError("shards-uneven", shards=shards, devices=len(used))
-        if (here := len(used) // self.hosts.count) % shards and shards % here:
-            raise DeviceError("shards-over-hosts", shards=shards, here=here)
+        if count % shards:
+            raise DeviceError("shards-uneven", shards=shards, devices=count)
+        used = shared(machine.devices, count, self.hosts.count, shards)
         self.machine, self.groups, self.shards = machine, len(used) // shards, shards
+        self.shares = tuple(shares) or (1,) * self.groups
         self.mesh = Mesh(np.asarray(used).reshape(self.groups, shards), (GROUP, SHARD))
-        self.over_hosts, mine = shards > here, self.hosts.index
+        self.over_hosts, mine = _over_hosts(self.mesh.devices), self.hosts.index
         groups = [
             Group(i, tuple(row), tuple(d for d in row if d.process_index == mine))
             for i, row in enumerate(self.mesh.devices)
@@ -104,6 +111,11 @@ class Placement:
         self.lead = self.local[0].device
         spec = P(GROUP) if shards == 1 else P((GROUP, SHARD))
         self._whole, self._cut = NamedSharding(self.mesh, P()), NamedSharding(self.mesh, spec)
+
+    @classmethod
+    def laid(cls, machine: Machine, layout: Layout) -> Placement:
+        """The groups of `layout`."""
+        return cls(machine, layout.devices, layout.shards, layout.shares)
 
     @classmethod
     def of(cls, machine: Machine, shards: int, most: int | None = None) -> Placement:
@@ -120,8 +132,8 @@ class Placement:
 
     @property
     def share(self) -> float:
-        """Of the groups, the share on this host."""
-        return len(self.local) / self.groups
+        """Of a batch, the share that this host reads."""
+        return sum(self.shares[group.index] for group in self.local) / sum(self.shares)
 
     @property
     def count(self) -> int:
@@ -140,21 +152,29 @@ class Placement:
             for group in self.local[:only]
         ]
 
-    def own(self, array: np.ndarray, axis: int = 0) -> np.ndarray:
-        """The rows of this host's groups, from an array that has a global batch along `axis`."""
+    def own(self, array: np.ndarray, axis: int = 0, shares: Sequence[int] = ()) -> np.ndarray:
+        """The rows of this host's groups, from an array that has a global batch along `axis`.
+
+        *Arguments:* `shares`, other ones of all groups.
+        """
         if self.hosts.count == 1:
             return array
-        size = array.shape[axis] // self.groups
-        rows = [np.arange(group.index * size, (group.index + 1) * size) for group in self.local]
-        return np.take(array, np.concatenate(rows), axis)
+        ends = list(itertools.accumulate(shares or self.shares, initial=0))
+        size, first, last = array.shape[axis] // ends[-1], self.local[0].index, self.local[-1].index
+        return np.take(array, np.arange(ends[first] * size, ends[last + 1] * size), axis)
 
     def cut(self, tree: Tree, axis: int = 0, within: P = WHOLE) -> list[Tree]:
         """The rows of each local group on that group, from arrays that have this host's rows of a batch
-        (`own`) along `axis`; within the group on each device, or cut as `within` says."""
+        (`own`) along `axis`; within the group on each device, or cut as `within` says. All groups get as many
+        rows as those with most: others get any after their own."""
+        ends = list(itertools.accumulate((self.shares[group.index] for group in self.local), initial=0))
 
         def rows(array: np.ndarray, i: int) -> np.ndarray:
-            size = array.shape[axis] // len(self.local)
-            return array[(slice(None),) * axis + (slice(i * size, (i + 1) * size),)]
+            size = array.shape[axis] // ends[-1]
+            first, after = ends[i] * size, (ends[i] + max(self.shares)) * size
+            if after <= array.shape[axis]:
+                return array[(slice(None),) * axis + (slice(first, after),)]
+            return np.take(array, np.arange(first, after), axis, mode="clip")
 
         return [
             group.put(jax.tree.map(lambda a, i=i: rows(a, i), tree), within)
@@ -208,8 +228,9 @@ class Placement:
         return jax.tree.unflatten(structure, copies)
 
     def from_one_host(self, array: Any, shape: Any) -> np.ndarray:
-        """The `array` of the only host that passes one (the others pass None), on every host, bit for bit.
-        Waits for all hosts. *Arguments:* `shape`, with its `dtype`."""
+        """The `array` of the only host that passes one (the others pass None), on every host, bit for bit;
+        or of several, where each has zeros at the places of others. Waits for all hosts. *Arguments:*
+        `shape`, with its `dtype`."""
         dtype, size = np.dtype(shape.dtype), math.prod(shape.shape)
         words = np.zeros(-(-size * dtype.itemsize // 4), np.uint32)
         values = words.view(np.uint8)[: size * dtype.itemsize].view(dtype)
@@ -270,6 +291,20 @@ class Placement:
         return (self.lead.memory_stats() or {}).get("bytes_limit")
 
 
+def _over_hosts(groups: Any) -> bool:
+    """Whether one of `groups`, rows of devices, is of several hosts. Raises `DeviceError` if one of these
+    hosts has a part of another group too."""
+    here = collections.Counter(device.process_index for row in groups for device in row)
+    several = False
+    for row in groups:
+        of = dict.fromkeys(device.process_index for device in row)
+        if len(of) > 1 and sum(here[host] for host in of) > len(row):
+            part = next(host for host in of if here[host] % len(row))
+            raise DeviceError("shards-over-hosts", shards=len(row), here=here[part])
+        several |= len(of) > 1
+    return several
+
+
 def _spec(array: Any) -> P:
     return array.sharding.spec
 
@@ -277,23 +312,22 @@ def _spec(array: Any) -> P:
 def lay_out(recipe: Any, on: On, machine: Machine | None = None) -> tuple[Machine, Layout, list[Fact]]:
     """The machine, the recipe's layout on it, and warnings.
 
-    Uses all the machine's devices, or as many as the replicas can use. If `on` has a number of devices, uses
-    that number or raises `DeviceError`.
+    Uses all the machine's devices but those beyond the blocks; if `on` has a number of devices or shares,
+    those, or raises `DeviceError`.
     """
     machine = machine or detect(on.devices, on.platform)
     precision.check_on(recipe.precision, machine.platform)
     if on.exact:
         check_flags(machine.platform)
-    found, replicas, host_count = len(machine.devices), recipe.replicas, hosts().count
-    used = found if on.devices is not None else usable_devices(recipe, found, on.exact, host_count)
+    used = found = len(machine.devices)
+    host_count, shares = hosts().count, tuple(on.shares)
+    if on.devices is None:
+        used = min(usable_devices(recipe, found, on.exact, host_count), len(shares) * recipe.shards or found)
     not_in_srun = outside_srun(os.environ) if host_count == 1 else None
     warnings = [not_in_srun] if not_in_srun is not None else []
-    if used < found:
-        code = "devices-left-exact" if on.exact else "devices-left"
-        if on.exact and recipe.block_count < replicas:
-            code = "devices-left-blocks"
-        warnings.append(fact(code, found=found, used=used, replicas=replicas, blocks=recipe.block_count))
-    return machine, Layout.of(recipe, used, on.exact), warnings
+    if used < found and not shares:
+        warnings.append(fact("devices-left", found=found, used=used, blocks=used // recipe.shards))
+    return machine, Layout.of(recipe, used, on.exact, shares), warnings
 
 
 def device_names(placement: Placement, groups: Sequence[int]) -> list[str]:
@@ -316,6 +350,7 @@ def describe(machine: Machine, layout: Layout) -> dict[str, Any]:
         "simulated": machine.simulated,
         "replicas": layout.replicas,
         "replicas_per_device": layout.replicas_per_device,
+        **({} if layout.aligned else {"shares": list(layout.shares)}),
         "batch": layout.batch,
         "replica_batch": layout.replica_batch,
         "blocks": layout.blocks,
@@ -335,7 +370,7 @@ def start_fact(machine: Machine, layout: Layout, computed_in: str) -> Fact:
         code = "start-together"
     else:
         code = "start" if layout.blocks_per_device == 1 else "start-in-turn"
-    return fact(
-        code,
-        **describe(machine, layout) | {"precision": computed_in, "mark": " (simulated)" * machine.simulated},
-    )
+    least, most = (layout.together * share for share in (min(layout.shares), max(layout.shares)))
+    each = str(most) if least == most else f"{least} to {most}"
+    mark = " (simulated)" * machine.simulated
+    return fact(code, **describe(machine, layout) | {"precision": computed_in, "mark": mark, "each": each})

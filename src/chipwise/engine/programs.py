@@ -5,6 +5,7 @@ Nothing here waits for a device.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -14,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..machine.compilation_cache import compile_on
 from ..recipe.recipe import Recipe
 from .blueprint import Blueprint, Program, after_replicas, blueprint, meet_at_once
-from .compile_once import compile_on
 from .group_step import GroupStep
 from .holding import Carry, Holding, hold
-from .layout import Layout, merges
+from .layout import Layout, cover_merges
 from .placement import Group, Placement
 from .program_digest import digest
 from .state import TrainState, read
@@ -73,10 +74,12 @@ class Programs:
         return hold(self.functions, self.blueprint, self.placement)
 
     @functools.cached_property
-    def _pops(self) -> tuple[int, ...]:
-        """See `merges`; empty if a device's vectors wait until `reduce`."""
-        calls = self.blueprint.calls
-        return () if meet_at_once(calls, self.blueprint.size) else merges(calls)
+    def _pops(self) -> list[tuple[int, ...]]:
+        """For each local group see `cover_merges`; empty if its vectors wait until `reduce`."""
+        groups, layout = self.placement.local, self.layout
+        if layout.aligned and meet_at_once(self.blueprint.calls, self.blueprint.size):
+            return [()] * len(groups)
+        return [cover_merges(layout.covers[group.index]) for group in groups]
 
     @functools.cached_property
     def _places(self) -> list[list[tuple[jax.Array, ...]]]:
@@ -86,13 +89,13 @@ class Programs:
     def _placed_replicas(self, group: Group) -> list[tuple[jax.Array, ...]]:
         """The last arguments of each call of "replica" on a group: the number of its first replica among all,
         and in the group, `(2,)` int32; or of all its replicas, and how many these are."""
-        replicas = self.layout.replicas_per_device
-        starts = range(0, replicas, self.functions.together)
-        places = np.asarray([[group.index * replicas + i, i] for i in starts], np.int32)
-        if self.blueprint.looped:
-            rows = places[np.arange(max(2, len(places))) % len(places)]
-            return [group.put((rows, np.int32(len(places))))]
-        return [(group.put(place),) for place in places]
+        layout, together = self.layout, self.functions.together
+        first, own = layout.firsts[group.index], layout.shares[group.index]
+        places = np.asarray([[(first + i) * together, i * together] for i in range(own)], np.int32)
+        if not self.blueprint.looped:
+            return [(group.put(place),) for place in places]
+        rows = places[np.arange(max(2, layout.blocks_per_device)) % own]
+        return [group.put((rows, np.int32(own)))]
 
     @functools.cached_property
     def _jitted(self) -> list[Any]:
@@ -111,14 +114,8 @@ class Programs:
         programs = list(zip(self._jitted, self.blueprint.programs, strict=True))
         traced = [jitted.trace(*_on(one.specs, first)).jaxpr for jitted, one in programs]
         if step.sharded:  # the update of a whole vector, whatever the part of a device
-            whole = Step(
-                step.recipe,
-                self.layout,
-                resident=step.resident,
-                state=step.state,
-                device=step.device,
-                shard_optimizer=False,
-            )
+            whole = copy.copy(step)
+            whole.sharded = False
             after = after_replicas(whole, whole.specs()["window"]["hyper"])
             traced[1:] = [jax.make_jaxpr(one.function)(*one.specs) for one in after]
         return digest(traced)
@@ -130,7 +127,7 @@ class Programs:
         def lower(i: int, g: int) -> Any:
             return self._jitted[i].lower(*_on(programs[i].specs, self.placement.local[g]))
 
-        made = compile_on(self.placement.local, len(programs), lower)
+        made = compile_on(len(self.placement.local), len(programs), lower)
         self.compiled = {program.name: each for program, each in zip(programs, made, strict=True)}
         # XLA counts a loop's body once.
         times = {"replica": self.functions.calls}
@@ -152,7 +149,7 @@ class Programs:
             (step,), frozen = self.compiled["step"], carry[0].frozen
             after, token = step(carry[0].without("donated"), frozen, window[0], data[0], *self._places[0][0])
             return [dataclasses.replace(after, frozen=frozen)], token
-        vectors = [self._vectors(g, carry[g], window[g], data[g]) for g in range(len(carry))]
+        vectors = [self.vectors(g, carry[g], window[g], data[g]) for g in range(len(carry))]
         return self.holding.step(self.compiled, vectors, carry, window, self._sum if watched else None)
 
     def _sum(self, parts: list[list[Piece]]) -> None:
@@ -164,19 +161,23 @@ class Programs:
         summed, self._summed = self._summed, []
         return [*summed, self.digests.start(self.holding.pieces(carry))]
 
-    def _vectors(self, g: int, state: TrainState, window: dict, data: dict) -> list[jax.Array]:
-        """The vectors of one group's replicas, `(n,)` each, or their sum in tree order."""
+    def vectors(self, g: int, state: TrainState, window: dict, data: dict) -> list[jax.Array]:
+        """The vectors of one group's replicas, `(n,)` each, or the sums of its cover's nodes, followed by the
+        first of these if other groups have more."""
         run = functools.partial(self.compiled["replica"][g], *read(state), window["rows"], data)
-        if not self._pops:
-            return [run(*place) for place in self._places[g]]
-        stack: list[jax.Array] = []
-        for place, pops in zip(self._places[g], self._pops, strict=True):
-            stack.append(run(*place))
+        made = (run(*place) for place in self._places[g])
+        if not self._pops[g]:
+            return list(made)
+        if self.blueprint.looped:
+            made = iter(next(made))
+        stack = list[jax.Array]()
+        for pops in self._pops[g]:
+            stack.append(next(made))
             for _ in range(pops):
                 right = stack.pop()
                 stack[-1] = self._add(stack[-1], right)
                 del right  # its memory is free while the next replica runs
-        return stack
+        return stack + stack[:1] * (self.layout.vectors - len(stack))
 
 
 def _on(shapes: Any, group: Group) -> Any:

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ..models.large import SHARD
-from .layout import tree_sum
+from .layout import covered_sum, covers, tree_sum, windows
 
 AXIS = "group"  # the mesh axis over which replicas are distributed
 _LANES, _TILE = 128, 1024  # float32 values in a row and in a tile of a TPU's memory
@@ -30,7 +30,9 @@ class Exchange:
 
     *Fields:* `kind`: "reduce", the sum over replicas, or "gather" of a vector of which each device has a
     part; `groups` of `shards` devices each; `local` vectors of `size` float32 on each device (of "gather",
-    the whole); `cut`: of so many first values of the sum each device gets only its part; 0: all are whole.
+    the whole); `cut`: of so many first values of the sum each device gets only its part; 0: all are whole;
+    `chunks`, of which such a part has some (see `layout.windows`), by default as many as groups; `shares`,
+    the blocks of each group, if `local` are the sums of its cover's nodes, otherwise they are added first.
     """
 
     kind: str
@@ -40,45 +42,76 @@ class Exchange:
     exact: bool = True
     shards: int = 1
     cut: int = 0
+    chunks: int = 0
+    shares: tuple[int, ...] = ()
 
     @property
     def devices(self) -> int:
         return self.groups * self.shards
 
     @property
-    def bytes(self) -> int:
-        """Of a device's vectors before the exchange."""
-        return 4 * self.size * self.local // (self.groups if self.kind == "gather" else 1)
+    def part(self) -> int:
+        """The values of which each device has the sum, or which it has of what is gathered."""
+        chunks, whole = self.chunks or self.groups, self.size if self.kind == "gather" else self.cut
+        return whole // chunks * windows(chunks, self.groups)[0]
+
+    @property
+    def sent_bytes(self) -> int:
+        """That a device sends, each chunk on the shortest way: of `local` vectors the chunks of all others if
+        they are `exact` sums of a cover, otherwise of one; and its own chunk of the sum to all others."""
+        others = self.groups - 1
+        if self.kind == "gather":
+            return 4 * self.part * others
+        whole, times = -(-(self.size - self.cut) // self.groups), self.local if self.shares else 1
+        return 4 * others * (times * (self.part + whole) + whole)
 
     def program(self, mesh: Mesh) -> Callable[..., Any]:
         """The exchange over `mesh` of groups and shards, jitted: a `reducer`, `scatterer` or `gatherer`."""
         if self.kind == "gather":
-            return gatherer(mesh)
-        return scatterer(mesh, self.cut, self.exact) if self.cut else reducer(mesh, self.exact)
+            return gatherer(mesh, self.chunks)
+        if self.cut:
+            return scatterer(mesh, self.cut, self.exact, self.chunks, self.shares)
+        return reducer(mesh, self.exact, self.shares)
 
     def specs(self, mesh: Mesh) -> Any:
         """The shapes of the argument of `program`."""
         if self.kind == "gather":
-            return jax.ShapeDtypeStruct((self.size,), jnp.float32, sharding=NamedSharding(mesh, P(AXIS)))
+            shape = (self.groups * self.part,)
+            return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P(AXIS)))
         shape, over = (self.devices * self.size,), NamedSharding(mesh, P((AXIS, SHARD)))
         return [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=over)] * self.local
 
 
-def device_sum(vector: jax.Array, devices: int) -> jax.Array:
-    """The sum of all devices' `vector`s `(n,)` in tree order, with the same bits on every device.
+def device_sum(vectors: Sequence[jax.Array], devices: int, shares: Sequence[int] = ()) -> jax.Array:
+    """The sum of all devices' `vectors`, each `(n,)`, in tree order, with the same bits on every device.
 
-    Call it inside of `shard_map` over `AXIS`. The devices exchange chunks (all-to-all), each adds its chunk
-    of all devices in tree order, and the sums are gathered. A device sends `2 (D - 1) / D` times the vector's
-    bytes, as in a ring all-reduce (Patarasuk and Yuan, 2009). With `lax.psum`, the back end would choose the
-    order of additions.
+    Call it inside of `shard_map` over `AXIS`. *Arguments:* `shares`, the blocks of each device, whose vectors
+    are then the sums of its cover's nodes, followed by any to be as many as the others'; by default each
+    device has one vector, and the tree is over devices.
+
+    The devices exchange chunks (all-to-all), each adds its chunk of all vectors in tree order, and the sums
+    are gathered. With one vector, a device sends `2 (D - 1) / D` times the vector's bytes, as in a ring
+    all-reduce (Patarasuk and Yuan, 2009); with K, `K + 1` times `(D - 1) / D`. With `lax.psum`, the back end
+    would choose the order of additions.
     """
     if devices == 1:
-        return vector
-    chunk, shape = _tiled(-(-vector.size // devices))
-    padded = jnp.pad(vector, (0, chunk * devices - vector.size)).reshape(devices, *shape)
-    chunks = lax.all_to_all(padded, AXIS, split_axis=0, concat_axis=0)  # (devices, ...): one of each device
-    total = tree_sum([chunks[i] for i in range(devices)], jnp.add)
-    return lax.all_gather(total, AXIS, tiled=True).reshape(-1)[: vector.size]
+        return vectors[0]
+    size = vectors[0].size
+    chunk, shape = _tiled(-(-size // devices))
+    padded = [jnp.pad(one, (0, chunk * devices - size)).reshape(devices, *shape) for one in vectors]
+    total = _exchanged(padded, devices, shares)
+    return lax.all_gather(total, AXIS, tiled=True).reshape(-1)[:size]
+
+
+def _exchanged(rows: Sequence[jax.Array], devices: int, shares: Sequence[int]) -> jax.Array:
+    """The sum in tree order of each device's row of all devices' vectors, each `(devices, ...)`."""
+    if not shares:
+        chunks = lax.all_to_all(rows[0], AXIS, split_axis=0, concat_axis=0)  # (devices, ...): one of each
+        return tree_sum([chunks[i] for i in range(devices)], jnp.add)
+    chunks = lax.all_to_all(jnp.stack(rows, 1), AXIS, split_axis=0, concat_axis=0)
+    blocks = sum(shares)
+    nodes = [(node, d, i) for d, own in enumerate(covers(blocks, shares)) for i, node in enumerate(own)]
+    return covered_sum({node: chunks[d, i] for node, d, i in nodes}, blocks, jnp.add)
 
 
 def _tiled(chunk: int) -> tuple[int, tuple[int, ...]]:
@@ -90,56 +123,73 @@ def _tiled(chunk: int) -> tuple[int, tuple[int, ...]]:
     return chunk, (chunk // _LANES, _LANES)
 
 
-def _resized(vector: jax.Array, count: int, old: int, new: int) -> jax.Array:
-    """A vector of `count` pieces of `old` values, each cut to `new` or filled up with zeros. Never the rows
-    of a matrix in between, which a TPU would copy in a loop."""
-    if old == new:
+def _fitted(piece: jax.Array, size: int) -> jax.Array:
+    """`piece` cut to `size` values, or filled up with zeros."""
+    return piece[:size] if piece.size >= size else jnp.pad(piece, (0, size - piece.size))
+
+
+def _pieces(vector: jax.Array, starts: Sequence[int], old: int, new: int) -> jax.Array:
+    """The pieces of `old` values from `starts` on, each cut to `new` or filled up with zeros, one after
+    another. Never the rows of a matrix in between, which a TPU would copy in a loop."""
+    if old == new and list(starts) == list(range(0, vector.size, old)):
         return vector
-    pieces = [vector[i * old : i * old + min(old, new)] for i in range(count)]
-    return jnp.concatenate([jnp.pad(piece, (0, new - piece.size)) for piece in pieces])
+    return jnp.concatenate([_fitted(vector[start : start + old], new) for start in starts])
 
 
 def scatterer(
-    mesh: Mesh, size: int, exact: bool = True
+    mesh: Mesh, size: int, exact: bool = True, chunks: int = 0, shares: Sequence[int] = ()
 ) -> Callable[[Sequence[jax.Array]], tuple[jax.Array, jax.Array]]:
-    """As `reducer`, but the sum's first `size` values (a multiple of the devices) are cut over `mesh`,
-    `(size,)`; the other values are whole on every device."""
+    """As `reducer`, but of the sum's first `size` values each device gets only its window of the `chunks`
+    (see `layout.windows`; by default as many as devices): all windows one after another are cut over `mesh`.
+    The other values are whole on every device."""
     devices = mesh.devices.size
-    part_size = size // devices
+    unit = size // (chunks or devices)
+    each, firsts = windows(chunks or devices, devices)
+    part, starts = each * unit, [first * unit for first in firsts]
 
     def local(vectors):
-        partial = tree_sum(vectors, jnp.add)
+        sums = list(vectors) if shares else [tree_sum(vectors, jnp.add)]
         if not exact:
-            return lax.psum_scatter(partial[:size], AXIS, tiled=True), lax.psum(partial[size:], AXIS)
-        chunk, shape = _tiled(part_size)
-        rows = _resized(partial[:size], devices, part_size, chunk).reshape(devices, *shape)
-        chunks = lax.all_to_all(rows, AXIS, split_axis=0, concat_axis=0)
-        total = tree_sum([chunks[i] for i in range(devices)], jnp.add)
-        return total.reshape(-1)[:part_size], device_sum(partial[size:], devices)
+            whole = _pieces(sums[0][:size], starts, part, part)
+            return lax.psum_scatter(whole, AXIS, tiled=True), lax.psum(sums[0][size:], AXIS)
+        chunk, shape = _tiled(part)
+        rows = [_pieces(one[:size], starts, part, chunk).reshape(devices, *shape) for one in sums]
+        total = _exchanged(rows, devices, shares)
+        return total.reshape(-1)[:part], device_sum([one[size:] for one in sums], devices, shares)
 
     body = jax.shard_map(local, mesh=mesh, in_specs=P(AXIS), out_specs=(P(AXIS), P()), check_vma=False)
     return jax.jit(body)
 
 
-def gatherer(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
-    """A jitted function that gathers a vector, which is cut over `mesh`, on every device."""
+def gatherer(mesh: Mesh, chunks: int = 0) -> Callable[[jax.Array], jax.Array]:
+    """A jitted function that gathers a vector of `chunks` chunks (by default as many as devices), of which
+    each device has its window, on every device. Where windows overlap, they have equal values."""
     devices = mesh.devices.size
+    each, firsts = windows(chunks or devices, devices)
+    # of each window, the chunks before the next one
+    own = [after - first for first, after in zip(firsts, [*firsts[1:], chunks or devices], strict=True)]
 
     def local(part):
         chunk, shape = _tiled(part.size)
-        padded = _resized(part, 1, part.size, chunk).reshape(shape)
-        return _resized(lax.all_gather(padded, AXIS).reshape(-1), devices, chunk, part.size)
+        padded = _fitted(part, chunk).reshape(shape)
+        gathered, unit = lax.all_gather(padded, AXIS).reshape(-1), part.size // each
+        if sum(own) == devices * each:
+            return _pieces(gathered, range(0, gathered.size, chunk), chunk, part.size)
+        return jnp.concatenate([gathered[i * chunk : i * chunk + n * unit] for i, n in enumerate(own)])
 
     return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P(AXIS), out_specs=P(), check_vma=False))
 
 
-def reducer(mesh: Mesh, exact: bool = True) -> Callable[[Sequence[jax.Array]], jax.Array]:
+def reducer(
+    mesh: Mesh, exact: bool = True, shares: Sequence[int] = ()
+) -> Callable[[Sequence[jax.Array]], jax.Array]:
     """A jitted function that adds the vectors of all replicas.
 
     Its argument is a list with one entry for each replica (or partial sum) of a device, in order: `(devices *
-    n,)`, with part `d` on device `d` of `mesh`. It returns `(n,)`, whole on every device. In groups of
-    several devices, each device adds its own shard over the groups, and the result is the concatenated
-    shards, `(shards * n,)`. Without `exact`, the back end chooses the order of additions over devices.
+    n,)`, with part `d` on device `d` of `mesh`; with `shares`, for each node of its cover (`device_sum`). It
+    returns `(n,)`, whole on every device. In groups of several devices, each device adds its own shard over
+    the groups, and the result is the concatenated shards, `(shards * n,)`. Without `exact`, the back end
+    chooses the order of additions over devices.
 
     Vectors are never rows of a matrix: a TPU arranges these in another way, and copying a vector of any
     length from the one to the other takes as long as adding it.
@@ -147,8 +197,8 @@ def reducer(mesh: Mesh, exact: bool = True) -> Callable[[Sequence[jax.Array]], j
     devices, others = mesh.shape[AXIS], tuple(a for a in mesh.axis_names if a != AXIS and mesh.shape[a] > 1)
 
     def local(vectors):
-        partial = tree_sum(vectors, jnp.add)
-        return device_sum(partial, devices) if exact or devices == 1 else lax.psum(partial, AXIS)
+        sums = list(vectors) if shares else [tree_sum(vectors, jnp.add)]
+        return device_sum(sums, devices, shares) if exact or devices == 1 else lax.psum(sums[0], AXIS)
 
     if devices == 1 and not others:
         return jax.jit(local)

@@ -43,8 +43,8 @@ QUEUED_STEPS = 32  # that the host may run ahead of the device; a stop takes eff
 QUEUED_ON_CPUS = 4
 """The same for several CPU devices. XLA starts a program in a pool with one thread per device. A thread waits
 while its device has 32 unfinished programs, and others may wait in a collective for a device that then has no
-thread, so that all wait forever. A step has at most seven programs per device, and eleven with LAMB or LARS,
-of which half as many are queued."""
+thread, so that all wait forever. A step has at most seven programs per device; with LAMB, LARS, or additions
+of a cover, more, of which half as many are queued."""
 
 
 class Session:
@@ -67,7 +67,7 @@ class Session:
         self.recipe, self.on = recipe, on
         self.total, self.step = recipe.clock.total or 0, 0
         self.machine, self.layout, warnings = lay_out(recipe, on)
-        self.placement = Placement(self.machine, self.layout.devices, recipe.shards)
+        self.placement = Placement.laid(self.machine, self.layout)
         self._compare()
         self.abstract = abstract_state(recipe)
         self.warnings: list[Any] = [*warnings, *recipe.warnings()]
@@ -218,7 +218,7 @@ class Session:
         """The number of steps that the host may run ahead of the device."""
         several_cpus = self.placement.lead.platform == "cpu" and len(self.placement.devices) > 1
         queued = QUEUED_ON_CPUS if several_cpus else QUEUED_STEPS
-        if several_cpus and self.recipe.optimizer.by_layer:
+        if several_cpus and (self.recipe.optimizer.by_layer or not self.layout.aligned):
             queued //= 2
         return min(queued, self._data.in_use - 1)
 

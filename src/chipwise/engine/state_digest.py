@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..machine.compilation_cache import compile_on
 from ..recipe.task import Tree
-from .compile_once import compile_on
 from .placement import Placement
 
 _APART = 0x9E3779B1  # between the positions of two arrays with one name: odd, so that many have their own
@@ -90,7 +90,7 @@ class Digests:
                 over = groups[g].place() if len(groups[g].devices) > 1 else None
                 return jax.jit(word_sums, out_shardings=over).lower(arrays[g], placed[g])
 
-            (programs,) = compile_on(groups, 1, lower)
+            (programs,) = compile_on(len(groups), 1, lower)
             self._programs[kind] = list(zip(programs, placed, strict=True))
         made = zip(self._programs[kind], arrays, strict=True)
         return Pending(parts, [run(own, start) for (run, start), own in made])

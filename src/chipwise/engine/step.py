@@ -42,7 +42,7 @@ from ..data.sources import Spec, spec_of
 from ..models.chip_traits import traced_for
 from ..recipe.recipe import Recipe
 from . import feed
-from .layout import Layout, tree_sum
+from .layout import Layout, tree_sum, windows
 from .program_digest import mark
 from .replica import contribution
 from .state import TrainState, abstract_state, read
@@ -119,13 +119,14 @@ class Step:
         vector of `Update.flat`."""
         return self._vector((params, frozen, state, step, scale), at, data, place)
 
-    def in_turn(self, params, frozen, state, step, scale, at, data, places, calls) -> jax.Array:
+    def in_turn(self, params, frozen, state, step, scale, at, data, places, calls) -> Any:
         """The sum of the vectors of all blocks of a device in tree order, `(n,)`: `replica` in a loop, so
         that the host makes a single call.
 
         `calls` is an input, `()` int32; `places` `(calls, 2)` has at least two rows, and `data` the examples
         of at least two blocks. Otherwise the compiler would see that the loop has a single turn, inline its
-        body and optimize it differently.
+        body and optimize it differently. If devices add differently, since the layout is not `aligned`,
+        the result is the list of all vectors, of which only a device's own are made.
         """
         if self.calls == 1:
             padding = self.layout.group_batch
@@ -140,7 +141,8 @@ class Step:
 
         vectors = jnp.zeros((places.shape[0], self.updates.size), jnp.float32)
         vectors = lax.fori_loop(jnp.int32(0), calls, turn, vectors)
-        return tree_sum([vectors[i] for i in range(self.calls)], jnp.add)
+        each = [vectors[i] for i in range(self.calls)]
+        return tree_sum(each, jnp.add) if self.layout.aligned else each
 
     def update(self, state: TrainState, total: jax.Array, hyper: dict, squares: Any, ratios: Any = None):
         return self.updates(state, total, hyper, squares, ratios)
@@ -208,8 +210,14 @@ class Step:
 
     def _part(self, leaf: Any) -> jax.ShapeDtypeStruct:
         """The shape of a device's part of `leaf`."""
-        shape = (leaf.shape[0] // self.layout.devices,) if self.is_flat(leaf) else leaf.shape
+        shape = (self.part,) if self.is_flat(leaf) else leaf.shape
         return jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+    @property
+    def part(self) -> int:
+        """The number of values of the vector that a device updates, if they are `sharded`."""
+        flat = self.updates.flat
+        return flat.chunk * windows(flat.chunks, self.layout.devices)[0]
 
     def update_specs(self, hyper: dict) -> tuple[Any, ...]:
         """The shapes of the inputs of `update`, or of `update_chunk` if `sharded`, on a device; all but the

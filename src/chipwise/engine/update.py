@@ -24,7 +24,7 @@ from ..recipe.task import Tree
 from . import scaling
 from .flat import Flat
 from .layers import Layers
-from .layout import tree_sum
+from .layout import tree_sum, windows
 from .replica import from_sums, summable
 from .state import TrainState, flat_of, nbytes
 
@@ -264,7 +264,8 @@ def shares_out(recipe: Recipe, state: TrainState, devices: int, wanted: bool | N
         return False
     if flat_of(recipe, state.params).rounds:
         return False
-    saved = nbytes((state.optimizer, state.ema)) * (devices - 1) // devices
+    chunks = recipe.replicas
+    saved = nbytes((state.optimizer, state.ema)) * (chunks - windows(chunks, devices)[0]) // chunks
     return bool(wanted) or saved >= WORTH_BYTES
 
 

@@ -16,7 +16,8 @@ import platform
 import stat
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,24 @@ def compiled_once() -> Iterator[None]:
             _settings({FOLDER: folder, **SETTINGS}),
         ):
             yield
+
+
+def compile_on(groups: int, count: int, lower: Callable[[int, int], Any]) -> list[list[Any]]:
+    """`count` programs compiled for each of so many `groups` of devices: for each program, those of the
+    groups. The first group's are compiled, the others read from the cache: the same code, and so the same
+    bits.
+
+    *Arguments:* `lower`: a function of the program's number and the group's, which lowers it. Compilation is
+    parallel, since XLA releases the GIL.
+    """
+
+    def here(g: int) -> list[Any]:
+        return [lower(i, g).compile() for i in range(count)]
+
+    once = compiled_once() if groups > 1 else contextlib.nullcontext()
+    with once, ThreadPoolExecutor(max(1, min(groups, os.cpu_count() or 1))) as pool:
+        first = list(pool.map(lambda one: one.compile(), [lower(i, 0) for i in range(count)]))
+        return [list(each) for each in zip(first, *pool.map(here, range(1, groups)), strict=True)]
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ simulate(8)                        # the CPU as eight devices; before JAX starts
 
 from __future__ import annotations
 
+import collections
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -160,27 +161,23 @@ def _take(devices: list[jax.Device], count: int | None) -> Machine:
     )
 
 
-def shared(devices: Sequence[jax.Device], count: int, hosts: int) -> tuple[jax.Device, ...]:
-    """`count` of the devices of all hosts, in order: the first ones of each host, equally many.
+def shared(devices: Sequence[jax.Device], count: int, hosts: int, group: int = 1) -> tuple[jax.Device, ...]:
+    """`count` of the devices of all hosts, in order: the first ones of each host, as equally many as the
+    hosts have. *Arguments:* `group`, of so many devices, which hosts have whole if each has one at all.
 
-    Raises `DeviceError` if a host would have no device, or fewer than others.
+    Raises `DeviceError` if a host would have no device.
     """
-    if hosts == 1 or count == len(devices):
-        taken = list(devices[:count])
-    else:
-        seen: dict[int, int] = {}
-        taken = []
-        for device in devices:
-            seen[device.process_index] = seen.get(device.process_index, 0) + 1
-            if seen[device.process_index] <= count // hosts:
-                taken.append(device)
-    by_host = [sum(d.process_index == host for d in taken) for host in range(hosts)]
-    if hosts > 1 and (len(taken) != count or len(set(by_host)) > 1):
-        host = min(range(hosts), key=by_host.__getitem__)
-        text = "{count} devices on {hosts} hosts: host {host} would have {here}. Use a multiple of {hosts}."
-        numbers = {"count": count, "hosts": hosts, "host": host, "here": by_host[host]}
-        raise DeviceError("devices-uneven-hosts", text, **numbers)
-    return tuple(taken)
+    if count < hosts:
+        text = "{count} devices on {hosts} hosts: host {host} would have none. Use at least {hosts}."
+        raise DeviceError("devices-below-hosts", text, count=count, hosts=hosts, host=count)
+    seen: collections.Counter[int] = collections.Counter()
+    order = []
+    for place, device in enumerate(devices):
+        order.append((seen[device.process_index] // group, place))
+        seen[device.process_index] += 1
+    # of one host in JAX's order: its devices may have any
+    chosen = sorted(place for _, place in sorted(order)[:count]) if hosts > 1 else range(count)
+    return tuple(devices[place] for place in chosen)
 
 
 def simulate(n: int) -> None:

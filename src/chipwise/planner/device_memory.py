@@ -7,13 +7,11 @@ target of the same chip, it would fit.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 
 from ..chips.catalogue import Chip
 from ..chips.targets import MOST_CHIPS, SLICES, Target, parse
 from ..engine.blueprint import Memory, Whole, waiting
-from ..engine.layout import shares, usable
 from ..errors import ChipwiseError
 from ..machine.detect import GPU_SHARE
 from ..machine.limits import memory as host_memory
@@ -81,8 +79,8 @@ def smallest_cut(recipe: Recipe, whole: Whole, target: Target, exact: bool) -> t
     for shards in (2**n for n in range(1, target.devices.bit_length())):
         if not lies_on_hosts(shards, target) or (recipe.batch // recipe.replicas) % shards:
             continue
-        groups = usable(shares(recipe, exact), target.devices // shards, exact)
-        sums = waiting(math.lcm(recipe.block_count, groups) // groups, whole.trained // shards)
+        groups = min(recipe.block_count if exact else recipe.replicas, target.devices // shards)
+        sums = waiting(-(-recipe.block_count // groups), whole.trained // shards)
         if groups > 1:  # a gradient and the sum
             sums = max(sums, 2 * 4 * whole.trained // shards)
         needed = whole.kept // shards + sums

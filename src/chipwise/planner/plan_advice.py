@@ -5,13 +5,12 @@ Advice does not change the numbers of a plan.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 from ..chips.catalogue import CHIPS
 from ..chips.targets import Target
 from ..engine.blueprint import Memory, waiting
-from ..engine.layout import exact_counts, usable, usable_devices
+from ..engine.layout import Layout
 from ..recipe.check import SUBLANES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
@@ -43,8 +42,8 @@ def room(recipe: Recipe, target: Target, step: TracedStep, least: Memory, exact:
     for replicas in range(recipe.replicas // 2, 0, -1) if each_alone and replica_binds else ():
         if recipe.replicas % replicas:
             continue
-        devices = recipe.shards * usable(replicas, target.devices // recipe.shards, exact)
-        sums = waiting(replicas * recipe.shards // devices, step.size)
+        devices = recipe.shards * min(replicas, target.devices // recipe.shards)
+        sums = waiting(-(-replicas * recipe.shards // devices), step.size)
         needed = least.needed - least.replica_sums + sums
         if devices == step.layout.devices and needed <= least.available:
             facts.append(fact("room-fewer-replicas", replicas=replicas, needed=needed))
@@ -88,8 +87,9 @@ def advice(recipe: Recipe, target: Target, step: TracedStep, plan: Plan, time: S
     facts: list[Fact] = []
     if target.chip.kind == "GPU" and "float64" in time.dtypes:
         facts.append(fact("advice-float64"))
-    if plan.devices != plan.devices_found and plan.devices_found % recipe.shards == 0:
-        facts.append(_idle(recipe, plan, step.layout.exact))
+    groups, rest = divmod(plan.devices_found, recipe.shards)
+    if not rest and (groups > step.layout.groups or step.layout.idle > 0 or step.layout.vectors > 1):
+        facts.append(_uneven(recipe, step.layout, groups))
     each = recipe.batch // recipe.replicas
     if plan.problem is not None and plan.problem.code in ("batch-does-not-fit", "batch-of-all-fits"):
         facts += _more_replicas(recipe, plan)
@@ -124,28 +124,22 @@ def lacks(target: Target, dtypes: frozenset[str]) -> Fact | None:
     return fact(f"tpu-without-{missing[0]}") if missing else None
 
 
-def _idle(recipe: Recipe, plan: Plan, exact: bool) -> Fact:
-    used, devices = plan.devices, plan.devices_found // recipe.shards * recipe.shards
-    numbers = {"replicas": recipe.replicas, "used": used, "devices": devices}
-    whole = dataclasses.replace(recipe, blocks=None)
-    if exact and usable_devices(whole, devices) > used:
-        more = usable_devices(whole, devices) // recipe.shards
-        return fact("advice-blocks", **numbers, blocks=recipe.block_count, better=more)
-    better = replicas_for(devices // recipe.shards, recipe.replicas, exact)
-    if better is None:
-        return fact("advice-devices-idle", **numbers, counts=exact_counts(recipe.replicas))
-    if recipe.batch % (better * recipe.shards):
-        batch = _multiple(recipe.batch, better * recipe.shards)
-        return fact("advice-replicas-and-batch", **numbers, better=better, batch=batch)
-    return fact("advice-replicas", **numbers, better=better)
-
-
-def replicas_for(devices: int, replicas: int, exact: bool = True) -> int | None:
-    """The smallest replica count, at least `replicas`, that `devices` devices can share; `None` if no larger
-    count gives the same bits on so many."""
-    if not exact or devices & (devices - 1) == 0:
-        return _multiple(replicas, devices)
-    return devices if devices >= replicas else None
+def _uneven(recipe: Recipe, layout: Layout, groups: int) -> Fact:
+    """What this number of blocks costs on so many groups, and what others near it would."""
+    blocks, most, name = layout.blocks, layout.blocks_per_device, "replicas"
+    idle, even, costs = 1 - blocks / (groups * most), _multiple(layout.blocks, groups), []
+    if blocks < recipe.replicas:  # other blocks give other bits, other replicas another net
+        name = "blocks"
+    for count in sorted({groups, even, 2 * even}):
+        one = Layout(count, count, groups, layout.exact)
+        if (one.idle, one.vectors) != (idle, layout.vectors) and (
+            name != "blocks" or recipe.replicas % count == 0
+        ):
+            batch = _multiple(recipe.batch, count * recipe.shards)
+            numbers = {"name": name, "count": count, "batch": batch}
+            costs.append(fact("blocks-cost", **numbers, idle=one.idle, vectors=one.vectors))
+    numbers = {"blocks": blocks, "groups": groups, "most": most, "idle": idle, "vectors": layout.vectors}
+    return fact("advice-uneven", **numbers, others=costs)
 
 
 def _multiple(batch: int, of: int) -> int:

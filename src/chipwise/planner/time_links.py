@@ -83,12 +83,18 @@ _CUBE = 4  # v4, v5p and 7x have rings if all axes are multiples of it
 
 
 def sum_seconds(
-    bytes_per_device: float, target: Target, devices: int, exact: bool = True, shards: int = 1
+    bytes_per_device: float,
+    target: Target,
+    devices: int,
+    exact: bool = True,
+    shards: int = 1,
+    vectors: int = 1,
 ) -> float:
     """Seconds to sum an array of `bytes_per_device` over `devices` of `target`, with the result on each.
 
     *Arguments:* `shards`: the size of the groups, in devices. The first devices of all groups sum one array,
-    the second devices another, and so on, all at once.
+    the second devices another, and so on, all at once; `vectors`: arrays of each device that are exchanged,
+    of which one sum is gathered.
 
     Within a host, or without `exact`, like `all_reduce_seconds`. Raises `DeviceError` if the chip's
     interconnect is not in the catalogue.
@@ -97,12 +103,12 @@ def sum_seconds(
     within = all_reduce_seconds(bytes_per_device, devices, target.chip, near)
     each = max(1, max(target.devices // target.hosts, _domain(target)) // shards)
     if not exact or devices <= each:
-        return within
+        return within * (1 + vectors) / 2
     sent = bytes_per_device * (devices - 1) / devices
     if target.chip.kind == "TPU":
         crossing, gathering = _on_slice(target)
-        return HOP_SECONDS["ICI"] * 2 * (devices - 1) + sent * (crossing + gathering)
-    return _over_network(target, devices, bytes_per_device, shards)
+        return HOP_SECONDS["ICI"] * 2 * (devices - 1) + sent * (vectors * crossing + gathering)
+    return _over_network(target, devices, bytes_per_device, shards, vectors)
 
 
 def axes(target: Target) -> list[tuple[int, bool]]:
@@ -144,13 +150,13 @@ def _on_slice(target: Target) -> tuple[float, float]:
     return crossing / link, gathering / link
 
 
-def _over_network(target: Target, devices: int, sent: float, shards: int) -> float:
+def _over_network(target: Target, devices: int, sent: float, shards: int, vectors: int) -> float:
     """Seconds to exchange, then gather; each takes the slower of the cards and the links inside a host."""
     chip, here = target.chip, target.devices // target.hosts
     each, (kind, inside) = max(1, here // shards), _links(chip)
-    card, hosts = _card(chip, kind, here), devices // each
+    card, hosts = _card(chip, kind, here), -(-devices // each)
     away = (devices - each) / devices
     exchange = max(sent * away / card, sent * (each - 1) / devices / inside)
     gather = max(sent * away / each / card, sent * (devices - 1) / devices / inside)
     hops = 2 * (each - 1) * HOP_SECONDS[kind] + 2 * (hosts - 1) * NETWORK_HOP_SECONDS
-    return exchange + gather + hops
+    return vectors * exchange + gather + hops

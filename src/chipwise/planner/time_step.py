@@ -242,9 +242,10 @@ def between(step: TracedStep, target: Target, reduce: Sequence[Kernel]) -> list[
     elif chip.memory_GBps:
         each = chip.memory_GBps * 1e9 / chip.jax_devices_per_chip
         kernels += [replace(k, seconds=k.count * k.bytes / each) for k in additions(step)]
-    wire = sum_seconds(4 * size, target, layout.groups, layout.exact, layout.shards)
+    times = layout.vectors  # that the exchange takes, of one vector
+    wire = sum_seconds(4 * size, target, layout.groups, layout.exact, layout.shards, times)
     if wire:
-        sent = 8 * size * (layout.groups - 1) / layout.groups
+        sent = (1 + times) * 4 * size * (layout.groups - 1) / layout.groups
         compiled = sum(kernel.count * kernel.bytes for kernel in reduce if kernel.kind == "collective")
         if compiled and not layout.exact:  # a TPU may scatter, or gather, by adding up whole arrays
             wire, sent = wire * compiled / sent, compiled

@@ -193,22 +193,6 @@ def _device(recipe: Recipe, target: Target | None) -> list[Fact]:
         below = full - SUBLANES  # where there are not examples enough for more
         fits = full if full * replicas <= recipe.clock.examples or not below else below
         facts.append(fact("padding", group=group, full=full, share=1 - group / full, near=fits * replicas))
-    if target is not None and target.devices > 1 and replicas % target.devices:
-        devices = target.devices
-        works = max(n for n in range(1, devices + 1) if replicas % n == 0)
-        new = -(-replicas // devices) * devices
-        new_batch = [] if batch % new == 0 else [f"batch={-(-batch // new) * new}"]
-        settings = [f"replicas={new}", *new_batch]
-        facts.append(
-            fact(
-                "devices-idle",
-                replicas=replicas,
-                devices=devices,
-                target=target.name,
-                works=works,
-                settings=settings,
-            )
-        )
     if target is not None and recipe.precision == "bf16" and target.chip.kind == "GPU":
         chip = target.chip
         half, single = chip.fp16_dense_tflops, chip.fp32_tflops

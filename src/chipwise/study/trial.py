@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 
 from ..data.sources import nbytes
 from ..engine import feed
-from ..engine.blueprint import Blueprint, Memory, Program, blueprint, tracing
-from ..engine.group_step import GroupStep
+from ..engine.blueprint import Memory, tracing
 from ..engine.layout import Layout
 from ..engine.on import ALL, On
 from ..engine.placement import Placement
+from ..engine.programs import Programs
 from ..engine.session import Session
-from ..engine.step import Step, compiler_options
 from ..machine.arithmetic import fixed
 from ..machine.detect import Machine
 from ..machine.limits import memory as host_memory
@@ -120,33 +118,16 @@ def needed(recipe: Recipe, machine: Machine, layout: Layout) -> Memory:
 
     Raises `RecipeError` if the recipe's own functions raise an error while they are traced.
     """
-    device, task = machine.devices[0], recipe.task
-    limit = (device.memory_stats() or {}).get("bytes_limit")
+    task, limit = recipe.task, (machine.devices[0].memory_stats() or {}).get("bytes_limit")
+    resident, placement = feed.resident(task.train, limit), Placement.laid(machine, layout)
     with tracing(recipe.name):
-        make: Any = Step if recipe.shards == 1 else GroupStep
-        step = make(recipe, layout, resident=feed.resident(task.train, limit))
-        made: Blueprint[Program] = blueprint(step, platform=device.platform)
-        compiled = {program.name: _compiled(program, machine, layout) for program in made.programs}
+        programs = Programs(recipe, layout, placement, resident=resident)
+        made = programs.blueprint
+        programs.compile()
     free, source = available(machine, layout.devices)
-    known = {name: a for name, one in compiled.items() if (a := one.memory_analysis())}
+    known = {name: a for name, one in programs.executables.items() if (a := one.memory_analysis())}
     evaluation = nbytes(task.eval) if task.eval is not None and feed.fits(task.eval, limit) else 0
     temporary = {name: a.temp_size_in_bytes for name, a in known.items()}
     code = sum(a.generated_code_size_in_bytes for a in known.values())
     memory = made.memory(temporary, code, free, source)
     return replace(memory, data=memory.data + evaluation)
-
-
-def _compiled(program: Program, machine: Machine, layout: Layout) -> Any:
-    """`program` for the first device, or the first group of several."""
-    group = Placement(machine, layout.devices, layout.shards).local[0]
-
-    def here(x: Any) -> jax.ShapeDtypeStruct:
-        sharding: jax.sharding.Sharding = jax.sharding.SingleDeviceSharding(group.device)
-        if layout.shards > 1:
-            sharding = jax.sharding.NamedSharding(group.mesh, x.sharding.spec)
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-    shapes, device = jax.tree.map(here, program.specs), group.device
-    options = compiler_options(device.platform, layout.exact, device.device_kind, layout.shards)
-    jitted = jax.jit(program.function, donate_argnums=program.donate, compiler_options=options)
-    return jitted.lower(*shapes).compile()
