@@ -118,7 +118,7 @@ def test_the_tree_adds_everything_once(parts):
 
 
 def test_shares_are_of_these_groups_and_blocks():
-    assert Layout(16, 8, 3, shares=(2, 2, 4)).covers == (((0, 2),), ((2, 4),), ((4, 8),))
+    assert Layout(16, 8, 3, shares=(2, 2, 4)).covers == [((0, 2),), ((2, 4),), ((4, 8),)]
     assert not Layout(16, 8, 3, shares=(2, 2, 4)).aligned
     assert Layout(16, 8, 6, shards=2, shares=(2, 2, 4)).groups == 3
     for shares in ((3, 3, 3), (3, 3, 1), (9, -2, 1), (8, 0, 0), (4, 4), (2, 2, 2, 2)):
