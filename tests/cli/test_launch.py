@@ -40,17 +40,6 @@ def test_writes_and_starts_nothing(chipwise, plans, tmp_path, monkeypatch):
     assert all(f"# {one['text']}\n" in text for one in told["about"])
 
 
-def test_go_starts_it_in_its_folder(chipwise, plans, tmp_path, monkeypatch):
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    (tools / "sbatch").write_text('#!/bin/bash\necho "$PWD $@" > ' + str(tools / "called"))
-    (tools / "sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
-    out = tmp_path / "out"
-    assert chipwise("launch", "digits", "--on", "a100", "--to", "slurm", "--out", out, "--go").code == 0
-    assert (tools / "called").read_text() == f"{out} chipwise-digits.sbatch\n"
-
-
 @pytest.mark.parametrize(
     "arguments, code",
     [

@@ -13,7 +13,7 @@ import pytest
 
 from chipwise.chips.targets import parse
 from chipwise.errors import DeviceError, RecipeError
-from chipwise.launch import places, start
+from chipwise.launch import places
 from chipwise.launch.launch_job import LaunchJob, check, local_data, name_of, packages, recipe_file
 from chipwise.launch.places import PLACES, offered, place, write
 from chipwise.machine.host_facts import installed
@@ -100,11 +100,10 @@ def test_settings_arrive_as_they_were_typed(where, target, tmp_path):
 @pytest.mark.parametrize("where, target", [e for e in EXAMPLES if e[0] in ("slurm", "gcloud", "docker")])
 def test_scripts_are_sound(where, target, tmp_path):
     files = write_in(tmp_path, where, job(target, spot=where == "gcloud"))
-    assert {one["tool"] for one in start.check(place(where), tmp_path, list(files))} <= {
-        "bash -n", "sbatch --test-only",
-    }  # fmt: skip
+    scripts = [name for name in files if name.endswith((".sh", ".sbatch"))]
+    for name in scripts:
+        subprocess.run(["bash", "-n", name], cwd=tmp_path, check=True)
     if shutil.which("shellcheck"):
-        scripts = [name for name in files if name.endswith((".sh", ".sbatch"))]
         command = ["shellcheck", "--exclude=SC2016", *scripts]
         found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert found.returncode == 0, found.stdout
@@ -149,8 +148,9 @@ def test_a_notebook_runs(where, target, tmp_path):
 @pytest.mark.skipif(not installed("skypilot"), reason="SkyPilot is not installed")
 def test_skypilot_reads_its_tasks(tmp_path):
     for target in ("v5e-8", "h100:16", "t4"):
-        files = write_in(tmp_path, "skypilot", job(target))
-        assert [one["tool"] for one in start.check(place("skypilot"), tmp_path, list(files))] == ["SkyPilot"]
+        (name,) = write_in(tmp_path, "skypilot", job(target))
+        read = "import sys, sky; sky.Task.from_yaml(sys.argv[1])"
+        subprocess.run([sys.executable, "-c", read, name], cwd=tmp_path, check=True, timeout=120)
 
 
 def programs(folder, **scripts: str) -> dict[str, str]:
@@ -294,14 +294,3 @@ def test_what_cannot_be_is_refused(tmp_path):
         check(job("t4", words=("digits", "--set", "a=\n")))
     with refused(RecipeError, "launch-file-missing"):
         check(job("t4", file=tmp_path / "none.py"))
-
-
-def test_only_a_tool_that_is_there_starts(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with refused(DeviceError, "launch-tool-missing", tool="sky"):
-        start.start(place("skypilot"), job("t4"), tmp_path, ["x.yaml"])
-    with refused(RecipeError, "launch-by-hand", place="colab"):
-        start.start(place("colab"), job("t4"), tmp_path, ["x.ipynb"])
-    programs(tmp_path, sbatch="exit 3")
-    with refused(DeviceError, "launch-start-failed", exit=3):
-        start.start(place("slurm"), job("t4"), tmp_path, ["x.sbatch"])

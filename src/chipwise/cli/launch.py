@@ -33,10 +33,9 @@ def launch(
     package: str | None = option("What pip installs as chipwise: URL of a wheel, or git+URL.", "SPEC"),
     out: Path = option("Folder for the files.", "DIR", default=Path("launch")),
     prices: str | None = options.PRICES,
-    go: bool = flag("Also start it. Without, nothing is started or paid for."),
     json_: bool = options.JSON,
 ) -> None:
-    """Write job files for a place that rents chips, with the plan's time and cost in them.
+    """Write job files for a place that rents chips, with the plan's time and cost. Nothing is started.
 
     \b
     Examples:
@@ -48,7 +47,7 @@ def launch(
     from ..atomic import replace_text
     from ..chips.targets import parse
     from ..launch import launch_job as jobs
-    from ..launch import places, start
+    from ..launch import places
     from ..planner.ask import plan
 
     where = places.place(to)
@@ -74,10 +73,7 @@ def launch(
     files = places.write(where, to_launch)
     for name, text in files.items():
         replace_text(out / name, text, "launch-file-unwritable")
-    notes = [*warnings, *start.check(where, out, list(files))]
-    _show(where, to_launch, out, files, notes, json_)
-    if go:
-        start.start(where, to_launch, out, list(files))
+    _show(where, to_launch, out, files, warnings, json_)
 
 
 def about(recipe: Recipe, plan: Plan, spot: bool) -> tuple[Fact, ...]:

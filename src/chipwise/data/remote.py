@@ -1,7 +1,7 @@
 """Data at a URL: fetched by fsspec into a disk cache with a size limit. `local` returns the path.
 
     local("s3://bucket/flowers")        a folder, or a packed folder: s3, gs, https, whatever fsspec supports
-    local("https://host/flowers.tar")   a single file
+    local("https://host/flowers.tar")   a single file; of a web server's folders only packed ones
 
     CACHE/remote/.lock                               held by the one process that is fetching
     CACHE/remote/flowers-5f0c2b71-91ab04ce/flowers   the data: the name appears when they are complete
@@ -9,7 +9,7 @@
 
 A copy is reused until the files at the URL change: their names, sizes, and ETags or times are part of its
 name. Files that change during a fetch would give a mixture of two versions, so files without a known digest
-are listed again at the end. A web server need not list a packed folder, since manifests name every file.
+are listed again at the end. A web server lists nothing: the manifests of a packed folder name every file.
 """
 
 from __future__ import annotations
@@ -41,14 +41,13 @@ from .manifest import MANIFEST, manifest_in
 T = TypeVar("T")
 
 SHARE = 0.5  # default limit of the cache: this share of the free disk plus the cache's size
-WORKERS = 16  # files fetched, and folders listed, at once
+WORKERS = 16  # files fetched at once
 PAUSES = (0.3, 3.0)  # seconds before a file is asked for again
 STALL_SECONDS = 30.0  # without a byte, before a file is asked for again
 SILENCE_SECONDS = 12.0  # after which a server counts as too slow, or a web server's answer that is no file
 LEAST_BYTES_PER_SECOND = 1 << 10  # of a transfer from then on, on average
 SAY_SECONDS = 10.0  # between two lines about progress
-MOST_FOLDERS_DEEP = 40  # a web server may list a folder inside itself, endlessly
-MOST_FILES = 2_000_000  # files and folders in a listing; ImageNet has 1.3 million files
+MOST_FILES = 2_000_000  # and folders in a listing; ImageNet has 1.3 million files
 # Protocols of fsspec that are refused: this machine's files, other Python code, and chains of them
 _LOCAL = ("local", "simplecache", "filecache", "blockcache", "reference", "zip", "tar", "data")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -271,7 +270,7 @@ class _Url:
     def __init__(self, text: str, say: Callable[[str], None]):
         self.protocol = text.partition("://")[0].lower()
         self.http = self.protocol in ("http", "https")
-        self._text, self.say, self.stopped, self._listed = text, say, False, 0
+        self._text, self.say, self.stopped = text, say, False
         self.shown = _without_secrets(text)
         try:
             place = unquote(urlsplit(text).path) if self.http else text.partition("://")[2]
@@ -300,24 +299,41 @@ class _Url:
             # Its limit of 5 minutes is too short for big files; proxies from the environment
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=STALL_SECONDS)
             client = {"trust_env": True, "timeout": timeout}
-            options = {"simple_links": False, "client_kwargs": client}
+            options = {"client_kwargs": client}
         return fsspec.core.url_to_fs(self._text, **options)  # cached by fsspec
 
     def look(self) -> list[RemoteFile]:
         """The files to fetch. Raises `DataError` if they cannot be listed."""
         self.fs.invalidate_cache()
-        self._listed = 0
         if not (self.http and "?" in self.path) and (packed := self._packed()):
             return packed
-        if not self._text.endswith("/"):
+        if self.http or not self._text.endswith("/"):
             info = self._ask(self.path, self.fs.info)
-            if info["type"] != "directory" and not (self.http and info.get("mimetype") == "text/html"):
+            if self.http and info.get("mimetype") == "text/html":
+                wrong = "{url} is a web page: give the address of a file or a packed folder, s3:// or gs://."
+                raise DataError("url-is-page", wrong, url=self.shown)
+            if info["type"] != "directory":
                 return [self._file(self.name, info)]
-        infos = self._walk()
-        if not infos:
+        # Not fsspec's `find` and `walk`, which leave out folders that cannot be read
+        files, folders = [], [self.path]
+        for folder in folders:  # which grows
+            for info in self._ask(folder, lambda path: self.fs.ls(path, detail=True)):
+                path = info["name"].rstrip("/")
+                if path.strip("/") == folder.strip("/"):  # an object with the name of a folder
+                    continue
+                if info["type"] == "directory":
+                    folders.append(path)
+                    continue
+                parts = [part for part in path.removeprefix(self.path).split("/") if part not in ("", ".")]
+                self._refuse_outside(parts)
+                files.append(self._file("/".join([self.name, *parts]), info))
+            if len(files) + len(folders) > MOST_FILES:
+                wrong = "{url} lists more than {limit:count file}: give a packed folder or a tar."
+                raise DataError("url-lists-too-many", wrong, url=self.shown, limit=MOST_FILES)
+        if not files:
             wrong = "{url} has no files, or does not list them: check the address, or give a packed folder."
             raise DataError("url-empty", wrong, url=self.shown)
-        return [self._file(f"{self.name}/{name}", info) for name, info in sorted(infos.items())]
+        return sorted(files, key=lambda file: file.name)
 
     def _packed(self) -> list[RemoteFile]:
         """The files of a packed folder: its manifests, and what they name; empty for other folders."""
@@ -364,45 +380,6 @@ class _Url:
             raise DataError("size-untold", wrong, url=self.shown, file=name)
         version = tuple(str(info.get(mark, "")) for mark in _MARKS)
         return RemoteFile(name, info["name"], int(info["size"]), version=version)
-
-    def _walk(self) -> dict[str, dict[str, Any]]:
-        """All files below: name, with `/` on any system, to fsspec's information.
-
-        Not fsspec's `find` and `walk`, which leave out folders that cannot be read.
-        """
-        files: dict[str, dict[str, Any]] = {}
-        with ThreadPoolExecutor(WORKERS) as threads:
-            folders = [self.path]
-            for _ in range(MOST_FOLDERS_DEEP):
-                infos = [info for listed in threads.map(self._ls, folders) for info in listed]
-                folders = [info["name"].rstrip("/") for info in infos if info["type"] == "directory"]
-                for info in infos:
-                    name = info["name"].removeprefix(self.path)
-                    names = (unquote(name) if self.http else name).split("/")
-                    parts = [part for part in names if part not in ("", ".")]
-                    self._refuse_outside(parts)
-                    if info["type"] != "directory":
-                        files["/".join(parts)] = info
-                if not folders:
-                    break
-            else:
-                wrong = "{url} lists folders more than {deep} levels deep: give another folder, or one file."
-                raise DataError("url-endless", wrong, url=self.shown, deep=MOST_FOLDERS_DEEP)
-            if self.http:  # its listings have only names
-                full = threads.map(lambda info: self._ask(info["name"], self.fs.info), files.values())
-                files = dict(zip(files, full, strict=True))
-        return files
-
-    def _ls(self, path: str) -> list[dict[str, Any]]:
-        infos = self._ask(path, lambda path: self.fs.ls(path, detail=True))
-        # A page links other sort orders; object stores may have an empty object with the name of a folder
-        real = [i for i in infos if not (self.http and {*i["name"].removeprefix(path)} & {*"?#"})]
-        real = [i for i in real if i["name"].strip("/") != path.strip("/")]
-        self._listed += len(real)
-        if self._listed > MOST_FILES:
-            wrong = "{url} lists more than {limit:count file}: give a packed folder or a tar."
-            raise DataError("url-lists-too-many", wrong, url=self.shown, limit=MOST_FILES)
-        return real
 
     def download(self, file: RemoteFile, to: Path) -> None:
         """Writes a file to disk. Raises `EOFError` unless it has the listed number of bytes."""

@@ -89,14 +89,13 @@ def skypilot(target: Target) -> str | None:
 
 @dataclass(frozen=True)
 class Place:
-    """`offers`: whether it has a target. `tool`: the program that starts the job; `None` if a person does.
+    """`offers`: whether it has a target. `start`: the command that starts the job; `None` if a person does.
     `stop`: the command that stops the billing. `keeps`: it needs a bucket for the run folder; with `google`,
     only a Google bucket. `sends`: a local data folder can be used there."""
 
     name: str
     offers: Callable[[Target], bool]
     files: Callable[[LaunchJob], Files]
-    tool: str | None
     start: Callable[[LaunchJob], list[str]] | None
     stop: Callable[[LaunchJob], list[str]] | None
     keeps: bool = False
@@ -297,31 +296,31 @@ PLACES: dict[str, Place] = {
     one.name: one
     for one in (
         Place(
-            "skypilot", lambda target: skypilot(target) is not None, _skypilot, "sky",
+            "skypilot", lambda target: skypilot(target) is not None, _skypilot,
             lambda job: ["sky", "jobs", "launch", "--yes", "--name", job.name, f"{job.name}.yaml"],
             lambda job: ["sky", "jobs", "cancel", "--yes", "--name", job.name],
             keeps=True, sends=True,
         ),
         Place(
-            "slurm", gpu, _slurm, "sbatch",
+            "slurm", gpu, _slurm,
             lambda job: ["sbatch", f"{job.name}.sbatch"],
             lambda job: ["scancel", "--name", job.name],
             sends=True, spot=False,
         ),
         Place(
-            "gcloud", lambda target: google_type(target) is not None, _gcloud, "gcloud",
+            "gcloud", lambda target: google_type(target) is not None, _gcloud,
             lambda job: ["bash", f"{job.name}.sh"],
             lambda job: ["bash", f"{job.name}.sh", "stop"],
             keeps=True, google=True,
         ),
         Place(
             "docker", lambda target: target.hosts == 1 and (gpu(target) or target.chip.kind == "TPU"),
-            _docker, "docker",
+            _docker,
             lambda job: ["bash", f"{job.name}.sh"],
             lambda job: ["docker", "stop", job.name],
             sends=True, spot=False,
         ),
-        Place("kaggle", _lends("kaggle"), _notebook("kaggle"), None, None, None, spot=False),
-        Place("colab", _lends("colab"), _notebook("colab"), None, None, None, spot=False),
+        Place("kaggle", _lends("kaggle"), _notebook("kaggle"), None, None, spot=False),
+        Place("colab", _lends("colab"), _notebook("colab"), None, None, spot=False),
     )
 }  # fmt: skip
