@@ -5,12 +5,12 @@ from pathlib import Path
 
 from chipwise.explain.compare.comparison import SCHEMA
 from chipwise.words.facts import fact
-from explain.comparisons import plan, record, run
+from explain.comparisons import record, run
 
 
 def test_the_result_comes_first_and_what_differs_last(chipwise, tmp_path):
-    a, b = run(tmp_path / "a"), run(tmp_path / "b", (0.9, 0.98), seed=1)
-    said = chipwise("compare", a, b, plan(tmp_path / "plan.json"), "--html", tmp_path / "page.html")
+    a, b = run(tmp_path / "a"), run(tmp_path / "b", (0.9, 0.98), seed=1, precision="bf16")
+    said = chipwise("compare", a, b, "--html", tmp_path / "page.html")
     assert said.code == 0, said.err
     lines = said.out.splitlines()
     assert "eval/accuracy is 0.98 of b" in lines[0] and "as fast as a" in lines[1]

@@ -1,4 +1,4 @@
-"""Records, run folders, studies and plans to compare, made up; as small as they may be."""
+"""Records, run folders and studies to compare, made up; as small as they may be."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,6 @@ from chipwise.explain.compare.comparison import document
 from chipwise.explain.row_sources import read
 from chipwise.machine.fingerprint import Fingerprint
 from chipwise.machine.record import Record, Series
-from chipwise.planner.plans import SCHEMA as PLAN
 from chipwise.words.facts import fact
 
 MACHINE = Fingerprint(
@@ -118,32 +117,6 @@ def study(folder, rates=("0.1", "0.2"), seeds=(0, 1, 2)) -> Path:
     made = {"schema": "chipwise.study/1", "recipe": "digits", "source": None, "points": points}
     (folder / "study.json").write_text(json.dumps(made))
     return folder
-
-
-def plan(path, speeds=(("v5e-8", "TPU v5e", 250e3), ("t4", "T4", 80e3)), name="mnist", schema=PLAN) -> Path:
-    """A plan document with a target a speed, and one that cannot run."""
-    plans = []
-    for target, chip, speed in speeds:
-        rate = {"value": speed, "low": speed / 1.5, "high": speed * 1.5}
-        wall = {"value": 60.0, "low": 50.0, "high": 80.0}
-        plans.append(
-            {
-                "target": target, "chip": chip, "devices": 1, "batch": 256, "replicas": 8, "precision": "f32",
-                "method": "compiled", "problem": None, "examples_per_second": rate, "wall_seconds": wall,
-                "steps": 5625, "seconds": {"start": 5.0, "compile": 3.0, "train": 48.0, "evaluate": 4.0},
-            }
-        )  # fmt: skip
-    plans.append(
-        {
-            "target": "k80",
-            "chip": "K80",
-            "problem": {"code": "no-batch-fits", "text": "too small a memory"},
-            "examples_per_second": None,
-        }
-    )
-    stated = {"name": name, "batch": 256, "parameters": 250_698}
-    path.write_text(json.dumps({"schema": schema, "created": "2026-01-15", "recipe": stated, "plans": plans}))
-    return path
 
 
 # ---- comparisons of them

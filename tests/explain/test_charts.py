@@ -5,7 +5,6 @@ import math
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -15,7 +14,6 @@ from chipwise.explain.charts import (
     Axis,
     Measure,
     Trace,
-    bars,
     log_steps,
     panel,
     spread_out,
@@ -174,24 +172,12 @@ def test_a_key_has_a_name_once():
     assert charts.style_of(7) == "s1 dash1"
 
 
-# ---- bars, strips, stacks
-
-
-@given(st.lists(POSITIVE, min_size=1, max_size=8))
-def test_bars_stay_within_and_keep_their_order(values):
-    made = bars([Measure(str(k), "measured", v, v / 2, v * 1.5) for k, v in enumerate(values)])
-    for row in made.rows:
-        assert 0 <= made.axis(row.low) <= made.axis(row.value) <= made.axis(row.high) <= 100 + 1e-9
-    at = [made.axis(row.value) for row in made.rows]
-    assert all(at[a] <= at[b] for a, b in itertools.pairwise(np.argsort(values, kind="stable")))
-    assert made.axis.log == (max(values) / min(values) > charts.BARS)
-    if not made.axis.log:
-        assert at[0] / 100 == pytest.approx(values[0] / (max(values) * 1.5 * 1.03))
+# ---- strips, stacks
 
 
 @pytest.mark.parametrize("values", [[], [0.5], [0.5, 0.5]])
 def test_strips_of_few_values(values):
-    made = strips([Measure("a", "measured", v, points=(v,)) for v in values])
+    made = strips([Measure("a", v, points=(v,)) for v in values])
     assert (made is None) == (not values) and all(
         0 < made.axis(m.value) < 100 for m in (made.rows if made else ())
     )

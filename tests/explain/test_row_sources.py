@@ -1,18 +1,16 @@
-"""What arguments name, as rows: records, runs, studies and plans."""
+"""What arguments name, as rows: records, runs and studies."""
 
 import json
 
 import pytest
 
 from chipwise.errors import DataError, RecipeError, RunError
-from chipwise.explain.row import as_range, divergence
+from chipwise.explain.row import divergence
 from chipwise.explain.row_sources import read
-from chipwise.planner.plans import SCHEMA as PLAN
 from explain.comparisons import (
     BETWEEN,
     WHEN,
     compared,
-    plan,
     record,
     run,
     study,
@@ -47,9 +45,8 @@ def test_bad_files_are_one_line(tmp_path):
         "nothing.json": ({}, "record-other-schema"),
         "speedless.json": ({**stored, "figures": {}}, "record-no-speed"),
         "batchless.json": ({**stored, "measured": {}}, "recipe-unnamed"),
-        "plan.json": ({"schema": "chipwise.plan/99"}, "plan-other-schema"),
+        "plan.json": ({"schema": "chipwise.plan/12"}, "record-other-schema"),
         "find.json": ({"schema": "chipwise.find_lr/1"}, "record-other-schema"),
-        "damaged.json": ({"schema": PLAN, "plans": 3}, "plan-damaged"),
     }
     for name, (document_, code) in cases.items():
         (tmp_path / name).write_text(json.dumps(document_))
@@ -117,11 +114,10 @@ def test_a_folder_of_runs_is_a_row_a_setting(tmp_path):
 def test_labels(tmp_path):
     a, b = record(tmp_path / "a.json"), record(tmp_path / "lr=0.2" / "a.json")
     assert [r.label for r in read([str(a), str(b)])] == ["a", "a (2)"]
-    assert [r.label for r in read([f"mine={a}", f"x={plan(tmp_path / 'p.json')}"])] == [
+    assert [r.label for r in read([f"mine={a}", f"x={study(tmp_path / 's')}"])] == [
         "mine",
-        "x v5e-8",
-        "x t4",
-        "x k80",
+        "x lr=0.1",
+        "x lr=0.2",
     ]
     with refused(RecipeError, "baseline-unknown", label="abb", near="abba"):
         compared(f"abba={a}", b, baseline="abb")
@@ -141,8 +137,3 @@ def test_damaged_studies(tmp_path, text, code):
     (tmp_path / "study.json").write_text(text)
     with refused(RunError, code):
         read([str(tmp_path)])
-
-
-@pytest.mark.parametrize("low", [0.0, -1.0, 1e9])
-def test_a_range_that_cannot_be_is_none(low):
-    assert as_range({"value": 10.0, "low": low, "high": 20.0}) is None

@@ -65,7 +65,7 @@ def _gallery(run: Path, recipe: str | None, best: bool, eval_data: str | None) -
 @options.taking
 def compare(
     sources: list[str] = argument(
-        "Runs, studies, records, plans (--json), folders of runs or records; LABEL=PATH names a row.",
+        "Runs, studies, records, folders of runs or records; LABEL=PATH names a row.",
         "A B ...",
     ),
     baseline: str | None = option("The row to compare the others with. [the first]", "A"),

@@ -1,6 +1,6 @@
 """Computes the layout of charts as plain numbers, which `templates/charts.html.jinja` draws.
 
-Curves are in pixels, in one size for desktops and one for phones; bars, strips and stacks are in percent of a
+Curves are in pixels, in one size for desktops and one for phones; strips and stacks are in percent of a
 figure's width.
 """
 
@@ -15,7 +15,6 @@ from ..words.figures import dollars, known, short
 
 WIDE, NARROW = (560, 300), (330, 260)  # pixels of a plot on desktops and on phones
 LOG_FROM = 30.0  # highest over lowest value, above which curves may have a logarithmic axis
-BARS = 100.0  # the same for bars; above it they become points
 SERIES = 6  # colours of `charts.css`; then they repeat with other dashes
 _MOST = 260  # points of a curve; longer ones keep minima and maxima
 _DOTS = 40  # most points with dots
@@ -296,15 +295,14 @@ def thinned(points: Iterable[Sequence[float]]) -> list[tuple[float, float]]:
     return kept
 
 
-# ---- bars, strips and stacks, in percent
+# ---- strips and stacks, in percent
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A value with its interval, drawn as a bar or a point. `low`, `high`: `None` if unknown."""
+    """A value with its interval, on a strip of its own. `low`, `high`: `None` if unknown."""
 
     name: str
-    style: str
     value: float
     low: float | None = None
     high: float | None = None
@@ -312,33 +310,18 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class BarChart:
+class StripChart:
     """Measures along an axis in percent of the width."""
 
     rows: Sequence[Measure]
     axis: Axis
 
 
-def bars(measures: Sequence[Measure]) -> BarChart | None:
-    """Bars from zero, or points on a logarithmic axis (`log`) if the values span more than `BARS`; `None` if
-    there is nothing to draw."""
-    if not measures:
-        return None
-    values = [m.value for m in measures]
-    ends = [v for m in measures for v in (m.value, m.low, m.high) if v is not None and v > 0]
-    # an interval far beyond all bars is clipped, or the bars would be tiny
-    most = min(max(ends, default=1.0), 2 * max(values))
-    if spread_out(values, BARS):
-        low = 10.0 ** math.floor(math.log10(max(min(ends), min(values) / 10)) - 0.1)
-        return BarChart(measures, Axis(low, most * 1.1, 0, 100, log=True))
-    return BarChart(measures, Axis(0, most * 1.03, 0, 100))
-
-
-def strips(measures: Sequence[Measure]) -> BarChart | None:
+def strips(measures: Sequence[Measure]) -> StripChart | None:
     """Points of each repeat and the interval of their mean, on an axis around all; `None` if there are
     none."""
     ends = [v for m in measures for v in (m.value, m.low, m.high, *m.points) if v is not None]
-    return BarChart(measures, Axis.around(ends, 0, 100)) if ends else None
+    return StripChart(measures, Axis.around(ends, 0, 100)) if ends else None
 
 
 class Part(NamedTuple):

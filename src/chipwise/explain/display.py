@@ -73,7 +73,7 @@ def report(run: str | os.PathLike) -> Shown:
 
 
 def compare(*sources: str | os.PathLike, baseline: str | None = None, target: str | None = None) -> Shown:
-    """Compares records, runs, studies and plans, as `chipwise compare` does: a dict of the JSON document
+    """Compares records, runs and studies, as `chipwise compare` does: a dict of the JSON document
     (docs/compare.md), displayed as tables in a notebook.
 
     *Arguments:* `sources`: paths or `LABEL=PATH`; `baseline`: a label; `target`: such as
@@ -146,7 +146,7 @@ def _(answer: Study) -> Shown:
     parts: list[RenderableType] = [study_report.render(points, metric)]
     parts += map(str, study_report.notes(answer, metric))
     measures = [
-        Measure(p["name"], "s0", s["mean"], s["low"], s["high"], tuple(p["values"].values()))
+        Measure(p["name"], s["mean"], s["low"], s["high"], tuple(p["values"].values()))
         for p in points
         if (s := p["spread"])
     ]

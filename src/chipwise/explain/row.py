@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from ..planner.plans import Range
 from ..recipe.schedules import as_typed
 from ..words.facts import Fact, fact
 from ..words.figures import known
 
-MEASURED, PREDICTED = KINDS = ("measured", "predicted")
 _FIELDS = ("name", "batch", "replicas", "precision", "source", "seed")  # of a recipe: a row's, or a repeat's
 
 
@@ -59,11 +57,10 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Row:
-    """What is compared: measured or predicted."""
+    """What is compared: one run, one benchmark, or several that differ in the seed alone."""
 
     label: str
-    kind: str  # one of `KINDS`
-    form: str  # "record", "run", "study" or "plan"
+    form: str  # "record", "run" or "study"
     source: Fact  # where its figures come from
     recipe: str
     parameters: int | None = None  # numbers of the model, not bytes
@@ -82,7 +79,6 @@ class Row:
     versions: Mapping[str, str] = field(default_factory=dict)
     created: str | None = None
     repeats: tuple[Repeat, ...] = ()
-    plan: Mapping[str, Any] | None = None  # of a plan document, checked where it is used
     notes: tuple[Fact, ...] = ()
     given: tuple[str, ...] = ()  # the argument that named it: its label, its path
 
@@ -92,15 +88,8 @@ class Row:
         return tuple(r for r in self.repeats if r.diverged is None)
 
     @property
-    def predicted(self) -> Range | None:
-        """Examples/s of a plan."""
-        return as_range((self.plan or {}).get("examples_per_second"))
-
-    @property
     def steps(self) -> int | None:
-        """Steps of the whole run, where it is one: done by all repeats, or planned."""
-        if self.plan is not None:
-            return whole(self.plan, "steps")
+        """Steps of the whole run, where it is one, done by all repeats."""
         done = {r.steps for r in self.sound if r.wall_seconds is not None}
         return done.pop() if len(done) == 1 else None
 
@@ -155,14 +144,6 @@ def divergence(stored: Any) -> Fact | None:
         if first is not None and last is not None:
             return fact("diverged-between", first=first, last=last)
     return None
-
-
-def as_range(stored: Any) -> Range | None:
-    """A range of a plan document above 0; an unknown end is its value. `None` where it is none."""
-    if not isinstance(stored, Mapping) or not known(value := stored.get("value")) or value <= 0:
-        return None
-    low, high = (end if known(end) else value for end in (stored.get("low"), stored.get("high")))
-    return Range(value, low, high) if 0 < low <= value <= high else None
 
 
 # ---- fields of what `chipwise` wrote, as far as they are what it writes

@@ -1,40 +1,24 @@
 """What the arguments of `chipwise compare` name, as rows.
 
-- `FILE.json`: a record of `chipwise bench`, or a document of `chipwise plan --json`, a row a target.
+- `FILE.json`: a record of `chipwise bench`.
 - `DIR`: a run folder; a study, a row a point; a folder of records, the repeats of one row; or of runs.
-- `published` or `published:WORDS`: rows of the bundled table for the recipe of the others.
 - `LABEL=...`: any of these by another name.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..atomic import Misfit, read_regular, typed
-from ..chips.catalogue import find
+from ..atomic import Misfit, typed
 from ..errors import DataError, RunError
 from ..machine import record
-from ..planner.plans import SCHEMA as PLAN
 from ..words.facts import fact
 from ..words.figures import known
-from .row import (
-    MEASURED,
-    PREDICTED,
-    Repeat,
-    Row,
-    Window,
-    identity,
-    mapping,
-    numbers,
-    ran_on,
-    text,
-    whole,
-)
+from .row import Repeat, Row, Window, identity, numbers, ran_on, whole
 from .run_rows import folder_of_runs, run_row, study_rows
 
 
@@ -68,18 +52,9 @@ def _read(path: Path) -> list[Row]:
     if not path.exists():
         raise DataError(
             "source-missing",
-            "{path} does not exist. Name a record, a run, a study or a plan (--json).", path=path,
+            "{path} does not exist. Name a record, a run or a study.", path=path,
         )  # fmt: skip
-    if path.is_dir():
-        return _folder(path)
-    try:
-        document = json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError):  # `record.read` says what is wrong with it
-        document = None
-    schema = document.get("schema") if isinstance(document, dict) else None
-    if isinstance(schema, str) and schema.startswith(f"{PLAN.partition('/')[0]}/"):
-        return _plans(document, path)
-    return [_record(record.read(path, "train"), path)]
+    return _folder(path) if path.is_dir() else [_record(record.read(path, "train"), path)]
 
 
 def _folder(path: Path) -> list[Row]:
@@ -163,7 +138,7 @@ def _record(stored: record.Record, path: Path) -> Row:
     )  # fmt: skip
     versions = {"python": stored.machine.python, **stored.machine.versions}
     return Row(
-        label=path.stem, kind=MEASURED, form="record", created=stored.created,
+        label=path.stem, form="record", created=stored.created,
         source=fact("source-record", path=str(path), day=stored.created[:10]),
         parameters=measured.parameters, exact=measured.exact, data=measured.data or None,
         framework=measured.framework or None, machine=stored.machine.title,
@@ -196,42 +171,3 @@ def _repeats(rows: list[Row], folder: Path) -> Row:
         repeats=tuple(r for row in rows for r in row.repeats),
         notes=tuple({str(note): note for row in rows for note in row.notes}.values()),
     )
-
-
-# ---- plans
-
-
-def _plans(document: Mapping[str, Any], path: Path) -> list[Row]:
-    """A row a target. Raises `DataError` for a document of another version, or with no plan in it."""
-    if document["schema"] != PLAN:
-        raise DataError(
-            "plan-other-schema",
-            "{path} has the schema {schema:plain}, expected {expected}. Plan again with --json.", path=path,
-            schema=document["schema"], expected=PLAN,
-        )  # fmt: skip
-    recipe, plans = mapping(document, "recipe"), document.get("plans")
-    name, batch = text(recipe, "name"), whole(recipe, "batch")
-    good = isinstance(plans, list) and all(isinstance(p, dict) and text(p, "target") for p in plans)
-    if not good or not plans or name is None or batch is None:
-        raise DataError("plan-damaged", "{path} is a damaged plan. Plan again with --json.", path=path)
-    if any(p.get("predicts") is not None for p in plans):
-        raise DataError(
-            "plan-of-predictions", "{path} plans predictions. Plan again without --predict.", path=path
-        )
-    facts = {"path": str(path), "day": str(document.get("created"))[:10]}
-    rows = []
-    for p in plans:
-        chip = find(p["chip"]) if isinstance(p.get("chip"), str) else None
-        method, problem = text(p, "method") or "method unknown", p.get("problem")
-        problem = problem.get("text") if isinstance(problem, Mapping) else problem
-        rows.append(
-            Row(
-                label=p["target"], kind=PREDICTED, form="plan", created=text(document, "created"),
-                source=fact("source-plan", **facts, method=method), recipe=name, framework="chipwise",
-                parameters=whole(recipe, "parameters"), batch=whole(p, "batch") or batch,
-                replicas=whole(p, "replicas"), precision=text(p, "precision"), plan=p,
-                device=chip.name if chip else text(p, "chip"), devices=whole(p, "devices"),
-                notes=() if problem is None else (fact("cannot-run", problem=problem),),
-            )
-        )  # fmt: skip
-    return rows

@@ -15,7 +15,7 @@ from ..study.study_file import Study
 from ..study.study_file import read as read_study
 from ..words.facts import Fact, fact
 from ..words.figures import known
-from .row import MEASURED, Repeat, Row, Window, divergence, identity, mapping, numbers, ran_on, several, whole
+from .row import Repeat, Row, Window, divergence, identity, mapping, numbers, ran_on, several, whole
 
 _ROUNDING = 0.01  # seconds
 
@@ -54,7 +54,7 @@ def run_row(folder: Path, diverged: Any = None) -> Row:
         fields["recipe"] = fields["recipe"].removesuffix("-synthetic")
     title, versions = machine_of(where.get("machine"))
     return Row(
-        label=folder.name or str(folder), kind=MEASURED, form="run", framework="chipwise",
+        label=folder.name or str(folder), form="run", framework="chipwise",
         source=fact("source-run", folder=str(folder)), machine=title, versions=versions,
         data=("synthetic" if synthetic else "real") if isinstance(source, Mapping) else None,
         exact=devices["exact"] if isinstance(devices.get("exact"), bool) else None,

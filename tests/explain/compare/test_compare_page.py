@@ -13,20 +13,19 @@ from chipwise.explain.compare.comparison import document
 from chipwise.explain.compare.row_figures import parse
 from chipwise.explain.row_sources import read
 from chipwise.words.facts import fact, say
-from explain.comparisons import LOSSES, plan, record, run, study
+from explain.comparisons import LOSSES, record, run, study
 from pages import HOSTILE, Reader, browse, needs_browser
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A comparison of everything: records, a study, a run and plans."""
+    """A comparison of everything: records, a study and a run."""
     folder = tmp_path_factory.mktemp("all")
     sources = [
         record(folder / "cpu.json", 4000, 0.05),
         record(folder / "gpu.json", 90e3, 0.02, kind="Tesla T4", losses=[x * (1 + 1e-7) for x in LOSSES]),
         study(folder / "study"),
         run(folder / "run"),
-        plan(folder / "plan.json"),
     ]
     rows = read([str(s) for s in sources])
     return document(rows, target=parse("0.95"))
@@ -35,7 +34,7 @@ def made(tmp_path_factory):
 def hostile(value):
     """Every text of a document replaced, but those that the page compares."""
     if isinstance(value, dict):
-        kept = ("kind", "verdict", "status", "form", "code")
+        kept = ("verdict", "status", "form", "code")
         return {k: v if k in kept else hostile(v) for k, v in value.items()}
     if isinstance(value, list):
         return [hostile(v) for v in value]
@@ -45,11 +44,9 @@ def hostile(value):
 def test_the_answer_comes_first_and_the_result_before_the_speed(made):
     text = " ".join(Reader(compare_page.render(made)).text.split())
     headline = " ".join(f["text"] for f in made["sentences"]["headline"])
-    parts = (headline, "Each row", "Result", "Examples a second", "What differs", "The same computation")
+    parts = (headline, "Each row", "Result", "Speed", "What differs", "The same computation")
     at = [text.index(s) for s in (*parts, "Where every")]
     assert at == sorted(at)
-    for kind in ("measured", "predicted"):
-        assert text.count(kind) >= 4
     for row in made["rows"]:
         assert row["label"] in text and row["source"]["text"] in text
     for sentence in (a["fact"]["text"] for a in made["agreement"]):
@@ -60,7 +57,9 @@ def test_every_picture_is_there(made):
     text = compare_page.render(made)
     for title in ("Speed over steps", "eval/accuracy over time", "spread over seeds"):
         assert f"<b>{title}" in text or title in text
-    assert text.count('class="measure measured"') == 5 and text.count('class="measure predicted"') == 2
+    assert text.count('class="seed"') == sum(
+        len(row["metric"]["values"]) for row in made["rows"] if row["metric"]
+    )
 
 
 def test_nothing_is_fetched(made):
@@ -77,7 +76,6 @@ def test_text_of_a_document_is_never_markup(made):
     rows = [{**hostile(row), "label": HOSTILE + str(k)} for k, row in enumerate(made["rows"])]
     # the baseline and the keys of settings are names too
     bad = {**hostile(made), "rows": rows, "baseline": rows[0]["label"], "metric": "eval/accuracy"}
-    bad["labels"] = {kind: [row["label"] for row in rows if row["kind"] == kind] for kind in made["labels"]}
     text = compare_page.render(bad)
     assert "<img" not in text and "<script>alert" not in text
     reader = Reader(text)
@@ -91,22 +89,9 @@ def test_a_document_from_a_file_is_the_same(made):
 
 
 def test_rows_without_any_speed(tmp_path):
-    paths = [plan(tmp_path / f"{k}.json", ()) for k in range(2)]
+    paths = [run(tmp_path / f"{k}", rows='{"step": 1, "train/loss": 1.0}\n') for k in range(2)]
     found = document(read([str(p) for p in paths]))
     assert say(fact("nothing-to-compare")) in Reader(compare_page.render(found)).text
-
-
-# ---- pictures
-
-
-def test_bars_become_points_where_a_bar_would_mislead(tmp_path):
-    slow = record(tmp_path / "slow.json", 100)
-    for factor, log in ((90, False), (110, True)):
-        fast = record(tmp_path / "fast.json", 100 * factor, 0, kind="TPU v2")
-        text = compare_page.render(document(read([str(slow), str(fast)])))
-        assert text.count('<rect class="measure measured"') == (0 if log else 2)
-        assert text.count('<circle class="measure measured"') == (2 if log else 0)
-        assert ("lengths say nothing" in text) == log
 
 
 # ---- in a browser

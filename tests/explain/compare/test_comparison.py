@@ -18,7 +18,6 @@ from explain.comparisons import (
     by_label,
     compared,
     headline,
-    plan,
     record,
     run,
     study,
@@ -224,16 +223,6 @@ def test_a_study_is_a_row_a_point(tmp_path):
     assert low["wall_seconds"]["n"] == 3 and high["wall_ratio"]["verdict"] == NO_DIFFERENCE
     assert low["target"]["reached"] == 3 and low["target"]["wall"]["n"] == 3
     assert {d["setting"] for d in found["differing"]} == {"optimizer.lr"}
-
-
-def test_plans_are_predictions_and_say_what_cannot_run(tmp_path):
-    found = compared(record(tmp_path / "cpu.json"), plan(tmp_path / "plan.json"))
-    rows = by_label(found)
-    assert [rows[k]["kind"] for k in ("cpu", "v5e-8", "t4")] == ["measured", "predicted", "predicted"]
-    assert rows["k80"]["examples_per_second"] is None
-    assert rows["k80"]["notes"] == [fact("cannot-run", problem="too small a memory").json()]
-    assert rows["v5e-8"]["ratio"]["low"] < 250 / 1.5 * 1.1 and rows["v5e-8"]["wall_seconds"]["low"] == 50
-    assert rows["v5e-8"]["same_computation"] is None
 
 
 def test_a_baseline_that_became_several_rows(tmp_path):

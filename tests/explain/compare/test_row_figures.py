@@ -4,14 +4,14 @@ import json
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from chipwise.errors import RecipeError
 from chipwise.explain.compare.row_figures import NO_INTERVAL, Figure, parse, ratio, repeated
 from chipwise.study.stats import NO_DIFFERENCE
 from chipwise.words.facts import fact
-from explain.comparisons import by_label, compared, plan, record, run, study
+from explain.comparisons import by_label, compared, record, run, study
 from refusals import refused
 
 SPEEDS = st.floats(1e-3, 1e9)
@@ -22,9 +22,10 @@ HOW = fact("one-run")
 def test_a_ratio_and_its_inverse(a, b):
     for x, y in (
         (repeated(a), repeated(b)),
-        (Figure(a[0], a[0] / 2, a[0] * 2, 0, HOW), Figure(b[0], b[0], b[0], 0, HOW)),
+        (Figure(a[0], a[0] / 2, a[0] * 2, 1, HOW, (a[0],)), Figure(b[0], b[0], b[0], 1, HOW, (b[0],))),
     ):
         there, back = ratio(x, y), ratio(y, x)
+        assume(there.low is not None)  # two pairs that are alike
         assert there.value == pytest.approx(1 / back.value) and there.low <= there.value * (1 + 1e-9)
         assert there.low == pytest.approx(1 / back.high, rel=1e-6)
         assert (there.verdict == NO_DIFFERENCE) == (back.verdict == NO_DIFFERENCE)
@@ -39,11 +40,13 @@ def test_intervals_that_overlap_show_no_difference(x, y, wide, wider):
 
 
 def test_two_figures_without_intervals():
-    assert ratio(Figure(2, None, None, 0, HOW), Figure(1, None, None, 0, HOW)).verdict == NO_INTERVAL
+    assert (
+        ratio(Figure(2, None, None, 1, HOW, (2,)), Figure(1, None, None, 1, HOW, (1,))).verdict == NO_INTERVAL
+    )
 
 
 def test_time_to_a_target_is_that_of_a_rows_own_evaluations(tmp_path):
-    sources = (run(tmp_path / "run"), record(tmp_path / "fast.json", 2560.0, 0), plan(tmp_path / "plan.json"))
+    sources = (run(tmp_path / "run"), record(tmp_path / "fast.json", 2560.0, 0))
     rows = by_label(compared(*sources, target=parse("0.95")))
     one = {"low": None, "high": None, "n": 1, "how": fact("one-run").json()}
     trained = 200 * 256 / rows["run"]["examples_per_second"]["value"]
@@ -52,7 +55,7 @@ def test_time_to_a_target_is_that_of_a_rows_own_evaluations(tmp_path):
         "wall": {"value": 200.0, **one, "values": [200.0]},
         "steps": 200, "reached": 1, "runs": 1, "how": "",
     }  # fmt: skip
-    for other in ("fast", "t4", "k80"):
+    for other in ("fast",):
         assert rows[other]["target"]["training"] is rows[other]["target"]["wall"] is None
         assert rows[other]["target"]["how"] == fact("not-evaluated").json()
     never = by_label(compared(*sources, target=parse("0.999")))

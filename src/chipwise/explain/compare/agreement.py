@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...words.facts import Fact, fact
-from ..row import MEASURED, Repeat, Row
+from ..row import Repeat, Row
 
 _MODEL = ("recipe", "parameters")  # of another model every loss is another
 _STATED = ("recipe", "parameters", "batch", "replicas", "precision", "data", "framework")
@@ -57,9 +57,9 @@ def differing(rows: Sequence[Row]) -> list[Differing]:
 
 
 def same_device(row: Row, other: Row) -> bool:
-    """Whether two measured rows are known to have run on equally many devices of one kind; for CPUs, which
+    """Whether two rows are known to have run on equally many devices of one kind; for CPUs, which
     all have one name, on one kind of machine."""
-    if row.device is None or row.kind != MEASURED or other.kind != MEASURED or row.where != other.where:
+    if row.device is None or row.where != other.where:
         return False
     cpu = row.simulated or row.device.lower().startswith("cpu")
     return not cpu or (row.machine is not None and row.machine == other.machine)
@@ -83,7 +83,7 @@ class Agreement:
 
 
 def agreement(row: Row, other: Row) -> Agreement:
-    """The agreement of two measured rows, from repeats with the same seed: of the losses, or means of them,
+    """The agreement of two rows, from repeats with the same seed: of the losses, or means of them,
     that both have over the same steps."""
     names: dict[str, Any] = {"label": row.label, "against": other.label}
     pairs = [(a, b) for a in row.repeats for b in other.repeats if a.losses and b.losses]

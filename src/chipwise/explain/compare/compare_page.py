@@ -7,19 +7,15 @@ from typing import Any
 
 from ...words.figures import interval, pair
 from .. import page
-from ..charts import BarChart, Measure, Panel, Trace, bars, panel, strips, style_of
-from ..row import KINDS
+from ..charts import Measure, Panel, StripChart, Trace, panel, strips, style_of
 from .compare_table import result, sources, stated, texts, times, values, verdict
 
 Document = Mapping[str, Any]
-SHAPES = dict(zip(KINDS, "●◇", strict=True))
 
 
 def render(document: Document) -> str:
     """The page of a document of `chipwise compare --json` (`document.SCHEMA`)."""
     rows: list[Document] = document["rows"]
-    able = [row for row in rows if row["examples_per_second"]]
-    able.sort(key=lambda row: -row["examples_per_second"]["value"])
     pictures = _pictures(document)
     return page.render(
         "compare",
@@ -28,14 +24,10 @@ def render(document: Document) -> str:
         title=" and ".join(document["recipes"]),
         said={subject: texts(facts) for subject, facts in document["sentences"].items()},
         same=[a["fact"]["text"] for a in document["agreement"]],
-        speeds=bars([_measure(row) for row in able]),
-        by_label={row["label"]: row for row in rows},
         panels=[drawn for _, drawn, _ in pictures if drawn is not None],
         undrawn=[f"{title}, {why}" for title, drawn, why in pictures if drawn is None and why],
         finals=_finals(document),
-        shapes=SHAPES,
         sources=sources(document),
-        mixed=len({row["kind"] for row in rows}) > 1,
         sized=len({row["parameters"] for row in rows} - {None}) > 1,
     )
 
@@ -54,20 +46,13 @@ _FILTERS: dict[str, Callable[..., Any]] = {
 # ---- pictures
 
 
-def _measure(row: Document) -> Measure:
-    """A figure to draw; of too few values each is a point."""
-    speed = row["examples_per_second"]
-    few = tuple(speed["values"]) if pair(speed) else ()
-    return Measure(row["label"], row["kind"], speed["value"], speed["low"], speed["high"], few)
-
-
 def _pictures(document: Document) -> list[tuple[str, Panel | None, str]]:
-    """Curves of the measured rows by subject: title, picture, and the reason if a picture is missing."""
+    """Curves of the rows by subject: title, picture, and the reason if a picture is missing."""
     metric = document["metric"] or ""
-    rows = [(k, row) for k, row in enumerate(document["rows"]) if row["repeats"]]
+    rows = document["rows"]
     speed, seconds = [], []
-    for k, row in rows:
-        name, style = f"{row['label']} ({row['kind']})", style_of(k)
+    for k, row in enumerate(rows):
+        name, style = row["label"], style_of(k)
         for repeat in row["repeats"]:
             if repeat["diverged"]:
                 continue
@@ -75,8 +60,8 @@ def _pictures(document: Document) -> list[tuple[str, Panel | None, str]]:
                 speed.append(Trace(name, style, repeat["speeds"]))
             scores = [e for e in repeat["evaluations"] if "seconds" in e and metric in e]
             seconds.append(Trace(name, style, [(e["seconds"], e[metric]) for e in scores]))
-    repeats = [r for _, row in rows for r in row["repeats"]]
-    batches = " Batches differ: examples/s, never steps/s." * (len({row["batch"] for _, row in rows}) > 1)
+    repeats = [r for row in rows for r in row["repeats"]]
+    batches = " Batches differ: examples/s, never steps/s." * (len({row["batch"] for row in rows}) > 1)
     warm = "no run has an interval after its warm-up" if any(r["speeds"] for r in repeats) else ""
     kinds: list[tuple[str, list[Trace], dict[str, Any], str]] = [
         ("Speed over steps", speed, {"y": "examples/s", "zero": True, "y_log": True, "caption":
@@ -90,9 +75,9 @@ def _pictures(document: Document) -> list[tuple[str, Panel | None, str]]:
     return [(title, panel(title, curves, **how), why) for title, curves, how, why in kinds]
 
 
-def _finals(document: Document) -> BarChart | None:
+def _finals(document: Document) -> StripChart | None:
     """The last value of the metric in each repeat, if any row has several."""
     rows = [(row["label"], row["metric"]) for row in document["rows"] if row["metric"]]
     if all(m["n"] < 2 for _, m in rows):
         return None
-    return strips([Measure(name, "", m["mean"], m["low"], m["high"], tuple(m["values"])) for name, m in rows])
+    return strips([Measure(name, m["mean"], m["low"], m["high"], tuple(m["values"])) for name, m in rows])

@@ -57,8 +57,6 @@ def summary(document: Document) -> Table:
     rows, metric = document["rows"], document["metric"]
     base = document["baseline"]
     columns: dict[str, list[str]] = {"": [row["label"] for row in rows]}
-    if len({row["kind"] for row in rows}) > 1:
-        columns["figures"] = [row["kind"] for row in rows]
     if any(row["metric"] for row in rows):
         columns[metric] = [final(row) for row in rows]
         columns["result"] = ["baseline" if row["label"] == base else result(row, metric) for row in rows]
@@ -70,7 +68,7 @@ def summary(document: Document) -> Table:
         columns["wall"] = [duration(w["value"]) if (w := row["wall_seconds"]) else "-" for row in rows]
     if any(row["cost"] for row in rows):
         columns["cost"] = [dollars(cost["usd"]) if (cost := row["cost"]) else "-" for row in rows]
-    return _table(columns, ("", "figures", "result"))
+    return _table(columns, ("", "result"))
 
 
 def speeds(document: Document) -> Table:
@@ -147,15 +145,15 @@ def values(by_label: Document) -> str:
 
 def sources(document: Document) -> list[str]:
     """The sources of each row's figures, grouped by source, with notes."""
-    by_source: dict[tuple[str, str], list[Document]] = {}
+    by_source: dict[str, list[Document]] = {}
     for row in document["rows"]:
-        by_source.setdefault((row["kind"], row["source"]["text"]), []).append(row)
+        by_source.setdefault(row["source"]["text"], []).append(row)
     lines = []
-    for (kind, source), rows in by_source.items():
+    for source, rows in by_source.items():
         own = [(row["label"], "; ".join(texts(row["notes"]))) for row in rows if row["notes"]]
         notes = [notes if len(rows) == 1 else f"{label}: {notes}" for label, notes in own]
         extra = f" ({'; '.join(notes)})" if notes else ""
-        lines.append(f"{', '.join(row['label'] for row in rows)}: {kind}, {source}{extra}")
+        lines.append(f"{', '.join(row['label'] for row in rows)}: {source}{extra}")
     return lines
 
 

@@ -16,7 +16,7 @@ from ... import __version__
 from ...errors import RecipeError, near
 from ...study.stats import Spread, difference, paired
 from ...words.facts import plain
-from ..row import KINDS, MEASURED, Repeat, Row, mapping, numbers
+from ..row import Repeat, Row
 from ..row_sources import read
 from .agreement import Agreement, agreement, differing, same_device
 from .conclusions import conclusions
@@ -33,7 +33,7 @@ from .row_figures import (
     wall_seconds,
 )
 
-SCHEMA = "chipwise.comparison/5"
+SCHEMA = "chipwise.comparison/6"
 _POINTS = 400  # at most, in a curve
 
 
@@ -65,9 +65,7 @@ def document(
     speeds = {row.label: examples_per_second(row) for row in rows}
     base = _baseline(rows, speeds, baseline)
     one_batch = len({row.batch for row in rows if speeds[row.label]}) == 1
-    measured = [row for row in rows if row.kind == MEASURED]
-    first = base if base.kind == MEASURED else next(iter(measured), None)
-    agreements = {row.label: agreement(row, first) for row in measured if first and row is not first}
+    agreements = {row.label: agreement(row, base) for row in rows if row is not base}
     metric = _metric(rows)
     base_time = times[list(rows).index(base)]
     stated_rows = []
@@ -85,7 +83,6 @@ def document(
             "baseline": base.label,
             "target": None if target is None else {**asdict(target), "words": str(target)},
             "metric": metric,
-            "labels": {k: [r.label for r in rows if r.kind == k] for k in KINDS},
             "differing": differing(rows),
             "agreement": list(agreements.values()),
             "rows": stated_rows,
@@ -97,7 +94,7 @@ def document(
 def _stated(row: Row) -> dict[str, Any]:
     """The fields that a row states."""
     own = (
-        "label kind form source created recipe parameters batch replicas precision exact data framework "
+        "label form source created recipe parameters batch replicas precision exact data framework "
         "machine versions steps"
     )
     when = {str(r.diverged): r.diverged for r in row.repeats if r.diverged is not None}
@@ -127,7 +124,7 @@ def _figures(
         "ratio": against(speed, speeds[base.label]),
         "steps_per_second": speed.value / row.batch if speed and row.batch and one_batch else None,
         # whether its interval leaves out the variation between runs
-        "within_one_run": row.kind == MEASURED and sum(bool(r.speeds) for r in row.sound) == 1,
+        "within_one_run": sum(bool(r.speeds) for r in row.sound) == 1,
         "wall_seconds": wall,
         "wall_ratio": against(wall, wall_seconds(base)) if _length(row) == _length(base) else None,
         "seconds": _sections(row),
@@ -139,7 +136,7 @@ def _figures(
 
 def _same(row: Row, base: Row, beside: Agreement | None) -> dict[str, Any]:
     """Whether a row shares the computation and the device with the baseline."""
-    same = beside.same if beside else True if row is base and row.kind == MEASURED else None
+    same = True if beside is None else beside.same
     return {"same_computation": same, "same_device": None if row is base else same_device(row, base)}
 
 
@@ -211,9 +208,7 @@ def _finals(row: Row, metric: str | None) -> list[tuple[int | None, float]]:
 
 
 def _sections(row: Row) -> dict[str, float]:
-    """Wall seconds by section: the geometric mean over repeats, or predicted by a plan."""
-    if row.plan is not None:
-        return numbers(mapping(row.plan, "seconds"))
+    """Wall seconds by section: the geometric mean over repeats."""
     names = dict.fromkeys(name for r in row.sound for name in r.seconds)
     seconds = {name: [r.seconds[name] for r in row.sound if name in r.seconds] for name in names}
     middle = {True: statistics.geometric_mean, False: statistics.fmean}

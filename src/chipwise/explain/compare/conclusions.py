@@ -98,7 +98,7 @@ def _wall(rows: list[Document]) -> list[Fact]:
             more = [*_against(row["wall_ratio"]), *([fact("wall-parts", parts=parts)] if parts else [])]
             if row["cost"]:
                 more.append(fact("run-cost", usd=row["cost"]["usd"], how=row["cost"]["how"]["text"]))
-            facts.append(fact("wall-time", **_of(row), wall=row["wall_seconds"], more=more))
+            facts.append(fact("wall-time", label=row["label"], wall=row["wall_seconds"], more=more))
     return facts
 
 
@@ -135,7 +135,7 @@ def _metric(document: Document) -> list[Fact]:
             code = "final-apart-by-pairs" if final["by_pairs"] else "final-apart"
             more.append(fact(code, value=apart["value"], verdict=fact(apart["verdict"])))
         of = {"metric": document["metric"], "mean": final["mean"]}
-        facts.append(fact("final", **_of(row), **of, runs=runs, more=more))
+        facts.append(fact("final", label=row["label"], **of, runs=runs, more=more))
     return facts
 
 
@@ -144,10 +144,6 @@ def _against(ratio: Document | None) -> list[Fact]:
         return []
     doubt = [] if ratio["verdict"] in (HIGHER, LOWER) else [fact(ratio["verdict"])]
     return [fact("times-the-baseline", value=ratio["value"], doubt=doubt)]
-
-
-def _of(row: Document) -> dict[str, Any]:
-    return {"label": row["label"], "kind": row["kind"]}
 
 
 def _divergence(stated: Document) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 For several repeats the figure is their geometric mean with the 95 % interval of Student's t on logarithms.
 Two repeats are too few for an interval, so both values are shown. A single one has the median of its
-intervals and the range of 95 % of them: the spread within one run, which says nothing about the next. A
-prediction has its own interval.
+intervals and the range of 95 % of them: the spread within one run, which says nothing about the next.
 """
 
 from __future__ import annotations
@@ -19,12 +18,11 @@ import numpy as np
 from ...chips import Target, cheapest, find, prices_for
 from ...chips.prices import load as load_prices
 from ...errors import RecipeError
-from ...planner.plans import Range
 from ...recipe.metrics import lower_is_better
 from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE, Difference, Spread
 from ...study.stats import ratio as spread_ratio
 from ...words.facts import Fact, fact
-from ..row import PREDICTED, Row, as_range
+from ..row import Row
 
 NO_INTERVAL = "no-interval-known"
 FEW = 3  # independent values; the 95 % interval of two is 13 deviations wide
@@ -38,9 +36,9 @@ class Figure:
     value: float
     low: float | None
     high: float | None
-    n: int  # independent measurements; 0 if it was not measured here
+    n: int  # independent measurements
     how: Fact
-    values: tuple[float, ...] = ()  # of each repeat
+    values: tuple[float, ...]  # of each repeat
 
     @property
     def spread(self) -> bool:
@@ -48,18 +46,15 @@ class Figure:
         return self.low is not None or len(self.values) > 1
 
     @property
-    def range(self) -> Range:
-        """Its interval; the lowest and highest of too few values; the value twice if nothing is known."""
+    def ends(self) -> tuple[float, float]:
+        """Its interval; the lowest and highest of too few values."""
         if self.low is None or self.high is None:
-            low, high = min(self.values, default=self.value), max(self.values, default=self.value)
-            return Range(self.value, low, high)
-        return Range(self.value, self.low, self.high)
+            return min(self.values), max(self.values)
+        return self.low, self.high
 
 
 def examples_per_second(row: Row) -> Figure | None:
     """The global speed of a row; `None` if it has none."""
-    if row.kind == PREDICTED:
-        return _predicted(row.predicted)
     values = [v for r in row.sound if (v := r.examples_per_second) is not None]
     if len(values) != 1:
         return repeated(values) if values else None
@@ -74,8 +69,6 @@ def examples_per_second(row: Row) -> Figure | None:
 def wall_seconds(row: Row) -> Figure | None:
     """The seconds of the whole run, with start-up and evaluation; `None` for benchmarks and unfinished
     runs."""
-    if row.plan is not None:
-        return _predicted(as_range(row.plan.get("wall_seconds")))
     values = [v for r in row.sound if (v := r.wall_seconds)]
     return repeated(values) if values else None
 
@@ -103,10 +96,6 @@ def cost(row: Row, wall: Figure | None) -> RunCost | None:
     return RunCost(wall.value / 3600 * price.usd_per_hour, how)
 
 
-def _predicted(span: Range | None) -> Figure | None:
-    return None if span is None else Figure(span.value, span.low, span.high, 0, fact("predicted-interval"))
-
-
 def repeated(values: Sequence[float]) -> Figure:
     """The geometric mean of independent measurements above 0 with its 95 % interval, from `FEW` on."""
     if len(values) < FEW:
@@ -124,12 +113,12 @@ def ratio(a: Figure, b: Figure) -> Difference:
     If either has repeats, it is Welch's interval of the logarithms. Otherwise it comes from the ends of both
     intervals, so that it includes 1 exactly if they overlap; an unknown end counts as the value.
     """
-    if a.n and b.n and max(a.n, b.n) > 1:
+    if max(a.n, b.n) > 1:
         return spread_ratio(a.values, b.values)
     value = a.value / b.value
     if not a.spread and not b.spread:
         return Difference(value, None, None, NO_INTERVAL)
-    low, high = a.range.low / b.range.high, a.range.high / b.range.low
+    low, high = a.ends[0] / b.ends[1], a.ends[1] / b.ends[0]
     verdict = NO_DIFFERENCE if low <= 1 <= high else HIGHER if value > 1 else LOWER
     return Difference(value, low, high, verdict)
 
