@@ -110,7 +110,7 @@ def atomics(ptx):
 def test_built_in_recipes_have_library_products_and_no_atomics(chip, name, compilers, tmp_path):
     recipe = cw.load(name, synthetic=name != "digits")
     programs = training_step(recipe, Layout(recipe.batch, recipe.replicas, 1), resident=False)
-    for program in (programs.replica, programs.update):
+    for program in (programs.replica, programs.programs[-1]):
         function = getattr(program.function, "__wrapped__", program.function)
         text, ptx = compilers[chip](function, program.specs, EXACT, tmp_path / program.name)
         assert ptx
