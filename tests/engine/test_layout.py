@@ -11,6 +11,7 @@ from chipwise.engine.layout import (
     cover_merges,
     covered_sum,
     merges,
+    shares_by_speed,
     tree_sum,
     usable_devices,
     windows,
@@ -156,7 +157,7 @@ def test_a_layout_says_each_count_globally_and_per_device():
     assert (layout.replicas_per_device, layout.replica_batch, layout.group_batch) == (2, 64, 128)
     layout = Layout(batch=512, replicas=8, devices=3)
     assert (layout.replicas_per_device, layout.replica_batch, layout.group_batch) == (3, 64, 192)
-    assert (layout.shares, layout.firsts, layout.idle) == ((3, 3, 2), (0, 3, 6), pytest.approx(1 / 9))
+    assert (layout.shares, layout.firsts) == ((3, 3, 2), (0, 3, 6))
 
 
 def test_devices_beyond_the_blocks_stay_idle():
@@ -165,3 +166,8 @@ def test_devices_beyond_the_blocks_stay_idle():
     assert usable_devices(tasks.recipe(replicas=3, shards=2), 10) == 6
     with refused(DeviceError, "shards-uneven", shards=2, devices=5):
         usable_devices(tasks.recipe(replicas=3, shards=2), 5)
+
+
+def test_faster_groups_get_more_blocks():
+    assert shares_by_speed(8, [1, 1, 1]) == (3, 3, 2) and shares_by_speed(8, [1, 1, 2]) == (4, 3, 1)
+    assert shares_by_speed(8, [1, 100]) == (7, 1) and shares_by_speed(3, [5, 1, 1]) == (1, 1, 1)

@@ -12,6 +12,7 @@ import tasks
 from chipwise.data.sources import spec_of
 from chipwise.engine import blueprint, feed, keys
 from chipwise.engine.layout import Layout
+from chipwise.engine.programs import Programs
 from chipwise.engine.session import Session
 from chipwise.engine.state import init_state, read
 from chipwise.engine.step import Step, rows
@@ -219,3 +220,13 @@ def test_seeds_and_rates_are_inputs():
 def test_a_seed_as_an_input_gives_the_keys_of_the_number(seed):
     inputs = jax.jit(keys.init_key)(np.uint32(seed))
     np.testing.assert_array_equal(jax.random.key_data(inputs), jax.random.key_data(keys.init_key(seed)))
+
+
+def test_measured_shares_change_no_bit(monkeypatch):
+    recipe = tasks.recipe(duration="4st")
+    with Session(recipe, cw.On(devices=3, shares="measured")) as session:
+        assert sum(session.layout.shares) == 8 and min(session.layout.shares) > 0
+    monkeypatch.setattr(Programs, "measured_shares", lambda *_: (1, 2, 5))
+    assert bits(run(recipe, 3, shares="measured")) == bits(run(recipe, 1))
+    with refused(cw.errors.RecipeError, "shares-unknown", shares="fast"):
+        cw.On(shares="fast")

@@ -132,13 +132,13 @@ def test_advice_on_replicas_is_right_for_every_device_count(gpus, exact):
     uneven = [a for a in p.advice if a.code == "advice-uneven"]
     assert (8 % gpus > 0) == bool(uneven)
     for told in uneven:
-        assert (told["idle"], told["vectors"]) == (layout.idle, layout.vectors)
+        most = max(layout.shares)
+        assert (told["idle"], told["vectors"]) == (1 - 8 / (gpus * most), layout.vectors)
         assert {one["count"] for one in told["others"]} <= {
             gpus,
             -(-8 // gpus) * gpus,
             -(-8 // gpus) * 2 * gpus,
         }
-        assert all(one["idle"] == 0 for one in told["others"])
 
 
 @needs_libtpu
@@ -166,7 +166,7 @@ def test_what_cannot_be_planned_is_one_clear_error():
         raise KeyError("pixels")
 
     task = dataclasses.replace(recipe().task, loss=broken)
-    with refused(cw.errors.RecipeError, "recipe-not-traced", error="KeyError", message="'pixels'"):
+    with refused(cw.errors.RecipeError, "task-column"):
         cw.plan(dataclasses.replace(recipe(), task=task), on=["t4"])
 
 

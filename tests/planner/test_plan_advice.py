@@ -52,15 +52,14 @@ def test_what_a_number_of_replicas_costs():
     recipe = tasks.recipe(batch=48, replicas=4, shards=4)
     told = _uneven(recipe, Layout(48, 4, 16, shards=4), 8)  # half of 32 devices would be idle
     numbers = {"blocks": 4, "groups": 8, "most": 1, "idle": 0.5, "vectors": 1}
-    better = {"name": "replicas", "count": 8, "batch": 64, "idle": 0, "vectors": 1}
+    better = {"name": "replicas", "count": 8, "batch": 64, "vectors": 1}
     others = [fact("blocks-cost", **better), fact("blocks-cost", **better | {"count": 16})]
     assert told == fact("advice-uneven", **numbers, others=others)
     told = _uneven(tasks.recipe(blocks=2), Layout(24, 8, 2, blocks=2), 4)
     assert [(one["name"], one["count"]) for one in told["others"]] == [("blocks", 4), ("blocks", 8)]
     told = _uneven(tasks.recipe(), Layout(24, 8, 3), 3)
     assert (told["most"], told["idle"], told["vectors"]) == (3, pytest.approx(1 / 9), 2)
-    found = [(one["count"], one["idle"], one["vectors"]) for one in told["others"]]
-    assert found == [(3, 0, 1), (9, 0, 2), (18, 0, 3)]
+    assert [(one["count"], one["vectors"]) for one in told["others"]] == [(3, 1), (9, 2), (18, 3)]
 
 
 def test_activations_can_be_computed_again_and_state_can_not():

@@ -164,9 +164,17 @@ class Hardware(Here):
         name="--shard-optimizer/--no-shard-optimizer",
     )
 
+    shares: str | None = option(
+        "The blocks of each device, or 'measured': faster ones get more. [equally many]", "N,N,...|measured"
+    )
+
     @property
     def how(self) -> dict[str, Any]:
-        how = {"exact": self.exact, "feed": self.feed, "workers": self.workers}
+        how: dict[str, Any] = {"exact": self.exact, "feed": self.feed, "workers": self.workers}
+        if self.shares is not None:
+            numbers = self.shares.split(",")
+            whole = all(number.isdecimal() for number in numbers)
+            how["shares"] = tuple(map(int, numbers)) if whole else self.shares
         return {**how, "shard_optimizer": self.shard_optimizer}
 
 

@@ -291,11 +291,13 @@ def waiting(calls: int, size: int, layout: Layout | None = None) -> int:
     """The peak bytes of a device's vectors of `size` float32 while one of its `calls` replicas runs
     (including its own vector). If they are added as they are ready, there are a partial sum for each level of
     the tree, and a leaf. *Arguments:* `layout`, whose devices may have other covers."""
-    aligned = layout is None or layout.aligned
-    if aligned and meet_at_once(calls, size):
+    orders = [merges(calls)]
+    if layout is not None and not layout.aligned:
+        orders = [cover_merges(nodes) for nodes in layout.covers]
+    elif meet_at_once(calls, size):
         return 4 * size * calls
     most = 0
-    for order in [merges(calls)] if aligned else map(cover_merges, layout.covers):
+    for order in orders:
         depth = 0
         for pops in order:
             depth += 1

@@ -105,6 +105,15 @@ def even_shares(blocks: int, groups: int) -> tuple[int, ...]:
     return min(map(tuple, orders), key=lambda shares: max(map(len, covers(blocks, shares))))
 
 
+def shares_by_speed(blocks: int, seconds: Sequence[float]) -> tuple[int, ...]:
+    """The number of blocks of each group, at least one, with which the last one is ready earliest.
+    *Arguments:* `seconds` for which each group computes a block."""
+    shares = [1] * len(seconds)
+    for _ in range(blocks - len(seconds)):
+        shares[min(range(len(seconds)), key=lambda i: (shares[i] + 1) * seconds[i])] += 1
+    return tuple(shares)
+
+
 def windows(chunks: int, groups: int) -> tuple[int, tuple[int, ...]]:
     """How many of a vector's `chunks` each of `groups` groups updates, and the first of each. Where the
     groups do not divide the chunks, the last ones overlap: all have equally many, and none is made up."""
@@ -158,8 +167,7 @@ class Layout:
                 "shares={shares:list}: expected {groups:count number} of at least 1, one for each device or "
                 "group that is used, which add up to the recipe's {blocks:count block}."
             )
-            facts = {"shares": list(given), "blocks": blocks, "groups": self.groups}
-            raise DeviceError("shares-unlike", text, **facts)
+            raise DeviceError("shares-unlike", text, shares=list(given), blocks=blocks, groups=self.groups)
         object.__setattr__(self, "blocks", blocks)
         object.__setattr__(self, "shares", self.shares or even_shares(blocks, self.groups))
 
@@ -205,12 +213,6 @@ class Layout:
     def replicas_per_device(self) -> int:
         """Of the devices, or groups, that have most."""
         return self.together * self.blocks_per_device
-
-    @property
-    def idle(self) -> float:
-        """The share of the time of computing replicas for which devices of one speed wait for those with
-        most."""
-        return 1 - self.blocks / (self.groups * self.blocks_per_device)
 
     @property
     def replica_batch(self) -> int:

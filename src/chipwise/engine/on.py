@@ -8,6 +8,8 @@ from typing import Any
 
 from ..errors import RecipeError
 
+MEASURED = "measured"
+
 
 @dataclass(frozen=True)
 class On:
@@ -20,8 +22,8 @@ class On:
     - `devices`: how many to use; all if None.
     - `platform`: `"cpu"` ignores accelerators; `"gpu"` or `"tpu"` requires one.
     - `exact`: one fixed order of additions, so that any number of devices gives the same bits.
-    - `shares`: how many of the recipe's blocks each device, or group, computes, such as `(3, 3, 2)`; by
-      default equally many.
+    - `shares`: how many of the recipe's blocks each device, or group, computes, such as `(3, 3, 2)`;
+      `"measured"` tries the devices first and gives the faster ones more; by default equally many.
     - `feed`: `"device"` keeps the training data in the devices' memory, `"host"` streams it from the host;
       `"auto"` keeps it if it takes at most a quarter of that memory.
     - `shard_optimizer`: shard the optimizer's state over the devices; by default if each saves 16 MB.
@@ -37,9 +39,12 @@ class On:
     feed: str = "auto"
     workers: int | str | None = None
     shard_optimizer: bool | None = None
-    shares: Sequence[int] = ()
+    shares: Sequence[int] | str = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.shares, str) and self.shares != MEASURED:
+            text = "shares={shares}: expected measured, or numbers such as (3, 3, 2)."
+            raise RecipeError("shares-unknown", text, shares=self.shares)
         if self.feed not in ("auto", "device", "host"):
             raise RecipeError("feed-unknown", "feed={feed}: expected auto, device or host.", feed=self.feed)
 

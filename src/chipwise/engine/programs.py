@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import time
 from typing import Any
 
 import jax
@@ -20,7 +21,8 @@ from ..recipe.recipe import Recipe
 from .blueprint import Blueprint, Program, after_replicas, blueprint, meet_at_once
 from .group_step import GroupStep
 from .holding import Carry, Holding, hold
-from .layout import Layout, cover_merges
+from .layout import Layout, cover_merges, shares_by_speed
+from .on import MEASURED, On
 from .placement import Group, Placement
 from .program_digest import digest
 from .state import TrainState, read
@@ -139,6 +141,22 @@ class Programs:
         """JAX's compiled programs of the first device, or group, by name."""
         return {name: each[0] for name, each in self.compiled.items()}
 
+    def measured_shares(self, carry: Carry) -> tuple[int, ...]:
+        """Shares of the groups by their speed, the same on all hosts: the median of some trials, one group
+        after another, with zeros as data. They say where to compute, never what, so they may follow a
+        clock."""
+        own, specs = dict[str, float](), self.functions.specs()
+        for g, group in enumerate(self.placement.local):
+            given = _on((specs["window"], specs["data"]), group)
+            window, data = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), given)
+            times = [time.perf_counter()]
+            for _ in range(6):
+                jax.block_until_ready(self.vectors(g, carry[g], window, data))
+                times.append(time.perf_counter())
+            own[str(group.index)] = float(np.median(np.diff(times)[1:])) / self.layout.shares[group.index]
+        known = {int(g): s for host in self.placement.hosts.everyone("shares", own) for g, s in host.items()}
+        return shares_by_speed(self.layout.blocks, [known[g] for g in sorted(known)])
+
     def step(self, carry: Carry, window: list, data: list, watched: bool = False) -> tuple[Carry, jax.Array]:
         """Starts a step. `carry` must not be used again. *Arguments:* `watched`: also the digest of the
         summed gradient, for `digest_of`; a fused step has none.
@@ -178,6 +196,18 @@ class Programs:
                 stack[-1] = self._add(stack[-1], right)
                 del right  # its memory is free while the next replica runs
         return stack + stack[:1] * (self.layout.vectors - len(stack))
+
+
+def settled(recipe: Recipe, on: On, session: Any) -> On:
+    """`on` with measured shares, if it asks for them. *Arguments:* `session`: the class `Session`."""
+    if on.shares != MEASURED:
+        return on
+    with session(recipe, dataclasses.replace(on, shares=())) as trial:
+        shares: tuple[int, ...] = ()
+        if trial.layout.groups > 1:
+            trial.compile()
+            shares = trial.programs.measured_shares(trial.holding.first(recipe))
+        return dataclasses.replace(on, shares=shares)
 
 
 def _on(shapes: Any, group: Group) -> Any:

@@ -35,7 +35,7 @@ from .evaluate import Evaluator
 from .holding import Holding, drained
 from .on import ALL, On
 from .placement import Placement, describe, lay_out, start_fact
-from .programs import Programs
+from .programs import Programs, settled
 from .state import TrainState, abstract_state, count
 from .state_digest import Pending
 
@@ -64,7 +64,7 @@ class Session:
     watched: Container[int] = ()
 
     def __init__(self, recipe: Recipe, on: On = ALL):
-        self.recipe, self.on = recipe, on
+        self.recipe, self.on = recipe, (on := settled(recipe, on, Session))
         self.total, self.step = recipe.clock.total or 0, 0
         self.machine, self.layout, warnings = lay_out(recipe, on)
         self.placement = Placement.laid(self.machine, self.layout)
@@ -216,10 +216,10 @@ class Session:
     @property
     def ahead(self) -> float:
         """The number of steps that the host may run ahead of the device."""
-        several_cpus = self.placement.lead.platform == "cpu" and len(self.placement.devices) > 1
-        queued = QUEUED_ON_CPUS if several_cpus else QUEUED_STEPS
-        if several_cpus and (self.recipe.optimizer.by_layer or not self.layout.aligned):
-            queued //= 2
+        queued = QUEUED_STEPS
+        if self.placement.lead.platform == "cpu" and len(self.placement.devices) > 1:
+            more = self.recipe.optimizer.by_layer or not self.layout.aligned
+            queued = QUEUED_ON_CPUS // 2 if more else QUEUED_ON_CPUS
         return min(queued, self._data.in_use - 1)
 
     def drain(self, keep: bool = False) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def advice(recipe: Recipe, target: Target, step: TracedStep, plan: Plan, time: S
     if target.chip.kind == "GPU" and "float64" in time.dtypes:
         facts.append(fact("advice-float64"))
     groups, rest = divmod(plan.devices_found, recipe.shards)
-    if not rest and (groups > step.layout.groups or step.layout.idle > 0 or step.layout.vectors > 1):
+    if not rest and not (step.layout.aligned and groups == step.layout.groups):
         facts.append(_uneven(recipe, step.layout, groups))
     each = recipe.batch // recipe.replicas
     if plan.problem is not None and plan.problem.code in ("batch-does-not-fit", "batch-of-all-fits"):
@@ -125,21 +125,17 @@ def lacks(target: Target, dtypes: frozenset[str]) -> Fact | None:
 
 
 def _uneven(recipe: Recipe, layout: Layout, groups: int) -> Fact:
-    """What this number of blocks costs on so many groups, and what others near it would."""
-    blocks, most, name = layout.blocks, layout.blocks_per_device, "replicas"
-    idle, even, costs = 1 - blocks / (groups * most), _multiple(layout.blocks, groups), []
-    if blocks < recipe.replicas:  # other blocks give other bits, other replicas another net
-        name = "blocks"
-    for count in sorted({groups, even, 2 * even}):
-        one = Layout(count, count, groups, layout.exact)
-        if (one.idle, one.vectors) != (idle, layout.vectors) and (
-            name != "blocks" or recipe.replicas % count == 0
-        ):
+    """What this number of blocks costs on so many groups, and what others cost, which leave none waiting."""
+    blocks, most = layout.blocks, layout.blocks_per_device
+    even, costs = _multiple(blocks, groups), []
+    name = "replicas" if blocks == recipe.replicas else "blocks"  # other replicas are another net
+    for count in sorted({groups, even, 2 * even} - {blocks}):
+        if name == "replicas" or recipe.replicas % count == 0:
             batch = _multiple(recipe.batch, count * recipe.shards)
-            numbers = {"name": name, "count": count, "batch": batch}
-            costs.append(fact("blocks-cost", **numbers, idle=one.idle, vectors=one.vectors))
-    numbers = {"blocks": blocks, "groups": groups, "most": most, "idle": idle, "vectors": layout.vectors}
-    return fact("advice-uneven", **numbers, others=costs)
+            vectors = Layout(count, count, groups).vectors
+            costs.append(fact("blocks-cost", name=name, count=count, batch=batch, vectors=vectors))
+    numbers = {"blocks": blocks, "groups": groups, "most": most, "vectors": layout.vectors}
+    return fact("advice-uneven", **numbers, idle=1 - blocks / (groups * most), others=costs)
 
 
 def _multiple(batch: int, of: int) -> int:
