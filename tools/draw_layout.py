@@ -19,7 +19,7 @@ COLUMNS = [
     ["recipe", "models"],
     ["data", "interop", "hlo"],
     ["engine", "recipes"],
-    ["planner", "study", "measure", "deploy"],
+    ["planner", "study", "measure", "proof", "deploy"],
     ["explain", "launch"],
     ["cli"],
 ]
@@ -40,6 +40,7 @@ IDEAS = {
     "engine": "the one driver of the step",
     "recipes": "built-in recipes",
     "deploy": "predictions, exports",
+    "proof": "computed again, compared",
     "planner": "the step on absent chips",
     "study": "sweeps, finders, moves",
     "measure": "benchmarks as records",

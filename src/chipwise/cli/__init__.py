@@ -40,13 +40,15 @@ GROUPS = {
     "commands-first": ("plan", "train", "report"),
     "commands-chip": ("devices", "chips", "launch"),
     "commands-data": ("pack", "check"),
-    "commands-train": ("find-lr", "find-batch", "transfer", "sweep", "run-local", "eval"),
+    "commands-train": ("find-lr", "transfer", "sweep", "eval"),
     "commands-use": ("predict", "export"),
-    "commands-understand": ("compare", "bench"),
+    "commands-understand": ("compare", "bench", "audit", "diff"),
 }
 """The commands in the order of the help: first those for newcomers, then by purpose."""
 
 RENAMED = {
+    "find-batch": "bench RECIPE --largest-batch",
+    "run-local": "--processes N COMMAND ...",
     "bench-feed": "bench RECIPE|PACK --feed-only",
     "inspect": "pack PACK",
     "prices": "chips --list-prices",
@@ -72,6 +74,10 @@ class _Grouped(typer.core.TyperGroup):
             raise errors.RecipeError(
                 "command-renamed", "chipwise {old} is now: chipwise {new}", old=args[0], new=new
             )
+        if (processes := ctx.params.get("processes")) is not None:
+            from .local import run_local
+
+            run_local(args, processes, ctx.params["restart"])
         return super().resolve_command(ctx, args)
 
 
@@ -87,14 +93,14 @@ def app() -> typer.Typer:
     from .chips import chips
     from .deploy import export, predict
     from .devices import devices
-    from .find import find_batch, find_lr
+    from .find import find_lr
     from .launch import launch
-    from .local import run_local
     from .pack import pack
     from .planning import plan
     from .reports import compare, report
     from .speed import bench
     from .train import evaluate_run, sweep, train
+    from .trust import audit, diff
 
     commands = typer.Typer(
         cls=_Grouped, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -106,16 +112,22 @@ def app() -> typer.Typer:
             bool,
             typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit."),
         ] = False,
+        processes: Annotated[
+            int | None,
+            typer.Option(min=1, metavar="N", help="Run COMMAND in N processes here, the hosts of one run."),
+        ] = None,
+        restart: Annotated[
+            int, typer.Option(min=0, metavar="N", help="With --processes: all again, if one is lost.")
+        ] = 0,
     ) -> None:
         pass
 
     for command in (
-        train, evaluate_run, predict, export, devices, plan, launch, sweep, find_lr, find_batch, transfer,
-        check, pack, bench, compare, report, chips, run_local,
+        train, evaluate_run, predict, export, devices, plan, launch, sweep, find_lr, transfer, check, pack,
+        bench, compare, report, chips, audit, diff,
     ):  # fmt: skip
         name = "eval" if command is evaluate_run else command.__name__.replace("_", "-")
-        passed_on = {"ignore_unknown_options": True} if command is run_local else {}
-        commands.command(name, context_settings=passed_on)(command)
+        commands.command(name)(command)
     return commands
 
 

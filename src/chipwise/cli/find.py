@@ -1,10 +1,11 @@
-"""`chipwise find-lr` and `chipwise find-batch`: a peak learning rate, and the largest batch, by short
-trials."""
+"""`chipwise find-lr` and `chipwise bench --largest-batch`: a peak learning rate, and the largest batch, by
+short trials."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..atomic import replace_text
 from ..errors import RecipeError
@@ -14,6 +15,9 @@ from ..words.facts import fact
 from . import options
 from .advise import next_line
 from .options import option
+
+if TYPE_CHECKING:
+    from ..engine.on import On
 
 
 @options.taking
@@ -61,28 +65,11 @@ def find_lr(
     print(fact("next", command=recipe.train_line(settings)))
 
 
-@options.taking
-def find_batch(
-    recipe: options.Given,
-    here: options.Here,
-    at_most: int | None = option("Search no further than this batch.", "N"),
-    exact: bool = options.EXACT,
-    json_: bool = options.JSON,
-) -> None:
-    """Find the largest batch that fits in memory, and show what would change in training.
-
-    \b
-    Examples:
-      chipwise find-batch digits
-      chipwise find-batch cifar10-davidnet --at-most 4096
-      chipwise find-batch mnist --json
-
-    Of chips that are not here: chipwise plan RECIPE --on v5e-8 --largest-batch.
-    """
+def largest_batch(recipe: options.Given, on: On, at_most: int | None, json_: bool) -> None:
+    """Prints the largest batch that fits in memory, and what would change in training."""
     from ..study.find_batch import find_batch as find
 
-    where = here.on(exact=exact)
-    search = find(recipe.load(), on=where, at_most=at_most, progress="none" if json_ else "auto")
+    search = find(recipe.load(), on=on, at_most=at_most, progress="none" if json_ else "auto")
     if json_:
         print(json.dumps(search.to_json()))
         return

@@ -1,4 +1,4 @@
-"""`chipwise run-local`: several processes on this machine, each a host of one run."""
+"""`chipwise --processes N COMMAND`: several processes on this machine, each a host of one run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import MISSING
 
 import typer
 
@@ -19,29 +18,18 @@ from ..errors import HostLost, Stopped
 from ..machine.cluster import TOKEN, TOLD
 from ..machine.hosts import SILENCE_SECONDS
 from ..words.facts import fact
-from . import options
-from .options import argument, option
 
 _AGAIN = (Stopped.exit_code, HostLost.exit_code)
 _GRACE_SECONDS = 10  # after the silence, in which the other processes may end by themselves
 _PARENT_DEATH = 1  # prctl's PR_SET_PDEATHSIG
 
 
-@options.taking
-def run_local(
-    command: list[str] = argument("A chipwise command.", "-- COMMAND"),
-    processes: int = option("How many.", "N", min=1, default=MISSING),
-    restart: int = option("Restart all up to N times if one is lost.", "N", default=0, min=0),
-) -> None:
-    """Run a command in several processes on this machine, as the hosts of one run.
+def run_local(command: list[str], processes: int, restart: int) -> None:
+    """Runs a command in several processes, as the hosts of one run, and exits with their code.
 
-    \b
-    Examples:
-      chipwise run-local --processes 4 -- train digits --simulate 2
-      chipwise run-local --processes 2 --restart 3 -- train mnist --run runs/mnist
-
-    For tests, for CPUs, and for one process per GPU. --restart continues a run after one of its processes was
-    killed or stopped. Ctrl-C, or SIGTERM to this process, stops all of them after saving.
+    For tests, for CPUs, and for one process per GPU. With `restart`, continues up to so many times after one
+    of its processes was killed or stopped. Ctrl-C, or SIGTERM to this process, stops all of them after
+    saving.
     """
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):

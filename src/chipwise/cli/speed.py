@@ -58,6 +58,8 @@ def bench(
     synthetic: bool = options.SYNTHETIC,
     set_: list[str] | None = options.SET,
     feed_only: bool = flag("Measure only how fast this host reads, decodes and transforms."),
+    largest_batch: bool = flag("Find the largest batch that fits in memory, and what would change."),
+    at_most: int | None = option("With --largest-batch: search no further than this.", "N"),
     out: Path | None = option("The record. [bench-NAME-MACHINE.json]", "FILE.json"),
     json_: bool = options.JSON,
 ) -> None:
@@ -73,6 +75,9 @@ def bench(
       chipwise bench cifar10-resnet32 --data synthetic --steps 100
       chipwise bench mnist --data DIR --set batch=512 --profile trace
       chipwise bench packed/flowers --feed-only --batch 512 --seconds 30
+      chipwise bench cifar10-davidnet --largest-batch --at-most 4096
+
+    The largest batch of chips that are not here: chipwise plan RECIPE --on v5e-8 --largest-batch.
     """
     began = _process_began()
     _check_writable(out)
@@ -80,11 +85,17 @@ def bench(
         data, synthetic = None, True
     data = None if data == "real" else data
     given = options.Given(recipe, data, synthetic, set_)
-    _check_used("--feed-only" if feed_only else "", timing, feeding)
+    mode = "--feed-only" if feed_only else "--largest-batch" if largest_batch else ""
+    _check_used(mode, timing, feeding)
     if feed_only:
         _feed(given, how, feeding, out, json_)
         return
     on = how.on(**how.how)
+    if largest_batch:
+        from .find import largest_batch as find
+
+        find(given, on, at_most, json_)
+        return
     from ..measure.bench import measure_train
 
     loaded = given.load()
@@ -107,7 +118,7 @@ def _chosen(group: TimingOptions | FeedOptions) -> dict[str, Any]:
 
 
 def _check_used(mode: str, timing: TimingOptions, feeding: FeedOptions) -> None:
-    """Raises `RecipeError` for an option that the mode, `--feed-only` or none, would ignore."""
+    """Raises `RecipeError` for an option that the mode, such as `--feed-only`, would ignore."""
     for name in [*(mode and _chosen(timing)), *(() if mode == "--feed-only" else _chosen(feeding))]:
         text = "--{name} has no effect on {command}: leave it out."
         raise RecipeError("bench-option-unused", text, name=name, command=f"bench {mode}".strip())

@@ -1,6 +1,6 @@
 """What a step is, as values: its programs, the exchanges between them, and the bytes that live meanwhile.
 
-`engine.programs` runs a blueprint, `bench`, `find-batch` and trials time and size it, and the planner
+`engine.programs` runs a blueprint, `bench` and trials time and size it, and the planner
 compiles it for chips that are not here. So they cannot disagree about what a step computes or needs.
 """
 

@@ -236,11 +236,6 @@ class Checkpoints:
             raise CheckpointError("checkpoints-unreadable", text, path=str(self.folder), steps=steps)
         return None
 
-    def at(self, step: int, template: Tree, shards: int = 1) -> Tree:
-        """One checkpoint in the structure of `template`. Raises an exception of any type when it is
-        damaged."""
-        return _fill(template, self._read(step, template, shards)[0], step)
-
     def arrays(self, step: int) -> dict[str, np.ndarray]:
         """The arrays of one checkpoint by name. Raises an exception of any type when it is damaged."""
         return self._read(step)[0]
@@ -335,6 +330,13 @@ class _Quiet:
         logging.getLogger("absl").removeFilter(self._log)
         if sys.unraisablehook == self._hook and not self.expected:
             sys.unraisablehook = self._before
+
+
+def state_of(run: Path, holding: Any, step: int) -> TrainState:
+    """The state of a run's checkpoint for a `Holding`. Raises an exception of any type when it is damaged."""
+    template, shards = holding.template.without("saved"), holding.step_of.recipe.shards
+    with contextlib.closing(Checkpoints(run / "checkpoints", read_only=True)) as checkpoints:
+        return _fill(template, checkpoints._read(step, template, shards)[0], step)
 
 
 def _target(leaf: Any) -> Any:

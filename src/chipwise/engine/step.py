@@ -175,10 +175,13 @@ class Step:
         """A whole step. `frozen` is not part of `state`, since it is not overwritten."""
         params, _, task_state, step, scale = read(state)
         total = self._vector((params, frozen, task_state, step, scale), window["rows"], data, place)
-        squares = self.updates.square(total) if self.updates.squares is not None else None
-        hyper, ratios = window["hyper"], None
+        return self.after(state, total, window["hyper"])
+
+    def after(self, state: TrainState, total: jax.Array, hyper: dict) -> tuple[TrainState, jax.Array]:
+        """All programs after the sum `total`."""
+        squares, ratios = self.updates.square(total) if self.updates.squares is not None else None, None
         if self.updates.lengths is not None:
-            ratios = self.ratios(self.measure(state, total, hyper, squares), step, hyper)
+            ratios = self.ratios(self.measure(state, total, hyper, squares), state.step, hyper)
         return self.updates(state, total, hyper, squares, ratios)
 
     def specs(self) -> dict[str, Any]:

@@ -6,8 +6,8 @@ JSON and regular beats from both sides. A host whose connection ends without a f
 `silence` seconds, is lost, and every host is told.
 
 Anybody may reach an open port. A message is one of `_MESSAGES`, from the host that it names; anything else
-ends its connection. Hosts that share a token (`CHIPWISE_TOKEN`; `run-local` makes one) prove it when they
-meet. Without one they trust their network, as JAX's own service does.
+ends its connection. Hosts that share a token (`CHIPWISE_TOKEN`; `chipwise --processes` makes one) prove it
+when they meet. Without one they trust their network, as JAX's own service does.
 """
 
 from __future__ import annotations

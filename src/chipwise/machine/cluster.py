@@ -1,8 +1,8 @@
 """The number of this host and of all hosts, from the environment in which it was started.
 
-JAX reads the variables of SLURM, Open MPI and Cloud TPUs; those of SkyPilot and `chipwise run-local` are read
-here. Kaggle, Colab and a single TPU VM are one host. If a machine runs several tasks, each takes its share of
-the GPUs, while JAX would give each task one GPU (jax issues 16788 and 23452).
+JAX reads the variables of SLURM, Open MPI and Cloud TPUs; those of SkyPilot and `chipwise --processes` are
+read here. Kaggle, Colab and a single TPU VM are one host. If a machine runs several tasks, each takes its
+share of the GPUs, while JAX would give each task one GPU (jax issues 16788 and 23452).
 """
 
 from __future__ import annotations

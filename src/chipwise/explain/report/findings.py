@@ -158,7 +158,7 @@ def slow(
         precision = run.recipe.get("precision")
         finding = fact("chip-little-used", share=speed.share_of_peak, precision=one_line(precision))
         commands = ["--set precision=bf16"] * (precision == "f32")
-        commands += [f"chipwise find-batch {recipe}", f"chipwise bench {recipe} --profile"]
+        commands += [f"chipwise bench {recipe} --largest-batch", f"chipwise bench {recipe} --profile"]
         found.append(Observation("time", finding, commands))
     return found
 

@@ -1,0 +1,4 @@
+from .audit import Audit as Audit
+from .audit import audit as audit
+from .diff import Parting as Parting
+from .diff import diff as diff

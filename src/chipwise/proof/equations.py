@@ -1,0 +1,148 @@
+"""The operations of a traced program, one by one, with their results and the user's line.
+
+Each runs by itself, uncompiled with the others, so a result may differ in the last place from that of the
+compiled program. Two programs are compared as each runs here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Literal
+
+from ..engine.program_digest import MARK
+from ..words.facts import Fact, fact
+
+_INLINED = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2", "custom_jvp_call"}
+_INLINED |= {"custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"}
+_OWN = Path(__file__).parents[1]
+_LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """An operation that ran. *Fields:* `name` of JAX's primitive; `place`, `"model.py:31 (loss)"`: the user's
+    line, or that of the library that calls JAX; `values`, its results as NumPy arrays; `digests` of these."""
+
+    name: str
+    place: str
+    values: tuple[np.ndarray, ...]
+    digests: tuple[str, ...]
+
+
+def run(function: Callable[..., Any], *arguments: Any) -> list[Ran]:
+    """The operations of `function`, in their order; of a replica's program those that do not depend on
+    devices."""
+    closed = jax.make_jaxpr(function)(*arguments)
+    ran: list[Ran] = []
+    _evaluated(closed.jaxpr, closed.consts, jax.tree.leaves(arguments), ran, ())
+    return ran
+
+
+def _evaluated(jaxpr: Any, consts: Sequence[Any], given: Sequence[Any], ran: list[Ran], around: Any) -> list:
+    known: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *given], strict=True))
+    for equation in jaxpr.eqns:
+        values = [one.val if isinstance(one, Literal) else known[one] for one in equation.invars]
+        frames = [*_frames(equation), *around]
+        name, inner = equation.primitive.name, _inner(equation)
+        if name in _INLINED and inner is not None and len(inner.jaxpr.invars) == len(values):
+            made = _evaluated(inner.jaxpr, inner.consts, values, ran, frames)
+        elif name == "name":
+            made = values
+            if equation.params["name"] == MARK:
+                ran.clear()  # before the mark, rows are picked in a way that depends on devices
+        else:
+            parameters = equation.primitive.get_bind_params(equation.params)
+            with equation.ctx.manager:
+                made = equation.primitive.bind(*values, **parameters)
+            made = list(made) if equation.primitive.multiple_results else [made]
+            arrays = tuple(map(_array, made))
+            digests = tuple(
+                hashlib.sha256(f"{a.dtype}{a.shape}".encode() + a.tobytes()).hexdigest() for a in arrays
+            )
+            ran.append(Ran(name, _place(frames), arrays, digests))
+        known.update(zip(equation.outvars, made, strict=True))
+    return [one.val if isinstance(one, Literal) else known[one] for one in jaxpr.outvars]
+
+
+def _inner(equation: Any) -> Any:
+    """The closed program that an equation calls, `None` if it is an operation of its own."""
+    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        inner = equation.params.get(name)
+        if hasattr(inner, "eqns"):
+            return ClosedJaxpr(inner, ()) if not hasattr(inner, "jaxpr") else inner
+    return None
+
+
+def _array(value: Any) -> np.ndarray:
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    return np.asarray(value)
+
+
+def _frames(equation: Any) -> list[Any]:
+    """Where an equation was written, innermost call first."""
+    traceback = equation.source_info.traceback
+    return [] if traceback is None else list(traceback.frames)
+
+
+def _place(frames: Sequence[Any]) -> str:
+    """The innermost line of the user's own code; otherwise of a model or a change of data in this package;
+    otherwise of a library other than JAX."""
+
+    def rank(frame: Any) -> int:
+        file = Path(frame.file_name)
+        if not file.is_absolute():
+            return 9
+        if file.is_relative_to(_OWN):
+            own = file.relative_to(_OWN).parts[0]
+            inside = own in ("models", "recipes") or file.is_relative_to(_OWN / "data" / "augment")
+            return 1 if inside else 3
+        library = next((part for part in file.parts if part in ("site-packages", "dist-packages")), None)
+        if library is not None:
+            return 9 if file.parts[file.parts.index(library) + 1] in ("jax", "jaxlib") else 2
+        return 9 if any(map(file.is_relative_to, _LIBRARIES)) else 0
+
+    if not frames:
+        return "unknown"
+    best = min(frames, key=rank)
+    name = Path(best.file_name).name
+    return f"{name}:{best.line_num} ({best.function_name})"
+
+
+def parted(a: Sequence[Ran], b: Sequence[Ran]) -> Fact | None:
+    """The first operation of each of two programs whose result the other one never has; `None` if both have
+    the same results, in any order. With the largest difference, and that of rounding the largest value once,
+    where the results have one shape and type."""
+    first, second = _alone(a, b), _alone(b, a)
+    if first is None and second is None:
+        return None
+    shown = {side: one and f"{one.name} at {one.place}" for side, one in (("a", first), ("b", second))}
+    sizes: Any = ""
+    numbers: dict[str, float | None] = {"largest": None, "rounding": None}
+    if first is None or second is None:
+        text = "the first operation that only one of them has: {a} in A, {b} in B"
+        return fact("diff-operation", text, **shown, **numbers)
+    x, y = first.values[0], second.values[0]
+    if x.shape == y.shape and x.dtype == y.dtype and x.size and jnp.issubdtype(x.dtype, jnp.floating):
+        numbers["largest"] = float(np.max(np.abs(x.astype(np.float64) - y.astype(np.float64))))
+        numbers["rounding"] = float(np.max(np.abs(x.astype(np.float64))) * float(jnp.finfo(x.dtype).eps) / 2)
+        sizes = fact("parted-size", ", by at most {largest:.3g} (rounding once: {rounding:.3g})", **numbers)
+    text = "the first operation with another result is {a} in A, {b} in B{sizes}"
+    if shown["a"] == shown["b"]:
+        text = "the first operation with another result is {a}{sizes}"
+    return fact("diff-operation", text, **shown, **numbers, sizes=sizes)
+
+
+def _alone(ours: Sequence[Ran], theirs: Sequence[Ran]) -> Ran | None:
+    """The first of our operations with a result that none of theirs has."""
+    there = {digest for one in theirs for digest in one.digests}
+    return next((one for one in ours if not there.issuperset(one.digests)), None)

@@ -1,0 +1,122 @@
+"""A run is what its recipe and data make, or the first step at which it is not."""
+
+import dataclasses
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import chipwise as cw
+import pairs
+from chipwise.engine.ledger import FILE
+from chipwise.engine.on import On
+from chipwise.proof.audit import audit
+from refusals import refused
+
+ONE = On(devices=1)
+HOW = {"progress": "none", "log_every": "4st", "eval_every": "10st", "checkpoint_every": "7st", "keep": "7st"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("audit") / "run"
+    cw.fit(pairs.recipe(), folder, on=ONE, **HOW)
+    return folder
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    return shutil.copytree(run, tmp_path / "run")
+
+
+def test_a_run_is_what_it_says_on_other_devices(run):
+    found = audit(run, pairs.recipe(), on=On(devices=4))
+    assert not found.found and found.same_bits and found.verdict.code == "audit-passed"
+    # From the beginning and from the checkpoints of steps 7, 14 and 20, each to the next row
+    assert found.steps == [(0, 4), (7, 8), (14, 16), (20, 20)] and found.rows == 6
+    statement = found.to_json()
+    digest = statement.pop("digest")
+    assert hashlib.sha256(json.dumps(statement, sort_keys=True).encode()).hexdigest() == digest
+
+
+@pytest.mark.parametrize(
+    "asked, steps",
+    [({"steps": "9:15"}, [(7, 15)]), ({"steps": "0:"}, [(0, 20)]), ({"every": "50%"}, [(7, 10), (14, 20)])],
+)
+def test_what_is_computed_again(run, asked, steps):
+    assert audit(run, pairs.recipe(), on=ONE, **asked).steps == steps
+
+
+def test_steps_that_cannot_be_read(run):
+    for steps in ("b:a", "9:7", "-1:4", ":9:9"):
+        with refused(cw.errors.RecipeError, "audit-steps", steps=steps):
+            audit(run, pairs.recipe(), on=ONE, steps=steps)
+
+
+def with_digit(run, place):
+    """Changes the last digit of the ledger's row of step 12."""
+    lines = (run / FILE).read_text().splitlines()
+    row = next(i for i, line in enumerate(lines) if json.loads(line).get("step") == 12)
+    made = json.loads(lines[row])
+    made[place] = f"{int(made[place], 16) ^ 1:016x}"
+    lines[row] = json.dumps(made)
+    (run / FILE).write_text("\n".join(lines) + "\n")
+
+
+def with_metric(run):
+    file = run / "metrics.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    row = next(row for row in rows if row["step"] == 16)
+    row["train/loss"] = float(np.nextafter(row["train/loss"], 0))
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def with_byte(run):
+    file = max((run / "checkpoints" / "14").rglob("d/*"), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+CHANGES = {
+    "checkpoint": (with_byte, {}, "audit-damaged", 14),
+    "metrics": (with_metric, {}, "audit-differs", 16),
+    "ledger": (lambda run: with_digit(run, "gradient"), {}, "audit-differs", 12),
+    "rate": (None, {"optimizer": cw.adamw(lr=pairs.late(1), weight_decay=0.01)}, "audit-differs", 4),
+    "seed": (None, {"seed": 4}, "audit-differs", 4),
+    "label": (None, {"train": pairs.relabelled()}, "audit-differs", 4),
+    "line": (None, {"lossy": pairs.changed(more=True)}, "audit-differs", 4),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_changed_thing_is_told_with_its_step(copy, what):
+    change, other, code, step = CHANGES[what]
+    if change is not None:
+        change(copy)
+    found = audit(copy, pairs.recipe(**other), on=ONE, steps="0:" if what == "ledger" else None)
+    assert found.found
+    assert found.found[0].code == code and found.found[0]["step"] == step
+    told = {"rate": "audit-other-recipe", "seed": "audit-other-recipe", "label": "audit-other-data"}
+    told |= {"ledger": "audit-other-ledger"}
+    assert [fact.code for fact in found.found[1:]] == [told[what]] * (what in told)
+    assert "\n" not in str(found.verdict)
+
+
+def test_another_chip_is_compared_by_its_metrics(copy):
+    text = (copy / FILE).read_text()
+    head = json.loads(text.splitlines()[0])
+    head["computed"]["chip"] = "Another chip"
+    (copy / FILE).write_text("\n".join([json.dumps(head), *text.splitlines()[1:]]) + "\n")
+    found = audit(copy, pairs.recipe(), on=ONE, steps="0:9")
+    assert not found.found and not found.same_bits and found.verdict.code == "audit-alike" and found.rows == 2
+    found = audit(copy, dataclasses.replace(pairs.recipe(), seed=4), on=ONE, steps="0:9")
+    assert found.found[0].code == "audit-differs" and "train/loss" in found.found[0]["what"]
+
+
+def test_a_run_without_a_ledger(copy):
+    (copy / FILE).unlink()
+    with refused(cw.errors.RunError, "run-without-ledger"):
+        audit(copy, pairs.recipe())
