@@ -10,8 +10,8 @@ import pytest
 
 import chipwise as cw
 import pairs
-from chipwise.engine.ledger import FILE
 from chipwise.engine.on import On
+from chipwise.engine.stored import LEDGER
 from chipwise.proof.audit import audit
 from refusals import refused
 
@@ -57,12 +57,12 @@ def test_steps_that_cannot_be_read(run):
 
 def with_digit(run, place):
     """Changes the last digit of the ledger's row of step 12."""
-    lines = (run / FILE).read_text().splitlines()
+    lines = (run / LEDGER).read_text().splitlines()
     row = next(i for i, line in enumerate(lines) if json.loads(line).get("step") == 12)
     made = json.loads(lines[row])
     made[place] = f"{int(made[place], 16) ^ 1:016x}"
     lines[row] = json.dumps(made)
-    (run / FILE).write_text("\n".join(lines) + "\n")
+    (run / LEDGER).write_text("\n".join(lines) + "\n")
 
 
 def with_metric(run):
@@ -106,10 +106,10 @@ def test_a_changed_thing_is_told_with_its_step(copy, what):
 
 
 def test_another_chip_is_compared_by_its_metrics(copy):
-    text = (copy / FILE).read_text()
+    text = (copy / LEDGER).read_text()
     head = json.loads(text.splitlines()[0])
     head["computed"]["chip"] = "Another chip"
-    (copy / FILE).write_text("\n".join([json.dumps(head), *text.splitlines()[1:]]) + "\n")
+    (copy / LEDGER).write_text("\n".join([json.dumps(head), *text.splitlines()[1:]]) + "\n")
     found = audit(copy, pairs.recipe(), on=ONE, steps="0:9")
     assert not found.found and not found.same_bits and found.verdict.code == "audit-alike" and found.rows == 2
     found = audit(copy, dataclasses.replace(pairs.recipe(), seed=4), on=ONE, steps="0:9")
@@ -117,6 +117,6 @@ def test_another_chip_is_compared_by_its_metrics(copy):
 
 
 def test_a_run_without_a_ledger(copy):
-    (copy / FILE).unlink()
+    (copy / LEDGER).unlink()
     with refused(cw.errors.RunError, "run-without-ledger"):
         audit(copy, pairs.recipe())

@@ -15,10 +15,10 @@ import jax
 import numpy as np
 
 from ..engine.checkpoint import state_of
-from ..engine.ledger import NAMES, StoredLedger, head_of, read_ledger
+from ..engine.ledger import head_of
 from ..engine.on import ALL, On
 from ..engine.session import Session
-from ..engine.stored import StoredRun, disagreement, metrics_of, read_run
+from ..engine.stored import DIGESTS, StoredLedger, StoredRun, disagreement, metrics_of, read_ledger, read_run
 from ..errors import ChipwiseError, RecipeError, RunError
 from ..machine.arithmetic import fixed
 from ..recipe.recipe import Recipe, difference
@@ -216,7 +216,7 @@ class _Replay:
             return None
         made, there = self.session.programs.digests.read(self.session.digest()).values, self.ledger.rows[step]
         self.rows += 1
-        return self._found(step, [n for n in NAMES if n in there and n in made and there[n] != made[n]])
+        return self._found(step, [n for n in DIGESTS if n in there and n in made and there[n] != made[n]])
 
     def _compared_metrics(self, step: int) -> Fact | None:
         """The difference of a row of metrics.jsonl from this step's."""

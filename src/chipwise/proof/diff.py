@@ -20,13 +20,13 @@ from ..data.sources import data_digest, take
 from ..engine.checkpoint import flatten, state_of
 from ..engine.feed import host_window
 from ..engine.layout import Layout, tree_sum
-from ..engine.ledger import NAMES, Rows, head_of, read_ledger
+from ..engine.ledger import head_of
 from ..engine.on import ALL, On
 from ..engine.program_digest import digest as program_digest
 from ..engine.session import Session
 from ..engine.state import TrainState, first_maker, from_data, read
 from ..engine.step import Step
-from ..engine.stored import StoredRun
+from ..engine.stored import DIGESTS, Rows, StoredRun, read_ledger
 from ..errors import RecipeError
 from ..machine.arithmetic import fixed
 from ..recipe.recipe import Recipe, difference
@@ -127,7 +127,7 @@ def _ledgers(a: Rows, b: Rows) -> tuple[int, int | None]:
 
 
 def _parts(a: dict[str, str], b: dict[str, str]) -> list[str]:
-    return [name for name in NAMES if a.get(name) != b.get(name)]
+    return [name for name in DIGESTS if a.get(name) != b.get(name)]
 
 
 def _followed(
