@@ -51,20 +51,19 @@ def audit(
     from ..proof.audit import audit as check
 
     loaded = recipe_of(read_run(run), recipe, data)
-    found = check(run, loaded, steps=steps, every=every, on=on, say=_say)
-    document = found.to_json()
+    verdict, statement = check(run, loaded, steps=steps, every=every, on=on, say=_say)
     try:
-        put_inside(run / FILE, (json.dumps(document, indent=2) + "\n").encode())
+        put_inside(run / FILE, (json.dumps(statement, indent=2) + "\n").encode())
     except OSError as error:
         text = "Cannot write {path}: {reason}. Copy the run to a folder of yours."
         reason = error.strerror or str(error)
         raise RunError("audit-unwritable", text, path=str(run / FILE), reason=reason) from error
     if json_:
-        print(json.dumps(document))
-    if found.found:
-        raise RunError(found.verdict.code, found.verdict.sentence, **found.verdict.numbers)
+        print(json.dumps(statement))
+    if not statement["passed"]:
+        raise RunError(verdict.code, verdict.sentence, **verdict.numbers)
     if not json_:
-        lines(console(), found.verdict, fact("written", path=run / FILE))
+        lines(console(), verdict, fact("written", path=run / FILE))
 
 
 @options.taking

@@ -1,4 +1,3 @@
-from .audit import Audit as Audit
 from .audit import audit as audit
 from .diff import Parting as Parting
 from .diff import diff as diff

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,16 @@ from ..engine.checkpoint import state_of
 from ..engine.ledger import head_of
 from ..engine.on import ALL, On
 from ..engine.session import Session
-from ..engine.stored import DIGESTS, StoredLedger, StoredRun, disagreement, metrics_of, read_ledger, read_run
+from ..engine.stored import (
+    DIGESTS,
+    StoredLedger,
+    StoredRun,
+    disagreement,
+    metrics_of,
+    read_ledger,
+    read_run,
+    sha_of,
+)
 from ..errors import ChipwiseError, RecipeError, RunError
 from ..machine.arithmetic import fixed
 from ..recipe.recipe import Recipe, difference
@@ -32,46 +39,6 @@ APART = 0.02
 steps of an interval, the products' precision moves a loss by less."""
 
 
-@dataclass(frozen=True)
-class Audit:
-    """What was found. *Fields:* `run`; `recipe`, `data` and `ledger`, their digests; `computed`: by what it
-    was audited; `same_bits`: whether bits were compared, which needs the run's kind of chip, otherwise
-    metrics within `APART`; `steps`: the intervals (after, to) that were computed again, and the number of
-    `rows` that were compared there; `found`: what differs from what the run says, first of all the first
-    row."""
-
-    run: str
-    recipe: str
-    data: dict[str, Any]
-    ledger: str
-    computed: dict[str, Any]
-    same_bits: bool
-    steps: list[tuple[int, int]]
-    rows: int
-    found: list[Fact]
-
-    @property
-    def verdict(self) -> Fact:
-        """What was found, in a sentence."""
-        if self.found:
-            return self.found[0]
-        facts = {"run": self.run, "rows": self.rows, "steps": sum(b - a for a, b in self.steps)}
-        if self.same_bits:
-            text = (
-                "{run} is what its recipe and data make: {rows:count row} of {steps:count step} to the bit."
-            )
-            return fact("audit-passed", text, **facts)
-        text = "Another kind of chip than that of {run} has other bits: metrics of {steps:count step} agree."
-        return fact("audit-alike", text, **facts)
-
-    def to_json(self) -> dict[str, Any]:
-        """A statement that others can check: with its own SHA-256 as `digest`."""
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        body = {"schema": SCHEMA, "time": now, "passed": not self.found, **plain(self)}
-        text = json.dumps({**body, "verdict": self.verdict.json()}, sort_keys=True, default=str)
-        return {**json.loads(text), "digest": hashlib.sha256(text.encode()).hexdigest()}
-
-
 @fixed()
 def audit(
     run: str | Path,
@@ -81,13 +48,19 @@ def audit(
     every: str | None = None,
     on: On = ALL,
     say: Callable[[Fact], None] = lambda _: None,
-) -> Audit:
+) -> tuple[Fact, dict[str, Any]]:
     """Computes parts of a run again, from the checkpoint before each, and compares them with its ledger,
     metrics and checkpoints. Writes nothing.
 
     *Arguments:* `recipe` of the run; `steps`, such as `"4000:4100"`, what to compute again, `"0:"` for all;
     `every`: a duration, as long as which there is one interval up to the next row; by default one after each
     checkpoint and at the beginning. `say` is called before each interval.
+
+    *Returns* the verdict, and a statement that others can check, as JSON values: `passed`; the digests of
+    `recipe`, `data` and `ledger`; `computed`, by what it was audited; `same_bits`: whether bits were
+    compared, which needs the run's kind of chip, otherwise metrics within `APART`; `steps`, the intervals
+    (after, to) that were computed again, and the number of `rows` that were compared there; `found`, all
+    that differs from what the run says, first of all the first row; and its own SHA-256 as `digest`.
 
     Raises `RunError` for a folder without run or ledger, and `RecipeError` for `steps` out of range.
     """
@@ -97,7 +70,7 @@ def audit(
         text = "{run} has no ledger.jsonl with a row: it was trained by an older version, or only began."
         raise RunError("run-without-ledger", text, run=str(run))
     with Session(recipe, on) as session:
-        replay, made, found = _Replay(stored, ledger, session), [], list[Fact]()
+        replay, made, found = _Replay(stored, ledger, session), list[tuple[int, int]](), list[Fact]()
         for low, high in _intervals(ledger, stored, recipe, steps, every):
             say(fact("audit-interval", "steps {low} to {high}", low=low, high=high))
             made.append((low, high))
@@ -105,17 +78,24 @@ def audit(
                 found.append(differs)
                 break
         head = replay.head
-        return Audit(
-            run=str(run),
-            recipe=head["recipe"],
-            data=head["data"],
-            ledger=ledger.digest,
-            computed=head["computed"],
-            same_bits=replay.exact,
-            steps=made,
-            rows=replay.rows,
-            found=[*found, *_changes(stored, ledger, recipe, head)],
-        )
+        found += _changes(stored, ledger, recipe, head)
+    facts = {"run": str(run), "rows": replay.rows, "steps": sum(b - a for a, b in made)}
+    text = "{run} is what its recipe and data make: {rows:count row} of {steps:count step} to the bit."
+    if not replay.exact:
+        text = "Another kind of chip than that of {run} has other bits: metrics of {steps:count step} agree."
+    verdict = found[0] if found else fact("audit-passed", text, **facts)
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    statement = {
+        "schema": SCHEMA,
+        "time": now,
+        "passed": not found,
+        "verdict": verdict,
+        "found": found,
+        **head,
+    }
+    statement |= facts | {"ledger": ledger.digest, "same_bits": replay.exact, "steps": made}
+    document = json.loads(json.dumps(plain(statement), default=str))
+    return verdict, {**document, "digest": sha_of(document)}
 
 
 def _changes(stored: StoredRun, ledger: StoredLedger, recipe: Recipe, head: dict[str, Any]) -> Iterator[Fact]:
