@@ -58,9 +58,10 @@ def audit(
 
     *Returns* the verdict, and a statement that others can check, as JSON values: `passed`; the digests of
     `recipe`, `data` and `ledger`; `computed`, by what it was audited; `same_bits`: whether bits were
-    compared, which needs the run's kind of chip, otherwise metrics within `APART`; `steps`, the intervals
-    (after, to) that were computed again, and the number of `rows` that were compared there; `found`, all
-    that differs from what the run says, first of all the first row; and its own SHA-256 as `digest`.
+    compared, which needs the run's kind of chip, otherwise metrics within `APART`; `made`, the intervals
+    (after, to) that were computed again, of so many `steps`, and the number of `rows` that were compared
+    there; `found`, all that differs from what the run says, first of all the first row; and its own SHA-256
+    as `digest`.
 
     Raises `RunError` for a folder without run or ledger, and `RecipeError` for `steps` out of range.
     """
@@ -93,7 +94,7 @@ def audit(
         "found": found,
         **head,
     }
-    statement |= facts | {"ledger": ledger.digest, "same_bits": replay.exact, "steps": made}
+    statement |= {**facts, "ledger": ledger.digest, "same_bits": replay.exact, "made": made}
     document = json.loads(json.dumps(plain(statement), default=str))
     return verdict, {**document, "digest": sha_of(document)}
 

@@ -1,0 +1,41 @@
+"""`chipwise audit` and `chipwise diff` at the command line."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    import chipwise as cw
+
+    folder = tmp_path_factory.mktemp("trust") / "run"
+    recipe = cw.load("digits", ["duration=8st"])
+    cw.fit(recipe, folder, on=cw.On(devices=1), log_every="4st", checkpoint_every="4st", progress="none")
+    return folder
+
+
+def test_audit_says_and_writes_what_it_found(chipwise, run):
+    said = chipwise("audit", run, "--devices", 1)
+    assert said.code == 0 and "to the bit" in said.out
+    statement = json.loads((run / "audit.json").read_text())
+    assert statement["passed"] and statement["made"] == [[0, 1], [4, 5], [8, 8]]
+    rows = (run / "ledger.jsonl").read_text().splitlines()
+    row = json.loads(rows[1])
+    rows[1] = json.dumps(row | {"parameters": "0" * 16})
+    (run / "ledger.jsonl").write_text("\n".join(rows) + "\n")
+    assert chipwise("audit", run, "--devices", 1, "--json").refused(5, "audit-differs", step=1)
+
+
+def test_diff_says_where_two_part_and_why(chipwise):
+    same = chipwise("diff", "digits", "--devices", 1)
+    assert same.code == 0 and "the same to the bit" in same.out
+    said = chipwise("diff", "digits", "--set", "seed=1", "--devices", 1, "--json")
+    told = json.loads(said.out)
+    assert told["verdict"]["code"] == "diff-start" and told["causes"][0]["code"] == "diff-seed"
+    assert told["settings"] == [["seed", 0, 1]]
+
+
+def test_a_run_has_its_own_settings(chipwise, run):
+    refused = chipwise("diff", "digits", run, "--set", "seed=1", "--devices", 1)
+    assert refused.refused(5, "diff-set-of-run", run=str(run))
