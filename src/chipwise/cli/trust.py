@@ -22,6 +22,10 @@ def _say(said: Fact) -> None:
     typer.echo(str(said), err=True)
 
 
+def _silent(_: Fact) -> None:
+    """For `--json`."""
+
+
 @options.taking
 def audit(
     here: options.Here,
@@ -51,7 +55,7 @@ def audit(
     from ..proof.audit import audit as check
 
     loaded = recipe_of(read_run(run), recipe, data)
-    verdict, statement = check(run, loaded, steps=steps, every=every, on=on, say=_say)
+    verdict, statement = check(run, loaded, steps=steps, every=every, on=on, say=_silent if json_ else _say)
     try:
         put_inside(run / FILE, (json.dumps(statement, indent=2) + "\n").encode())
     except OSError as error:
@@ -92,7 +96,7 @@ def diff(
 
     second = a if b is None else b
     sides = _side(a, (), data), _side(second, set_ or (), data_b or data)
-    found = find(*sides, steps=steps, on=on, say=_say)
+    found = find(*sides, steps=steps, on=on, say=_silent if json_ else _say)
     if json_:
         print(json.dumps(found.to_json(), default=str))
         return
