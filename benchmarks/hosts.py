@@ -1,11 +1,14 @@
-"""Measures the cost of several processes, and of sharded optimizer state: ratios of steps/s on this machine.
+"""Measures the cost of any number of devices, of several processes, and of sharded optimizer state: ratios of
+steps/s on this machine, and the bytes that a device sends.
 
-    python benchmarks/hosts.py                  # writes benchmarks/hosts.md, in about two and a half minutes
+    python benchmarks/hosts.py                  # writes benchmarks/hosts.md, in about six minutes
+    python benchmarks/hosts.py --bytes          # only prints the bytes, of which none depends on the clock
 
 A recipe of 8 replicas, an MLP of 1.9 million parameters with Adam on random data, is trained by 1 process
-with 1 device, by 1 with 8 and by 2 with 4 each, with whole and with sharded optimizer state. The variants
+with 1 to 8 devices and by 2 with 4 each, with whole and with sharded optimizer state. The variants
 alternate, ROUNDS times, so that other work on the machine affects all of them. All devices are this machine's
-CPU, so the differences are overhead.
+CPU, so the differences are overhead. The bytes are those of the compiled program's collectives, by their
+usual algorithms, beside those that `Exchange.sent_bytes` counts.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from chipwise.machine.cluster import TOLD
 from chipwise.machine.fingerprint import this_machine
 
 ROUNDS, SECONDS, WARM = 3, 3.0, 5  # rounds; timed steps in each; steps before them
-SHAPES = {"1 × 1": (1, 1), "1 × 8": (1, 8), "2 × 4": (2, 4)}
+SHAPES = {f"1 × {n}": (1, n) for n in range(1, 9)} | {"2 × 4": (2, 4)}
 WAYS = {"whole": False, "shared": True}
 WIDE = 1024
 
@@ -75,6 +78,30 @@ def measure_here() -> None:
     print(json.dumps(found))
 
 
+def sent() -> list[str]:
+    """For each number of devices the vectors of each, and the bytes that it sends in a step, as rows of a
+    table."""
+    from chipwise.machine.detect import detect, simulate
+
+    simulate(8)
+    from chipwise.engine.layout import Layout
+    from chipwise.engine.placement import Placement
+    from chipwise.engine.programs import Programs
+
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from traffic import sent_bytes
+
+    rows = ["| devices | shares | vectors | bytes sent a step | counted |", "|---|---|---|---|---|"]
+    for devices in range(2, 9):
+        layout = Layout.of(recipe(), devices)
+        placement = Placement.laid(detect(), layout)
+        exchange = Programs(recipe(), layout, placement, resident=True).blueprint.exchanges["reduce"]
+        program = exchange.program(placement.mesh).lower(exchange.specs(placement.mesh)).compile()
+        found, shares = sent_bytes(program.as_text(), devices), ", ".join(map(str, layout.shares))
+        rows.append(f"| {devices} | {shares} | {layout.vectors} | {found:,.0f} | {exchange.sent_bytes:,} |")
+    return rows
+
+
 def steps_per_second(processes: int, devices: int) -> dict[str, float]:
     """The steps/s of each variant, from host 0 of so many processes."""
     with socket.socket() as free:
@@ -106,6 +133,7 @@ def page(found: dict[tuple[str, str], list[float]]) -> str:
         ratios = [a / b for a, b in zip(speeds, first, strict=True)]
         median, spread = statistics.median(ratios), f"{min(ratios):.2f} to {max(ratios):.2f}"
         lines.append(f"| {shape} | {way} | {statistics.median(speeds):.1f} | {median:.2f} | {spread} |")
+    lines += ["", "A device sends, in the sum over replicas with whole state:", "", *sent()]
     return "\n".join([*lines, ""])
 
 
@@ -119,4 +147,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    measure_here() if "--here" in sys.argv else main()
+    if "--bytes" in sys.argv:
+        print("\n".join(sent()))
+    else:
+        measure_here() if "--here" in sys.argv else main()
