@@ -47,7 +47,7 @@ def test_answers_show_tables_and_pictures_and_not_reprs(tmp_path):
         "suggestion": rates,
         "why": cw.transfer(recipe, batch=48),
         "given": cw.check(tasks.recipe(optimizer=cw.sgd(lr=30.0))),
-        "each seed": study,
+        "baseline": study,
     }
     for heading, answer in answers.items():
         tree, tags = parsed(answer._repr_html_())

@@ -82,7 +82,7 @@ def compare(
     Examples:
       chipwise compare runs/a runs/b
       chipwise compare runs/small-5 runs/large-5 --html compare.html
-      chipwise compare mine=bench/ plan.json --baseline mine
+      chipwise compare mine=bench/ theirs=bench-b/ --baseline mine
       chipwise compare runs/a runs/b --target eval/accuracy=0.94 --json
     """
     from ..explain.compare import compare_page

@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from ..errors import DivergedError, RecipeError
-from ..explain.terminal import console, grid, lines
+from ..explain.terminal import console, grid, printed
 from ..words.facts import fact
 from . import options
 from .options import flag, option
@@ -207,7 +207,8 @@ def _study(
     metric: str | None, json_: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Trains a study and prints its table. Raises `DivergedError` when every run of it diverged."""
-    from ..explain.study_report import main_metric, notes, render, rows
+    from ..explain.compare.compare_table import results
+    from ..explain.compare.comparison import compare
     from ..study import grid
     from ..study.sweep import sweep
 
@@ -215,16 +216,13 @@ def _study(
     file, _, name = given.recipe.partition(":")
     run = run or _folder(Path(name or file).stem)
 
-    def show(study, to) -> None:
-        output = console(to, width=160)
-        points = [row.to_json() for row in rows(study, metric)]
-        output.print(render(points, metric or main_metric(study)))
-        lines(output, *notes(study, metric))
+    def compared(study) -> dict[str, Any]:
+        return compare([str(study.folder)], metric=metric)
 
     def after_round(study) -> None:
-        rows(study, metric)  # raises for an unknown metric after the first round, not the last
+        document = compared(study)  # raises for an unknown metric after the first round, not the last
         if not quiet and not all(run.ended for point in study.points for run in point.runs.values()):
-            show(study, sys.stderr)
+            printed(console(sys.stderr, width=160), results(document))
 
     study = sweep(
         given.recipe, settings, set=given.settings, data=given.data, synthetic=given.synthetic,
@@ -232,10 +230,11 @@ def _study(
         **arguments,
     )  # fmt: skip
     if json_:
-        document = {"run": str(study.folder), "metric": metric or main_metric(study), **study.to_json()}
-        print(json.dumps({**document, "rows": [row.to_json() for row in rows(study, metric)]}))
+        found = compared(study)
+        about = {name: found[name] for name in ("metric", "baseline", "rows")}
+        print(json.dumps({"run": str(study.folder), **study.to_json(), **about}))
     else:
-        show(study, sys.stdout)
+        printed(console(width=160), results(compared(study)))
         print(f"run  {study.folder}")
     if not any(run.done for point in study.points for run in point.runs.values()):
         text = "Every run of {folder} diverged: try lower rates (--set lr=...)."

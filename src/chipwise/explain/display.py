@@ -23,8 +23,11 @@ from ..study.find_lr import LrSearch
 from ..study.study_file import FILE, Study
 from ..study.transfer import Transfer
 from ..words.facts import fact
-from . import advice, study_report, terminal
-from .charts import Measure, Panel, Trace, panel
+from . import advice, terminal
+from .charts import Panel, Trace, panel
+from .compare import compare_table
+from .compare.compare_page import pictures as pictures_of
+from .compare.comparison import compare as compare_document
 from .page import picture
 
 PARTS = ("train", "eval")
@@ -79,11 +82,8 @@ def compare(*sources: str | os.PathLike, baseline: str | None = None, target: st
     *Arguments:* `sources`: paths or `LABEL=PATH`; `baseline`: a label; `target`: such as
     `"eval/accuracy=0.94"`. Raises `DataError`, `RunError` or `RecipeError`.
     """
-    from .compare.compare_table import parts
-    from .compare.comparison import compare as document
-
-    compared = document([os.fspath(source) for source in sources], baseline=baseline, target=target)
-    return Shown(compared, parts(compared))
+    document = compare_document([os.fspath(source) for source in sources], baseline=baseline, target=target)
+    return _compared(document, compare_table.parts(document))
 
 
 @singledispatch
@@ -141,25 +141,13 @@ def _(answer: Findings) -> Shown:
 
 @shown.register
 def _(answer: Study) -> Shown:
-    metric = study_report.main_metric(answer)
-    points = [row.to_json() for row in study_report.rows(answer, metric)]
-    parts: list[RenderableType] = [study_report.render(points, metric)]
-    parts += map(str, study_report.notes(answer, metric))
-    measures = [
-        Measure(p["name"], s["mean"], s["low"], s["high"], tuple(p["values"].values()))
-        for p in points
-        if (s := p["spread"])
-    ]
-    return Shown({}, parts, panels=[_spread(metric, measures)])
+    document = compare_document([os.fspath(answer.folder)])
+    return _compared(document, compare_table.results(document))
 
 
-def _spread(metric: str | None, measures: Sequence[Measure]) -> Panel | None:
-    """The values of each point's runs, the points side by side in their order."""
-    dots = [(k, value) for k, m in enumerate(measures, 1) for value in m.points]
-    means = [(k, m.value) for k, m in enumerate(measures, 1)]
-    names = "; ".join(f"{k} {m.name}" for k, m in enumerate(measures, 1))
-    traces = [Trace("a run", "s0 dots", dots), Trace("mean", "s1", means)]
-    return panel(f"{metric} by setting", traces, x=f"setting: {names}"[:90]) if len(measures) > 1 else None
+def _compared(document: Mapping[str, Any], parts: Iterable[RenderableType]) -> Shown:
+    """A comparison with its curves."""
+    return Shown(document, parts, panels=[drawn for _, drawn, _ in pictures_of(document)])
 
 
 def written(parts: Iterable[RenderableType]) -> str:

@@ -89,7 +89,7 @@ def test_a_document_from_a_file_is_the_same(made):
 
 
 def test_rows_without_any_speed(tmp_path):
-    paths = [run(tmp_path / f"{k}", rows='{"step": 1, "train/loss": 1.0}\n') for k in range(2)]
+    paths = [run(tmp_path / f"{k}", done=False, rows='{"step": 1, "train/loss": 1.0}\n') for k in range(2)]
     found = document(read([str(p) for p in paths]))
     assert say(fact("nothing-to-compare")) in Reader(compare_page.render(found)).text
 

@@ -159,7 +159,7 @@ def test_a_row_that_diverged_ranks_nowhere(tmp_path):
     row = by_label(found)["lost"]
     assert row["examples_per_second"] is row["metric"] is row["ratio"] is None and verdict(row) == "diverged"
     assert found["baseline"] == "a" and "lost" not in str(found["sentences"]["headline"])
-    (lost,) = told(found, "speed", "row-diverged")
+    (lost,) = told(found, "metric", "row-diverged")
     assert (lost["label"], lost["runs"], lost["of"]) == ("lost", 1, 1)
 
 
@@ -181,6 +181,30 @@ def test_two_runs_are_both_shown_and_make_no_interval(tmp_path):
     assert "2 runs are too few for an interval" in found["sentences"]["wall"][0]["text"]
     final = told(found, "metric", "final")[0]["runs"]
     assert (final["code"], final["low"], final["high"]) == ("final-of-two", 0.97, 0.971)
+
+
+def test_pairs_are_those_of_seeds_that_both_finished(tmp_path):
+    made = study(tmp_path / "study")
+    (made / "lr=0.2" / "seed-2" / "result.json").unlink()
+    final = compared(made)["rows"][1]["metric"]
+    assert final["by_pairs"] and final["n"] == 2 and final["difference"]["value"] == pytest.approx(0.01)
+
+
+def test_few_seeds_and_many_comparisons_are_said(tmp_path):
+    few = compared(study(tmp_path / "few", seeds=(0, 1)))
+    assert [f["code"] for f in few["sentences"]["metric"]] == ["final", "final", "few-seeds"]
+    for k, name in enumerate("abcd"):
+        for seed in range(3):
+            run(tmp_path / name / f"{seed}", (0.9 + 0.01 * k + 0.001 * seed * (k + 1),), seed=seed)
+    (many,) = told(compared(*(tmp_path / name for name in "abcd")), "metric", "many-comparisons")
+    assert many["n"] == 3 and many["chance"] == pytest.approx(1 - 0.95**3)
+
+
+def test_another_metric_can_be_named(tmp_path):
+    a, b = run(tmp_path / "a"), run(tmp_path / "b", seed=1)
+    assert compared(a, b, metric="train/loss")["metric"] == "train/loss"
+    with refused(RecipeError, "study-no-metric", metric="train/los", near="train/loss"):
+        compared(a, b, metric="train/los")
 
 
 def test_a_share_stays_between_0_and_1(tmp_path):

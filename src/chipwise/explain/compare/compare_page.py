@@ -16,7 +16,7 @@ Document = Mapping[str, Any]
 def render(document: Document) -> str:
     """The page of a document of `chipwise compare --json` (`document.SCHEMA`)."""
     rows: list[Document] = document["rows"]
-    pictures = _pictures(document)
+    drawn = pictures(document)
     return page.render(
         "compare",
         _FILTERS,
@@ -24,8 +24,8 @@ def render(document: Document) -> str:
         title=" and ".join(document["recipes"]),
         said={subject: texts(facts) for subject, facts in document["sentences"].items()},
         same=[a["fact"]["text"] for a in document["agreement"]],
-        panels=[drawn for _, drawn, _ in pictures if drawn is not None],
-        undrawn=[f"{title}, {why}" for title, drawn, why in pictures if drawn is None and why],
+        panels=[one for _, one, _ in drawn if one is not None],
+        undrawn=[f"{title}, {why}" for title, one, why in drawn if one is None and why],
         finals=_finals(document),
         sources=sources(document),
         sized=len({row["parameters"] for row in rows} - {None}) > 1,
@@ -46,7 +46,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
 # ---- pictures
 
 
-def _pictures(document: Document) -> list[tuple[str, Panel | None, str]]:
+def pictures(document: Document) -> list[tuple[str, Panel | None, str]]:
     """Curves of the rows by subject: title, picture, and the reason if a picture is missing."""
     metric = document["metric"] or ""
     rows = document["rows"]

@@ -20,28 +20,34 @@ _MANY = 4  # rows; with more, the values of a difference are grouped
 _VERDICTS = {HIGHER: "faster", LOWER: "slower", NO_DIFFERENCE: "no difference"}
 
 
-def parts(document: Document) -> Iterator[RenderableType]:
-    """The parts of a document of `comparison.document` to print, in order."""
-
-    def part(title: str, lines: Sequence[str]) -> Iterator[Text]:
-        if lines:
-            yield Text(f"\n{title}", style="bold")
-        yield from map(_line, lines)
-
-    sentences = {subject: texts(facts) for subject, facts in document["sentences"].items()}
-    for line in sentences["headline"]:
+def results(document: Document) -> Iterator[RenderableType]:
+    """Whose result is better: what a study says of itself."""
+    for line in texts(document["sentences"]["headline"]):
         yield _line(line, "", "bold")
     yield Text()
     yield summary(document)
-    yield from part("Result", sentences["metric"])
+    yield from _part("Result", texts(document["sentences"]["metric"]))
+
+
+def parts(document: Document) -> Iterator[RenderableType]:
+    """The parts of a document of `comparison.document` to print, in order."""
+    sentences = {subject: texts(facts) for subject, facts in document["sentences"].items()}
+    yield from results(document)
     yield Text("\nSpeed", style="bold")
     yield speeds(document)
     yield from map(_line, sentences["speed"])
-    yield from part("Time to the target", sentences["target"])
-    yield from part("Wall time", sentences["wall"])
-    yield from part("What differs", [f"{d['setting']}: {values(d['values'])}" for d in document["differing"]])
-    yield from part("The same computation?", [a["fact"]["text"] for a in document["agreement"]])
-    yield from part("Where the figures come from", sources(document))
+    yield from _part("Time to the target", sentences["target"])
+    yield from _part("Wall time", sentences["wall"])
+    differing = [f"{d['setting']}: {values(d['values'])}" for d in document["differing"]]
+    yield from _part("What differs", differing)
+    yield from _part("The same computation?", [a["fact"]["text"] for a in document["agreement"]])
+    yield from _part("Where the figures come from", sources(document))
+
+
+def _part(title: str, lines: Sequence[str]) -> Iterator[Text]:
+    if lines:
+        yield Text(f"\n{title}", style="bold")
+    yield from map(_line, lines)
 
 
 def texts(facts: Sequence[Document]) -> list[str]:
@@ -110,7 +116,7 @@ def result(row: Document, metric: str) -> str:
     """`better`, `worse`, `no difference shown` or another verdict on a row's result."""
     apart = row["metric"] and row["metric"]["difference"]
     if not apart:
-        return "-"
+        return "diverged" if row["diverged"] and not row["metric"] else "-"
     if apart["verdict"] not in (HIGHER, LOWER):
         return str(fact(apart["verdict"]))
     return "better" if (apart["verdict"] == LOWER) == lower_is_better(metric) else "worse"

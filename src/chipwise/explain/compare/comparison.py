@@ -35,14 +35,17 @@ from .row_figures import (
 
 SCHEMA = "chipwise.comparison/6"
 _POINTS = 400  # at most, in a curve
+_FIRST = ("eval/accuracy", "eval/loss")  # what is compared, where it is there and no other is named
 
 
 def compare(
-    sources: Sequence[str], *, baseline: str | None = None, target: str | None = None
-) -> dict[str, Any]:
+    sources: Sequence[str], *, baseline: str | None = None, target: str | None = None,
+    metric: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """The document of what `sources` name. *Arguments:* `target`: such as `"eval/accuracy=0.94"`. Raises as
     `row_sources.read` and `document` do."""
-    return document(read(sources), baseline=baseline, target=None if target is None else parse(target))
+    goal = None if target is None else parse(target)
+    return document(read(sources), baseline=baseline, target=goal, metric=metric)
 
 
 def document(
@@ -50,14 +53,15 @@ def document(
     *,
     baseline: str | None = None,
     target: Goal | None = None,
+    metric: str | None = None,
 ) -> dict[str, Any]:
     """The whole comparison as plain JSON values.
 
     *Arguments:* `baseline`: a row's label, by default the first with a speed; `target`: a value of a metric,
-    for the time to it.
+    for the time to it; `metric`: what is compared, by default the accuracy or the loss of evaluation.
 
-    Raises `RecipeError` for a single row that is no study, a baseline that is not a row, and a target metric
-    that no row has.
+    Raises `RecipeError` for a single row that is no study, a baseline that is not a row, and a metric that no
+    row has.
     """
     if len(rows) < 2 and not (rows and rows[0].form == "study"):
         raise RecipeError("compare-alone", labels=[row.label for row in rows])
@@ -66,7 +70,7 @@ def document(
     base = _baseline(rows, speeds, baseline)
     one_batch = len({row.batch for row in rows if speeds[row.label]}) == 1
     agreements = {row.label: agreement(row, base) for row in rows if row is not base}
-    metric = _metric(rows)
+    metric = _metric(rows, metric)
     base_time = times[list(rows).index(base)]
     stated_rows = []
     for row, time in zip(rows, times, strict=True):
@@ -172,17 +176,23 @@ def _length(row: Row) -> int | None:
     return None if row.steps is None or row.batch is None else row.steps * row.batch
 
 
-def _metric(rows: Sequence[Row]) -> str | None:
-    """The metric whose final value is shown: accuracy, if there is one."""
-    seen = dict.fromkeys(k for row in rows for r in row.sound for k in r.metrics if k.startswith("eval/"))
-    if "eval/accuracy" in seen:
-        return "eval/accuracy"
-    return next(iter(seen), None)
+def _metric(rows: Sequence[Row], named: str | None) -> str | None:
+    """The metric whose final values are compared."""
+    seen = dict.fromkeys(name for row in rows for r in row.sound for name in r.metrics)
+    if named is None:
+        others = sorted(seen, key=lambda name: not name.startswith("eval/"))
+        return next((name for name in (*_FIRST, *others) if name in seen), None)
+    if seen and named not in seen:
+        raise RecipeError(
+            "study-no-metric", "No run has the metric {metric:plain}.{near:near} Metrics: {metrics:list}.",
+            metric=named, near=near(named, seen), metrics=list(seen),
+        )  # fmt: skip
+    return named
 
 
 def _final(row: Row, base: Row, metric: str | None) -> dict[str, Any] | None:
     """The last value of the metric in each repeat, its spread, and its difference from the baseline's; by
-    pairs if both have the same seeds."""
+    pairs if every seed of one is a seed of the other."""
     mine, other = _finals(row, metric), _finals(base, metric)
     if not mine:
         return None
@@ -192,9 +202,10 @@ def _final(row: Row, base: Row, metric: str | None) -> dict[str, Any] | None:
     apart = by_pairs = None
     if other and row is not base:
         seeds, others = ({s: v for s, v in finals if s is not None} for finals in (mine, other))
-        by_pairs = len(mine) > 1 and seeds.keys() == others.keys() and len(seeds) == len(mine) == len(other)
+        both = sorted(seeds.keys() & others.keys())
+        by_pairs = 1 < len(both) == min(len(mine), len(other))
         if by_pairs:
-            apart = paired([seeds[s] for s in sorted(seeds)], [others[s] for s in sorted(seeds)])
+            apart = paired([seeds[s] for s in both], [others[s] for s in both])
         else:
             apart = difference(values, [v for _, v in other])
     best = [r.best_at for r in row.sound if r.complete and r.best_at is not None]

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...recipe.metrics import lower_is_better
-from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE, UNKNOWN
+from ...study.stats import CONFIDENCE, HIGHER, LOWER, NO_DIFFERENCE, UNKNOWN
 from ...words.facts import Fact, fact
 from ...words.figures import known
+from .row_figures import FEW
 
 Document = Mapping[str, Any]
+_MANY = 3  # comparisons, from which on chance is worth a word
 
 
 def conclusions(document: Document) -> dict[str, list[Fact]]:
@@ -22,7 +24,7 @@ def conclusions(document: Document) -> dict[str, list[Fact]]:
     speed = _faster(document, rows) if len(rows) > 1 else []
     return {
         "headline": [*result, *speed] or _metric(document)[:1] or [fact("nothing-to-compare")],
-        "speed": _speed(document, rows),
+        "speed": _speed(rows),
         "wall": _wall(document["rows"]),
         "target": _target(document),
         "metric": _metric(document),
@@ -76,17 +78,13 @@ def _faster(document: Document, rows: list[Document]) -> list[Fact]:
     return told
 
 
-def _speed(document: Document, rows: list[Document]) -> list[Fact]:
+def _speed(rows: list[Document]) -> list[Fact]:
     facts = []
     batches = sorted({row["batch"] for row in rows if row["batch"] is not None})
     if len(batches) > 1:
         facts.append(fact("batches-differ", batches=batches))
     if single := [row["label"] for row in rows if row["within_one_run"]]:
         facts.append(fact("interval-within-one-run", labels=single))
-    for row in document["rows"]:
-        if some := row["diverged"]:
-            code = "row-diverged" if some["runs"] == some["of"] else "some-diverged"
-            facts.append(fact(code, label=row["label"], **_divergence(some)))
     return facts
 
 
@@ -120,6 +118,9 @@ def _metric(document: Document) -> list[Fact]:
     facts = []
     for row in document["rows"]:
         if not (final := row["metric"]):
+            if some := row["diverged"]:
+                code = "row-diverged" if some["runs"] == some["of"] else "some-diverged"
+                facts.append(fact(code, label=row["label"], **_divergence(some)))
             continue
         runs = fact("final-of-one")
         if known(final["low"]):
@@ -136,6 +137,12 @@ def _metric(document: Document) -> list[Fact]:
             more.append(fact(code, value=apart["value"], verdict=fact(apart["verdict"])))
         of = {"metric": document["metric"], "mean": final["mean"]}
         facts.append(fact("final", label=row["label"], **of, runs=runs, more=more))
+    finals = [row["metric"] for row in document["rows"] if row["metric"]]
+    if any(1 < final["n"] < FEW for final in finals):
+        facts.append(fact("few-seeds", enough=FEW))
+    compared = sum(bool(final["difference"]) and known(final["difference"]["low"]) for final in finals)
+    if compared >= _MANY:
+        facts.append(fact("many-comparisons", n=compared, chance=1 - CONFIDENCE**compared))
     return facts
 
 
