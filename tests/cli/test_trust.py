@@ -27,7 +27,9 @@ def test_audit_says_and_writes_what_it_found(chipwise, run):
     row = json.loads(rows[1])
     rows[1] = json.dumps(row | {"parameters": "0" * 16})
     (run / "ledger.jsonl").write_text("\n".join(rows) + "\n")
-    assert chipwise("audit", run, "--devices", 1, "--json").refused(5, "audit-differs", step=4)
+    said = chipwise("audit", run, "--devices", 1, "--json")
+    assert (said.code, said.error.code, said.error.facts["step"]) == (5, "audit-differs", 4)
+    assert json.loads(said.out)["verdict"]["what"] == ["parameters"]
 
 
 def test_diff_says_where_two_part_and_why(chipwise):
