@@ -111,6 +111,11 @@ PAIRS = {
     "schedule": (recipe(), recipe(optimizer=cw.adamw(lr=late(1), weight_decay=0.01)), "diff-rate", None),
     "augment": (recipe(), recipe(augment=augment), "diff-operation", line("another augmentation", "augment")),
     "refactored": (recipe(), recipe(refactored), None, None),
-    "precision": (recipe(), recipe(precision="bf16"), "diff-operation", "_"),
+    "clip": (
+        recipe(),
+        recipe(optimizer=cw.adamw(lr=late(), weight_decay=0.01, clip=0.1)),
+        "diff-operation",
+        "_",
+    ),
 }
 """Name to two recipes, the cause that `diff` names, and the place of its operation."""
