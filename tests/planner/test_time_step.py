@@ -15,7 +15,7 @@ SIZE = 10**8  # float32 of a gradient
 
 
 def programs(calls, local, devices):
-    layout = SimpleNamespace(devices=devices, groups=devices, exact=True, shards=1)
+    layout = SimpleNamespace(devices=devices, groups=devices, exact=True, shards=1, vectors=1)
     recipe = SimpleNamespace(precision="bf16")
     counts = {"calls": calls, "local_vectors": local, "size": SIZE, "gathered": 0}
     return SimpleNamespace(**counts, layout=layout, recipe=recipe, programs=[SimpleNamespace(name="replica")])
