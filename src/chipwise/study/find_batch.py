@@ -109,7 +109,7 @@ def find_batch(
     `fit` does, `DataError` if there are fewer training examples than replicas.
     """
     limit = _limit(recipe, at_most)
-    hosts().alone("find-batch")
+    hosts().alone("bench --largest-batch")
     return _here(recipe, on, limit, Reporter(progress))
 
 
