@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import typer
-
-from ..errors import RecipeError
 from ..explain.terminal import answer
 from . import options
-from .options import argument, flag, option
+from .options import argument, option
 
 
 @options.taking
 def report(
     run: Path = argument("A run folder, or the folder of a study."),
     html: Path | None = options.HTML,
-    predictions: bool = flag("Also predict the evaluation data: the worst, the best, the confused classes."),
-    recipe: str | None = options.OF_RUN,
-    best: bool = options.BEST,
-    eval_data: str | None = options.EVAL_DATA,
     json_: bool = options.JSON,
 ) -> None:
     """Report a run: settings, curves, where the time went, what was slow, what to try. A study is compared.
@@ -28,7 +20,7 @@ def report(
     \b
     Examples:
       chipwise report runs/mnist-1
-      chipwise report runs/mnist-1 --html report.html --predictions
+      chipwise report runs/mnist-1 --html report.html
       chipwise report runs/mnist-1 --json
     """
     from ..explain.report import report_page, report_text
@@ -37,29 +29,9 @@ def report(
     if (run / "study.json").exists():
         compare(sources=[str(run)], baseline=None, target=None, html=html, json_=json_)
         return
-    found = None
-    if predictions:
-        found = _gallery(run, recipe, best, eval_data)
-    elif recipe is not None or best or eval_data is not None:
-        text = "--recipe, --best and --eval-data are for --predictions: add it, or leave them out."
-        raise RecipeError("gallery-option-unused", text)
-    else:
-        options.only_look()
-    document = make(run, found)
+    options.only_look()
+    document = make(run)
     answer(document, report_text.parts(document), lambda: report_page.render(document), html, json_)
-
-
-def _gallery(run: Path, recipe: str | None, best: bool, eval_data: str | None) -> dict[str, Any]:
-    from ..deploy.inputs import with_evaluation
-    from ..deploy.model import trained
-    from ..explain.report.prediction_gallery import gallery
-
-    def warn(warning: object) -> None:
-        typer.echo(f"warning: {warning}", err=True)
-
-    model = trained(run, recipe, warn, with_data=eval_data is None, best=best)
-    held_out = None if eval_data is None else with_evaluation(model.recipe, eval_data).task.eval
-    return gallery(model, held_out)
 
 
 @options.taking

@@ -24,13 +24,12 @@ from .findings import divergence, learned, slow
 from .stored_settings import command, curve, next_commands, settings, typed
 from .time_spent import Speed, TimeSpent, intervals, speed, spent
 
-SCHEMA = "chipwise.report/5"
+SCHEMA = "chipwise.report/6"
 
 
-def report(path: str | os.PathLike, predictions: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The report of the run folder `path`, as JSON values. Runs no code of the run. *Arguments:*
-    `predictions`: of `prediction_gallery`, to show too. Raises `RunError` if `path` is none or cannot be
-    read."""
+def report(path: str | os.PathLike) -> dict[str, Any]:
+    """The report of the run folder `path`, as JSON values. Runs no code of the run. Raises `RunError` if
+    `path` is none or cannot be read."""
     folder = Path(path)
     runs = sorted(file.parent for name in ("recipe.json", FILE) for file in folder.glob(f"*/{name}"))
     if runs and not (folder / "recipe.json").exists():
@@ -39,7 +38,7 @@ def report(path: str | os.PathLike, predictions: Mapping[str, Any] | None = None
             "folder-of-runs", "{folder} is not a run folder, but holds {runs:few}: type {command}.",
             folder=str(folder), runs=[run.name for run in runs], command=first,
         )  # fmt: skip
-    return run_document(read_run(folder)) | {"predictions": predictions}
+    return run_document(read_run(folder))
 
 
 def run_document(run: StoredRun) -> dict[str, Any]:
@@ -85,7 +84,6 @@ def run_document(run: StoredRun) -> dict[str, Any]:
         "intervals": [vars(i) for i in timed],
         "resumes": [{"when": one_line(s.get("time")), "step": s["step"]} for s in run.starts if s["step"]],
         "seconds": time and time.json(),
-        "predictions": None,
         "advice": [finding.json() for finding in findings],
         "sources": [one.json() | {"about": say(one, "about")} for one in _sources(run, time, fast)],
         "notes": [
