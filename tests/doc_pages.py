@@ -132,7 +132,7 @@ for name in ("cpu.json", "gpu.json", "bench/1.json", "bench/2.json"):
 for name in ("a", "b"):
     done(f"train digits --set duration=2ep --run runs/{name} --quiet")
 for name, batch in (("small", 32), ("large", 128)):
-    done(f"train digits --set duration=1ep --set batch={batch} --seeds 2 --run runs/{name}-5 --quiet")
+    done(f"sweep digits --set duration=1ep --set batch={batch} --seeds 2 --run runs/{name}-5 --quiet")
 import contextlib
 with open("plan.json", "w") as file, contextlib.redirect_stdout(file):
     done("plan digits --on t4 --json")
@@ -163,7 +163,7 @@ pyarrow.parquet.write_table(pyarrow.table(table), "reviews.parquet")
     "report": """
 mnist()
 done("train mnist --set duration=2st --run runs/mnist-1 --quiet --keep-best eval/loss")
-done("train mnist --set duration=2st --seeds 2 --run runs/mnist-5 --quiet")
+done("sweep mnist --set duration=2st --seeds 2 --run runs/mnist-5 --quiet")
 """,
     "study": "mnist()\nimport dataclasses\nrecipe = dataclasses.replace(recipe, optimizer=cw.adamw(lr=1e-3))",
     "tutorial/data": """

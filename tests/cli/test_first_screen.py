@@ -31,7 +31,7 @@ def test_completion_installs_and_completes(shell, tmp_path):
     assert done.returncode == 0, done.stderr
     (script,) = tmp_path.rglob("chipwise*.sh")
     assert str(script) in (tmp_path / ".bashrc").read_text()
-    for words, at, answer in (("chipwise pl", 1, "plan"), ("chipwise train --see", 2, "--seeds")):
+    for words, at, answer in (("chipwise pl", 1, "plan"), ("chipwise sweep --see", 2, "--seeds")):
         asked = {"_CHIPWISE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}
         assert answer in shell(**asked).stdout.split()
 

@@ -76,37 +76,22 @@ def test_people_see_a_table_its_warnings_and_the_folder(swept, chipwise, mine):
     assert "Did you mean 'train/loss'" in wrong.err
 
 
-def test_seeds_of_train_are_one_row_and_a_folder_each(chipwise, mine, tmp_path):
-    command = (
-        "train",
-        f"{mine}:recipe",
-        "--seeds",
-        "3,1",
-        "--run",
-        tmp_path / "s",
-        *FAST[:-3],
-        "--set",
-        "duration=5st",
-    )
-    said = chipwise(*command)
+def test_named_seeds_are_one_row_and_a_folder_each(chipwise, mine, tmp_path):
+    setting, folder = ("--set", "duration=5st"), tmp_path / "s"
+    said = chipwise("sweep", f"{mine}:recipe", "--seeds", "3,1", "--run", folder, *FAST[:-3], *setting)
     assert said.code == 0, said.err
-    assert sorted(p.name for p in (tmp_path / "s").iterdir()) == ["lock", "seed-1", "seed-3", "study.json"]
-    assert "baseline" in said.out and "eval/loss" in said.out
-    stored = json.loads((tmp_path / "s/seed-3/recipe.json").read_text())
+    assert sorted(p.name for p in folder.iterdir()) == ["duration=5st", "lock", "study.json"]
+    assert sorted(p.name for p in (folder / "duration=5st").iterdir()) == ["seed-1", "seed-3"]
+    assert "eval/loss" in said.out
+    stored = json.loads((folder / "duration=5st" / "seed-3" / "recipe.json").read_text())
     assert (stored["seed"], stored["duration"]) == (3, "5st")
     assert stored["source"]["set"] == ["duration=5st", "seed=3"]
-    other = chipwise(*command, "--set", "rate=0.5")
-    assert other.refused(5, "study-of-another-recipe")
 
 
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["train", "digits", "--seeds", "2", "--stop-after", "1st"], "seeds-combined"),
-        (["train", "digits", "--seeds", "2", "--fresh"], "seeds-combined"),
-        (["train", "digits", "--seeds", "2", "--set", "seed=1"], "seeds-combined"),
-        (["train", "digits", "--seeds", "many"], "seeds-unreadable"),
-        (["train", "digits", "--metric", "eval/loss"], "several-runs-only"),
+        (["sweep", "digits", "--seeds", "many"], "seeds-unreadable"),
         (["sweep", "digits", "--set", "lr=0.1,"], "value-missing"),
         (["sweep", "digits", "--set", "lr=0.1,high"], None),
         (["sweep", "digits", "--set", "seed=1,2"], "seed-is-no-setting"),

@@ -188,7 +188,6 @@ def test_from_goes_on_with_the_weights_of_a_run(chipwise, mine, whole, tmp_path)
     without = [word for word in command if word not in ("--from", old)]
     assert chipwise(*without).refused(5, "run-of-another-recipe")
     assert chipwise(*[old if word == new else word for word in command]).refused(2, "from-itself")
-    assert chipwise(*command, "--seeds", 2).refused(2, "seeds-combined", options=["--from"])
 
 
 def test_a_run_goes_on_with_the_optimizer_of_another(chipwise, mine, tmp_path):

@@ -19,7 +19,7 @@ from ..machine.hosts import hosts
 from ..words.facts import fact
 from ..words.figures import byte_size, counted, digits, sparkline
 from . import options
-from .options import argument, flag, option
+from .options import flag, option
 
 if TYPE_CHECKING:
     from ..machine.record import Record
@@ -48,15 +48,10 @@ class FeedOptions:
 
 @options.taking
 def bench(
+    given: options.Given,
     how: options.Hardware,
     timing: TimingOptions,
     feeding: FeedOptions,
-    recipe: str = argument("A recipe; with --feed-only also a packed folder, or its URL."),
-    data: str | None = option(
-        "Found here or downloaded, random, or at a folder or URL. [real]", "real|synthetic|DIR"
-    ),
-    synthetic: bool = options.SYNTHETIC,
-    set_: list[str] | None = options.SET,
     feed_only: bool = flag("Measure only how fast this host reads, decodes and transforms."),
     largest_batch: bool = flag("Find the largest batch that fits in memory, and what would change."),
     at_most: int | None = option("With --largest-batch: search no further than this.", "N"),
@@ -67,12 +62,12 @@ def bench(
 
     Warm-up and compilation are timed apart, and the speed over ten or more intervals, without evaluation.
     The record also has the losses of the first steps: compare the speeds of two only if these agree.
-    --feed-only compares one worker, all, and plain copies.
+    --feed-only, of a recipe or a packed folder, compares one worker, all, and plain copies.
 
     \b
     Examples:
       chipwise bench digits
-      chipwise bench cifar10-resnet32 --data synthetic --steps 100
+      chipwise bench cifar10-resnet32 --synthetic --steps 100
       chipwise bench mnist --data DIR --set batch=512 --profile trace
       chipwise bench packed/flowers --feed-only --batch 512 --seconds 30
       chipwise bench cifar10-davidnet --largest-batch --at-most 4096
@@ -81,10 +76,6 @@ def bench(
     """
     began = _process_began()
     _check_writable(out)
-    if data == "synthetic":
-        data, synthetic = None, True
-    data = None if data == "real" else data
-    given = options.Given(recipe, data, synthetic, set_)
     mode = "--feed-only" if feed_only else "--largest-batch" if largest_batch else ""
     _check_used(mode, timing, feeding)
     if feed_only:
@@ -99,7 +90,7 @@ def bench(
     from ..measure.bench import measure_train
 
     loaded = given.load()
-    described = {"set": given.settings, "data_note": "" if synthetic else _note(recipe, data)}
+    described = {"set": given.settings, "data_note": "" if given.synthetic else _note(given)}
     progress, chosen = "none" if json_ else "auto", _chosen(timing)
     try:
         record = measure_train(loaded, on=on, **chosen, progress=progress, began=began, described=described)
@@ -202,11 +193,11 @@ def _check_writable(out: Path | None) -> None:
         raise DataError("bench-out", "Cannot write the record {path}: give --out FILE.json.", path=path)
 
 
-def _note(recipe: str, data: str | None) -> str:
+def _note(given: options.Given) -> str:
     """A remark that belongs to every figure measured on this data set, or ""."""
     from ..data.datasets import cifar10
 
-    return cifar10(data).note if recipe.startswith("cifar10-") else ""
+    return cifar10(given.data).note if given.recipe.startswith("cifar10-") else ""
 
 
 def _process_began() -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -25,10 +24,6 @@ def train(
     how: options.Training,
     run: str | None = option("Run folder; a run in it is resumed. [runs/NAME-TIME]", "DIR"),
     stop_after: str | None = option("Stop and save after this long; schedules stay the same.", "DURATION"),
-    seeds: str | None = option(
-        "A run for each seed: 5 means seeds 0 to 4, or list them, such as 0,3,7.", "N|LIST"
-    ),
-    metric: str | None = options.METRIC,
     keep_best: str | None = option("Also keep the checkpoint with the best METRIC: eval/accuracy.", "METRIC"),
     patience: str | None = option("With --keep-best: stop after this long without a better one.", "DURATION"),
     eval_data: str | None = options.EVAL_DATA,
@@ -51,25 +46,10 @@ def train(
     Examples:
       chipwise train digits
       chipwise train my_task.py:recipe --set lr=0.2 --devices 4
-      chipwise train mnist --data DIR --seeds 5 --run runs/mnist-5
       chipwise train mnist --data DIR --keep-best eval/accuracy --patience 5ep
       chipwise train mnist --data DIR --from runs/mnist --set lr=0.001 --run runs/mnist-2
       chipwise train mnist --from runs/mnist --with-optimizer --set duration=5ep --run runs/longer
     """
-    if seeds is not None:
-        single = {
-            "--keep-best": keep_best, "--patience": patience, "--from": start, "--stop-after": stop_after,
-            "--fresh": fresh, "--changed-code": changed_code, "--eval-data": eval_data,
-            "--keep": keep, "--ledger": ledger, "--with-optimizer": with_optimizer,
-            "--set seed": any(re.match(r"\s*seed\s*=", text) for text in recipe.settings),
-        }  # fmt: skip
-        if options_of_one := [flag for flag, value in single.items() if value]:
-            text = "{options:and} cannot be combined with --seeds: leave one out."
-            raise RecipeError("seeds-combined", text, options=options_of_one)
-        _study(recipe, {}, how, run, seeds, metric, json_, quiet)
-        return
-    if metric is not None:
-        raise RecipeError("several-runs-only", "--metric compares several runs: add --seeds 5.")
     more = {"stop_after": stop_after, "fresh": fresh, "keep_best": keep_best, "patience": patience}
     more |= {"changed_code": changed_code, "keep": keep, "ledger": ledger}
     if with_optimizer and start is None:
@@ -81,7 +61,9 @@ def train(
 def sweep(
     how: options.Training,
     recipe: str = options.RECIPE,
-    set_: list[str] | None = option("Values of a setting; every combination is trained.", "KEY=VALUE,VALUE"),
+    set_: list[str] | None = option(
+        "A value of a setting, or several; every combination is trained.", "KEY=VALUE,VALUE"
+    ),
     seeds: str = option("3 means seeds 0 to 2; or list them, such as 0,3,7.", "N|LIST", default="3"),
     run: str | None = option("The study's folder; finished runs are not repeated. [runs/NAME-TIME]", "DIR"),
     metric: str | None = options.METRIC,
@@ -90,10 +72,11 @@ def sweep(
     json_: bool = options.JSON,
     quiet: bool = options.QUIET,
 ) -> None:
-    """Train every combination of settings with several seeds, and compare them.
+    """Train with several seeds, every combination of settings, and compare them.
 
     \b
     Examples:
+      chipwise sweep mnist --seeds 5 --run runs/mnist-5
       chipwise sweep mnist --set lr=0.005,0.01,0.02 --seeds 3 --run runs/mnist-lr
       chipwise sweep digits --set lr=1e-3,3e-3 --set batch=32,64 --seeds 5
       chipwise sweep my_task.py:recipe --set warmup=5ep,10ep --metric eval/f1_macro --json
@@ -101,10 +84,37 @@ def sweep(
     A comma in brackets or quotes, or after a backslash, is part of the value. The same command with the same
     --run continues after a stop, and more values or seeds extend the study.
     """
-    from ..study.grid import parse
+    from ..explain.compare.compare_table import results
+    from ..explain.compare.comparison import compare
+    from ..study import grid as points
+    from ..study.sweep import sweep as train_all
 
-    given = options.Given(recipe, data, synthetic)
-    _study(given, parse(set_ or ()), how, run, seeds, metric, json_, quiet)
+    settings, arguments = points.parse(set_ or ()), how.arguments
+    file, _, name = recipe.partition(":")
+    run = run or _folder(Path(name or file).stem)
+
+    def compared(study) -> dict[str, Any]:
+        return compare([str(study.folder)], metric=metric)
+
+    def after_round(study) -> None:
+        document = compared(study)  # raises for an unknown metric after the first round, not the last
+        if not quiet and not all(run.ended for point in study.points for run in point.runs.values()):
+            printed(console(sys.stderr, width=160), results(document))
+
+    study = train_all(
+        recipe, settings, data=data, synthetic=synthetic, seeds=points.seeds(seeds), run=run,
+        progress=how.progress(quiet), after_round=after_round, **arguments,
+    )  # fmt: skip
+    if json_:
+        found = compared(study)
+        about = {name: found[name] for name in ("metric", "baseline", "rows")}
+        print(json.dumps({"run": str(study.folder), **study.to_json(), **about}))
+    else:
+        printed(console(width=160), results(compared(study)))
+        print(f"run  {study.folder}")
+    if not any(run.done for point in study.points for run in point.runs.values()):
+        text = "Every run of {folder} diverged: try lower rates (--set lr=...)."
+        raise DivergedError("every-run-diverged", text, folder=study.folder)
 
 
 @options.taking
@@ -200,42 +210,3 @@ def _one(
         rows.append(("best", fact("best-kept", **vars(result.kept))))
     rows += [("fingerprint", result.fingerprint), ("run", result.run)]
     console(width=None).print(grid(rows))
-
-
-def _study(
-    given: options.Given, settings: dict[str, list[str]], how: options.Training, run: str | None, seeds: str,
-    metric: str | None, json_: bool, quiet: bool,
-) -> None:  # fmt: skip
-    """Trains a study and prints its table. Raises `DivergedError` when every run of it diverged."""
-    from ..explain.compare.compare_table import results
-    from ..explain.compare.comparison import compare
-    from ..study import grid
-    from ..study.sweep import sweep
-
-    arguments = how.arguments
-    file, _, name = given.recipe.partition(":")
-    run = run or _folder(Path(name or file).stem)
-
-    def compared(study) -> dict[str, Any]:
-        return compare([str(study.folder)], metric=metric)
-
-    def after_round(study) -> None:
-        document = compared(study)  # raises for an unknown metric after the first round, not the last
-        if not quiet and not all(run.ended for point in study.points for run in point.runs.values()):
-            printed(console(sys.stderr, width=160), results(document))
-
-    study = sweep(
-        given.recipe, settings, set=given.settings, data=given.data, synthetic=given.synthetic,
-        seeds=grid.seeds(seeds), run=run, progress=how.progress(quiet), after_round=after_round,
-        **arguments,
-    )  # fmt: skip
-    if json_:
-        found = compared(study)
-        about = {name: found[name] for name in ("metric", "baseline", "rows")}
-        print(json.dumps({"run": str(study.folder), **study.to_json(), **about}))
-    else:
-        printed(console(width=160), results(compared(study)))
-        print(f"run  {study.folder}")
-    if not any(run.done for point in study.points for run in point.runs.values()):
-        text = "Every run of {folder} diverged: try lower rates (--set lr=...)."
-        raise DivergedError("every-run-diverged", text, folder=study.folder)

@@ -16,7 +16,7 @@ from jax.extend.random import threefry2x32_p
 from jax.interpreters import mlir
 
 # Streams are folded in first, so that no two uses share a key.
-_INIT, _REPLICA, _AUGMENT, _EVAL, _OWN = range(5)
+_INIT, _REPLICA, _AUGMENT, _EVAL = range(4)
 
 
 def _stream(seed: int | jax.Array, stream: int) -> jax.Array:
@@ -39,12 +39,6 @@ def augment_keys(seed: int | jax.Array, epochs: jax.Array, indices: jax.Array) -
     stream = _stream(seed, _AUGMENT)
     fold = jax.vmap(lambda epoch, index: jax.random.fold_in(jax.random.fold_in(stream, epoch), index))
     return fold(epochs, indices)
-
-
-def own_keys(seed: int | jax.Array, indices: jax.Array) -> jax.Array:
-    """One key per example, `(n,)`, the same in every epoch, from its index `(n,)` int32."""
-    stream = _stream(seed, _OWN)
-    return jax.vmap(lambda index: jax.random.fold_in(stream, index))(indices)
 
 
 def eval_key(seed: int) -> jax.Array:

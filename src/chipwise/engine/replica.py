@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..data.augment.image import BY_EPOCH, reads_epoch
 from ..errors import RecipeError
 from ..recipe import freezing, precision
 from ..recipe.recipe import Recipe
@@ -87,11 +86,7 @@ def _forward(recipe: Recipe, params, state, step, seed, batch, indices, epochs, 
 
 def augmented(augment: Any, batch: dict, seed, epochs, indices) -> dict:
     """`batch` with each example augmented. Arguments as for `contribution`, of one replica."""
-    added = {}
-    if reads_epoch(augment):
-        added = dict(zip(BY_EPOCH, (epochs, keys.own_keys(seed, indices)), strict=True))
-    after = jax.vmap(augment)({**batch, **added}, keys.augment_keys(seed, epochs, indices))
-    return {name: column for name, column in after.items() if name not in added}
+    return jax.vmap(augment)(batch, keys.augment_keys(seed, epochs, indices))
 
 
 def sums_of(recipe: Recipe, read: tuple[Tree, Tree, Tree, Any, Tree], example: dict) -> dict[str, Sum]:

@@ -7,7 +7,6 @@ import pytest
 
 import chipwise as cw
 from chipwise.data.augment import (
-    alternating_flip,
     compose,
     cutout,
     flip,
@@ -81,16 +80,6 @@ def test_bits_of_an_image_do_not_depend_on_a_mask():
     for name, augment in MOVES.items():
         with_mask = changed(compose(augment, masks="mask"))["image"]
         np.testing.assert_array_equal(with_mask, changed(compose(augment), image)["image"], err_msg=name)
-
-
-def test_the_epoch_s_flip_moves_masks_too():
-    given = {**example(), "_epoch": jnp.int32(1), "_own": jax.random.key(0)}
-    both = jax.vmap(compose(alternating_flip(), masks="mask"), (0, None))
-    keys = jax.random.split(jax.random.key(0), 8)
-    got = both({**{n: jnp.stack([v] * 8) for n, v in given.items()}, "_own": keys}, jax.random.key(1))
-    flipped = (np.asarray(got["image"]) != given["image"]).any(axis=(1, 2, 3))
-    assert ((np.asarray(got["mask"]) != given["mask"]).any(axis=(1, 2)) == flipped).all()
-    assert 0 < flipped.sum() < 8
 
 
 @pytest.mark.parametrize("augment", [MOVES[name] for name in ("flip", "reflect_crop", "rand_augment")])

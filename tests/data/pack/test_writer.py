@@ -298,14 +298,6 @@ def test_other_settings_do_not_go_on_with_a_folder(tmp_path):
     assert files(tmp_path) == before
 
 
-def test_one_process_at_a_time(tmp_path):
-    first = writer(tmp_path)
-    with refused(cw.errors.DataError, "pack-in-use"):
-        writer(tmp_path)
-    first.close()
-    writer(tmp_path).close()
-
-
 def test_what_a_killed_program_left_is_not_gone_on_with(tmp_path, monkeypatch):
     def killed():
         yield {"x": np.arange(4, dtype=np.int32)}

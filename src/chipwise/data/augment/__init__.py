@@ -7,7 +7,6 @@ nothing returns the same bits. `mixup` and `cutmix` are for `Task.mix`.
 """
 
 from .color import normalise as normalise
-from .crop import alternating_flip as alternating_flip
 from .crop import centre as centre
 from .crop import cutout as cutout
 from .crop import flip as flip

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .image import BY_EPOCH, Augment, Example, by_epoch, chance, expect, grid, of_image, paint, pixel, stored
+from .image import Augment, chance, expect, grid, of_image, paint, pixel, stored
 
 
 def flip(p: float = 0.5) -> Augment:
@@ -21,23 +21,6 @@ def flip(p: float = 0.5) -> Augment:
     chance(p, f"flip(p={p})")
     change = lambda image, key: jnp.where(jax.random.bernoulli(key, p), image[:, ::-1], image)  # noqa: E731
     return of_image("flip", change, moves=change)
-
-
-def alternating_flip() -> Augment:
-    """Mirrors a fixed random half of the examples left and right in one epoch, and the other half in the
-    next. So two epochs show each example both ways; with independent flips half of them would repeat.
-
-    Pass it to `Task.augment` directly or in `compose`, which give it the epoch. Source: Jordan, "94% on
-    CIFAR-10 in 3.29 seconds on a single GPU" (2024, arXiv:2404.00498).
-    """
-
-    def flipped(example: Example, key: jax.Array) -> Example:
-        odd = example[BY_EPOCH[0]] % 2 == 1
-        mirrored = jnp.logical_xor(jax.random.bernoulli(example[BY_EPOCH[1]], 0.5), odd)
-        change = lambda image, _: jnp.where(mirrored, image[:, ::-1], image)  # noqa: E731
-        return of_image("alternating_flip", change, moves=change)(example, key)
-
-    return by_epoch(flipped, "alternating_flip")
 
 
 def reflect_crop(pad: int = 4, flip: float = 0.0) -> Augment:

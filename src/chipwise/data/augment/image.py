@@ -90,29 +90,6 @@ def _masks(stage: str, example: Example) -> Example:
     return {name: jnp.asarray(example[name]) for name in masks}
 
 
-BY_EPOCH = ("_epoch", "_own")
-"""Columns that the step adds to an example for augmentations marked by `by_epoch`, and takes away again: the
-epoch `()` int32, and a key of the example that is the same in every epoch."""
-
-
-def by_epoch(augment: Augment, stage: str = "") -> Augment:
-    """Marks `augment` as one that reads the columns of `BY_EPOCH`. With the name of a `stage` it raises
-    `DataError` if they are missing."""
-
-    def marked(example: Example, key: jax.Array) -> Example:
-        needed = f"the epoch, which only Task.augment and compose get: Task(augment=compose({stage}(), ...))"
-        expect(not stage or set(BY_EPOCH) <= set(example), stage, needed)
-        return augment(example, key)
-
-    marked.by_epoch = True  # type: ignore[attr-defined]
-    return marked
-
-
-def reads_epoch(augment: Augment) -> bool:
-    """Whether `augment` is marked by `by_epoch`."""
-    return getattr(augment, "by_epoch", False)
-
-
 def colors_of(image: jax.Array) -> jax.Array:
     """An image without its opacity."""
     return image[..., :3] if image.ndim == 3 else image

@@ -32,13 +32,11 @@ from .image import (
     Augment,
     Example,
     Roles,
-    by_epoch,
     expect,
     grid,
     of_image,
     paint,
     pixel,
-    reads_epoch,
     where_drawn,
 )
 
@@ -289,7 +287,7 @@ def compose(*stages: Augment, masks: Sequence[str] = (), fixed: Sequence[str] = 
             ROLES.reset(token)
         return example
 
-    return by_epoch(augment) if any(map(reads_epoch, stages)) else augment
+    return augment
 
 
 def cifar(mean: float | Sequence[float]) -> Augment:

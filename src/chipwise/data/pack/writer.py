@@ -8,7 +8,6 @@ whatever the kills and however records were divided over calls.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -74,8 +73,9 @@ class Writer:
 
     *Attributes:* `complete`: whether the split was already finished.
 
-    Raises `DataError` for a folder in use or of another identity, columns that change, values out of range,
-    and a full disk. After an error only `close` may be called; complete shards stay.
+    Of several writers in one folder at once, none is right; `Packing` sees to that. Raises `DataError` for a
+    folder of another identity, columns that change, values out of range, and a full disk. After an error only
+    `close` may be called; complete shards stay.
     """
 
     def __init__(
@@ -102,13 +102,8 @@ class Writer:
         self._progress = _Progress(identity)
         self._files: dict[str, NpyFile] = {}  # of the open shard
         self._rows = self._bytes = 0  # of its records
-        self._lock: int | None = None
-        try:
-            with self._reporting():
-                self._open()
-        except BaseException:
-            self.close()
-            raise
+        with self._reporting():
+            self._open()
 
     @property
     def written(self) -> int:
@@ -202,22 +197,13 @@ class Writer:
         self.close()
 
     def close(self) -> None:
-        """Releases the folder. Complete shards stay, and the next `Writer` continues after them."""
+        """Closes the open shard. Complete ones stay, and the next `Writer` continues after them."""
         for file in self._files.values():
             file.close()
         self._files.clear()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
 
     def _open(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.folder, os.O_RDONLY)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            wrong = "Another process is writing {folder}: wait until it is done."
-            raise DataError("pack-in-use", wrong, folder=self.folder) from error
         check_inside(self.folder)
         remove_temporaries(self.folder, PROGRESS, MANIFEST)
         progress, manifest = _read(self.folder / PROGRESS), _read(self.folder / MANIFEST)
@@ -234,7 +220,6 @@ class Writer:
         if progress is None:
             self._progress.shards, self._progress.skipped = begun["shards"], begun["source"]["skipped"]
             self.complete = True
-            self.close()
             return
         try:
             self._progress = _Progress(**progress | {"moments": Moments(**progress["moments"])})
