@@ -37,10 +37,9 @@ def test_one_chip_shows_every_figure_it_has(chip):
     assert chip.source in out and chip.verified in out and chip.notes in out
 
 
-def test_prices_have_dates_and_past_ones_are_apart():
-    now, past = run("v2").stdout.split(str(fact("prices-past")))
-    assert "4.50" in now and "2026-02-26" in now and "6.50" not in now
-    assert "6.50" in past and "2018-04-19" in past
+def test_prices_have_dates():
+    out = run("v2").stdout
+    assert "4.50" in out and "2026-02-26" in out and "6.50" not in out
     assert str(fact("prices-none")) in run("tpu7x").stdout
     assert "v3-64" in run("v3").stdout
 
@@ -57,13 +56,12 @@ def test_a_target_says_what_is_in_it():
 
 def test_json():
     every = json.loads(run("--json").stdout)
-    assert every["schema"] == 1 and len(every["chips"]) == len(CHIPS)
+    assert every["schema"] == 2 and len(every["chips"]) == len(CHIPS)
     one = json.loads(run("V4-8", "--json").stdout)
     assert one["chip"]["name"] == "TPU v4" and one["units"]["memory_GBps"] == "GB/s per chip"
     assert one["target"]["devices"] == 4
     assert one["target"]["topology_arguments"]["chip_config_name"] == "megacore"
     assert [p["usd_per_hour"] for p in one["prices"]] == [12.88]
-    assert json.loads(run("v2", "--json").stdout)["past_prices"]
 
 
 def test_your_own_prices(tmp_path):
@@ -82,21 +80,8 @@ def test_a_wrong_name_says_the_nearest():
         run("v3-4")
 
 
-# ---- chipwise chips --list-prices
-
-
-def test_prices_in_force_with_date_and_source():
-    out = run("--list-prices").stdout
-    assert "H100-SXM5-80GB" in out and "2026-07-30" in out and "Cyclenerd" in out
-    assert "2018" not in out
-    listed = json.loads(run("--list-prices", "--json").stdout)
-    assert listed["schema"] == 1 and len(listed["prices"]) > 70
-
-
 def test_a_file_of_prices_is_checked(tmp_path):
     file = tmp_path / "mine.csv"
-    file.write_text("chip,chips,usd_per_hour,includes,source,date\nt4,1,0.123,whole VM,me,2026-09-01\n")
-    assert "0.1230" in run("--list-prices", "--prices", str(file)).stdout
     file.write_text("chip,chips\n")
     with refused(DataError, "price-column-missing", column="source"):
-        run("--list-prices", "--prices", str(file))
+        run("t4", "--prices", str(file))

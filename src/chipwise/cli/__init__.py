@@ -51,7 +51,7 @@ RENAMED = {
     "run-local": "--processes N COMMAND ...",
     "bench-feed": "bench RECIPE|PACK --feed-only",
     "inspect": "pack PACK",
-    "prices": "chips --list-prices",
+    "prices": "chips NAME",
     "show": "check RECIPE --summary, or --images FILE.png",
 }
 """Commands of earlier versions, and what to type now."""

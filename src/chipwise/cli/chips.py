@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,9 +16,9 @@ from ..errors import DeviceError, near
 from ..explain.terminal import console, lines, table
 from ..words.facts import Fact, fact
 from . import options
-from .options import argument, flag
+from .options import argument
 
-SCHEMA = 1
+SCHEMA = 2
 """Increases when a key of the JSON is removed or changes its meaning; not for new keys."""
 
 WIDE = 170
@@ -46,24 +45,19 @@ FIGURES = {
 @options.taking
 def chips(
     name: str | None = argument("A chip such as h100 or v5e, or a target such as v3-8.", default=None),
-    list_prices: bool = flag("All current prices, with their dates and sources."),
     prices: str | None = options.PRICES,
     json_: bool = options.JSON,
 ) -> None:
-    """Show the catalogue of chips, all figures of a chip, or current prices, each with its source.
+    """Show the catalogue of chips, or all figures and current prices of a chip, each with its source.
 
     \b
     chipwise chips
     chipwise chips v5e
     chipwise chips v3-8
     chipwise chips h100:8 --prices mine.csv --json
-    chipwise chips --list-prices
     """
     rows = load(prices)
     to = console(width=WIDE)
-    if list_prices:
-        _prices(to, rows, name, json_)
-        return
     if name is None:
         if json_:
             print(json.dumps({"schema": SCHEMA, "chips": [asdict(chip) for chip in CHIPS]}))
@@ -74,11 +68,10 @@ def chips(
     chip, target = _find(name)
     if target is None:
         listed = sorted((p for p in current(rows) if p.chip == chip.name), key=lambda p: p.chips)
-        past = [p for p in rows if p.chip == chip.name and p not in listed]
     else:
-        listed, past = prices_for(target, rows), []
+        listed = prices_for(target, rows)
     if json_:
-        print(json.dumps(_json(chip, target, listed, past)))
+        print(json.dumps(_json(chip, target, listed)))
         return
     lines(to, *_titles(chip, target))
     to.print(_one(chip))
@@ -86,23 +79,9 @@ def chips(
     lines(to, *(fact(code, text=text) for code, text in about.items()))
     if chip.kind == "TPU":
         lines(to, fact("chip-slices", sizes=[f"{chip.names[0]}-{size}" for size in SLICES[chip.names[0]]]))
-    for code, shown in (("prices-in-force", listed), ("prices-past", past)):
-        if shown:
-            lines(to, "", fact(code))
-            _show_prices(to, shown)
-    if not listed:
-        lines(to, "", fact("prices-none"))
-
-
-def _prices(to: Console, rows: Sequence[Price], name: str | None, json_: bool) -> None:
-    """Prints the current prices of all chips, or of the one that is named."""
-    chip = None if name is None else _find(name)[0].name
-    listed = sorted((p for p in current(rows) if chip in (None, p.chip)), key=lambda p: (p.chip, p.chips))
-    if json_:
-        print(json.dumps({"schema": SCHEMA, "prices": [price.json() for price in listed]}))
-        return
-    _show_prices(to, listed, notes=False)
-    lines(to, fact("prices-legend"))
+    lines(to, "", fact("prices-in-force" if listed else "prices-none"))
+    if listed:
+        _show_prices(to, listed)
 
 
 def _find(name: str) -> tuple[Chip, Target | None]:
@@ -157,7 +136,7 @@ def _one(chip: Chip) -> Table:
     return table(("figure", "unit", "what"), cells, left=("unit", "what"), fold=("what",), show_header=False)
 
 
-def _show_prices(to: Console, listed: list[Price], notes: bool = True) -> None:
+def _show_prices(to: Console, listed: list[Price]) -> None:
     """Prints a table of prices with dates, then their sources by number, then their notes."""
     numbers = ("chips", "USD/h", "spot USD/h")
     words = ("cloud", "instance", "region", "includes", "date", "source")
@@ -169,7 +148,7 @@ def _show_prices(to: Console, listed: list[Price], notes: bool = True) -> None:
     ]  # fmt: skip
     to.print(table(("chip", *numbers, *words), cells, left=("chip", *words), fold=words))
     lines(to, *(fact("price-source", number=n, source=source) for n, source in enumerate(sources, 1)))
-    for price in listed if notes else ():
+    for price in listed:
         remarks = [*price.reckoned, price.note]
         if price.date != price.day.isoformat():
             remarks.append(fact("price-dated", date=price.date))
@@ -181,7 +160,7 @@ def _usd(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}" if value >= 1 else f"{value:.4f}"
 
 
-def _json(chip: Chip, target: Target | None, listed: list[Price], past: list[Price]) -> dict[str, Any]:
+def _json(chip: Chip, target: Target | None, listed: list[Price]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "chip": asdict(chip),
@@ -194,5 +173,4 @@ def _json(chip: Chip, target: Target | None, listed: list[Price], past: list[Pri
             "note": target.note and target.note.json(),
         },
         "prices": [price.json() for price in listed],
-        "past_prices": [price.json() for price in past],
     }
