@@ -19,6 +19,7 @@ import numpy as np
 from chipwise.data.manifest import render
 
 DEEP = "[" * 100_000
+FEED = ("bench", "--feed-only", "--seconds", "0.01")
 JUNK = [
     "",
     " ",
@@ -215,7 +216,7 @@ def idx(root: Path, draw: random.Random) -> Iterator[Case]:
             (folder / f"train-{part}-ubyte").write_bytes(bad)
             yield Case(
                 f"idx {about} as {part}",
-                ("check", "mnist", "--data", str(folder), "--images", str(folder / "o.png")),
+                (*FEED, "mnist", "--data", str(folder), "--out", str(folder / "o.json")),
                 True,
             )
 
@@ -250,10 +251,10 @@ def cifar(root: Path, draw: random.Random) -> Iterator[Case]:
         folder.mkdir(parents=True)
         for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
             (folder / name).write_bytes(bad if name == "data_batch_1" else good)
-        out = str(folder / "o.png")
+        out = str(folder / "o.json")
         yield Case(
             f"pickle {about}",
-            ("check", "cifar10-davidnet", "--data", str(folder.parent), "--images", out),
+            (*FEED, "cifar10-davidnet", "--data", str(folder.parent), "--out", out),
             True,
         )
 
@@ -515,7 +516,7 @@ def pipes(root: Path, draw: random.Random) -> Iterator[Case]:
         ("pack", str(root / "pipe.tar"), str(root / "p1")),
         ("pack", str(folder), str(root / "p2")),
         ("pack", str(root / "pipe.csv"), str(root / "p3")),
-        ("check", "mnist", "--data", str(mnist), "--images", str(root / "p.png")),
+        (*FEED, "mnist", "--data", str(mnist), "--out", str(root / "p.json")),
         ("report", str(run)),
         ("eval", str(run)),
         ("compare", str(pipe), str(pipe)),

@@ -431,7 +431,6 @@ def options(root: Path, draw: random.Random) -> Iterator[Case]:
             ("report", run, "--out", name),
             ("predict", run, "--out", name),
             ("export", run, "--out", name),
-            ("check", "digits", "--images", name),
             ("bench", "digits", "--feed-only", "--out", name),
             ("launch", "digits", "--to", "colab", "--out", name),
             ("train", "digits", "--run", name, "--stop-after", "1st", "--quiet"),

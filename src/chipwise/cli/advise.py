@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RecipeError
@@ -22,9 +21,6 @@ def check(
     recipe: options.Given,
     on: str | None = option("Also warn about this device, such as v3-8 or a100:8.", "TARGET"),
     summary: bool = flag("The model: layers, shapes, parameters, FLOPs and bytes."),
-    images: Path | None = option("Draw images as stored and as augmented in training.", "FILE.png"),
-    examples: int = option("Rows of --images: training examples.", "N", default=8, min=1),
-    epochs: int = option("Columns of --images: epochs, from the first.", "N", default=8, min=0),
     json_: bool = options.JSON,
 ) -> None:
     """Warn about settings that are probably mistakes, one line each. Exit code 0 even with warnings.
@@ -35,21 +31,11 @@ def check(
       chipwise check mnist --set batch=100 --on v3-8
       chipwise check my_task.py:recipe --json
       chipwise check cifar10-resnet32 --summary
-      chipwise check cifar10-davidnet --images cifar.png
-
-    --images has the random keys of training: what it draws is what the model gets.
     """
     options.only_look()
-    from ..data.sheet import picture_format, write_picture
     from ..recipe.check import check as look
 
-    if images is not None:
-        picture_format(images, "--images")  # refused before the work
     loaded = recipe.load()
-    if images is not None:
-        from .gallery import gallery
-
-        write_picture(gallery(loaded, examples, epochs), images, "--images")
     findings, model = look(loaded, on), None
     if summary:
         from ..explain import model_summary
@@ -66,8 +52,6 @@ def check(
         print(f"warning: {finding}")
     if not findings:
         print(fact("no-findings", recipe=loaded.name))
-    if images is not None:
-        print(fact("written", path=images))
 
 
 @options.taking
