@@ -8,14 +8,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ..errors import RecipeError, Stopped
@@ -136,7 +135,7 @@ def _run(job: Packing, json_: bool) -> None:
     if job.listing.left_out:
         lines(to, fact("pack-left-out", names=job.listing.left_out))
     shown = _Shown(job, quiet=json_)
-    with _stoppable(job), shown.bar:
+    with _stoppable(job), shown.line or nullcontext():
         report = job.run(shown)
     lines(to, printable(str(report.path)))
     to.print(_packed(report))
@@ -199,7 +198,7 @@ def _stoppable(job: Packing) -> Iterator[None]:
 
 
 class _Shown:
-    """Progress with examples/s and the time left: a bar on a terminal, otherwise a line every few seconds."""
+    """A line with examples/s and the time left: overwritten on a terminal, else one every few seconds."""
 
     def __init__(self, job: Packing, quiet: bool):
         lengths = [len(split) for split in job.listing.splits.values()]
@@ -208,12 +207,7 @@ class _Shown:
         self._console = Console(stderr=True, highlight=False)
         self._begun: tuple[int, float] | None = None  # entries and time of the first call
         self._printed = time.monotonic()
-        self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("{task.fields[speed]}"), TimeRemainingColumn(),
-            console=self._console, transient=True, disable=quiet or not self._console.is_terminal,
-        )  # fmt: skip
-        self._task = self.bar.add_task("packing", total=self._total, speed="")
+        self.line = self._console.status("packing") if self._console.is_terminal and not quiet else None
 
     def __call__(self, progress: Done) -> None:
         done, now = self._before[progress.split] + progress.done, time.monotonic()
@@ -223,11 +217,13 @@ class _Shown:
                 self._console.print(str(fact("pack-going-on", done=done, total=self._total)))
         seconds = now - self._begun[1]
         rate = (done - self._begun[0]) / seconds if seconds > 0.5 else 0.0
-        speed = f"{rate:,.0f} examples/s" + (f", {progress.skipped} skipped" if progress.skipped else "")
-        self.bar.update(self._task, completed=done, description=progress.split, speed=speed)
-        if self._quiet or self._console.is_terminal or not rate or now - self._printed < _LINE_SECONDS:
+        if self._quiet or not rate:
             return
-        self._printed = now
+        skipped = f", {progress.skipped} skipped" if progress.skipped else ""
         left = duration((self._total - done) / rate)
-        line = f"{progress.split}: {done:,} of {self._total:,}, {speed}, {left} left"
-        self._console.print(line, soft_wrap=True)
+        line = f"{progress.split}: {done:,} of {self._total:,}, {rate:,.0f} examples/s{skipped}, {left} left"
+        if self.line is not None:
+            self.line.update(line)
+        elif now - self._printed >= _LINE_SECONDS:
+            self._printed = now
+            self._console.print(line, soft_wrap=True)

@@ -23,10 +23,9 @@ import os
 import re
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +35,7 @@ from ..atomic import MOST_BYTES
 from ..errors import DataError
 from ..words.facts import fact
 from ..words.figures import one_line
+from .deadline import TooSlow, in_time
 from .manifest import MANIFEST, manifest_in
 
 T = TypeVar("T")
@@ -240,28 +240,10 @@ def _make_room(own: Path, nbytes: int, data: str, limit: float | None) -> None:
     raise DataError("cache-full", wrong, cache=own.parent, **numbers)
 
 
-class TooSlow(TimeoutError):
-    """A server sends nothing, or drips: another attempt would take as long."""
-
-
-def _in_time(do: Callable[[], T], came: Callable[[], int] = lambda: 0) -> T:
-    """`do()`, in a thread that is abandoned when too few bytes `came` from a server for the time."""
-    future: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            future.set_result(do())
-        except BaseException as error:
-            future.set_exception(error)
-
-    began = time.monotonic()
-    threading.Thread(target=work, daemon=True).start()
-    while not future.done():
-        wait([future], 1.0)
-        seconds, nbytes = time.monotonic() - began, came()
-        if seconds > SILENCE_SECONDS and nbytes < seconds * LEAST_BYTES_PER_SECOND and not future.done():
-            raise TooSlow(f"{nbytes:,} bytes in {seconds:.0f} seconds")
-    return future.result()
+def _late(seconds: float, nbytes: int = 0) -> str | None:
+    """Why a server is too slow that has sent so many bytes, if it is."""
+    late = seconds > SILENCE_SECONDS and nbytes < seconds * LEAST_BYTES_PER_SECOND
+    return f"{nbytes:,} bytes in {seconds:.0f} seconds" if late else None
 
 
 class _Url:
@@ -397,8 +379,9 @@ class _Url:
 
         told = Callback(hooks={"watch": watch})
         try:
-            _in_time(
-                lambda: self.fs.get_file(file.remote, str(to), callback=told), lambda: max(came, _size(to))
+            in_time(
+                lambda: self.fs.get_file(file.remote, str(to), callback=told),
+                lambda seconds: _late(seconds, max(came, _size(to))),
             )
         except TooSlow:
             slow = True
@@ -409,7 +392,7 @@ class _Url:
     def _ask(self, path: str, do: Callable[[str], T]) -> T:
         """`do(path)`. Raises `DataError` for any error of the filesystem."""
         try:
-            return _in_time(lambda: do(path)) if self.http else do(path)  # answers but files are short
+            return in_time(lambda: do(path), _late) if self.http else do(path)  # answers but files are short
         except Exception as error:  # every filesystem has its own exceptions
             where = self.shown.rstrip("/") + path.removeprefix(self.path)
             wrong = "{url} cannot be read: {reason}. Check the address, the network, and your permission."

@@ -11,17 +11,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from ...atomic import read_regular
 from ...errors import DataError, RecipeError
+from ..deadline import in_time
 from .documents import Document, documents
 from .folders import Listing, Numbered, Split
 
@@ -217,44 +216,21 @@ def _tokens_of(form: TextForm) -> _Tokens:
         wrong = "{path} has none of the tokens {names:list}: give --end TOKEN."
         raise RecipeError("tokenizer-without-end", wrong, path=path, names=list(ends))
 
-    limited = _Limited() if '"Regex"' in text else None
+    regular = '"Regex"' in text  # whose expressions can take for ever
 
     def encode(piece: bytes) -> list[int]:
         given = piece.decode("utf-8")
         with _damage(path):
-            if limited is None:
+            if not regular:
                 return tokenizer.encode(given, add_special_tokens=False).ids
-            seconds = _LEAST_SECONDS + len(piece) / _SLOWEST
-            return limited(seconds, lambda: tokenizer.encode(given, add_special_tokens=False).ids)
+            most = _LEAST_SECONDS + len(piece) / _SLOWEST
+            why = f"its regular expressions take more than {most:.0f} s for a text"
+            return in_time(
+                lambda: tokenizer.encode(given, add_special_tokens=False).ids,
+                lambda seconds: why if seconds > most else None,
+            )
 
     return _Tokens(encode, kinds, end)
-
-
-class _Limited:
-    """Calls a function in a thread of its own, and gives up after some seconds. The thread may go on: a
-    regular expression of a tokenizer's file can take for ever, and cannot be stopped."""
-
-    def __init__(self) -> None:
-        self._calls: SimpleQueue[Callable[[], Any]] = SimpleQueue()
-        self._answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-        threading.Thread(target=self._work, daemon=True).start()
-
-    def _work(self) -> None:
-        while True:
-            try:
-                self._answers.put((self._calls.get()(), None))
-            except BaseException as error:
-                self._answers.put((None, error))
-
-    def __call__(self, seconds: float, call: Callable[[], Any]) -> Any:
-        self._calls.put(call)
-        try:
-            answer, error = self._answers.get(timeout=seconds)
-        except Empty:
-            raise TimeoutError(f"its regular expressions take more than {seconds:.0f} s for a text") from None
-        if error is not None:
-            raise error
-        return answer
 
 
 @contextlib.contextmanager
