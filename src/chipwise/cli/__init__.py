@@ -52,7 +52,7 @@ RENAMED = {
     "bench-feed": "bench RECIPE|PACK --feed-only",
     "inspect": "pack PACK",
     "prices": "chips NAME",
-    "show": "check RECIPE --summary, or --images FILE.png",
+    "show": "check RECIPE --summary",
 }
 """Commands of earlier versions, and what to type now."""
 
