@@ -65,13 +65,13 @@ class Schedule(ABC):
     def _changed(self, number: Change, length: Lengthen) -> Schedule:
         """This schedule with `number` applied to its values and `length` to its durations."""
 
-    @abstractmethod
     def lengths(self) -> list[tuple[str, str]]:
         """The durations in it, as (what it is, as written)."""
+        return []
 
-    @abstractmethod
     def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
         """What is probably not meant on this clock, of the schedule that is called `setting`."""
+        return []
 
     def table(self, clock: Clock, start: int = 0, stop: int | None = None) -> np.ndarray:
         """The values of steps `start` to `stop - 1`: (stop - start,) float32, on the host.
@@ -163,13 +163,13 @@ class Schedule(ABC):
 
 
 class Curve(Schedule):
-    """A schedule of numbers and at most one duration, all of them fields, that ends where the run ends."""
+    """A schedule of numbers and at most one duration, all of them fields."""
 
     NUMBERS: ClassVar[tuple[str, ...]]
     RAMP: ClassVar[str] = ""
     """The field that is a duration, after which the schedule turns."""
     LATE: ClassVar[str] = ""
-    """The code that says that a run ends before it does."""
+    """The code that says that a run ends before it does, where that is not meant."""
 
     def __post_init__(self) -> None:
         check_numbers(self, *self.NUMBERS)
@@ -178,13 +178,14 @@ class Curve(Schedule):
         return max(getattr(self, name) for name in self.NUMBERS)
 
     def _changed(self, number: Change, length: Lengthen) -> Schedule:
-        return changed(self, number, length, self.NUMBERS, self.RAMP)
+        new: dict[str, Any] = {name: number(getattr(self, name)) for name in self.NUMBERS}
+        return replace(self, **new | ({self.RAMP: length(getattr(self, self.RAMP))} if self.RAMP else {}))
 
     def lengths(self) -> list[tuple[str, str]]:
         return [(self.RAMP, getattr(self, self.RAMP))] if self.RAMP else []
 
     def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
-        return late(self, self.LATE, getattr(self, self.RAMP), clock, setting) if self.RAMP else []
+        return late(self, self.LATE, getattr(self, self.RAMP), clock, setting) if self.LATE else []
 
 
 @dataclass(frozen=True)
@@ -229,12 +230,6 @@ class function(Schedule):
             sentence = "{schedule} is code, whose length is fixed: write a schedule, such as one_cycle(0.4)."
             raise RecipeError("function-lengths", sentence, schedule=repr(self))
         return self
-
-    def lengths(self) -> list[tuple[str, str]]:
-        return []
-
-    def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
-        return []
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
         if not steps.size:
@@ -285,9 +280,6 @@ class held(Schedule):
 
     def lengths(self) -> list[tuple[str, str]]:
         return self.schedule.lengths()
-
-    def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
-        return []
 
 
 def as_schedule(value: Any, name: str = "schedule") -> Schedule:
@@ -353,12 +345,6 @@ def check_numbers(schedule: Schedule, *names: str) -> None:
         value = getattr(schedule, name)
         if not is_number(value):
             raise RecipeError("schedule-number", schedule=repr(schedule), name=name, value=repr(value))
-
-
-def changed(schedule: Any, number: Change, length: Lengthen, numbers: tuple[str, ...], ramp: str) -> Any:
-    """`schedule` with `number` applied to the fields `numbers` and `length` to the field `ramp`."""
-    new: dict[str, Any] = {name: number(getattr(schedule, name)) for name in numbers}
-    return replace(schedule, **new | ({ramp: length(getattr(schedule, ramp))} if ramp else {}))
 
 
 def late(schedule: Schedule, code: str, ramp: str, clock: Clock, setting: str) -> list[Fact]:
@@ -518,7 +504,7 @@ class one_cycle_momentum(Curve):
 
 
 @dataclass(frozen=True)
-class exponential(Schedule):
+class exponential(Curve):
     """`floor + init * decay_rate ** (step / decay)`: multiplied by `decay_rate` every `decay`.
 
     Continuous, not a staircase. `floor` is added, not a lower clip, so step 0 is
@@ -532,9 +518,11 @@ class exponential(Schedule):
     floor: float = 0.0
 
     fits_any_run: ClassVar[bool] = False
+    NUMBERS: ClassVar[tuple[str, ...]] = ("init", "floor")
+    RAMP: ClassVar[str] = "decay"
 
     def __post_init__(self) -> None:
-        check_numbers(self, "init", "decay_rate", "floor")
+        check_numbers(self, *self.NUMBERS, "decay_rate")
         if self.decay_rate <= 0:
             raise invalid(
                 "decay-rate-range", "decay_rate", self.decay_rate, "above 0, such as 0.96 or 1 / math.e"
@@ -547,15 +535,6 @@ class exponential(Schedule):
 
     def _top(self) -> float | None:
         return self.floor + self.init if self.decay_rate <= 1 else None
-
-    def _changed(self, number: Change, length: Lengthen) -> Schedule:
-        return changed(self, number, length, ("init", "floor"), "decay")
-
-    def lengths(self) -> list[tuple[str, str]]:
-        return [("decay", self.decay)]
-
-    def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
-        return []
 
 
 @dataclass(frozen=True, repr=False)
