@@ -109,7 +109,9 @@ class Net(nnx.Module):
 
 
 import jax, torch
-from chipwise.models.efficientnet_lite0 import EfficientNetLite0
+import runpy
+
+EfficientNetLite0 = runpy.run_path("examples/efficientnet_lite0.py")["EfficientNetLite0"]
 
 init, _ = cw.nnx.functional(lambda rngs: EfficientNetLite0(classes=10, rngs=rngs))
 params, state = jax.jit(init)(jax.random.key(0))

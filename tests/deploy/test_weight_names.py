@@ -21,7 +21,7 @@ from chipwise.models.transformer import ViT
 from refusals import refused
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-EfficientNetLite0 = runpy.run_path(str(EXAMPLES / "pretrained_net.py"))["EfficientNetLite0"]
+EfficientNetLite0 = runpy.run_path(str(EXAMPLES / "efficientnet_lite0.py"))["EfficientNetLite0"]
 RNG = np.random.default_rng(0)
 REAL = Path(os.environ.get("CHIPWISE_DATA") or Path(__file__).parents[3] / "shared" / "data")
 TINY_VIT = partial(ViT, image=16, patch=4, depth=2, width=8, heads=2, classes=5)

@@ -20,7 +20,7 @@ from chipwise.models.transformer import GPT2, KEPT, ViT, kernels
 from chipwise.recipe.optimizers import decays
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-EfficientNetLite0 = runpy.run_path(str(EXAMPLES / "pretrained_net.py"))["EfficientNetLite0"]
+EfficientNetLite0 = runpy.run_path(str(EXAMPLES / "efficientnet_lite0.py"))["EfficientNetLite0"]
 TINY_GPT = partial(GPT2, vocabulary=11, context=6, depth=2, width=8, heads=2)
 TINY_VIT = partial(ViT, image=8, patch=4, depth=2, width=8, heads=2, classes=5)
 TINY_RESNET = partial(ResNet50, blocks=(1, 1), width=8, classes=5)
