@@ -1,12 +1,15 @@
 """Archives: the same entries as from the folder, bounded memory, and members that are refused."""
 
+import gzip
 import io
 import tarfile
 
 import pytest
 
 from chipwise.data import folder
+from chipwise.data.pack.packing import pack
 from chipwise.data.pack.recognise import listing_of
+from chipwise.data.pack.tokenise import TextForm
 from chipwise.errors import DataError
 from pictures import write
 from refusals import refused
@@ -92,6 +95,36 @@ def test_members_that_are_no_images_count_too(tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "MAX_BYTES", 10_500)
     with refused(DataError, "archive-too-large", path=path, limit_bytes=10_500):
         folder.list_tar(path)
+
+
+@pytest.mark.parametrize("where", ["before", "in", "after"])
+def test_a_small_archive_that_expands_without_end_is_given_up(tmp_path, where, monkeypatch):
+    """Zeros, of which gzip has a thousand in a byte, as the only content, in a member, and after the end."""
+    zeros, path = bytes(4 << 20), tmp_path / "x.tar.gz"
+    monkeypatch.setattr(folder, "_MOST_EXPANDED", 2 << 20)
+    with gzip.open(path, "wb") as file:
+        if where != "before":
+            with tarfile.open(fileobj=file, mode="w|") as made:
+                made.addfile(tarfile.TarInfo("data/ant/1.png"), io.BytesIO())
+                info = tarfile.TarInfo("data/notes.txt")
+                info.size = len(zeros) * (where == "in")
+                made.addfile(info, io.BytesIO(zeros))
+        if where != "in":
+            file.write(zeros)
+    with refused(DataError, "file-damaged", reason=f"it expands to more than {2 << 20:,} bytes"):
+        folder.list_tar(path)
+    monkeypatch.undo()  # as large an archive as a usual one may be
+    assert len(folder.list_tar(path).paths) == (where != "before")
+
+
+@pytest.mark.parametrize("tokens", [None, 8])
+def test_an_archive_of_nothing_is_refused_before_it_is_read(tmp_path, tokens):
+    """8 GB of holes, which take no disk: an archive that ends at once, or minutes of text."""
+    with open(tmp_path / "x.TAR", "wb") as file:
+        file.truncate(8 << 30)
+    with refused(DataError, "folder-no-images" if tokens is None else "text-archive"):
+        pack(tmp_path / "x.TAR", tmp_path / "out", text=tokens and TextForm(tokens=tokens))
+    assert [path.name for path in tmp_path.iterdir()] == ["x.TAR"]
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE])

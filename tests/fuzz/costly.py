@@ -235,7 +235,7 @@ def texts(root: Path, draw: random.Random) -> Iterator[Case]:
         with open(file, "wb") as stream:
             stream.truncate(8 << 30)
         yield Case(f"8 GB of NULs .{ending}", ("pack", str(file), f"{file}-out"))
-        if ending in ("jsonl", "csv", "parquet"):  # others are texts of that size
+        if ending in ("jsonl", "csv", "parquet", "tar", "tar.gz"):  # others are texts of that size
             yield Case(f"text .{ending}", ("pack", str(file), f"{file}-text", "--tokens", "8"))
     line = root / "line.jsonl"
     line.write_bytes(b'{"text": "' + b"x" * (150 << 20))

@@ -36,6 +36,7 @@ from .sources import Spec
 from .stages import stage
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
 _COMPRESSED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
 MAX_BYTES = 8 << 30  # encoded images kept in memory at most, and never more than half of what is free
 
@@ -44,6 +45,7 @@ MOST_IMAGE_BYTES = 1 << 28  # bytes of one encoded image
 _MEMBER_BYTES = 1 << 10  # of memory that a member may take besides its image
 DEEPEST, MOST_WAYS = 100, 100
 _MOST_HEADER_BYTES = 1 << 20  # of a member's long name or extended attributes
+_MOST_EXPANDED = 1 << 28  # bytes of a small compressed archive; of a large one 100 times its own
 
 
 @dataclass
@@ -148,9 +150,13 @@ def list_tar(path: Path, of: Callable[[tuple[str, ...]], bool] = lambda parts: T
             open(path, "rb") if unzip is None else unzip(path, "rb") as file,
             tarfile.open(fileobj=file, mode=mode, tarinfo=Member) as archive,  # type: ignore[call-overload]
         ):
-            _list_members(path, archive, files, of, in_place=unzip is None)
-            while unzip is not None and file.read(1 << 20):
-                pass  # the decompressor checks the checksum at the end
+            if unzip is None:
+                _list_members(path, archive, files, of)
+            else:
+                most = max(_MOST_EXPANDED, 100 * path.stat().st_size)
+                _list_members(path, archive, files, of, most)
+                while file.read(1 << 20):  # the decompressor checks the checksum at the end
+                    _refuse_expanding(file.tell(), most)
     except tarfile.FilterError as error:
         wrong = "{path}: {reason}: refused. Make the archive again of plain files, inside its folder."
         raise DataError("member-refused", wrong, path=path, reason=one_line(error, 160)) from error
@@ -165,11 +171,14 @@ def list_tar(path: Path, of: Callable[[tuple[str, ...]], bool] = lambda parts: T
 
 
 def _list_members(
-    path: Path, archive: tarfile.TarFile, files: Files, of: Callable[..., bool], in_place: bool
+    path: Path, archive: tarfile.TarFile, files: Files, of: Callable[..., bool], expands_to: int | None = None
 ) -> None:
-    limit, held = min(MAX_BYTES, memory().available_bytes // 2), 0
+    """`expands_to`: the bytes to which a compressed archive may expand; None: it is read in place."""
+    limit, held, in_place = min(MAX_BYTES, memory().available_bytes // 2), 0, expands_to is None
     for member in archive:
         archive.members = []  # type: ignore[attr-defined]  # or it keeps 1 kB a member
+        if expands_to is not None:  # before what it expands to is passed over
+            _refuse_expanding(member.offset_data + member.size, expands_to)
         held += 0 if in_place else _MEMBER_BYTES + len(member.name)
         if held > limit:  # a small compressed file may have any number of members
             raise DataError("archive-too-large", path=path, limit_bytes=limit)
@@ -198,6 +207,11 @@ def _list_members(
                 stream = archive.extractfile(member)
                 assert stream is not None  # a regular file
                 files.add(parts, member.size, stream.read())
+
+
+def _refuse_expanding(nbytes: int, most: int) -> None:
+    if nbytes > most:
+        raise tarfile.ReadError(f"it expands to more than {most:,} bytes")
 
 
 _EXTENDED = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE)

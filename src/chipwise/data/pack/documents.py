@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import DataError, unreadable
-from ..folder import DEEPEST
+from ..folder import DEEPEST, TARS
 from .columns import chosen, split_of
 from .hub import files_at, text_rows
 from .tables import EVAL
@@ -43,6 +43,8 @@ def documents(path: Path, columns: dict[str, str]) -> Iterator[Document]:
             yield from _files(path)
         elif ending in (".parquet", ".jsonl", ".csv"):
             yield from _rows(path, columns)
+        elif path.name.lower().endswith(TARS):
+            raise DataError("text-archive", "{path} is an archive: unpack it, and pack its text.", path=path)
         else:
             yield Document("train", path.name, _pieces(path))
     except OSError as error:

@@ -12,14 +12,13 @@ import numpy as np
 
 from ...errors import DataError, unreadable
 from .. import remote
-from ..folder import list_tar, walk
+from ..folder import TARS, list_tar, walk
 from ..sources import Columns, check_labels
 from .folders import Listing, Numbered, Split, arrange, listed_by
 from .hub import files_at, from_datasets, from_hub, from_parquet, on_hub
 from .tables import EVAL, read_table
 from .tfrecord import from_tfrecords
 
-_TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
 _RENAMED = {"img": "image", "images": "image", "labels": "label"}
 
 
@@ -48,7 +47,7 @@ def listing_of(src: Any, names: Sequence[str] = (), columns: Mapping[str, str] |
         raise unreadable(path, error) from error
     if path.name.lower().endswith(".csv"):
         return listed_by(read_table(path))
-    if path.name.lower().endswith(_TARS):
+    if path.name.lower().endswith(TARS):
         return arrange(path, list_tar(path))
     wrong = "{path} is a file of another kind: expected a folder, a .csv with labels, or a .tar[.gz|.xz]."
     raise DataError("pack-source-unknown", wrong, path=path)
