@@ -3,7 +3,7 @@ together; empty and `None` are unknown."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -116,7 +116,7 @@ def identity(described: Any, path: object) -> dict[str, Any]:
             "recipe-unnamed", "{path} is damaged: its recipe or its batch is missing. Make it again.",
             path=path,
         )  # fmt: skip
-    train = mapping(mapping(described, "task"), "train")
+    train = part(part(described, "task"), "train")
     columns = {k: str(v) for k, v in train.items() if k != "examples"}
     left = flat({k: v for k, v in described.items() if k not in _FIELDS})
     return {
@@ -160,8 +160,9 @@ def flat(stored: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     return leaves
 
 
-def mapping(stored: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = stored.get(name)
+def part(stored: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
+    """An object within what was stored; empty if missing."""
+    value = (stored or {}).get(name)
     return value if isinstance(value, Mapping) else {}
 
 
@@ -177,8 +178,3 @@ def whole(stored: Mapping[str, Any], name: str) -> int | None:
 
 def numbers(stored: Mapping[str, Any]) -> dict[str, float]:
     return {k: v for k, v in stored.items() if known(v)}
-
-
-def several(values: Sequence[Any]) -> bool:
-    """Whether values are not all the same, as far as they are known."""
-    return len({str(v) for v in values if v is not None}) > 1

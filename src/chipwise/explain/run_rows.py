@@ -15,7 +15,7 @@ from ..study.study_file import Study
 from ..study.study_file import read as read_study
 from ..words.facts import Fact, fact
 from ..words.figures import known
-from .row import Repeat, Row, Window, divergence, identity, mapping, numbers, ran_on, several, whole
+from .row import Repeat, Row, Window, divergence, identity, numbers, part, ran_on, whole
 
 _ROUNDING = 0.01  # seconds
 
@@ -41,7 +41,7 @@ def run_row(folder: Path, diverged: Any = None) -> Row:
         )  # fmt: skip
     # Of a run that is not over, what its last process noted as it began
     where = result or next(reversed(run.starts), {})
-    fields, devices = identity(stored, folder), mapping(where, "devices")
+    fields, devices = identity(stored, folder), part(where, "devices")
     notes: list[Fact] = []
     if when is not None:
         notes.append(fact("run-diverged-when", when=when))
@@ -69,7 +69,7 @@ def study_rows(folder: Path) -> list[Row]:
     Raises `RunError` when study.json is damaged, `DataError` when no run of it has metrics yet.
     """
     points = (read_study(folder) or Study(folder, "", None)).points
-    varied = {k for p in points for k in p.settings if several([q.settings.get(k, "") for q in points])}
+    varied = {k for p in points for k in p.settings if len({q.settings.get(k) for q in points}) > 1}
     rows = []
     for p in points:
         label = ", ".join(f"{k}={v}" for k, v in p.settings.items() if k in varied) or folder.name
@@ -148,10 +148,10 @@ def _repeat(run: StoredRun, diverged: Fact | None) -> Repeat:
         metrics.pop("seconds", None)
     # The first interval of a process is warm-up. Its summary says how many came after, so where a run was
     # resumed to its end, one more is known
-    after = whole(mapping(result, "speed"), "intervals")
+    after = whole(part(result, "speed"), "intervals")
     warm = {0} if after is None else {0, len(speeds) - 1 - after}
     steady = [speed for k, speed in enumerate(speeds) if k not in warm]
-    sections = numbers(mapping(result, "seconds"))
+    sections = numbers(part(result, "seconds"))
     logged = max((s for row in rows if known(s := row.get("seconds"))), default=0.0)
     if logged > sections.get("total", 0.0) + _ROUNDING:  # resumed: these are of its last process alone
         sections = {"total": logged} if result else {}

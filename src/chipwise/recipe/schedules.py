@@ -389,15 +389,11 @@ class linear(Curve):
 
 
 @dataclass(frozen=True)
-class polynomial(Curve):
+class polynomial(linear):
     """From `start` at step 0 to `end` at step `total`, as `(step / total) ** power`: 1 is a straight line,
     more moves late."""
 
-    start: float
-    end: float
     power: float = 1.0
-
-    NUMBERS: ClassVar[tuple[str, ...]] = ("start", "end")
 
     def __post_init__(self) -> None:
         check_numbers(self, *self.NUMBERS, "power")

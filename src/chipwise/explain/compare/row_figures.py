@@ -12,6 +12,7 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -73,16 +74,9 @@ def wall_seconds(row: Row) -> Figure | None:
     return repeated(values) if values else None
 
 
-@dataclass(frozen=True)
-class RunCost:
-    """The dollars of a whole run: its wall time at the lowest on-demand price of its chips, and `how`."""
-
-    usd: float
-    how: Fact
-
-
-def cost(row: Row, wall: Figure | None) -> RunCost | None:
-    """What the row's run costs where its chips are rented; `None` on a CPU, or for chips without a price."""
+def cost(row: Row, wall: Figure | None) -> dict[str, Any] | None:
+    """What the row's run costs where its chips are rented: `usd`, its wall time at their lowest on-demand
+    price, and `how`. `None` on a CPU, or for chips without a price."""
     chip = find(row.device) if row.device and not row.simulated else None
     if wall is None or chip is None or chip.kind == "CPU" or not row.devices:
         return None
@@ -93,7 +87,7 @@ def cost(row: Row, wall: Figure | None) -> RunCost | None:
         return None
     where = f"{price.cloud} {price.instance}".strip()
     how = fact("cost-of-run", wall=wall.value, usd_per_hour=price.usd_per_hour, where=where)
-    return RunCost(wall.value / 3600 * price.usd_per_hour, how)
+    return {"usd": wall.value / 3600 * price.usd_per_hour, "how": how}
 
 
 def repeated(values: Sequence[float]) -> Figure:

@@ -19,7 +19,8 @@ from ...engine.log import unsettled
 from ...engine.stored import StoredRun, number
 from ...words.facts import Fact, fact, say, texts
 from ...words.figures import one_line
-from .time_spent import Interval, Speed, TimeSpent, part
+from ..row import part
+from .time_spent import Interval, Speed, TimeSpent
 
 WORSE = 1.1  # final evaluation loss over its minimum
 GAP = 0.05  # training accuracy minus evaluation accuracy

@@ -18,7 +18,7 @@ from ...recipe.duration import Clock
 from ...recipe.schedules import Schedule, as_typed, from_json
 from ...words.facts import Fact, fact
 from ...words.figures import counted, one_line
-from .time_spent import part
+from ..row import part
 
 _RATES = ("lr", "learning_rate")
 _POINTS = 240  # of a curve: enough for any screen

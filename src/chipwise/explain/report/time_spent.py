@@ -10,6 +10,7 @@ import numpy as np
 
 from ...engine.stored import StoredRun, number
 from ...words.facts import Fact, fact
+from ..row import part
 
 PARTS = {
     "start": "starting",
@@ -67,12 +68,6 @@ class TimeSpent:
 
     def json(self) -> dict[str, Any]:
         return {**vars(self), "covers": self.covers.json()}
-
-
-def part(stored: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
-    """An object within what was stored; empty if missing."""
-    value = (stored or {}).get(name)
-    return value if isinstance(value, dict) else {}
 
 
 def intervals(run: StoredRun) -> list[Interval]:
