@@ -162,8 +162,11 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def fetch(url, **options):
-    return local(url, say=quiet, **options)
+def fetch(url, limit_bytes=None):
+    with pytest.MonkeyPatch.context() as patched:
+        if limit_bytes is not None:
+            patched.setenv("CHIPWISE_CACHE_BYTES", str(limit_bytes))
+        return local(url, say=quiet)
 
 
 # What is a URL
@@ -578,7 +581,7 @@ def test_what_an_interrupted_fetch_left_makes_room(server, memory, place):
     with refused(DataError, "fetch-failed"):
         fetch(url, limit_bytes=2000)
     memory.pipe("/d/a", b"a" * 1900)
-    local("memory://d", limit_bytes=2000, say=quiet)
+    fetch("memory://d", limit_bytes=2000)
     assert not list(place.glob("*.partial"))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -34,12 +35,8 @@ def show(path: str, verify: bool, sheet: Path | None, json_: bool) -> None:
     from ..data.sheet import write_picture
 
     folder = remote.local(path)
-    splits = _splits(folder)
     to = console(quiet=json_)
-    to.print(_contents(splits))
-    if any(source.names for source in splits.values()):
-        to.print(*_classes(splits), sep="\n")
-    lines(to, *_notes(splits))
+    splits = summary(folder, to)
     if sheet is not None:
         written = write_picture(sheet_of(next(iter(splits.values()))), sheet, "--sheet")
         lines(to, fact("written", path=written))
@@ -59,6 +56,17 @@ def show(path: str, verify: bool, sheet: Path | None, json_: bool) -> None:
     if json_:
         answer: dict[str, Any] = {"path": str(path), "verified": True if verify else None}
         print(json.dumps({**answer, "splits": {name: source.manifest for name, source in splits.items()}}))
+
+
+def summary(folder: Path, to: Console) -> dict[str, PackedFolder]:
+    """Prints what a pack or a split holds: sizes, classes, settings, and what was skipped. *Returns* its
+    splits. Raises `DataError` if it is neither."""
+    splits = _splits(folder)
+    to.print(_contents(splits))
+    if any(source.names for source in splits.values()):
+        to.print(*_classes(splits), sep="\n")
+    lines(to, *_notes(splits))
+    return splits
 
 
 def _splits(path: Path) -> dict[str, PackedFolder]:
@@ -125,7 +133,7 @@ def _notes(splits: dict[str, PackedFolder]) -> Iterator[Fact]:
         for entry in skipped[:_SKIPPED]:
             yield fact("pack-skipped-entry", name=entry["name"], reason=entry["reason"])
         if len(skipped) > _SKIPPED:
-            yield fact("pack-skipped-more-json", count=len(skipped) - _SKIPPED)
+            yield fact("pack-skipped-more", count=len(skipped) - _SKIPPED)
 
 
 def _kind(column: dict[str, Any]) -> str:

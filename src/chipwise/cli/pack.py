@@ -15,23 +15,21 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from ..errors import RecipeError, Stopped
-from ..explain.terminal import console, lines, table
-from ..words.facts import Fact, fact
-from ..words.figures import byte_size, duration, printable
+from ..explain.terminal import console, lines
+from ..words.facts import fact
+from ..words.figures import duration, printable
 from . import options
-from .contents import show
+from .contents import show, summary
 from .options import argument, flag, option
 
 if TYPE_CHECKING:
-    from ..data.pack.packing import Packed, Packing
+    from ..data.pack.packing import Packing
     from ..data.pack.packing import Progress as Done
     from ..data.pack.tokenise import TextForm
 
 _LINE_SECONDS = 5.0  # between lines without a terminal
-_SHOWN = 20  # skipped files in the report; the manifest has all
 
 
 @dataclass(frozen=True)
@@ -137,9 +135,10 @@ def _run(job: Packing, json_: bool) -> None:
     shown = _Shown(job, quiet=json_)
     with _stoppable(job), shown.line or nullcontext():
         report = job.run(shown)
+    rate = report.images / report.seconds
     lines(to, printable(str(report.path)))
-    to.print(_packed(report))
-    lines(to, *_results(report))
+    summary(report.path, to)
+    lines(to, fact("pack-done", images=report.images, seconds=report.seconds, rate=rate))
     skipped = [{"split": split, "name": name, "reason": reason} for split, name, reason in report.skipped]
     answer = {
         "path": str(report.path), "splits": report.splits, "classes": list(report.names),
@@ -148,25 +147,6 @@ def _run(job: Packing, json_: bool) -> None:
     }  # fmt: skip
     if json_:
         print(json.dumps(answer))
-
-
-def _packed(report: Packed) -> Table:
-    rows = [
-        (name, f"{split['examples']:,}", len(report.names) or "", byte_size(split["bytes"]), split["files"])
-        for name, split in report.splits.items()
-    ]
-    return table(("split", "examples", "classes", "bytes", "files"), rows, left=("split",))
-
-
-def _results(report: Packed) -> Iterator[Fact]:
-    rate = report.images / report.seconds
-    yield fact("pack-done", images=report.images, seconds=report.seconds, rate=rate)
-    if report.skipped:
-        yield fact("pack-skipped", count=len(report.skipped))
-    for split, name, reason in report.skipped[:_SHOWN]:
-        yield fact("pack-skipped-entry", name=f"{split}/{name}", reason=reason)
-    if len(report.skipped) > _SHOWN:
-        yield fact("pack-skipped-more", count=len(report.skipped) - _SHOWN)
 
 
 @contextmanager

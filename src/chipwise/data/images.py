@@ -30,16 +30,7 @@ _JPEG, _PROGRESSIVE, _TURNED, _WEBP, _OTHERS = 3, 9, 17, 22, 18
 _SMALL_BYTES = 8 << 20  # of such an image, which waits for no other
 _MOST_SCANNED = 1 << 31  # pixels in all scans of a JPEG: some seconds
 _WIDE_MODES = ("I", "F")  # 16 and 32 bits per channel: Pillow would clip them to 8
-_ORIENTATION = 274  # the EXIF tag
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+_ORIENTATION, _TURNS = 274, range(2, 9)  # the EXIF tag, and its values that are not upright
 
 
 class Encoded:
@@ -93,7 +84,8 @@ class Encoded:
                     return pixels
                 image = Image.fromarray(pixels)
                 if self._turn != 1:
-                    image = image.transpose(_TURNS[self._turn])
+                    image.getexif()[_ORIENTATION] = self._turn
+                    image = ImageOps.exif_transpose(image)
                 return fitted(image, size)
         except (DataError, MemoryError):
             raise

@@ -75,18 +75,15 @@ def fetched_before(url: str) -> bool:
     return any((home() / "remote").glob(f"*-{_key(url)}-*"))
 
 
-def local(
-    path_or_url: str | Path, *, limit_bytes: float | None = None, say: Callable[[str], None] | None = None
-) -> Path:
+def local(path_or_url: str | Path, *, say: Callable[[str], None] | None = None) -> Path:
     """The local path of data that may be at a URL.
 
     A path, or `file://`, is returned unchanged, except that `~` is expanded. A URL is fetched: a folder with
     all its files (for a packed folder those in its manifests), or a single file.
 
-    *Arguments:*
+    All fetched data together have at most CHIPWISE_CACHE_BYTES, else half of the free disk.
 
-    - `limit_bytes`: of all fetched data together; `None`: CHIPWISE_CACHE_BYTES, else half of the free disk.
-    - `say`: called with lines about progress; `None`: standard error.
+    *Arguments:* `say`: called with lines about progress; `None`: standard error.
 
     An interrupted fetch continues with the missing files. Files that change meanwhile are fetched once more.
     Where the URL cannot be read, an earlier copy is used, with a message.
@@ -115,7 +112,7 @@ def local(
                 url.say(str(fact("old-copy-used", url=url.shown, reason=error.facts["reason"])))
                 return max(copies, key=lambda entry: entry.stat().st_mtime) / url.name
             entry = cache / (prefix + _version(files))
-            if entry.is_dir() or _fetched(url, files, entry, limit_bytes):
+            if entry.is_dir() or _fetched(url, files, entry):
                 return entry / url.name
         wrong = "{url} changed during both attempts to fetch it: wait until nobody writes to it; try again."
         raise DataError("changed-while-fetched", wrong, url=url.shown)
@@ -137,7 +134,7 @@ class RemoteFile:
     version: tuple[str, ...] = ()
 
 
-def _fetched(url: _Url, files: list[RemoteFile], entry: Path, limit_bytes: float | None) -> bool:
+def _fetched(url: _Url, files: list[RemoteFile], entry: Path) -> bool:
     """Fetches `files` into `entry`, which appears when it is complete; false if they changed meanwhile."""
     with open(entry.parent / ".lock", "a") as lock:
         try:
@@ -148,7 +145,7 @@ def _fetched(url: _Url, files: list[RemoteFile], entry: Path, limit_bytes: float
         if entry.is_dir():
             return True
         partial = entry.with_name(f"{entry.name}.partial")
-        _make_room(partial, sum(file.nbytes for file in files), url.shown, limit_bytes)
+        _make_room(partial, sum(file.nbytes for file in files), url.shown)
         partial.mkdir(exist_ok=True)
         failure = None
         try:
@@ -213,10 +210,10 @@ def _fetch(url: _Url, files: list[RemoteFile], to: Path) -> None:
     shutil.rmtree(parts)
 
 
-def _make_room(own: Path, nbytes: int, data: str, limit: float | None) -> None:
+def _make_room(own: Path, nbytes: int, data: str) -> None:
     """Raises `DataError` unless cache and disk have room. What interrupted fetches left goes first."""
-    text = os.environ.get("CHIPWISE_CACHE_BYTES")
-    if limit is None and text:
+    limit = None
+    if text := os.environ.get("CHIPWISE_CACHE_BYTES"):
         with contextlib.suppress(ValueError):
             limit = float(text)
         if limit is None or not 0 <= limit < float("inf"):
@@ -231,7 +228,7 @@ def _make_room(own: Path, nbytes: int, data: str, limit: float | None) -> None:
     for entry in left:
         shutil.rmtree(entry)
     if left:
-        return _make_room(own, nbytes, data, limit)
+        return _make_room(own, nbytes, data)
     wrong = (
         "{data} needs {bytes:bytes}; the cache {cache} has {used:bytes} of at most {limit:bytes}, its disk "
         "{free:bytes} free: remove folders from it, or set CHIPWISE_CACHE_BYTES or CHIPWISE_CACHE."

@@ -41,16 +41,14 @@ def cached_in(folder: Path) -> Iterator[bool]:
     `folder`.
     """
     chosen = "JAX_COMPILATION_CACHE_DIR" in os.environ or jax.config.values[FOLDER]
-    if not chosen and not _private(folder):
-        yield False
-        return
-    with portable_entries():
-        if chosen:
-            yield False
-            return
-        _shorten(folder)
-        with _settings({FOLDER: str(folder), **SETTINGS}):
-            yield True
+    ours = not chosen and _private(folder)
+    with contextlib.ExitStack() as entered:
+        if chosen or ours:
+            entered.enter_context(portable_entries())
+        if ours:
+            _shorten(folder)
+            entered.enter_context(_settings({FOLDER: str(folder), **SETTINGS}))
+        yield ours
 
 
 @contextlib.contextmanager
