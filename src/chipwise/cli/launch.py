@@ -52,7 +52,11 @@ def launch(
 
     where = places.place(to)
     _check_used(where, **{"--bucket": bucket, "--zone": zone})
-    package = _package(where, package)
+    if package is not None and Path(package).exists():
+        if where.name != "slurm":  # whose nodes share files
+            text = "--package {package}: {place} cannot reach a file of this machine: give a URL."
+            raise RecipeError("launch-package-local", text, package=package, place=where.name)
+        package = str(Path(package).absolute())
     loaded = recipe.load()
     data = jobs.local_data(recipe.data)
     words = recipe.words() if data is None else replace(recipe, data=None).words()
@@ -109,17 +113,6 @@ def _check_used(where: Place, **values: str | None) -> None:
         if value is not None and not used[name]:
             text = "{place} does not use {option}: leave it out."
             raise RecipeError("launch-option-unused", text, place=where.name, option=name)
-
-
-def _package(where: Place, package: str | None) -> str | None:
-    """`--package` for pip at the place. A file of this machine works only with SLURM, whose nodes share
-    it."""
-    if package is None or not Path(package).exists():
-        return package
-    if where.name != "slurm":
-        text = "--package {package}: {place} cannot reach a file of this machine: give a URL."
-        raise RecipeError("launch-package-local", text, package=package, place=where.name)
-    return str(Path(package).absolute())
 
 
 def _show(where: Place, job: Any, out: Path, files: dict[str, str], notes: list[Fact], json_: bool) -> None:

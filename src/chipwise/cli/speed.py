@@ -167,9 +167,9 @@ def _rows(record: Record) -> list[tuple[str, Any]]:
     ]
 
 
-def _spread(series: Any, factor: float = 1.0) -> str:
+def _spread(series: Any) -> str:
     low, high = series.quartiles
-    return f"{digits(factor * series.median)} ({digits(factor * low)} to {digits(factor * high)})"
+    return f"{digits(series.median)} ({digits(low)} to {digits(high)})"
 
 
 def _memory(sizes: dict[str, int | None], host: int | None) -> str:
@@ -265,7 +265,7 @@ def _feed_table(record: Record) -> Table:
 
     def rate(series: Any, unit: float = 1.0) -> tuple[str, str, str]:
         """Three cells of a series in examples/s, or in bytes/s if `unit` is the bytes of an example."""
-        median, low, high = (_number(x / unit) for x in (series.median, *series.quartiles))
+        median, low, high = (digits(x / unit) for x in (series.median, *series.quartiles))
         return median, f"{low} to {high}", f"{series.median / unit * size / 1e9:.3g}"
 
     for count in record.measured["workers"]:
@@ -278,7 +278,3 @@ def _feed_table(record: Record) -> Table:
         if seconds:
             rows.add_row(f"  {stage}, one worker", "", "", "", "", f"{seconds * 1e3:.3g}")
     return rows
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -31,10 +31,6 @@ class Stages:
             for name, value in seconds.items():
                 self._seconds[name] += value
 
-    def clear(self) -> None:
-        with self._lock:
-            self._seconds = dict.fromkeys(NAMES, 0.0)
-
     @property
     def seconds(self) -> dict[str, float]:
         with self._lock:

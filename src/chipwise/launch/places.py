@@ -62,17 +62,12 @@ def gpu(target: Target) -> bool:
     return target.chip.kind == "GPU" and float(target.chip.compute_capability or 0) >= 6
 
 
-def slice_size(target: Target) -> str:
-    """The number in a slice's name."""
-    return target.name.rpartition("-")[2]
-
-
 def google_type(target: Target) -> str | None:
     """Google's accelerator type of a TPU slice, such as `v5litepod-8`."""
     if target.chip.kind != "TPU" or target.rented_as or short(target) not in RUNTIMES:
         return None
     version = "v5litepod" if short(target) == "v5e" else short(target)
-    return f"{version}-{slice_size(target)}"
+    return f"{version}-{target.name.rpartition('-')[2]}"
 
 
 def skypilot(target: Target) -> str | None:
