@@ -47,9 +47,9 @@ def seeded(*key: int) -> Iterator[None]:
 
 
 def _torch_generators() -> list[Any]:
-    torch = sys.modules.get("torch")
-    if torch is None:
+    if "torch" not in sys.modules:
         return []
+    torch = importlib.import_module("torch")  # or waits for the thread that is importing it
     return [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
 
 
