@@ -179,7 +179,8 @@ class Curve(Schedule):
 
     def _changed(self, number: Change, length: Lengthen) -> Schedule:
         new: dict[str, Any] = {name: number(getattr(self, name)) for name in self.NUMBERS}
-        return replace(self, **new | ({self.RAMP: length(getattr(self, self.RAMP))} if self.RAMP else {}))
+        new |= {self.RAMP: length(getattr(self, self.RAMP))} if self.RAMP else {}
+        return replace(self, **new)  # type: ignore[type-var]
 
     def lengths(self) -> list[tuple[str, str]]:
         return [(self.RAMP, getattr(self, self.RAMP))] if self.RAMP else []
