@@ -10,7 +10,7 @@ import pytest
 import simplejpeg
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from chipwise.data import images
 from chipwise.data.images import MAX_PIXELS, Encoded, covering, decode
@@ -61,11 +61,21 @@ def test_the_largest_image_is_not_a_bomb():
     assert Encoded(jpeg(MAX_PIXELS // 60_000, 60_000)).width == 60_000
 
 
-@pytest.mark.parametrize("format", ["PNG", "WEBP", "progressive"])
-def test_what_takes_more_memory_may_have_fewer_pixels(format, monkeypatch):
-    kind = {"progressive": True} if format == "progressive" else {"kind": format}
+TURNED = Image.Exif()
+TURNED[274] = 6
+
+
+@pytest.mark.parametrize(
+    ("cost", "kind"),
+    [
+        (11, {"kind": "PNG"}),
+        (15, {"kind": "PNG", "exif": TURNED}),
+        (21, {"kind": "WEBP"}),
+        (9, {"progressive": True}),
+    ],
+)
+def test_what_takes_more_memory_may_have_fewer_pixels(cost, kind, monkeypatch):
     data = encoded(smooth(size=(64, 64)), **kind)
-    cost = {"PNG": 18, "WEBP": 22, "progressive": 9}[format]
     monkeypatch.setattr(images, "MAX_BYTES", 64 * 64 * cost)
     monkeypatch.setattr(images, "_SMALL_BYTES", 0)
     assert decode(data).shape == (64, 64, 3)
@@ -75,7 +85,7 @@ def test_what_takes_more_memory_may_have_fewer_pixels(format, monkeypatch):
 
 
 def test_large_images_share_the_memory(monkeypatch):
-    monkeypatch.setattr(images, "MAX_BYTES", 64 * 64 * 18)
+    monkeypatch.setattr(images, "MAX_BYTES", 64 * 64 * 11)
     monkeypatch.setattr(images, "_SMALL_BYTES", 0)
     seen, original = [], images._from_pillow
 
@@ -86,7 +96,35 @@ def test_large_images_share_the_memory(monkeypatch):
     monkeypatch.setattr(images, "_from_pillow", counted)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(decode, [encoded(smooth(size=(40, 40)), "PNG")] * 40))
-    assert set(seen) <= {40 * 40 * 18, 2 * 40 * 40 * 18} and len(seen) == 40 and images._taken == 0
+    assert set(seen) <= {40 * 40 * 11, 2 * 40 * 40 * 11} and len(seen) == 40 and images._taken == 0
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "L", "LA", "CMYK", "1"])
+@pytest.mark.parametrize("height", [2, 3, 4])
+def test_rows_that_are_converted_apart_are_all_there(mode, height, monkeypatch):
+    """A million pixels at a time: here two rows of 100, and one more."""
+    monkeypatch.setattr(images, "_ROWS_OF", 200)
+    image = Image.effect_noise((100, height), 90).convert(mode)
+    white = Image.new("RGBA", image.size, "white")
+    white.alpha_composite(image.convert("RGBA"))
+    expected = white.convert("RGB") if mode in ("RGBA", "LA") else image.convert("RGB")
+    np.testing.assert_array_equal(images.from_pillow(image), np.asarray(expected))
+
+
+def test_of_a_png_the_header_is_read_alone_unless_it_may_be_turned(monkeypatch):
+    """Its orientation may stand behind the pixels, where Pillow looks for it; they have no room yet."""
+    plain, early = (encoded(smooth(), "PNG", exif=exif) for exif in (Image.Exif(), TURNED))
+    start, end = early.index(b"eXIf") - 4, early.index(b"IDAT") - 4
+    late = early[:start] + early[end:-12] + early[start:end] + early[-12:]
+    loads, original = [], PngImagePlugin.PngImageFile.load
+    monkeypatch.setattr(
+        PngImagePlugin.PngImageFile, "load", lambda im: loads.append(images._taken) or original(im)
+    )
+    monkeypatch.setattr(images, "_SMALL_BYTES", 0)
+    shapes = [(one.height, one.width) for one in map(Encoded, (plain, early, late))]
+    assert shapes == [(16, 24), (24, 16), (24, 16)]
+    assert len(loads) <= 2 and all(loads)  # where it may be late: in the room
+    assert [decode(data).shape[:2] for data in (plain, early, late)] == shapes
 
 
 def test_a_jpeg_of_endless_scans_is_refused(monkeypatch):

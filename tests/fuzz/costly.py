@@ -89,6 +89,7 @@ def pictures(root: Path, draw: random.Random) -> Iterator[Case]:
     last = scans[scans.rindex(b"\xff\xda") : -2]
     bombs = {
         "PNGs of 16 million pixels": [("png", wide_png(4000))] * 3,
+        "PNGs of 36 million pixels": [("png", wide_png(6000))] * 6,
         "a transparent PNG": [("png", wide_png(4000, 6))],
         "a PNG of 400 million pixels": [("png", wide_png(20_000, 0))],
         "a WebP of 25 million pixels": [("webp", saved(5000, "WEBP", lossless=True, method=0))] * 2,

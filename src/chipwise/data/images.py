@@ -24,13 +24,15 @@ from ..errors import DataError
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 # Height times width; above it Pillow, too, assumes a decompression bomb: 13,377 squared.
 MAX_PIXELS = 178_956_970
-MAX_BYTES = 768 << 20  # of memory for all images that a process decodes at once
+MAX_BYTES = 512 << 20  # of memory for all images that a process decodes or encodes at once
 # Bytes a pixel at the peak: measured, without a size
-_JPEG, _PROGRESSIVE, _TURNED, _WEBP, _OTHERS = 3, 9, 17, 22, 18
+_JPEG, _PROGRESSIVE, _TURNED, _WEBP, _OTHERS = 3, 9, 15, 21, 11
 _SMALL_BYTES = 8 << 20  # of such an image, which waits for no other
 _MOST_SCANNED = 1 << 31  # pixels in all scans of a JPEG: some seconds
+_ROWS_OF = 1 << 20  # pixels that are converted at once
 _WIDE_MODES = ("I", "F")  # 16 and 32 bits per channel: Pillow would clip them to 8
 _ORIENTATION, _TURNS = 274, range(2, 9)  # the EXIF tag, and its values that are not upright
+_PNG_TURNS = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")  # where a PNG may have it
 
 
 class Encoded:
@@ -50,11 +52,7 @@ class Encoded:
         try:
             self._jpeg = data[:3] == b"\xff\xd8\xff" and self._read_jpeg()
             if not self._jpeg:
-                with _opened(data) as opened:
-                    self._cost = _cost(opened)
-                    self.height, self.width = opened.height, opened.width
-                    if opened.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8):
-                        self.height, self.width = self.width, self.height
+                self._read_others()
         except Image.DecompressionBombError as error:
             raise DataError("image-too-large", limit=MAX_PIXELS) from error
         except DataError:
@@ -78,7 +76,7 @@ class Encoded:
             if self._turn >= 5:
                 height, width = width, height
             cost = _TURNED if self._turn != 1 and size is None else self._cost
-            with _room(self.height * self.width, cost):
+            with room(_bytes(self.height * self.width, cost)):
                 pixels = simplejpeg.decode_jpeg(self._data, "RGB", min_height=height, min_width=width)
                 if self._turn == 1 and size in (None, pixels.shape[:2]):
                     return pixels
@@ -112,9 +110,29 @@ class Encoded:
         self.plain = self._turn == 1
         return True
 
+    def _read_others(self) -> None:
+        with _opened(self._data) as opened:
+            self._cost = _cost(opened)
+            self.height, self.width = opened.height, opened.width
+            turn = _turn_before_pixels(opened)
+            if opened.format == "PNG" and any(mark in self._data for mark in _PNG_TURNS):
+                with room(_bytes(self.height * self.width, self._cost)):  # for it reads the pixels
+                    turn = opened.getexif().get(_ORIENTATION, 1)
+            if turn in (5, 6, 7, 8):
+                self.height, self.width = self.width, self.height
+
 
 def _cost(image: Image.Image) -> int:
-    return _WEBP if image.format == "WEBP" else _OTHERS
+    if image.format == "WEBP":
+        return _WEBP
+    return _TURNED if _turn_before_pixels(image) in _TURNS else _OTHERS
+
+
+def _turn_before_pixels(image: Image.Image) -> int:
+    """The camera's orientation; 1 for a PNG that may have it behind the pixels, which Pillow would decode."""
+    if image.format == "PNG" and "exif" not in image.info:
+        return 1
+    return image.getexif().get(_ORIENTATION, 1)
 
 
 def _bytes(pixels: int, cost: int) -> int:
@@ -129,10 +147,11 @@ _taken, _given_back = 0, threading.Condition()
 
 
 @contextlib.contextmanager
-def _room(pixels: int, cost: int) -> Iterator[None]:
-    """A context with memory for an image: threads that decode large ones share `MAX_BYTES`."""
+def room(nbytes: int) -> Iterator[None]:
+    """A context with memory for an image, or for all that there is: threads that decode or encode large ones
+    share `MAX_BYTES`. One context must not be inside another."""
     global _taken
-    if (nbytes := _bytes(pixels, cost)) <= _SMALL_BYTES:
+    if (nbytes := min(nbytes, MAX_BYTES)) <= _SMALL_BYTES:
         yield
         return
     with _given_back:
@@ -186,7 +205,7 @@ def decode_into(data: bytes, out: np.ndarray, size: tuple[int, int] | None = Non
 
 def from_pillow(image: Image.Image, size: tuple[int, int] | None = None) -> np.ndarray:
     """A Pillow image as `(height, width, 3)` uint8, as `Encoded.pixels` gives it."""
-    with _room(image.width * image.height, _cost(image)):
+    with room(_bytes(image.width * image.height, _cost(image))):
         return _from_pillow(image, size)
 
 
@@ -196,18 +215,25 @@ def _from_pillow(image: Image.Image, size: tuple[int, int] | None) -> np.ndarray
         raise DataError("image-depth", "it has more than 8 bits a channel: convert it to 8.")
     turned = image.getexif().get(_ORIENTATION, 1) in _TURNS
     upright = ImageOps.exif_transpose(image) if turned else image
-    if upright.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in upright.info:
-        upright = _on_white(upright)
-    return fitted(upright if upright.mode == "RGB" else upright.convert("RGB"), size)
+    if size is None:
+        return _pixels(upright)
+    if upright.mode != "RGB" or "transparency" in upright.info:
+        upright = Image.fromarray(_pixels(upright))
+    return fitted(upright, size)
 
 
-def _on_white(image: Image.Image) -> Image.Image:
-    """The transparent `image` over white, in RGB; some rows at a time, since each takes three copies."""
-    whole, rows = Image.new("RGB", image.size), max(1, (1 << 20) // image.width)
+def _pixels(image: Image.Image) -> np.ndarray:
+    """Of `image` over white, `(height, width, 3)`; some rows at a time, since they take several copies."""
+    whole, rows = np.empty((image.height, image.width, 3), np.uint8), max(1, _ROWS_OF // image.width)
+    clear = image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
+    image.load()
     for top in range(0, image.height, rows):
-        white = Image.new("RGBA", (image.width, min(rows, image.height - top)), "white")
-        white.alpha_composite(image.crop((0, top, image.width, top + white.height)).convert("RGBA"))
-        whole.paste(white.convert("RGB"), (0, top))
+        part = image.crop((0, top, image.width, min(top + rows, image.height)))
+        if clear:
+            white = Image.new("RGBA", part.size, "white")
+            white.alpha_composite(part.convert("RGBA"))
+            part = white
+        whole[top : top + rows] = part.convert("RGB")
     return whole
 
 

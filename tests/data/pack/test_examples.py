@@ -1,13 +1,17 @@
 """From what a source holds to what is stored."""
 
 import io
+import threading
 
 import numpy as np
 import pytest
 import simplejpeg
 from PIL import Image
 
+from chipwise.data import images as decoding
+from chipwise.data.pack import examples
 from chipwise.data.pack.examples import Form, stored_image
+from chipwise.data.pack.folders import Split
 from chipwise.errors import DataError
 from pictures import encoded, smooth
 from refusals import refused
@@ -120,3 +124,48 @@ def test_a_pillow_image_that_is_read_late():
     buffer = io.BytesIO(encoded(smooth(), "PNG", "RGBA"))
     with Image.open(buffer) as image:
         np.testing.assert_array_equal(stored_image(image, RAW).data, smooth())
+
+
+@pytest.mark.parametrize("form", [RAW, JPEG])
+def test_workers_share_the_memory_of_images_that_wait(form, monkeypatch):
+    """However many workers begin at once: without it each of them makes its image before one is written."""
+    images, each = 24, 24 * 16 * 3
+    data = [encoded(smooth(i), "PNG") for i in range(images)]
+    monkeypatch.setattr(examples, "_HELD_BYTES", 2 * each)
+    held, most, seen, began = [], [], set(), threading.Barrier(6, timeout=10)
+
+    class Counted(examples.Held):
+        def __init__(self):
+            super().__init__()
+            held.append(self)
+
+        def take(self, nbytes, always):
+            super().take(nbytes, always)
+            most.append(self.bytes)
+
+    monkeypatch.setattr(examples, "Held", Counted)
+
+    def read(i):
+        if i < 6 and i not in seen:  # so many workers, at once
+            seen.add(i)
+            began.wait()
+        return {"image": data[i]}
+
+    split = Split([str(i) for i in range(images)], np.zeros(images), {}, read)
+    made = [e for part in examples.records(split, ([i] for i in range(images)), form, 6) for e in part]
+    assert [entry.name for entry in made] == split.names and not any(entry.error for entry in made)
+    assert max(most) <= 3 * each + 2000  # and the first one's, which is always taken
+    assert held[0].bytes == 0
+
+
+def test_encoding_takes_its_part_of_the_memory(monkeypatch):
+    taken, original = [], simplejpeg.encode_jpeg
+
+    def counted(*arguments):
+        taken.append(decoding._taken)
+        return original(*arguments)
+
+    monkeypatch.setattr(decoding, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(simplejpeg, "encode_jpeg", counted)
+    stored_image(encoded(smooth(), "PNG"), JPEG)
+    assert taken == [16 * 24 * 6] and decoding._taken == 0

@@ -6,9 +6,10 @@ processes. Work in flight is bounded, and results come in the order of the listi
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import simplejpeg
 from PIL import Image
 
 from ...errors import DataError
-from ..images import Encoded, fitted, from_pillow
+from ..images import Encoded, fitted, from_pillow, room
 from .folders import Split
 
 # Chroma at half the resolution, as in cameras. Photographs at 224×224 and quality 90 take 15.9 kB and 0.23 ms
@@ -26,7 +27,8 @@ from .folders import Split
 _CHROMA = "420"
 # Work for some ms; pieces of one small image would double its cost
 PIECE_ENTRIES, PIECE_BYTES = 64, 1 << 20
-_HELD_BYTES = 1 << 26  # of stored images that wait for being written; images may be small only as files
+_HELD_BYTES = 1 << 27  # of images that are made or wait for being written; they may be small only as files
+_ENCODING = 6  # bytes a pixel, besides those of the image
 _JPEG_SIDE = 65_500  # libjpeg's limit
 
 
@@ -114,8 +116,12 @@ def _read(split: Split, row: int) -> Mapping[str, Any] | DataError:
         return DataError("entry-unreadable", reason=error.strerror or str(error))
 
 
+class _NoRoom(Exception):
+    """An image must wait until others are written."""
+
+
 class Held:
-    """The bytes of stored images that wait for being written."""
+    """The bytes of images that are made, or wait for being written."""
 
     def __init__(self):
         self.bytes, self._lock = 0, threading.Lock()
@@ -124,9 +130,17 @@ class Held:
         with self._lock:
             self.bytes += nbytes
 
+    def take(self, nbytes: int, always: bool) -> None:
+        """Adds `nbytes`. Raises `_NoRoom` if they are too many, unless they are `always` taken."""
+        with self._lock:
+            if self.bytes + nbytes > _HELD_BYTES and not always:
+                raise _NoRoom
+            self.bytes += nbytes
+
 
 def _held(entry: Entry) -> int:
-    return entry.nbytes + (0 if entry.pixels is None else entry.pixels.nbytes)
+    apart = entry.pixels is not None and entry.pixels is not entry.columns["image"]
+    return entry.nbytes + (entry.pixels.nbytes if apart and entry.pixels is not None else 0)
 
 
 def piece(
@@ -135,6 +149,13 @@ def piece(
     """The records of `rows`, from `examples`, or read here if that is `None`: of all, or of the first ones
     before too many bytes are `held`, which may be none unless the piece is the `first` to be written."""
     done: list[Entry] = []
+    taken = 0
+
+    def before_pixels(nbytes: int) -> None:
+        nonlocal taken
+        held.take(nbytes, always=first and not done)
+        taken = nbytes
+
     for at, row in enumerate(rows):
         if held.bytes > _HELD_BYTES and (done or not first):
             return done
@@ -143,34 +164,48 @@ def piece(
             if isinstance(example, DataError):
                 raise example
             labels = {name: column[row] for name, column in split.labels.items()}
-            done.append(_record(split.names[row], labels, example, form))
+            done.append(_record(split.names[row], labels, example, form, before_pixels))
             held.add(_held(done[-1]))
+        except _NoRoom:
+            return done
         except DataError as error:
             done.append(Entry(split.names[row], {}, error=error))
         except OSError as error:  # Pillow reads some files when their pixels are asked for
             unreadable = DataError("entry-unreadable", reason=error.strerror or str(error))
             done.append(Entry(split.names[row], {}, error=unreadable))
+        finally:
+            held.add(-taken)
+            taken = 0
     return done
 
 
-def _record(name: str, labels: Mapping[str, Any], example: Mapping[str, Any], form: Form) -> Entry:
+def _record(
+    name: str,
+    labels: Mapping[str, Any],
+    example: Mapping[str, Any],
+    form: Form,
+    before_pixels: Callable[[int], None],
+) -> Entry:
     columns = {**labels, **example}
     if "image" not in columns:
         if form.store == "jpeg" or form.size is not None:
             wrong = "it has no column 'image' ({columns:list}): leave out --size and --store jpeg."
             raise DataError("no-image-column", wrong, columns=list(columns))
         return Entry(name, {column: np.asarray(value) for column, value in columns.items()})
-    image = stored_image(columns.pop("image"), form)
+    image = stored_image(columns.pop("image"), form, before_pixels)
     others = {column: np.asarray(value) for column, value in columns.items()}
     return Entry(name, {"image": image.data, **others}, image.pixels)
 
 
-def stored_image(value: Any, form: Form) -> StoredImage:
+def stored_image(
+    value: Any, form: Form, before_pixels: Callable[[int], None] = lambda nbytes: None
+) -> StoredImage:
     """`value` in its stored form.
 
     `value`: encoded bytes, a Pillow image, or an array or tensor: `(h, w)`, `(h, w, 1 or 3)`, and for tensors
     `(1 or 3, h, w)`, of uint8, or of floats from 0 to 1, which become 0 to 255. A JPEG that needs no change
-    is stored byte for byte; arrays without `size` are stored raw as they are.
+    is stored byte for byte; arrays without `size` are stored raw as they are. `before_pixels`: called with
+    the bytes of an encoded image's pixels before it is decoded.
 
     Raises `DataError` if it cannot be stored; the caller adds the name.
     """
@@ -178,6 +213,7 @@ def stored_image(value: Any, form: Form) -> StoredImage:
     if isinstance(value, bytes):
         encoded = Encoded(value)
         shape = (encoded.height, encoded.width)
+        before_pixels(3 * math.prod(size or shape))
         pixels = encoded.pixels(size)
         if form.store == "jpeg" and encoded.plain and pixels.shape[:2] == shape:
             return StoredImage(value, pixels)
@@ -194,8 +230,9 @@ def stored_image(value: Any, form: Form) -> StoredImage:
         wrong = "it has {height}×{width} pixels, a JPEG at most {limit:,} on a side: scale it down."
         raise DataError("image-jpeg-side", wrong, height=height, width=width, limit=_JPEG_SIDE)
     color = np.broadcast_to(pixels.reshape(height, width, -1), (height, width, 3))
-    data = simplejpeg.encode_jpeg(np.ascontiguousarray(color), form.quality, "RGB", _CHROMA)
-    return StoredImage(data, simplejpeg.decode_jpeg(data, "RGB"))
+    with room(_ENCODING * height * width):
+        data = simplejpeg.encode_jpeg(np.ascontiguousarray(color), form.quality, "RGB", _CHROMA)
+        return StoredImage(data, simplejpeg.decode_jpeg(data, "RGB"))
 
 
 def _loaded(image: Image.Image, size: tuple[int, int] | None) -> np.ndarray:
