@@ -128,16 +128,14 @@ data, sgd = cw.Arrays(image=np.zeros((64, 32, 32, 3), np.uint8), label=np.zeros(
     "augment": PLAIN,
     "bench": "mnist()",
     "compare": """
-Path("bench").mkdir()
-for name in ("cpu.json", "gpu.json", "bench/1.json", "bench/2.json"):
-    done(f"bench digits --steps 2 --out {name}")
+for name in ("bench", "bench-b"):
+    Path(name).mkdir()
+    for i in (1, 2):
+        done(f"bench digits --steps 2 --out {name}/{i}.json")
 for name in ("a", "b"):
     done(f"train digits --set duration=2ep --run runs/{name} --quiet")
 for name, batch in (("small", 32), ("large", 128)):
     done(f"sweep digits --set duration=1ep --set batch={batch} --seeds 2 --run runs/{name}-5 --quiet")
-import contextlib
-with open("plan.json", "w") as file, contextlib.redirect_stdout(file):
-    done("plan digits --on t4 --json")
 """,
     "feed": 'photographs("photos")',
     "format": """
