@@ -18,7 +18,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SETUP = ("pip", "python3", ".", "make", "apt-get", "eval", "srun", "bash")
 """How lines begin that install something on the machine: the test's own environment is installed."""
 SMALL = {
-    "train gpt2-124m --data tokens$": "--set depth=2 --set width=64 --set heads=2 --set duration=2st",
+    "train gpt2-124m --data tokens$": "--set depth=2 --set width=64 --set heads=2 --set replicas=8 "
+    "--set batch=8 --set duration=2st",
     "(train|sweep) mnist|train cifar10": "--set duration=3st",
     "train examples/own_photos": "--set duration=2st --set batch=8",
     "bench (mnist|cifar10)(?!.*--largest-batch)": "--steps 2",
