@@ -1,5 +1,6 @@
 import io
 import tarfile
+import zipfile
 
 import jax
 import numpy as np
@@ -109,3 +110,18 @@ def test_a_pickle_in_an_array_is_not_opened(tmp_path):
     with refused(DataError, "npy-damaged"):
         open_data(tmp_path / "x.npz", RGB)
     assert not (tmp_path / "harm").exists()
+
+
+def test_the_headers_of_an_archive_say_what_it_expands_to(tmp_path, monkeypatch):
+    """4 GB of zeros in few bytes, or 70 TB in a header alone: no array is read."""
+    read, file = [], tmp_path / "x.npz"
+    monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", lambda archive, name: read.append(name))
+    for rows in (1 << 24, 1 << 40):
+        header = io.BytesIO()
+        shape = {"descr": "<f4", "fortran_order": False, "shape": (rows, 8, 8)}
+        np.lib.format.write_array_header_1_0(header, shape)
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("image.npy", header.getvalue() + bytes(64))
+        with refused(DataError, "npy-damaged", path=file):
+            open_data(file, RGB)
+    assert not read

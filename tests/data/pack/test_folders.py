@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chipwise.data import folder
 from chipwise.data.pack.folders import Listing, Split, divided
 from chipwise.data.pack.recognise import listing_of
 from chipwise.errors import DataError, RecipeError
@@ -190,3 +191,25 @@ def test_a_fingerprint_tells_names_sizes_labels_and_content_apart():
         {"content": "x"},
     ]
     assert len({Split(**{**base, **change}).fingerprint() for change in changes}) == len(changes)
+
+
+def test_folders_without_end_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "DEEPEST", 3)
+    deepest = touch(tmp_path, "a/b/c/d/1.jpg") / "a/b/c/d"
+    assert listing_of(tmp_path).splits["train"].names == ["d/1.jpg"]
+    (deepest / "e").mkdir()
+    with refused(DataError, "folder-too-deep", path=str(deepest / "e"), deep=3):
+        listing_of(tmp_path)
+
+
+def test_links_that_fan_out_are_refused(tmp_path, monkeypatch):
+    """Ten ways in each of six folders are a million paths to one image."""
+    monkeypatch.setattr(folder, "MOST_WAYS", 4)
+    root, below = tmp_path / "root", touch(tmp_path, "below/ant/1.jpg") / "below"
+    root.mkdir()
+    for way in range(4):
+        (root / f"way{way}").symlink_to(below)
+    assert len(listing_of(root).splits["train"]) == 4
+    (root / "way4").symlink_to(below)
+    with refused(DataError, "folder-too-deep", ways=4):
+        listing_of(root)

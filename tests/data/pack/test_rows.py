@@ -209,6 +209,37 @@ def test_a_parquet_that_states_more_rows_than_bytes_is_refused(tmp_path, monkeyp
     assert len(hub.from_parquet([path], {}).splits["train"].names) == 30_000
 
 
+@pytest.mark.parametrize("kind", ["binary", "text", "in a list"])
+def test_a_parquet_whose_dictionary_repeats_long_values_is_refused(tmp_path, kind, monkeypatch):
+    """2 kB of which each row is 20 kB: counted by their lengths, not by expanding them."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pytest.importorskip("datasets")
+    value, path, rows = "x" * 20_000, tmp_path / "a.parquet", 200
+    values = [value.encode() if kind == "binary" else [value] if kind == "in a list" else value] * rows
+    pq.write_table(pa.table({"x": pa.array(values)}), path, compression="zstd")
+    monkeypatch.setattr(hub, "_MOST_EXPANDED", rows * len(value) - 1)
+    with refused(DataError, "rows-unreadable", path=path):
+        pack(path, tmp_path / "out")
+    if kind == "text":
+        with refused(DataError, "rows-unreadable", path=path):
+            next(hub.text_rows(path))
+    monkeypatch.setattr(hub, "_MOST_EXPANDED", rows * len(value))
+    hub._refuse_expanding(path)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_a_line_without_end_is_refused_before_it_is_read(tmp_path, ending, monkeypatch):
+    """Of one that is twice the limit a whole piece has no line break; the library would hold it in memory."""
+    pytest.importorskip("datasets")
+    monkeypatch.setattr(hub, "_LONGEST_LINE", 1 << 16)
+    path, row = tmp_path / f"a.{ending}", '{"text": "%s"}\n' if ending == "jsonl" else "%s\n"
+    path.write_text("text\n" * (ending == "csv") + row % ("x" * 60_000) * 3)
+    assert [len(one["text"]) for one in hub.text_rows(path)] == [60_000] * 3
+    path.write_text("text\n" * (ending == "csv") + row % "x" + row % ("x" * (3 << 16)))
+    with refused(DataError, "rows-unreadable", path=path):
+        next(hub.text_rows(path))
+
+
 def test_a_path_in_a_table_opens_no_file(tmp_path):
     (tmp_path / "secret.png").write_bytes(IMAGES[0])
     rows = [{"bytes": None, "path": str(tmp_path / "secret.png")}] * 2

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from chipwise.data.pack import tables
 from chipwise.data.pack.folders import divided
 from chipwise.data.pack.packing import Packing
 from chipwise.data.pack.recognise import listing_of
@@ -82,6 +83,24 @@ def test_bytes_that_are_no_text(tmp_path):
         read_table(tmp_path / "x.csv")
     with refused(DataError, "unreadable", path=tmp_path / "none.csv"):
         read_table(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize(
+    ("what", "most", "text"),
+    [
+        ("file", 400, "file,label\n" + "".join(f"{i}.jpg,x\n" for i in range(50))),
+        ("rows", 1999, "file," + ",".join("abcdefghij") + "\n" + ("a.jpg" + ",1" * 10 + "\n") * 10),
+        ("multi-hot labels", 300 * 301 - 1, "file,label\n" + "".join(f"{i}.jpg,{i}|x\n" for i in range(300))),
+    ],
+)
+def test_a_table_that_would_fill_the_memory_is_refused(tmp_path, what, most, text, monkeypatch):
+    path = table(tmp_path, text)
+    monkeypatch.setattr(tables, "_MOST_BYTES", most)
+    with refused(DataError, "table-too-large", path=path, what=what, limit=most):
+        read_table(path)
+    if what != "rows":
+        monkeypatch.setattr(tables, "_MOST_BYTES", 300 * 301)
+        assert len(read_table(path).files) >= 50
 
 
 def test_a_table_is_a_source_in_its_own_order(tmp_path):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from chipwise.data import PackedFolder
 from chipwise.data.pack import documents as documents_of
+from chipwise.data.pack import tokenise
 from chipwise.data.pack.packing import pack
 from chipwise.data.pack.tokenise import TextForm
 from chipwise.data.sources import materialize
@@ -169,3 +170,47 @@ def test_a_document_in_a_table_may_be_long(tmp_path):
 def test_text_of_an_object_is_not_passed_over(tmp_path):
     with refused(RecipeError, "pack-text-of-object", kind="list"):
         pack([{"text": "one"}], tmp_path / "out", text=TextForm(tokens=8))
+
+
+def test_a_tokenizer_file_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenise, "_MOST_TOKENIZER", 100)
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "t.json").write_bytes(bytes(101))
+    with refused(DataError, "tokenizer-damaged", path=tmp_path / "t.json"):
+        pack(tmp_path / "a.txt", tmp_path / "x", text=TextForm(tokenizer=tmp_path / "t.json"))
+
+
+@pytest.mark.parametrize("regular", [False, True])
+def test_regular_expressions_of_a_tokenizer_have_a_time(tmp_path, regular, monkeypatch):
+    """Some never end; here the clock says so at once, and other tokenizers have none."""
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"</s>": 0, "x": 1}, unk_token="x"))
+    if regular:
+        made.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("(x+x+)+y"), "isolated")
+    made.save(str(tmp_path / "t.json"))
+    (tmp_path / "a.txt").write_text("x x")
+    asked = []
+
+    def ended(call, given_up):
+        asked.append([given_up(seconds) is not None for seconds in (4.9, 6)])
+        raise TimeoutError
+
+    monkeypatch.setattr(tokenise, "in_time", ended)
+    form = TextForm(tokens=2, tokenizer=tmp_path / "t.json")
+    if not regular:
+        pack(tmp_path / "a.txt", tmp_path / "x", text=form)
+        assert not asked
+        return
+    with refused(DataError, "tokenizer-damaged", path=tmp_path / "t.json"):
+        pack(tmp_path / "a.txt", tmp_path / "x", text=form)
+    assert asked == [[False, True]]
+
+
+def test_text_in_folders_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents_of, "DEEPEST", 3)
+    (tmp_path / "a/b/c").mkdir(parents=True)
+    (tmp_path / "a/b/c/x.txt").write_text("one")
+    assert [one.name for one in documents_of.documents(tmp_path, {})] == ["a/b/c/x.txt"]
+    (tmp_path / "a/b/c/d").mkdir()
+    with refused(DataError, "folder-too-deep", deep=3):
+        list(documents_of.documents(tmp_path, {}))
