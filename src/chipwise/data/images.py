@@ -233,7 +233,7 @@ def _pixels(image: Image.Image) -> np.ndarray:
             white = Image.new("RGBA", part.size, "white")
             white.alpha_composite(part.convert("RGBA"))
             part = white
-        whole[top : top + rows] = part.convert("RGB")
+        whole[top : top + rows] = np.asarray(part.convert("RGB"))
     return whole
 
 
