@@ -8,9 +8,8 @@ def test_warnings_are_lines_and_the_code_is_0(chipwise, mine):
     assert fine.code == 0 and fine.out == f"{fact('no-findings', recipe='mine')}\n"
     doubted = chipwise("check", f"{mine}:recipe", "--set", "replicas=1", "--set", "lr=30", "--on", "v3-8")
     assert doubted.code == 0
-    lines = doubted.out.splitlines()
-    assert len(lines) == 2 and all(line.startswith("warning: ") for line in lines)
-    assert "peak lr=30" in lines[0] and "replicas=1 on the 8 devices of v3-8" in lines[1]
+    (line,) = doubted.out.splitlines()
+    assert line.startswith("warning: ") and "peak lr=30" in line
 
 
 def test_json_is_one_object(chipwise, mine):

@@ -16,7 +16,7 @@ from refusals import refused
 def test_evaluations_are_those_of_the_run(every, duration):
     recipe = dataclasses.replace(cw.load("digits"), duration=duration)
     agenda = Agenda.of(recipe.clock, every, None, None, None)
-    assert evaluations(recipe, every) == len(list(agenda.evaluate)) + 1  # and at the end
+    assert evaluations(recipe, every) == len(list(agenda.evaluate))
 
 
 def test_without_data_to_evaluate_there_are_none():

@@ -305,12 +305,13 @@ def sample_digest(source: Any) -> str | None:
 
 
 def data_digest(source: Any) -> str | None:
-    """SHA-256 of all of `source`: of its arrays, or of a packed folder's manifest, which has its files'
-    checksums. Of other data, and of arrays above `_WHOLE_BYTES`, that of a sample, which begins with
-    "sample:". `None` for no data, and for custom sources, which may return different examples each time."""
+    """SHA-256 of all of `source`: of its arrays, or, after "manifest:", of a packed folder's manifest, which
+    has its files' checksums. Of other data, and of arrays above `_WHOLE_BYTES`, that of a sample, which
+    begins with "sample:". `None` for no data, and for custom sources, which may return different examples
+    each time."""
     manifest = getattr(source, "manifest", None)
     if isinstance(manifest, dict):
-        return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+        return f"manifest:{hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()}"
     if isinstance(source, (Arrays, Lazy)) and nbytes(source) <= _WHOLE_BYTES:
         digest = hashlib.sha256()
         for name, column in sorted(materialize(source).items()):

@@ -120,7 +120,7 @@ class Ledger:
         before = stored.heads[-1]
         for name, digest in now["data"].items():
             there = before["data"].get(name)
-            if digest != there and None not in (digest, there) and not self._changed:
+            if digest != there and _comparable(digest, there) and not self._changed:
                 text = (
                     "{run} was trained on other {name} data (digest {there}, now {here}): give it the run's "
                     "data, or go on with --changed-code."
@@ -136,3 +136,10 @@ class Ledger:
         lines = [(h["from"], 1, h) for h in heads] + [(s, 0, {"step": s, **row}) for s, row in rows.items()]
         folder.replace(LEDGER, [line for *_, line in sorted(lines, key=lambda line: line[:2])])
         return later
+
+
+def _comparable(digest: str | None, there: str | None) -> bool:
+    """Whether two digests that differ are of other data. Packs of the same images have other manifests, by
+    how they are stored, so those of packs say nothing here; the rows that are made again do."""
+    kinds = {None if one is None else one.rpartition(":")[0] for one in (digest, there)}
+    return len(kinds) == 1 and not kinds & {None, "manifest"}
