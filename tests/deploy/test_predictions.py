@@ -136,7 +136,10 @@ def test_parts_of_other_predictions_are_refused_and_fresh_replaces_them(tmp_path
         cw.predict(trained(), Stops(37), on=ONE, out=out, batch=4)
     with refused(cw.errors.DataError, "predictions-of-others", differ=["top"]):
         cw.predict(trained(), Stops(None), on=ONE, out=out, batch=4, top=2)
+    for left in ("whole.csv", "predictions.json.1a2b.part"):  # of a kill while the parts are joined
+        (tmp_path / ".p.csv.parts" / left).write_text("half")
     cw.predict(trained(), Stops(None), on=ONE, out=out, batch=4, top=2, fresh=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["p.csv"]
     assert out.read_text().splitlines()[1].startswith("0,x/0.jpg,")
     with refused(cw.errors.DataError, "predictions-exist"):
         cw.predict(trained(), on=ONE, out=out)

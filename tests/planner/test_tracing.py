@@ -17,7 +17,7 @@ from chipwise.models import chip_traits
 from chipwise.models.attention import attention
 from chipwise.models.chip_traits import traced_for
 from chipwise.models.large import SHARD, fsdp, in_group
-from chipwise.planner import compile_step
+from chipwise.planner import compile_step, tracing
 from chipwise.planner.compile_answers import Compiled
 from chipwise.planner.tracing import Traceable, _cudnn_assumed, export_program
 
@@ -114,3 +114,20 @@ def test_chips_with_other_kernels_have_their_own(traces):
         return x * (2.0 if chip_traits.traits().fuses else 3.0)
 
     assert traces(body, "a100", "t4", "h100", "v100") == 2
+
+
+def test_traces_of_other_shapes_are_forgotten_now_and_then(monkeypatch):
+    """JAX keeps them for ever. Seen by a function of the process, which is traced again after that."""
+    monkeypatch.setattr(tracing, "MOST_TRACED", 3)
+    monkeypatch.setattr(tracing, "_EXPORTED", [])
+    traced = []
+    known = jax.jit(lambda x: traced.append(x.shape) or x + 1)
+
+    def after(exports):
+        for n in range(exports):
+            export_program(jax.nn.relu, [jax.ShapeDtypeStruct((n + 2,), np.float32)], "cpu")
+        tracing.forget_traces()
+        known(np.float32(1))
+        return len(traced)
+
+    assert [after(exports) for exports in (0, 2, 1, 0, 2, 1)] == [1, 1, 2, 2, 2, 3]

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from ..atomic import open_regular
-from ..data.folder import SUFFIXES, Files, list_tar, walk
+from ..data.folder import SUFFIXES, TARS, Files, list_tar, walk
 from ..data.images import decode
 from ..data.manifest import MANIFEST
 from ..data.packed import PackedFolder
@@ -31,7 +31,6 @@ from ..recipe.source import spec_of
 from ..words.facts import fact
 from ..words.figures import one_line
 
-_TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 _MOST_EXPANDED = 1 << 28  # bytes of the arrays of a small `.npz`
 _GREY = np.asarray([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601, as Pillow's "L"
 
@@ -113,7 +112,7 @@ def open_data(data: Any, inputs: Spec) -> Source:
             text = "{path} has {paths:and}: name one of them."
             raise DataError("predict-which-split", text, path=path, paths=[str(path / one) for one in splits])
         return _packed(path, splits[0], size)
-    if (path.is_dir() or path.name.endswith(_TARS)) and len(inputs) == len(images) == 1:
+    if (path.is_dir() or path.name.lower().endswith(TARS)) and len(inputs) == len(images) == 1:
         ((column, s),) = images.items()
         return Pictures(path, s.shape, column)
     raise DataError("predict-data-unknown", path=path, expected=described(inputs))

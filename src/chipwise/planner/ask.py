@@ -48,7 +48,7 @@ from .time_run import (
     training_work,
 )
 from .time_step import StepTime, at_least, local_devices, timed_away
-from .tracing import TracedStep, prediction_step, predicts, training_step
+from .tracing import TracedStep, forget_traces, prediction_step, predicts, training_step
 
 
 @hidden()  # tracing starts JAX
@@ -105,10 +105,13 @@ def plan(
         progress,
     )  # fmt: skip
     made: dict[str, Plan] = {}
-    for one in question.plans(targets):
-        made[one.target] = one
-        if ready is not None:
-            ready(one)
+    try:
+        for one in question.plans(targets):
+            made[one.target] = one
+            if ready is not None:
+                ready(one)
+    finally:
+        forget_traces()
     return Plans(made[target.name] for target in targets)
 
 

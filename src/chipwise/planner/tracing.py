@@ -179,6 +179,8 @@ def predicts(step: TracedStep) -> bool:
 
 # ---- exports
 
+MOST_TRACED = 50
+"""Exported programs whose traces JAX may keep: a plan of a small recipe has about three."""
 CUDNN_VERSION = 91000
 """That programs for GPUs are traced for, and `chips.gpus.CUDNN` says to their compiler."""
 # Source locations, which change without the program changing.
@@ -234,7 +236,21 @@ def export_program(function: Callable[..., Any], specs: Sequence[Any], platform:
     text = exported.mlir_module()
     places = dict.fromkeys(f"{path}:{line}" for path, line in _PLACE.findall(text))
     key = hashlib.sha256(_LOCATION.sub("", text).encode()).hexdigest()
+    _EXPORTED.append(key)
     return Exported(key, bytes(exported.serialize()), tuple(places), contents)
+
+
+_EXPORTED: list[str] = []  # since JAX's caches were cleared
+
+
+def forget_traces() -> None:
+    """Clears JAX's caches if `MOST_TRACED` programs were exported. JAX keeps the trace of each of its own
+    functions for each shape as long as the process lives: 1 to 2 MB a plan of another small recipe. What else
+    was compiled in this process is compiled again when it is called."""
+    with _EXPORTING:
+        if len(_EXPORTED) >= MOST_TRACED:
+            _EXPORTED.clear()
+            jax.clear_caches()
 
 
 _EXPORTING = threading.RLock()
