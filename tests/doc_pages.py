@@ -139,6 +139,7 @@ for name, batch in (("small", 32), ("large", 128)):
     done(f"sweep digits --set duration=1ep --set batch={batch} --seeds 2 --run runs/{name}-5 --quiet")
 """,
     "feed": 'photographs("photos")',
+    "find": "mnist()",
     "format": """
 photographs("photos")
 done("pack photos PACK --size 32 --store raw")
