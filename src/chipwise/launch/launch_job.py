@@ -47,10 +47,6 @@ class LaunchJob:
         """The Python version of the plan; some machines have an older one."""
         return f"{sys.version_info.major}.{sys.version_info.minor}"
 
-    @property
-    def several_gpu_hosts(self) -> bool:
-        return self.target.chip.kind == "GPU" and self.target.hosts > 1
-
     def train(self, run: str, data: str | None = None) -> list[str]:
         """The command for the rented machine. *Arguments:* `run`, `data`: the folders there."""
         words = ["chipwise", "train", *self.words]

@@ -43,8 +43,7 @@ class Form:
 
 
 class StoredImage(NamedTuple):
-    """*Fields:* `data`: the stored pixels or JPEG bytes; `pixels`: as a reader decodes them; `enlarged`:
-    whether the image was smaller than its stored size."""
+    """*Fields:* `data`: the stored pixels or JPEG bytes; `pixels`: as a reader decodes them."""
 
     data: np.ndarray | bytes
     pixels: np.ndarray
@@ -65,11 +64,6 @@ class Entry(NamedTuple):
     def shape(self) -> tuple[int, ...] | None:
         """The shape of its decoded image."""
         return None if self.pixels is None else self.pixels.shape
-
-    @property
-    def nbytes(self) -> int:
-        columns = self.columns.values()
-        return sum(len(c) if isinstance(c, bytes) else np.asarray(c).nbytes for c in columns)
 
 
 def records(split: Split, pieces: Iterable[Sequence[int]], form: Form, workers: int) -> Iterator[list[Entry]]:
@@ -139,8 +133,8 @@ class Held:
 
 
 def _held(entry: Entry) -> int:
-    apart = entry.pixels is not None and entry.pixels is not entry.columns["image"]
-    return entry.nbytes + (entry.pixels.nbytes if apart and entry.pixels is not None else 0)
+    values = {id(value): value for value in (*entry.columns.values(), entry.pixels) if value is not None}
+    return sum(len(v) if isinstance(v, bytes) else np.asarray(v).nbytes for v in values.values())
 
 
 def piece(
