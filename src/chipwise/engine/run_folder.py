@@ -65,6 +65,9 @@ class RunFolder:
         self._events: Events | None = None
         existed = True
         try:
+            if "\0" in str(path):
+                facts = {"path": str(path), "checkpoint": None}
+                raise RunError("run-unusable", **facts, reason="no name has a zero byte")
             place = next(p for p in (self.path, *self.path.parents) if p.exists())
             if not place.is_dir():
                 text = "{path} is a file, not a folder: name another folder with --run."
