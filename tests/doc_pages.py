@@ -245,8 +245,8 @@ def run(page):
                 else None
             ):
                 names |= runpy.run_path(f"examples/my_{door[1] or 'functions'}.py")
-                made = names["net"]() if "net" in names else None
-                names |= {"data": names["digits"], "dropout": 0.2, "module": made}
+                names |= {"data": names["digits"], "dropout": 0.2}
+                names |= {"module": names["net"]()} if door[1] == "torch" else {}
                 names |= {} if door[1] else {"loss": names["recipe"]().task.loss}
             exec(compile(text, f"{page.name}", "exec"), names)
         elif kind == "program":
