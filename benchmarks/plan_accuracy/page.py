@@ -181,4 +181,4 @@ def scatter(path: Path, known: Sequence[Prediction]) -> None:
         "predicted / measured", curves, x="measured examples/s", x_log=True, y_log=True, level=1.0,
         level_words="equal",
     )  # fmt: skip
-    path.write_text(picture([drawn]), encoding="utf-8")
+    path.write_text(picture(drawn), encoding="utf-8")

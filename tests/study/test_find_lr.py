@@ -180,9 +180,9 @@ def test_a_schedule_that_is_a_function_is_swept_but_not_set():
 
 
 def test_pictures_are_alike_and_printing_shows_tables(found):
-    text = page.picture([advice.curves(found)])
+    text = page.picture(advice.curves(found))
     ET.fromstring(text)
-    assert text == page.picture([advice.curves(found)])
+    assert text == page.picture(advice.curves(found))
     assert all(f"{mark.replace('_', ' ')} " in text for mark in MARKS) and "<svg" in text
     assert "<svg" in found._repr_html_() and "suggestion" in str(found)
     assert f"{found.suggestion:.3g}" in str(found) and "LrSearch" not in str(found)

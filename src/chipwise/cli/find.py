@@ -51,7 +51,7 @@ def find_lr(
     first = hosts().first  # host 0 writes
     written = None
     if picture is not None and first:
-        drawn = page.picture([advice.curves(search)])
+        drawn = page.picture(advice.curves(search))
         written = replace_text(picture, drawn, "picture-unwritable", option="--picture")
     if json_:
         print(json.dumps(search.to_json()))

@@ -41,7 +41,7 @@ def _bars(smoothed: np.ndarray) -> str:
     return sparkline(share[::step], 0.0, 1.0)
 
 
-def curves(search: LrSearch) -> Panel | None:
+def curves(search: LrSearch) -> Panel:
     """Raw losses faint and smoothed ones strong, over the rates. The marks are dots; a dashed line is at the
     recipe's own peak."""
     curve = search.curve
@@ -56,11 +56,13 @@ def curves(search: LrSearch) -> Panel | None:
         height = float(np.interp(np.log(rate), np.log(curve.rates), curve.smoothed))
         name = f"{mark.replace('_', ' ')} {rate:.3g}"
         traces.append(Trace(name, style_of(k), [(rate, height)]))
-    return panel(
+    drawn = panel(
         f"{search.old.name}: one step a rate, batch {search.old.batch}", traces, x="learning rate",
         y="training loss", x_log=True, marks=[search.own_peak],
         mark_words=f"recipe's own peak {search.own_peak:.3g}",
     )  # fmt: skip
+    assert drawn is not None  # a search whose losses are not finite has raised
+    return drawn
 
 
 def batch(search: BatchSearch) -> Iterator[RenderableType]:

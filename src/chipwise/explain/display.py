@@ -57,7 +57,7 @@ class Shown(dict):
         return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
 
     def _repr_html_(self) -> str:
-        drawn = "".join(picture([panel]) for panel in self.panels)
+        drawn = "".join(picture(panel) for panel in self.panels)
         return pictures(self.curves) + drawn + written(self.parts)
 
 
@@ -174,5 +174,5 @@ def pictures(curves: Mapping[str, Sequence[tuple[float, float | None]]]) -> str:
         both = [(part, curves.get(f"{part}/{name}", ())) for part in PARTS]
         lines = [Trace(part, part, [(x, y) for x, y in points if y is not None]) for part, points in both]
         if (one := panel(name, lines, y_log="loss" in name)) is not None:
-            drawn.append(picture([one], size="narrow"))
+            drawn.append(picture(one, "narrow"))
     return f'<div style="display:flex;flex-wrap:wrap;gap:12px">{"".join(drawn)}</div>' if drawn else ""

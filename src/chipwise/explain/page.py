@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jinja2
@@ -39,29 +39,20 @@ def render(name: str, filters: Mapping[str, Callable[..., Any]] | None = None, /
     return _environment(filters).get_template(f"{name}.html.jinja").render(**values)
 
 
-def picture(panels: Sequence[Panel | None], *, columns: int = 1, size: str = "wide", title: str = "") -> str:
-    """Panels of curves as one SVG picture without a style sheet, on a transparent ground. Leaves out `None`s.
-
-    *Arguments:* `columns`: of panels side by side; `size`: "wide" or "narrow"; `title`: above them all.
-    """
-    drawn = [(panel, dict(panel.sizes)[size]) for panel in panels if panel is not None]
-    cells, top, below = [], 28 * bool(title), 0
-    for k, (panel, plot) in enumerate(drawn):
-        x, left, y = plot.width * (k % columns), plot.left, 30 + plot.height
-        keys: list[tuple[float, float, str, str]] = []
-        for name, style in panel.keys:
-            wide = 36 + 7 * len(name)  # the line, and a letter's usual width
-            if keys and left + wide > plot.width:
-                left, y = plot.left, y + 18
-            keys.append((left, y, style, name))
-            left += wide
-        cells.append({"panel": panel, "plot": plot, "x": x, "y": top, "names": keys})
-        below = max(below, top + y + 12 if keys else top + plot.height + 14)
-        if k % columns == columns - 1:
-            top = below
-    width = sum(plot.width for _, plot in drawn[:columns])
+def picture(panel: Panel, size: str = "wide") -> str:
+    """A panel as one SVG picture without a style sheet, "wide" or "narrow", on a transparent ground."""
+    plot = dict(panel.sizes)[size]
+    left, y = plot.left, 30 + plot.height
+    keys: list[tuple[float, float, str, str]] = []
+    for name, style in panel.keys:
+        wide = 36 + 7 * len(name)  # the line, and a letter's usual width
+        if keys and left + wide > plot.width:
+            left, y = plot.left, y + 18
+        keys.append((left, y, style, name))
+        left += wide
     template = _environment().get_template("charts.html.jinja")
-    return template.module.picture(cells, width, below, title).strip() + "\n"  # type: ignore[attr-defined]
+    height = y + 12 if keys else plot.height + 14
+    return template.module.picture(panel, plot, keys, height).strip() + "\n"  # type: ignore[attr-defined]
 
 
 def _environment(filters: Mapping[str, Callable[..., Any]] | None = None) -> jinja2.Environment:

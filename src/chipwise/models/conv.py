@@ -1,10 +1,10 @@
 """2-D convolution: the chip's own operation, or a faster implementation on the CPU.
 
-On TPU and GPU `conv` lowers to `lax.conv_general_dilated` and its usual gradients. On the CPU XLA's
-convolutions are slow. Measured on 2 cores of an AVX-512 Xeon, JAX 0.10.2, float32, medians of 5: the kernel
-gradient of a 3x3 layer of 128 channels at 63 GFLOP/s where its forward pass ran at 277 and PyTorch's gradient
-at 266; the input gradient of a 6x6 layer of stride 2 in 28.7 ms where PyTorch took 5.0. There `conv` is
-written as matrix products (`chipwise.models.conv_cpu`) with hand-written gradients.
+On TPU and GPU `conv` lowers to `lax.conv_general_dilated` and its usual gradients. On the CPU some of XLA's
+convolutions are slow. Measured on 2 cores of an AVX-512 Xeon, JAX 0.10.2, float32, medians of 5: the input
+gradient of a 6x6 layer of stride 2 in 28.7 ms where PyTorch took 5.0. There `conv` is written as matrix
+products (`chipwise.models.conv_cpu`) with hand-written gradients. Not so 3x3 layers of many channels: the
+kernel gradient with 128 ran at 63 GFLOP/s where the forward pass ran at 277 and PyTorch's gradient at 266.
 
 The choice is made when the program is traced for a stated chip (`models.chip_traits`), otherwise when it is
 lowered, by platform. So a program traced on a laptop and compiled for an absent TPU has the plain

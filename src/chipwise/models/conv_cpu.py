@@ -4,9 +4,6 @@ XLA's CPU convolutions reach the speed of its matrix product in the forward pass
 mostly not in the backward pass. The forward pass and the two gradients here use the form that was fastest for
 the shape (`forward_form` and the two functions after it), or XLA's convolution ("lax"):
 
-winograd  3x3 kernels of stride 1 with many channels: F(2x2, 3x3) of Lavin and Gray (2015,
-          arXiv:1509.09308) needs 16 products where the plain form needs 36. Its rounding error is
-          within 3x of the plain sum's (F(4x4, 3x3) was no faster here and 15x less exact).
 blocks    few channels: a matrix product 6 or 12 columns wide wastes a 16-lane vector unit.
           t x t neighbouring outputs become one output with t*t times the channels, and the input is
           cut into blocks such that every kernel becomes a 2x2 kernel of stride 1 over blocks.
@@ -25,9 +22,6 @@ NHWC = ("NHWC", "HWIO", "NHWC")
 
 #: Output channels above which a product's columns fill the vector units.
 _WIDE = 64
-#: Channels from which the transforms cost less than the products they save: with 128 the kernel gradient
-#: takes half of XLA's time, with 64 the forward pass 1.6 times it (processor seconds, 64 images of 16 x 16).
-_WINOGRAD = 128
 #: Rows summed at once, since Eigen would choose by the number of threads.
 _ROWS = 64
 
@@ -35,16 +29,12 @@ _ROWS = 64
 def forward_form(strides, kernel_shape) -> str:
     """Form of the forward pass."""
     kh, kw, c, o = kernel_shape
-    if _is_winograd(strides, kernel_shape):
-        return "winograd"
     return "blocks" if kh * kw * c <= 32 and o < _WIDE and _overlaps(strides, kernel_shape) else "lax"
 
 
 def input_form(strides, kernel_shape) -> str:
     """Form of the gradient with respect to the input."""
     kh, kw, c, o = kernel_shape
-    if _is_winograd(strides, kernel_shape):
-        return "winograd"
     # XLA dilates g by the stride and multiplies the zeros too: 6x slower at 6x6 stride 2, 3x at 3x3 with 16
     # channels; with 128 no slower.
     small = kh * kw * c <= 32 or (strides[0] > 1 and c < 32)
@@ -53,14 +43,8 @@ def input_form(strides, kernel_shape) -> str:
 
 def kernel_form(strides, kernel_shape) -> str:
     """Form of the gradient with respect to the kernel."""
-    if _is_winograd(strides, kernel_shape):
-        return "winograd"
     # XLA's convolution took 4x the time of the product.
     return "rows" if kernel_shape[:2] == (1, 1) and max(kernel_shape[2:]) >= _WIDE else "lax"
-
-
-def _is_winograd(strides, kernel_shape) -> bool:
-    return kernel_shape[:2] == (3, 3) and strides == (1, 1) and min(kernel_shape[2:]) >= _WINOGRAD
 
 
 def _overlaps(strides, kernel_shape) -> bool:
@@ -69,43 +53,21 @@ def _overlaps(strides, kernel_shape) -> bool:
 
 def forward(strides, pads, x, k):
     """The convolution itself, in the dtype of `x`."""
-    dtype, form = x.dtype, forward_form(strides, k.shape)
-    x, k = _widen(x, k)
-    if form == "winograd":
-        y = _winograd(pads, x, k)
-    elif form == "blocks":
-        y = _blocks_forward(strides, pads, x, k)
-    else:
-        y = _lax_conv(strides, pads, x, k)
-    return y.astype(dtype)
+    run = _blocks_forward if forward_form(strides, k.shape) == "blocks" else _lax_conv
+    return run(strides, pads, *_widen(x, k)).astype(x.dtype)
 
 
 def input_gradient(strides, pads, x, k, g):
     """Gradient with respect to `x`, in its dtype."""
-    dtype, form = x.dtype, input_form(strides, k.shape)
-    x, k, g = _widen(x, k, g)
-    if form == "winograd":
-        # The gradient of a stride-1 convolution is the convolution of g with the turned kernel.
-        back = tuple((2 - low, 2 - high) for low, high in pads)
-        dx = _winograd(back, g, k[::-1, ::-1], turned=True)
-    elif form == "blocks":
-        dx = _blocks_input_gradient(strides, pads, x, k, g)
-    else:
-        dx = _lax_input_gradient(strides, pads, x, k, g)
-    return dx.astype(dtype)
+    blocks = input_form(strides, k.shape) == "blocks"
+    run = _blocks_input_gradient if blocks else _lax_input_gradient
+    return run(strides, pads, *_widen(x, k, g)).astype(x.dtype)
 
 
 def kernel_gradient(strides, pads, x, k, g):
     """Gradient with respect to `k`, in its dtype."""
-    dtype, form = k.dtype, kernel_form(strides, k.shape)
-    x, k, g = _widen(x, k, g)
-    if form == "winograd":
-        dk = _winograd_kernel_gradient(pads, x, g)
-    elif form == "rows":
-        dk = _rows_product(_seen(strides, pads, x, g), g).reshape(k.shape)
-    else:
-        dk = _lax_kernel_gradient(strides, pads, x, k, g)
-    return dk.astype(dtype)
+    run = _rows_kernel_gradient if kernel_form(strides, k.shape) == "rows" else _lax_kernel_gradient
+    return run(strides, pads, *_widen(x, k, g)).astype(k.dtype)
 
 
 def _widen(*arrays):
@@ -162,11 +124,11 @@ def _rows_product(a, g):
     return y.T
 
 
-def _seen(strides, pads, x, g):
-    """The pixels that a 1x1 kernel sees."""
+def _rows_kernel_gradient(strides, pads, x, k, g):
+    """The pixels that a 1x1 kernel sees, times `g`."""
     (sh, sw), (oh, ow) = strides, g.shape[1:3]
     x = _pad_to(x, (pads[0][0], pads[1][0]), ((oh - 1) * sh + 1, (ow - 1) * sw + 1))
-    return x[:, ::sh, ::sw]
+    return _rows_product(x[:, ::sh, ::sw], g).reshape(k.shape)
 
 
 # blocks ---------------------------------------------------------------------------------------
@@ -244,79 +206,3 @@ def _blocks_input_gradient(strides, pads, x, k, g):
     dx = _lax_conv((1, 1), ((1, 1), (1, 1)), geometry.cut_output(g), turned)
     dx = _depth_to_space(dx, geometry.block)
     return _pad_to(dx, [-low for low in geometry.low], x.shape[1:3])
-
-
-# winograd -------------------------------------------------------------------------------------
-# y = A' [(G k G') * (B' d B)] A with the matrices of Lavin and Gray, section 4.1, written as sums of
-# arrays: XLA fuses each into one pass, where one stacked array of 16 parts would be several times
-# slower to fill.
-
-
-def _input_parts(pads, x):
-    """The 16 transformed inputs, each `(B*th*tw, C)`, tiles of 4x4 pixels every 2 pixels."""
-    b, h, w, c = x.shape
-    th, tw = ((n + sum(p) - 1) // 2 for n, p in zip((h, w), pads, strict=True))
-    x = _pad_to(x, (pads[0][0], pads[1][0]), (2 * th + 2, 2 * tw + 2))
-    x = x.reshape(b, th + 1, 2, tw + 1, 2, c)
-    rows = [
-        [x[:, i // 2 : i // 2 + th, i % 2, j // 2 : j // 2 + tw, j % 2] for j in range(4)] for i in range(4)
-    ]
-    rows = [list(r) for r in zip(*(_bt(column) for column in zip(*rows, strict=True)), strict=True)]
-    return [[part.reshape(-1, c) for part in _bt(row)] for row in rows]
-
-
-def _bt(d):
-    return [d[0] - d[2], d[1] + d[2], d[2] - d[1], d[1] - d[3]]
-
-
-def _winograd(pads, x, k, turned=False):
-    """`turned`: `x` has the kernel's output channels and the result its input channels.
-
-    The products then contract the kernel's last axis. Transposing a 512x512 kernel first, before or
-    after its transform, made the whole 1.4 to 3 times slower.
-    """
-    (b, h, w, _), o = x.shape, k.shape[2 if turned else 3]
-    contract = (((1,), (1 if turned else 0,)), ((), ()))
-    oh, ow = h + sum(pads[0]) - 2, w + sum(pads[1]) - 2
-    th, tw = (oh + 1) // 2, (ow + 1) // 2
-    kernels = [_g([k[i, j] for i in range(3)]) for j in range(3)]
-    kernels = [_g([kernels[j][i] for j in range(3)]) for i in range(4)]
-    inputs = _input_parts(pads, x)
-    m = [[lax.dot_general(inputs[i][j], kernels[i][j], contract) for j in range(4)] for i in range(4)]
-    columns = [_at([m[i][j] for i in range(4)]) for j in range(4)]
-    rows = [_at([columns[j][i] for j in range(4)]) for i in range(2)]
-    rows = [jnp.stack([p.reshape(b, th, tw, o) for p in row], 3) for row in rows]
-    y = jnp.stack(rows, 2).reshape(b, 2 * th, 2 * tw, o)
-    return y[:, :oh, :ow]
-
-
-def _g(k):
-    ends, middle = k[0] + k[2], k[1]
-    return [k[0], 0.5 * (ends + middle), 0.5 * (ends - middle), k[2]]
-
-
-def _at(m):
-    return [m[0] + m[1] + m[2], m[1] - m[2] - m[3]]
-
-
-def _winograd_kernel_gradient(pads, x, g):
-    """The adjoint of `_winograd` in `k`: G' [(B' d B)' (A g A')] G, summed over tiles."""
-    b, oh, ow, o = g.shape
-    th, tw = (oh + 1) // 2, (ow + 1) // 2
-    g = _pad_to(g, (0, 0), (2 * th, 2 * tw)).reshape(b, th, 2, tw, 2, o)
-    columns = [_a([g[:, :, i, :, j].reshape(-1, o) for i in range(2)]) for j in range(2)]
-    rows = [_a([columns[j][i] for j in range(2)]) for i in range(4)]
-    inputs = _input_parts(pads, x)
-    m = [[_rows_product(inputs[i][j], rows[i][j]) for j in range(4)] for i in range(4)]
-    columns = [_gt([m[i][j] for i in range(4)]) for j in range(4)]
-    rows = [_gt([columns[j][i] for j in range(4)]) for i in range(3)]
-    return jnp.stack([jnp.stack(row) for row in rows])
-
-
-def _a(g):
-    return [g[0], g[0] + g[1], g[0] - g[1], -g[1]]
-
-
-def _gt(m):
-    half_sum, half_difference = 0.5 * (m[1] + m[2]), 0.5 * (m[1] - m[2])
-    return [m[0] + half_sum, half_difference, half_sum + m[3]]
