@@ -9,10 +9,10 @@ import pytest
 
 from imports import PACKAGE, cycle, files, imports, package_of
 
-BUDGET = 46_900
+BUDGET = 46_000
 """Lines of Python in the package: what comes in pays with what leaves. It goes down to 41,500."""
 
-MOST = 46_900
+MOST = 46_000
 """What `BUDGET` may ever be."""
 
 ORDER = """
