@@ -51,7 +51,7 @@ def test_two_processes_train_as_one(tmp_path):
     ],
 )
 def test_unequal_hosts_train_as_one(devices, how):
-    result = cw.fit(tasks.recipe(), on=cw.On(devices=1), log_every="3st", progress="none")
+    result = cw.fit(tasks.recipe(duration="12st"), on=cw.On(devices=1), log_every="3st", progress="none")
     said = processes.answer(processes.start(TRAIN, len(devices), devices, json.dumps(how)))
     assert said["devices"] == sum(devices)
     assert said["fingerprint"] == result.fingerprint and rows(said["rows"]) == rows(result.history)
