@@ -43,6 +43,7 @@ _NAMES = "blocks compile evaluate groups hosts layers predict reduce scaling sha
 OPTIMIZED = (
     *(f"tests/engine/test_{name}" for name in _NAMES.split()),
     "tests/data/augment/test_every.py",
+    "tests/machine/test_compile_on",
 )
 """Tests of whether results depend on devices, layouts and batches. Their programs are compiled as a user's,
 also in processes that they start; so are those of slow tests, which run for long."""

@@ -70,15 +70,15 @@ def test_a_fault_that_steps_carried_on_is_still_named(session):
 def test_a_wrong_sum_that_all_devices_share_is_not_found(session):
     """What this check cannot find: an error of one device's replicas, before their sum."""
     session.begin()
-    step = session.programs._vectors
+    step = session.programs.vectors
 
     def wrong(g, *given):
         vectors = step(g, *given)
         return [vector.at[0].add(1.0) for vector in vectors] if g == 1 else vectors
 
-    session.programs._vectors = wrong
+    session.programs.vectors = wrong
     try:
         session.advance()
         assert not digests(session).unlike
     finally:
-        del session.programs._vectors
+        del session.programs.vectors

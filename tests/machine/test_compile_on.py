@@ -13,7 +13,7 @@ from chipwise.machine.detect import detect
 
 
 def program(x, y):
-    for _ in range(40):  # so that compiling takes longer than what is worth storing
+    for _ in range(300):  # so that compiling takes longer than what is worth storing
         x = jnp.sin(x @ x) * 2.5
     return x + y, jnp.sum(x)
 
