@@ -50,9 +50,8 @@ def fit(
     - `eval_every` (`None`: only at the end), `log_every`, `checkpoint_every`: durations, `"1ep"` or `"5%"`;
       `ledger`: of rows of digests, by default at all of these; `stop_after`: stop then, and save.
     - `keep`: so many of the newest checkpoints, or `"5ep"`: also one every five epochs; `keep_best`: a
-    metric,
-      `"eval/accuracy"`, whose best is kept in `best`; `patience`: the run ends after so long without a
-      better.
+      metric, `"eval/accuracy"`, whose best is kept in `best`; `patience`: the run ends after so long without
+      a better.
 
     Raises `RecipeError`, `DataError`, `DeviceError`, `RunError` before training begins; `DivergedError` (loss
     not finite), `DeviceFault` (bits differ); `Stopped` after SIGTERM or Ctrl-C, once the run is saved.
@@ -93,7 +92,8 @@ def fit(
             raise stop.error(session.step, session.total, saver.run)
         if not best.metric:
             session.forget_optimizer()  # the evaluation can use its memory
-        if log.evaluate(kept=session.step in agenda.evaluate):
+        log.evaluate(kept=session.step in agenda.evaluate)
+        if session.step in agenda.evaluate:
             saver.keep_best(log.final)
         result = Result.of(log, saver)
         if folder is not None and result.complete:

@@ -104,13 +104,13 @@ class Log:
         self.logged = step
         self._keep(row, values, kept)
 
-    def evaluate(self, kept: bool = True) -> bool:
+    def evaluate(self, kept: bool = True) -> None:
         """Evaluates the state if the task has evaluation data, and records the metrics, in `final` alone
-        unless `kept`. Waits. *Returns* `kept`."""
+        unless `kept`. Waits."""
         self.collect()
         session = self.session
         if self.recipe.task.eval is None:
-            return kept
+            return
         with self.meter.section("evaluate"):
             metrics = session.evaluate()
         values = {f"eval/{name}": value for name, value in metrics.items()}
@@ -123,7 +123,6 @@ class Log:
             if not self._warned:
                 self.reporter.warn(fact("statistics-unsettled", steps=session.step))
             self._warned = True
-        return kept
 
     @contextlib.contextmanager
     def divergence(self, newest: Callable[[], int | None]) -> Iterator[None]:
