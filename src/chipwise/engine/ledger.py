@@ -15,7 +15,6 @@ from typing import Any
 
 from ..data.sources import data_digest
 from ..errors import DeviceFault, RunError
-from ..machine.fingerprint import this_machine
 from .agenda import Agenda
 from .placement import device_names
 from .run_folder import RunFolder
@@ -28,12 +27,11 @@ from .stored import DIGESTS, LEDGER, LEDGER_VERSION, Rows, read_ledger, sha_of
 def head_of(session: Session) -> dict[str, Any]:
     """The head for rows that `session` makes. Traces the step, and reads data that is in memory."""
     task = session.recipe.task
-    chip = session.machine.kind if session.machine.platform != "cpu" else this_machine().cpu
     devices = None if session.layout.exact else session.layout.devices
     return {
         "recipe": sha_of(session.recipe.describe()),
         "data": {"training": data_digest(task.train), "evaluation": data_digest(task.eval)},
-        "computed": {**session.computed(), "chip": chip, "devices": devices},
+        "computed": {**session.computed(), "chip": session.machine.chip, "devices": devices},
     }
 
 

@@ -25,7 +25,6 @@ from ..data.watch import Watch
 from ..data.workers import chosen
 from ..errors import RecipeError
 from ..machine.arithmetic import settings, versions
-from ..machine.fingerprint import this_machine
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from ..words.facts import Fact
@@ -95,9 +94,8 @@ class Session:
         if here.count == 1:
             return
         data = {"training": sample_digest(task.train), "evaluation": sample_digest(task.eval)}
-        chip = self.machine.kind if self.machine.platform != "cpu" else this_machine().cpu
         compared = {"host-differs-recipe": self.recipe.describe(), "host-differs-data": data}
-        here.compare("recipe", compared | {"host-differs": {"chip": chip}})
+        here.compare("recipe", compared | {"host-differs": {"chip": self.machine.chip}})
 
     @property
     def start(self) -> Fact:

@@ -18,6 +18,7 @@ import jax
 
 from ..errors import DeviceError, near
 from . import guard
+from .fingerprint import this_machine
 from .host_facts import HostFacts, gather
 from .hosts import hosts
 from .plugins import hidden
@@ -47,6 +48,11 @@ class Machine:
     available: int
     simulated: bool
 
+    @property
+    def chip(self) -> str:
+        """The kind of chip, within which bits are equal: JAX calls every processor "cpu"."""
+        return self.kind if self.platform != "cpu" else this_machine().cpu
+
 
 def detect(count: int | None = None, platform: str | None = None) -> Machine:
     """The machine: all devices of the best platform that JAX finds.
@@ -54,8 +60,7 @@ def detect(count: int | None = None, platform: str | None = None) -> Machine:
     *Arguments:*
     - `count`: use only the first `count` devices.
     - `platform`: `"cpu"`, `"gpu"` or `"tpu"`; by default the best one. `"cpu"` ignores accelerators: if JAX
-      has
-      not started yet, it starts without them, for the rest of this process.
+      has not started yet, it starts without them, for the rest of this process.
 
     Raises `DeviceError` when there are fewer than `count` devices, when JAX cannot use the host's
     accelerator, or when JAX runs several processes that did not join with `hosts`; the message says why and
