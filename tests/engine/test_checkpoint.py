@@ -9,10 +9,10 @@ import resource
 import shutil
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 import chipwise as cw
@@ -181,7 +181,13 @@ def test_arrays_that_a_header_alone_states_are_not_read(tmp_path, monkeypatch):
         checkpoints.wait()
         monkeypatch.setattr(module, "_ANYWAY", 0)
         assert checkpoints.restore(zeros, print)[0]["w"].shape == (1000, 1000)  # as the recipe has it
-        monkeypatch.setattr(ocp, "args", None)  # nothing is restored
+        opened = module._opened
+
+        def unread(place):  # a `read` would be another error
+            about = ("size", "chunk_layout", "dtype")
+            return {n: SimpleNamespace(**{a: getattr(s, a) for a in about}) for n, s in opened(place).items()}
+
+        monkeypatch.setattr(module, "_opened", unread)
         monkeypatch.setattr(checkpoints, "about", lambda step: {"digest": ""})
         with pytest.raises(ValueError, match="4000000 bytes stated"):
             checkpoints.arrays(1)

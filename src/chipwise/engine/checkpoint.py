@@ -26,6 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore
 
 from ..atomic import check_inside
 from ..errors import CheckpointError, ChipwiseError, RecipeError, RunError
@@ -86,12 +87,37 @@ def refuse_hollow(stated: int, path: Path, expected: int = 0) -> None:
         raise ValueError(f"{stated} bytes stated, {there} there")
 
 
-def stated_bytes(metadata: Tree) -> int:
-    """The bytes of the arrays in Orbax's `metadata`, each at least as large as its chunks."""
-    arrays = [x for x in jax.tree.leaves(metadata) if getattr(x, "shape", None)]
-    chunks = [getattr(x.storage, "chunk_shape", None) or () for x in arrays]
-    sizes = [max(math.prod(x.shape), math.prod(chunk)) for x, chunk in zip(arrays, chunks, strict=True)]
-    return sum(n * getattr(x.dtype, "itemsize", 4) for n, x in zip(sizes, arrays, strict=True))
+def _opened(place: Path) -> dict[str, Any]:
+    """The arrays that Orbax wrote to the folder `place` by name, opened but not read.
+
+    Read without Orbax: it raises the error of the first damaged array and closes its event loop while others
+    are read, whose threads then print tracebacks.
+    """
+    base = {"driver": "ocdbt", "base": place.as_uri() + "/"}
+    keys = tensorstore.KvStore.open(base).result().list().result()
+    paths = (key.decode().rpartition("/") for key in keys)
+    names = [name for name, _, file in paths if file in (".zarray", "zarr.json")]
+
+    def opened(name: str) -> Any:
+        kvstore = {**base, "path": name + "/"}
+        return tensorstore.open({"driver": "auto", "kvstore": kvstore}, read=True, open=True)
+
+    futures = {name: opened(name) for name in names}
+    return {name: future.result() for name, future in futures.items()}
+
+
+def _stated_bytes(stores: dict[str, Any]) -> int:
+    """The bytes of opened arrays, each at least as large as its chunks."""
+    sizes = [max(s.size, math.prod(s.chunk_layout.read_chunk.shape or ())) for s in stores.values()]
+    return sum(n * store.dtype.numpy_dtype.itemsize for n, store in zip(sizes, stores.values(), strict=True))
+
+
+def _placed(store: Any, sharding: Any) -> jax.Array:
+    """An opened array on devices, which hold parts of it."""
+    indices = sharding.addressable_devices_indices_map(store.shape)
+    parts = {device: store[index].read() for device, index in indices.items()}
+    arrays = [jax.device_put(part.result(), device) for device, part in parts.items()]
+    return jax.make_array_from_single_device_arrays(store.shape, sharding, arrays)
 
 
 @dataclass(frozen=True)
@@ -214,8 +240,7 @@ class Checkpoints:
                 flat, about = self._read(step, template, shards)
             except ChipwiseError:
                 raise
-            except Exception as error:  # Orbax raises many types for damaged bytes
-                self._quiet.expected = True
+            except Exception as error:  # of many types, for damaged bytes
                 not_opened = next((text for text in _CLOSED if text in str(error)), None)
                 if isinstance(error, MemoryError):
                     not_opened = os.strerror(errno.ENOMEM)
@@ -248,22 +273,23 @@ class Checkpoints:
         about = self.about(step)
         expected = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(template))
         place = self.folder / str(step) / "state"
-        with contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader:
-            refuse_hollow(stated_bytes(reader.metadata(place).tree), place, expected)
-        cut, empty, item, shapes = about.get("cut"), about.get("empty", {}), None, {}
+        stores = _opened(place)
+        refuse_hollow(_stated_bytes(stores), place, expected)
+        cut, empty, shapes = about.get("cut"), about.get("empty", {}), dict[str, Any]()
         if shards not in (stored := cut["shards"] if cut else 1, None):
             text = "Step {step} was saved with shards={stored}, not {shards}: --set shards={stored}."
             raise CheckpointError("checkpoint-of-other-shards", text, step=step, stored=stored, shards=shards)
-        if cut is not None:  # otherwise Orbax would use the shardings with which the arrays were written
-            shapes = {n: jax.ShapeDtypeStruct(s[1:], np.dtype(s[0])) for n, s in cut["shapes"].items()}
-            if template is not None:
-                _fill(template, shapes, step)
-                shapes = flatten(template)
-            item = {name: _target(leaf) for name, leaf in shapes.items() if name not in empty}
-        restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(item)))
-        flat = restored["state"]
-        if cut is None:
-            flat = {name: np.asarray(leaf) for name, leaf in flat.items()}
+        if cut is not None and template is not None:
+            there = {n: jax.ShapeDtypeStruct(s[1:], np.dtype(s[0])) for n, s in cut["shapes"].items()}
+            _fill(template, there, step)
+            shapes = flatten(template)
+        flat, reads = dict[str, Any](), dict[str, Any]()
+        for name, store in stores.items():
+            if (sharding := getattr(shapes.get(name), "sharding", None)) is not None:
+                flat[name] = _placed(store, sharding)
+            else:
+                reads[name] = store.read()
+        flat |= {name: np.asarray(read.result()) for name, read in reads.items()}
         for name, (dtype, *shape) in empty.items():
             if 0 not in shape:
                 raise ValueError(f"{name} has elements")
@@ -307,8 +333,8 @@ class _Quiet:
 
     Orbax logs every save at WARNING, and every damaged file at ERROR, which `restore` reports itself.
 
-    Orbax reads and writes arrays concurrently in an event loop. When one fails, its error is raised and the
-    loop is closed while other operations run. Each of these then reports the closed loop, some of them only
+    Orbax writes arrays concurrently in an event loop. When one fails, its error is raised and the loop is
+    closed while other operations run. Each of these then reports the closed loop, some of them only
     after the checkpoints are closed. After a failure (`expected`), these reports are suppressed.
     """
 
@@ -337,12 +363,6 @@ def state_of(run: Path, holding: Any, step: int) -> TrainState:
     template, shards = holding.template.without("saved"), holding.step_of.recipe.shards
     with contextlib.closing(Checkpoints(run / "checkpoints", read_only=True)) as checkpoints:
         return _fill(template, checkpoints._read(step, template, shards)[0], step)
-
-
-def _target(leaf: Any) -> Any:
-    """What to pass to Orbax for an array: `leaf` if it has a sharding, otherwise a NumPy array of its
-    shape."""
-    return leaf if leaf.sharding is not None else np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
 
 
 def _fill(template: Tree, flat: dict[str, Any], step: int) -> Tree:
