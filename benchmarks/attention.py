@@ -30,7 +30,7 @@ from chipwise.models.attention import Mask, attention, form_for
 from chipwise.models.attention_blocks import blocks
 from chipwise.models.chip_traits import ChipTraits, traced_for
 from chipwise.planner.compile_answers import CompileRequest
-from chipwise.planner.compile_step import PLATFORM, compile_all, topologies
+from chipwise.planner.compile_step import PLATFORM, compile_each, topologies
 from chipwise.planner.tracing import export_program
 from chipwise.recipe.settings import load
 
@@ -83,10 +83,10 @@ def compiled(chip):
                 f"{case} {name}", one, program, platform=kind, options=options
             )
     with tempfile.TemporaryDirectory() as folder:
-        answers = compile_all(list(requests.values()), cache_dir=Path(folder))
+        answers = dict(compile_each([list(requests.values())], cache_dir=Path(folder)))
     return {
-        key: answer.problem.code if answer.problem else f"{answer.temp_bytes / 1e6:,.0f}"
-        for key, answer in zip(requests, answers, strict=True)
+        key: answers[i].problem.code if answers[i].problem else f"{answers[i].temp_bytes / 1e6:,.0f}"
+        for i, key in enumerate(requests)
     }
 
 

@@ -39,7 +39,7 @@ import numpy as np
 from PIL import Image
 import chipwise as cw
 from chipwise.cli import main
-from chipwise.data import datasets
+from chipwise.data import originals
 
 rng = np.random.default_rng(0)
 DIR = os.environ["CHIPWISE_DATA"] = "DIR"
@@ -54,12 +54,12 @@ def photographs(folder, side=64):
 
 def mnist():  # files of the right shapes, and their checksums
     Path(DIR).mkdir()
-    for name in list(datasets._MNIST):
+    for name in list(originals.MNIST_FILES):
         shape = (60_000 if name.startswith("train") else 10_000, *((28, 28) if "images" in name else ()))
         content = struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape)
         content += np.resize(np.arange(10, dtype=np.uint8), shape).tobytes()
         Path(DIR, name).write_bytes(content)
-        datasets._MNIST[name] = ("", hashlib.sha256(content).hexdigest())
+        originals.MNIST_FILES[name] = ("", hashlib.sha256(content).hexdigest())
 
 
 def done(words):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from chipwise.data import datasets
+from chipwise.data import datasets, originals
 from chipwise.data.datasets import cifar10, digits, mnist
 from chipwise.data.sources import materialize, nbytes, spec_of
 from chipwise.errors import DataError
@@ -98,13 +98,13 @@ def test_real_cifar10_says_which_copy_it_is():
 def fake_mnist(monkeypatch):
     """Files of the right shape and none of the content, and the checksums that belong to them."""
     made, sums = {}, {}
-    for name in datasets._MNIST:
+    for name in originals.MNIST_FILES:
         n = 60_000 if name.startswith("train") else 10_000
         shape = (n, 28, 28) if "images" in name else (n,)
         content = struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape) + b"\x07" * int(np.prod(shape))
         made[name] = content
         sums[name] = ("", hashlib.sha256(content).hexdigest())
-    monkeypatch.setattr(datasets, "_MNIST", sums)
+    monkeypatch.setattr(originals, "MNIST_FILES", sums)
     return made
 
 
@@ -126,7 +126,7 @@ def test_a_wrong_checksum_names_both_sums(tmp_path, monkeypatch):
     for name, content in made.items():
         (tmp_path / name).write_bytes(content[:-1] + b"\x08")
     data = mnist(tmp_path)
-    right = datasets._MNIST["train-images-idx3-ubyte"][1]
+    right = originals.MNIST_FILES["train-images-idx3-ubyte"][1]
     changed = hashlib.sha256((tmp_path / "train-images-idx3-ubyte").read_bytes()).hexdigest()
     with refused(DataError, "not-the-original", digest=changed, expected=right):
         data.train[0]

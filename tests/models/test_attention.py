@@ -20,7 +20,7 @@ from chipwise.models.attention_fused import block_of
 from chipwise.models.chip_traits import ChipTraits, traced_for, traits
 from chipwise.models.transformer import Attention
 from chipwise.planner.compile_answers import CompileRequest
-from chipwise.planner.compile_step import compile_all, device_speeds
+from chipwise.planner.compile_step import compile_each, device_speeds
 from chipwise.planner.tracing import export_program
 from refusals import refused
 
@@ -322,7 +322,7 @@ def test_for_an_absent_tpu_the_weights_are_never_there(chip, tmp_path):
     request = CompileRequest(
         "it", wanted.topology_arguments(), program, (), *device_speeds(wanted.chip), chip=wanted.chip.name
     )
-    (answer,) = compile_all([request], cache_dir=tmp_path)
+    ((_, answer),) = compile_each([[request]], cache_dir=tmp_path)
     assert answer.problem is None
     weights = 4 * 8 * 12 * 1024 * 1024
     assert answer.temp_bytes < weights / 2  # the plain form holds two of them

@@ -11,9 +11,9 @@ import pytest
 
 from chipwise.errors import ChipwiseError, DataError, DeviceError
 from chipwise.planner import compile_processes
-from chipwise.planner.compile_step import compile_all, compile_each
+from chipwise.planner.compile_step import compile_each
 from chipwise.words.facts import fact
-from planner.asked import ALL, on_gpu, request_for, three
+from planner.asked import ALL, compile_all, on_gpu, request_for, three
 from refusals import refused
 
 

@@ -14,11 +14,10 @@ from chipwise.errors import DeviceError
 from chipwise.planner import compile_processes, compile_step
 from chipwise.planner.compile_answers import CompileRequest
 from chipwise.planner.compile_processes import installed
-from chipwise.planner.compile_step import compile_all
 from chipwise.planner.tracing import export_program, training_step
 from chipwise.recipe.settings import load
 from planner import asked
-from planner.asked import ALL, SPEC, V5E, product, request_for
+from planner.asked import ALL, SPEC, V5E, compile_all, product, request_for
 
 with_libtpu = pytest.mark.skipif(installed("libtpu") is None, reason="needs libtpu")
 

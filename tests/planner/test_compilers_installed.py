@@ -5,8 +5,7 @@ import pytest
 
 from chipwise.errors import DeviceError
 from chipwise.planner import compile_processes
-from chipwise.planner.compile_step import compile_all
-from planner.asked import request_for
+from planner.asked import compile_all, request_for
 from refusals import refused
 
 

@@ -78,11 +78,16 @@ def cell(type_name: str, text: str):
     return int(text) if type_name.startswith("int") else float(text)
 
 
+def rows(name: str) -> list[dict[str, str]]:
+    """The rows of a CSV file of this folder, by column."""
+    return list(csv.DictReader(files(__package__).joinpath(name).read_text("utf-8").splitlines()))
+
+
 def _read() -> tuple[Chip, ...]:
-    text = files(__package__).joinpath("chips.csv").read_text(encoding="utf-8")
     types = {f.name: str(f.type) for f in fields(Chip)}
-    rows = csv.DictReader(text.splitlines())
-    return tuple(Chip(**{name: cell(types[name], value) for name, value in row.items()}) for row in rows)
+    return tuple(
+        Chip(**{name: cell(types[name], value) for name, value in row.items()}) for row in rows("chips.csv")
+    )
 
 
 CHIPS: tuple[Chip, ...] = _read()

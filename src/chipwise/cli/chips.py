@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..chips.catalogue import CHIPS, Chip, named
+from ..chips.catalogue import rows as rows_of
 from ..chips.prices import Price, current, load, prices_for
 from ..chips.targets import SLICES, Target, parse
 from ..errors import DeviceError, near
@@ -24,22 +25,8 @@ SCHEMA = 2
 WIDE = 170
 """The width of a table of prices if standard output is not a terminal."""
 
-# The unit and the description of each figure
-FIGURES = {
-    "bf16_dense_tflops": ("TFLOP/s", "bfloat16 products, dense"),
-    "fp16_dense_tflops": ("TFLOP/s", "float16 products added in float32, dense"),
-    "fp32_tflops": ("TFLOP/s", "float32, without tensor cores"),
-    "tf32_dense_tflops": ("TFLOP/s", "TF32 products, dense"),
-    "int8_dense_tops": ("TOP/s", "int8 products, dense"),
-    "memory_GB": ("GB", "memory"),
-    "cuda_MiB": ("MiB", "memory, as CUDA reports it"),
-    "memory_GBps": ("GB/s", "memory, bytes read or written"),
-    "interconnect_GBps_both_ways": ("GB/s", "interconnect, both directions added"),
-    "clock_GHz": ("GHz", "clock: a TPU's TensorCore, a GPU's boost"),
-    "tensorcores": ("", "TensorCores"),
-    "streaming_multiprocessors": ("", "streaming multiprocessors"),
-    "jax_devices_per_chip": ("", "JAX devices"),
-}
+FIGURES = {row["figure"]: (row["unit"], row["what"]) for row in rows_of("figures.csv")}
+"""The unit and the description of each figure."""
 
 
 @options.taking

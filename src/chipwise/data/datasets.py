@@ -33,26 +33,6 @@ from .synthetic import Absent
 
 _MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/"
-# file: (SHA-256 of the published .gz, SHA-256 uncompressed). The second one also works for unpacked or
-# repacked files.
-_MNIST = {
-    "train-images-idx3-ubyte": (
-        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-    ),
-    "train-labels-idx1-ubyte": (
-        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-    ),
-    "t10k-images-idx3-ubyte": (
-        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-    ),
-    "t10k-labels-idx1-ubyte": (
-        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-    ),
-}
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 JPEG_NOTE = "CIFAR-10 (JPEG copy)"  # lossy: accuracies are a little lower than on the original arrays
 _IMAGENET = {"train": 1_281_167, "eval": 50_000}
@@ -108,16 +88,16 @@ def mnist(data: str | Path | None = None) -> Dataset:
 
     Raises `DataError` if `data` lacks a file, and at first use for a wrong checksum or no network.
     """
-    files = _look(data, _find_mnist, "mnist-missing", files=list(_MNIST))
+    files = _look(data, _find_mnist, "mnist-missing", files=list(originals.MNIST_FILES))
 
     def read(part: str) -> Callable[[], Columns]:
         def load() -> Columns:
             paths = files
             if paths is None:
-                zipped = {f"{name}.gz": sums[0] for name, sums in _MNIST.items()}
-                paths = dict(zip(_MNIST, published("MNIST", _MNIST_URL, zipped), strict=True))
-            names = [name for name in _MNIST if name.startswith(part)]
-            image, label = (originals.read_idx(paths[name], _MNIST[name][1]) for name in names)
+                zipped = {f"{name}.gz": sums[0] for name, sums in originals.MNIST_FILES.items()}
+                paths = dict(zip(originals.MNIST_FILES, published("MNIST", _MNIST_URL, zipped), strict=True))
+            names = [name for name in originals.MNIST_FILES if name.startswith(part)]
+            image, label = (originals.read_idx(paths[name], originals.MNIST_FILES[name][1]) for name in names)
             return {"image": image, "label": label.astype(np.int32)}
 
         return load
@@ -250,11 +230,11 @@ def _look(data: str | Path | None, find: Callable[[Path], Any], missing: str, **
 def _find_mnist(root: Path) -> dict[str, Path] | None:
     for folder in (root, root / "mnist", root / "MNIST" / "raw"):
         paths = {}
-        for name in _MNIST:
+        for name in originals.MNIST_FILES:
             present = [p for p in (folder / name, folder / f"{name}.gz") if p.is_file()]
             if present:
                 paths[name] = present[0]
-        if len(paths) == len(_MNIST):
+        if len(paths) == len(originals.MNIST_FILES):
             return paths
     return None
 

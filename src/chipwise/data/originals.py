@@ -15,6 +15,7 @@ import hashlib
 import io
 import pickle
 import tarfile
+import tomllib
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -31,14 +32,10 @@ MOST_BYTES = 1 << 28  # read of a file; a batch has 31 MB, MNIST's images 47 MB
 
 CIFAR_FOLDER, CIFAR_ARCHIVE = "cifar-10-batches-py", "cifar-10-python.tar.gz"
 CIFAR_SHA256 = "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
-CIFAR_BATCHES = {
-    "data_batch_1": "c99cafc152244af753f735de768cd75f",
-    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-    "data_batch_4": "634d18415352ddfa80567beed471001a",
-    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-    "test_batch": "40351d587109b95175f43aff81a1287e",
-}
+_DIGESTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+MNIST_FILES: dict[str, list[str]] = _DIGESTS["mnist"]
+"""File to the SHA-256 of the published .gz, and of what is in it, which also fits repacked files."""
+CIFAR_BATCHES: dict[str, str] = _DIGESTS["cifar10"]
 """The MD5 of each file (no SHA-256 is published). All digests are those of Keras and torchvision."""
 
 

@@ -1,15 +1,17 @@
 """Translates parameters from the names and layouts of other libraries to those of the built-in models.
 
-`TABLES` has each library's names for the parts of a model and of its blocks. Common to all models: PyTorch's
-kernels are `(out, in, height, width)` and `(out, in)`, here they are `(height, width, in, out)` and `(in,
-out)`; separate arrays for queries, keys and values are joined to one.
+`weight_names.toml` has each library's names for the parts of a model and of its blocks. Common to all models:
+PyTorch's kernels are `(out, in, height, width)` and `(out, in)`, here they are `(height, width, in, out)` and
+`(in, out)`; separate arrays for queries, keys and values are joined to one.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -51,94 +53,8 @@ class WeightNames:
 
 
 TABLES = {
-    "resnet50": (
-        WeightNames(  # torchvision and timm
-            "conv1 stem  bn1 norm  fc classifier",
-            r"layer(\d+)\.(\d+)",
-            """downsample.0 conv0  conv1 conv1  conv2 conv2  conv3 conv3
-               downsample.1 norm0  bn1   norm1  bn2   norm2  bn3   norm3""",
-        ),
-        WeightNames(  # Hugging Face
-            """embedder.embedder.convolution stem  embedder.embedder.normalization norm
-               classifier.1 classifier""",
-            r"encoder\.stages\.(\d+)\.layers\.(\d+)",
-            """shortcut.convolution conv0  shortcut.normalization norm0
-               layer.0.convolution  conv1  layer.0.normalization  norm1
-               layer.1.convolution  conv2  layer.1.normalization  norm2
-               layer.2.convolution  conv3  layer.2.normalization  norm3""",
-            prefix="resnet.",
-        ),
-    ),
-    "efficientnet-lite0": (
-        # timm, whose first block has no expansion, so its numbers are shifted
-        WeightNames("", r"blocks\.(0)\.(\d+)", "conv_dw conv1  bn1 norm1  conv_pw conv2  bn2 norm2"),
-        WeightNames(
-            "conv_stem stem  bn1 norm  conv_head head  bn2 head_norm  classifier classifier",
-            r"blocks\.(\d+)\.(\d+)",
-            "conv_pw conv0  bn1 norm0  conv_dw conv1  bn2 norm1  conv_pwl conv2  bn3 norm2",
-        ),
-        WeightNames(  # efficientnet-lite-pytorch
-            "_conv_stem stem  _bn0 norm  _conv_head head  _bn1 head_norm  _fc classifier",
-            r"_blocks\.(\d+)",
-            """_expand_conv conv0  _depthwise_conv conv1  _project_conv conv2
-               _bn0         norm0  _bn1            norm1  _bn2          norm2""",
-        ),
-    ),
-    "vit": (
-        WeightNames(  # timm
-            "cls_token token  pos_embed places  patch_embed.proj patches  norm norm  head classifier",
-            r"blocks\.(\d+)",
-            """norm1 norm1  attn.qkv attention.qkv  attn.proj attention.out
-               norm2 norm2  mlp.fc1  hidden         mlp.fc2   out""",
-            stacked=True,
-        ),
-        WeightNames(  # Hugging Face
-            """embeddings.cls_token token  embeddings.position_embeddings places
-               embeddings.patch_embeddings.projection patches  layernorm norm  classifier classifier""",
-            r"encoder\.layer\.(\d+)",
-            """layernorm_before          norm1            intermediate.dense         hidden
-               layernorm_after           norm2            output.dense               out
-               attention.attention.query attention.query  attention.attention.value  attention.value
-               attention.attention.key   attention.key    attention.output.dense     attention.out""",
-            prefix="vit.",
-            stacked=True,
-        ),
-    ),
-    "bert": (
-        WeightNames(  # Hugging Face
-            """embeddings.word_embeddings       words.embedding   embeddings.LayerNorm  norm
-               embeddings.position_embeddings   places.embedding  pooler.dense          pooler
-               embeddings.token_type_embeddings kinds.embedding   classifier            classifier""",
-            r"encoder\.layer\.(\d+)",
-            """attention.self.query   attention.query  attention.output.LayerNorm norm1
-               attention.self.key     attention.key    intermediate.dense         hidden
-               attention.self.value   attention.value  output.dense               out
-               attention.output.dense attention.out    output.LayerNorm           norm2""",
-            prefix="bert.",
-            stacked=True,
-        ),
-    ),
-    "gpt2": (
-        WeightNames(  # Hugging Face, whose GPT-2 stores matrices as (in, out), as here
-            "wte words.embedding  wpe places.embedding  ln_f norm",
-            r"h\.(\d+)",
-            """ln_1 norm1  attn.c_attn attention.qkv  attn.c_proj attention.out
-               ln_2 norm2  mlp.c_fc    hidden         mlp.c_proj  out""",
-            prefix="transformer.",
-            stacked=True,
-            turned=False,
-        ),
-    ),
-    "llama": (
-        WeightNames(  # transformers' LlamaForCausalLM
-            "model.embed_tokens words.embedding  lm_head head.embedding  model.norm norm",
-            r"model\.layers\.(\d+)",
-            """self_attn.q_proj attention.q  self_attn.o_proj attention.out  mlp.gate_proj gate
-               self_attn.k_proj attention.k  input_layernorm  norm1          mlp.up_proj   up
-               self_attn.v_proj attention.v  post_attention_layernorm norm2  mlp.down_proj down""",
-            stacked=True,
-        ),
-    ),
+    model: tuple(WeightNames(**names) for names in libraries)
+    for model, libraries in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
 }
 """The built-in model to the names that its weights have elsewhere."""
 

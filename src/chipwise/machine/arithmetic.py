@@ -1,59 +1,22 @@
 """What can change a bit besides recipe and chip: JAX's settings are fixed, XLA's flags are refused, and
-versions are recorded and compared."""
+versions are recorded and compared. `arithmetic.toml` has the settings and the flags."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from ..errors import DeviceError
 from .host_facts import installed
 
-_FIXED: dict[str, Any] = {
-    "eager_constant_folding": False,
-    "jax_allow_f16_reductions": True,
-    "jax_bcoo_cusparse_lowering": False,
-    "jax_compiler_enable_remat_pass": True,
-    "jax_custom_vjp3": False,
-    "jax_default_matmul_precision": None,
-    "jax_default_prng_impl": "threefry2x32",
-    "jax_disable_jit": False,
-    "jax_enable_custom_prng": False,
-    "jax_enable_pgle": False,
-    "jax_enable_x64": False,
-    "jax_exec_time_optimization_effort": 0.0,
-    "jax_high_dynamic_range_gumbel": False,
-    "jax_memory_fitting_effort": 0.0,
-    "jax_memory_fitting_level": "O2",
-    "jax_optimization_level": "UNKNOWN",
-    "jax_random_seed_offset": 0,
-    "jax_ragged_dot_use_ragged_dot_instruction": True,
-    "jax_remat3": False,
-    "jax_scan3": False,
-    "jax_softmax_custom_jvp": False,
-    "jax_threefry_gpu_kernel_lowering": False,
-    "jax_threefry_partitionable": True,
-    "jax_transfer_guard_device_to_device": "allow",
-    "jax_transfer_guard_device_to_host": "allow",
-    "jax_transfer_guard_host_to_device": "allow",
-    "jax_use_direct_linearize": True,
-    "jax_use_shardy_partitioner": True,
-}
-"""JAX's own defaults (0.10.2), by name: settings that choose types, random numbers, products or programs, and
-those with which a run fails."""
-_HARMLESS = (
-    "--xla_force_host_platform_device_count",
-    "--xla_dump_",
-    "--xla_hlo_",
-    "--xla_gpu_cuda_data_dir",
-    "--xla_gpu_deterministic_ops=true",
-    "--xla_gpu_enable_latency_hiding_scheduler",
-    "--xla_cpu_collective_call_",
-    "--xla_gpu_nccl_",
-)
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_FIXED: dict[str, Any] = {"jax_default_matmul_precision": None, **_TABLE["settings"]}
+_HARMLESS = tuple(_TABLE["harmless_flags"])
 _COMPARED = ("chipwise", "jax", "jaxlib", "libtpu", "flax", "optax", "numpy")
 _lock, _inside, _before = threading.Lock(), 0, dict[str, Any]()
 

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from .. import chips
-from ..words.facts import Fact, fact, say
+from ..words.facts import Fact, fact, text_of
 from . import guard
 from .detect import jax_errors, setting
 from .host_facts import HostFacts, gather, installed
@@ -49,17 +49,7 @@ class Problem:
     severity: str
     fact: Fact
 
-    @property
-    def what(self) -> str:
-        return say(self.fact)
-
-    @property
-    def why(self) -> str:
-        return say(self.fact, "why")
-
-    @property
-    def fix(self) -> str:
-        return say(self.fact, "fix")
+    what, why, fix = text_of(), text_of("why"), text_of("fix")
 
     def to_json(self) -> dict[str, Any]:
         texts = {"what": self.what, "why": self.why, "fix": self.fix}

@@ -250,14 +250,6 @@ def compile_each(
         yield from stored(processes.answers())
 
 
-def compile_all(
-    requests: Sequence[CompileRequest], *, cache_dir: Path | None = None, progress: Progress | None = None
-) -> list[Compiled]:
-    """The answers to `requests` in their order, when all are ready; see `compile_each`."""
-    answers = dict(compile_each([requests], cache_dir=cache_dir, progress=progress))
-    return [answers[i] for i in range(len(requests))]
-
-
 def _load(path: Path) -> Compiled | None:
     """A cached answer; `None` if there is none or it cannot be read, so that it is compiled again."""
     try:

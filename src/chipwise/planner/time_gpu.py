@@ -15,7 +15,6 @@ training throughputs, and writes them to `efficiencies.json` with the residuals 
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import math
@@ -27,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import chips
 from ..chips.catalogue import Chip
+from ..chips.catalogue import rows as rows_of
 from ..hlo.kernel import Kernel
 
 USUAL = 0.8
@@ -63,8 +62,10 @@ def product_rates() -> dict[str, tuple[float, float | None]]:
     `chips/product_rates.csv` has the best of 1,024 to 10,240 rows (or of 8,192, if only that was published),
     with its source. Power and shared units keep cards below their data sheets, an L4 by more than half.
     """
-    rows = csv.DictReader(files(chips).joinpath("product_rates.csv").read_text("utf-8").splitlines())
-    return {r["chip"]: (float(r["f32_tflops"]), float(r["sixteen_tflops"] or 0) or None) for r in rows}
+    return {
+        row["chip"]: (float(row["f32_tflops"]), float(row["sixteen_tflops"] or 0) or None)
+        for row in rows_of("product_rates.csv")
+    }
 
 
 ARITHMETIC = {

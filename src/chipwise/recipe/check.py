@@ -15,7 +15,7 @@ import numpy as np
 
 from ..chips.targets import Target, parse
 from ..words.displayed import Displayed
-from ..words.facts import Fact, fact, say
+from ..words.facts import Fact, fact, say, text_of
 from .recipe import Recipe, Validated
 from .schedules import Schedule, as_schedule, function, rounded, warmup
 
@@ -37,25 +37,11 @@ class Finding:
 
     fact: Fact
 
+    given, usual, why, type = text_of(), text_of("usual"), text_of("why"), text_of("type")
+
     @property
     def code(self) -> str:
         return self.fact.code
-
-    @property
-    def given(self) -> str:
-        return say(self.fact)
-
-    @property
-    def usual(self) -> str:
-        return say(self.fact, "usual")
-
-    @property
-    def why(self) -> str:
-        return say(self.fact, "why")
-
-    @property
-    def type(self) -> str:
-        return say(self.fact, "type")
 
     def __str__(self) -> str:
         return say(fact("finding", given=self.given, usual=self.usual, why=self.why, type=self.type))

@@ -65,6 +65,11 @@ def say(fact: Fact, part: str = "text") -> str:
     return _FORMATTER.vformat(texts(fact.code)[part] if own is None else own, (), fact.numbers)
 
 
+def text_of(part: str = "text") -> Any:
+    """A property of a class that has a `fact`: one of its texts."""
+    return property(lambda self: say(self.fact, part))
+
+
 def texts(code: str) -> Mapping[str, str]:
     """The texts of a code by part; `KeyError` when there is none."""
     entry = catalogue()[code]
