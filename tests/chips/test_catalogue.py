@@ -192,8 +192,7 @@ def test_hosts_hold_what_clouds_offer():
 
 def test_gpu_clocks_agree_with_peaks():
     for chip in (c for c in CHIPS if c.kind == "GPU" and c.clock_GHz and c.fp32_tflops):
-        lanes = (
-            int(GENERATIONS[chip.compute_capability]["lanes"]) if chip.compute_capability != "3.7" else 192
-        )
+        generation = GENERATIONS.get(chip.compute_capability, {"fpus_per_core": 192})  # of the K80
+        lanes = int(generation["fpus_per_core"])
         peak = chip.streaming_multiprocessors * lanes * 2 * chip.clock_GHz / 1e3
         assert peak == pytest.approx(chip.fp32_tflops, rel=0.01), chip.name
