@@ -146,7 +146,7 @@ def check_inside(folder: Path, *names: str) -> None:
                 raise _not_plain(path, about.st_mode)
 
 
-ORBAX_SMALL = ("_CHECKPOINT_METADATA", "_METADATA", "_sharding", "metadata")  # which Orbax reads whole
+ORBAX_SMALL = ("_CHECKPOINT_METADATA", "_METADATA", "_sharding", "metadata", "manifest.ocdbt")  # read whole
 _KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFREG: "too large"}
 
 

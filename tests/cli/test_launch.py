@@ -34,10 +34,43 @@ def test_writes_and_starts_nothing(chipwise, plans, tmp_path, monkeypatch):
     assert said.code == 0, said.err
     told = json.loads(said.out)
     assert told["start"] == ["sbatch", "chipwise-digits.sbatch"] and told["target"] == "a100"
-    assert [one["code"] for one in told["about"]] == ["launch-job", "launch-planned", "launch-costs"]
+    assert [one["code"] for one in told["about"]] == ["launch-job", "launch-planned", "launch-price-own"]
     text = (tmp_path / "chipwise-digits.sbatch").read_text()
     assert "#SBATCH --gpus-per-node=1" in text and "#SBATCH --time=3:00:00" in text  # 1.5 x 1.46 hours
     assert all(f"# {one['text']}\n" in text for one in told["about"])
+
+
+@pytest.mark.parametrize(
+    "to, on, code",
+    [
+        ("skypilot", "a100", "launch-costs"),
+        ("docker", "a100", "launch-price-own"),
+        ("kaggle", "t4", "launch-price-free"),
+        ("colab", "t4", "launch-price-free"),
+        ("colab", "a100", "launch-price-units"),
+    ],
+)
+def test_the_price_is_the_one_of_the_place(chipwise, plans, tmp_path, to, on, code):
+    plans["t4:2"] = planned("t4:2", 2.0, 1.0)
+    bucket = ["--bucket", "gs://my-runs"] if to == "skypilot" else []
+    said = chipwise("launch", "digits", "--on", on, "--to", to, *bucket, "--out", tmp_path, "--json")
+    told = json.loads(said.out)
+    assert told["about"][-1]["code"] == code
+    assert told["target"] == ("t4:2" if to == "kaggle" else on)
+
+
+def test_a_recipe_travels_with_what_it_imports_and_this_chipwise(chipwise, plans, tmp_path):
+    (tmp_path / "mine.py").write_text("from chipwise.recipes.digits import recipe\n")
+    file = tmp_path / "own.py"
+    file.write_text("import sklearn\nfrom mine import recipe\n")
+    words = ["--on", "a100", "--to", "docker", "--also", "some-package==1", "--out", tmp_path / "out"]
+    assert chipwise("launch", f"{file}:recipe", *words).code == 0
+    carried = {path.name for path in (tmp_path / "out" / "chipwise-own-files").iterdir()}
+    assert {"own.py", "mine.py"} < carried
+    (wheel,) = carried - {"own.py", "mine.py"}
+    text = (tmp_path / "out" / "chipwise-own.Dockerfile").read_text()
+    assert f"install --no-cache-dir /app/{wheel} " in text
+    assert " scikit-learn==" in text and " some-package==1\n" in text
 
 
 @pytest.mark.parametrize(

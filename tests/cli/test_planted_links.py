@@ -17,7 +17,7 @@ from chipwise.deploy.model import Trained
 from chipwise.deploy.pretrained import pretrained
 from chipwise.engine.checkpoint import restore_run
 from chipwise.engine.stored import read_run
-from chipwise.errors import RunError
+from chipwise.errors import CheckpointError, RunError
 from chipwise.study.sweep import sweep
 from refusals import refused
 
@@ -115,6 +115,13 @@ def test_no_link_is_followed(place, tmp_path, command, name, target):
     assert os.listdir(outside / "folder") == ["lock"]
 
 
+def test_what_orbax_says_of_a_damaged_file_is_a_line(place):
+    for text in ("[]", '{"metrics": 3}', '{"init_timestamp_nsecs": 0.5}'):
+        (place / "run" / SMALL[0]).write_text(text)
+        with refused(CheckpointError, "checkpoint-metadata"):
+            restore_run(recipe(), place / "run")
+
+
 @pytest.mark.parametrize("name", ["run/lock", "run/metrics.jsonl", SMALL[0]])
 def test_no_pipe_is_waited_for(place, name):
     path = place / "run" / name.removeprefix("run/")
@@ -124,8 +131,9 @@ def test_no_pipe_is_waited_for(place, name):
         cw.fit(recipe(), place / "run", **QUIET)
 
 
-def test_small_files_of_a_checkpoint_are_small(place):
-    path = place / "run" / SMALL[0]
+@pytest.mark.parametrize("name", [SMALL[0], "checkpoints/4/state/manifest.ocdbt"])
+def test_small_files_of_a_checkpoint_are_small(place, name):
+    path = place / "run" / name
     os.truncate(path, 1 << 34)  # a hole, which takes no space
     with refused(RunError, "file-not-plain", path=str(path), kind="too large"):
         restore_run(recipe(), place / "run")

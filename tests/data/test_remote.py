@@ -185,7 +185,7 @@ def test_a_url_that_was_made_a_path():
 
 
 @pytest.mark.parametrize(
-    "url", ["nowhere://x/y", "local://a", "zip://a.zip", "http://[x/y", "dbfs://a", "jupyter://"]
+    "url", ["nowhere://x/y", "local://a", "zip://a.zip", "http://[x/y", "dbfs://a", "jupyter://", "ftp://"]
 )
 def test_a_url_that_nobody_knows(url):
     with refused(DataError, "url-unusable", url=url):

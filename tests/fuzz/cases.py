@@ -1,4 +1,7 @@
-"""Bad input for every command that reads what others wrote: seeded, so that a failure can be made again."""
+"""Bad input for every command that reads what others wrote: seeded, so that a failure can be made again.
+
+Each function writes the files of its cases under a folder, and names the commands that read them.
+"""
 
 from __future__ import annotations
 
@@ -91,28 +94,6 @@ class Case:
     arguments: tuple[str, ...]
     may_succeed: bool = False  # some mutations do no harm
     environment: Mapping[str, str] = field(default_factory=dict)  # then in a process of its own
-
-
-def cases(root: Path, seed: int) -> Iterator[Case]:
-    """Writes the files of each case under `root` and names the command that reads them."""
-    draw = random.Random(seed)
-    number = 0
-    for make in (
-        settings,
-        recipe_files,
-        idx,
-        cifar,
-        tars,
-        tables,
-        manifests,
-        runs,
-        documents,
-        addresses,
-        pipes,
-    ):
-        for case in make(root, draw):
-            number += 1
-            yield case
 
 
 def settings(root: Path, draw: random.Random) -> Iterator[Case]:
@@ -524,3 +505,10 @@ def pipes(root: Path, draw: random.Random) -> Iterator[Case]:
         ("plan", "digits", "--on", "t4", "--prices", str(pipe)),
     ):
         yield Case(f"pipe {' '.join(arguments)[:60]}", arguments)
+
+
+PARTS = {
+    settings: 170, recipe_files: 30, idx: 70, cifar: 44, tars: 45, tables: 26, manifests: 59, runs: 79,
+    documents: 14, addresses: 20, pipes: 10,
+}  # fmt: skip
+"""How many cases each has at least."""

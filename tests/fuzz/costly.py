@@ -21,23 +21,6 @@ from PIL import Image
 from fuzz.cases import TEXTS, Case, mutated, png
 
 
-def costly_cases(root: Path, draw: random.Random) -> Iterator[Case]:
-    """As `cases`."""
-    for make in (
-        pictures,
-        archives,
-        parquet,
-        texts,
-        tokenizers,
-        trees,
-        servers,
-        schemes,
-        options,
-        environments,
-    ):
-        yield from make(root, draw)
-
-
 def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
@@ -141,7 +124,6 @@ def archives(root: Path, draw: random.Random) -> Iterator[Case]:
         yield Case(
             f"npz {number}", ("predict", str(run), "--data", str(root / f"m{number}.npz"), "--out", out), True
         )
-    yield from checkpoints(root, run, draw)
 
 
 def trained(root: Path) -> Path:
@@ -155,8 +137,9 @@ def trained(root: Path) -> Path:
     return run
 
 
-def checkpoints(root: Path, run: Path, draw: random.Random) -> Iterator[Case]:
-    """Copies of the run in which one file of the checkpoint is wrong."""
+def checkpoints(root: Path, draw: random.Random) -> Iterator[Case]:
+    """Copies of a run in which one file of the checkpoint is wrong."""
+    run = trained(root)
     files = sorted(p.relative_to(run) for p in (run / "checkpoints").rglob("*") if p.is_file())
     small = [file for file in files if (run / file).stat().st_size < 100_000]
     number = 0
@@ -426,7 +409,9 @@ def schemes(root: Path, draw: random.Random) -> Iterator[Case]:
 
 def options(root: Path, draw: random.Random) -> Iterator[Case]:
     long, deep = "n" * 300, "/".join(["n" * 100] * 50)
-    run = str(root / "trained")
+    run = str(trained(root))
+    text = root / "good.txt"
+    text.write_text("one two three " * 100)
     for name in (long, deep, "a\x00b", "/dev/full", "/proc/x", "/dev/null/x", str(root), "\n", "."):
         for command in (
             ("report", run, "--out", name),
@@ -435,7 +420,7 @@ def options(root: Path, draw: random.Random) -> Iterator[Case]:
             ("bench", "digits", "--feed-only", "--out", name),
             ("launch", "digits", "--to", "colab", "--out", name),
             ("train", "digits", "--run", name, "--stop-after", "1st", "--quiet"),
-            ("pack", str(root / "good.txt"), name),
+            ("pack", str(text), name),
         ):
             yield Case(f"{command[0]} {name[:20]!r}", command, True)
 
@@ -451,7 +436,7 @@ def environments(root: Path, draw: random.Random) -> Iterator[Case]:
         "--quiet",
         "--fresh",
     )
-    plan = ("plan", "digits", "--on", "t4")
+    plan, run = ("plan", "digits", "--on", "t4"), str(trained(root))
     values = ("", "x", "-1", "999999", "1e9", "0x10", "\n", "é", "9" * 400)
     for name in (
         "SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS",
@@ -466,8 +451,15 @@ def environments(root: Path, draw: random.Random) -> Iterator[Case]:
             yield Case(f"{name}={value[:20]!r} {command[0]}", command, True, {name: value})
     for name in ("HOME", "CHIPWISE_CACHE", "XDG_CACHE_HOME", "TMPDIR"):
         for value in ("/nonexistent/x", "/proc/self/x", "/dev/null", "", "relative", "n" * 300):
-            for command in (train, plan, ("report", str(root / "trained"))):
+            for command in (train, plan, ("report", run)):
                 yield Case(f"{name}={value[:20]!r} {command[0]}", command, True, {name: value})
-    for command in (train, plan, ("report", str(root / "trained")), ("chips",), ("devices",)):
+    for command in (train, plan, ("report", run), ("chips",), ("devices",)):
         for limit in ("1000000000", "2000000000"):
             yield Case(f"{limit} bytes of addresses: {command[0]}", command, True, {"LIMIT_ADDRESSES": limit})
+
+
+PARTS = {
+    pictures: 190, archives: 43, checkpoints: 140, parquet: 44, texts: 70, tokenizers: 92, trees: 12,
+    servers: 27, schemes: 130, options: 60, environments: 160,
+}  # fmt: skip
+"""As those of `cases`."""

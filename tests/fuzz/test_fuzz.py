@@ -1,7 +1,6 @@
 """Hundreds of cases of bad input: each ends in a line, within seconds, in bounded memory."""
 
 import contextlib
-import itertools
 import json
 import os
 import random
@@ -14,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from fuzz.cases import Case, cases
-from fuzz.costly import costly_cases
+from fuzz import cases, costly
+from fuzz.cases import Case
 
 SECONDS = 20 * float(os.environ.get("CHIPWISE_FUZZ_PATIENCE", "1.5"))  # on a loaded machine
 BYTES = 1 << 30  # beyond what the libraries take
 LONGEST = 400  # characters of an error's line
 EXPECTED = {2, 3, 4, 5}
+PARTS = {**cases.PARTS, **costly.PARTS}  # each takes minutes: pytest -m slow tests/fuzz -k PART
 ONLY = os.environ.get("CHIPWISE_FUZZ_ONLY", "")  # a part of what cases are about
 SEED = int(os.environ.get("CHIPWISE_FUZZ_SEED", "0"))
 
@@ -116,24 +116,31 @@ def problem(case: Case, answer: dict) -> str | None:
 
 
 @pytest.mark.slow
-def test_bad_input_ends_in_a_line(tmp_path):
-    (tmp_path / "files").mkdir()
-    (tmp_path / "here").mkdir()
-    worker, wrong, count = Worker(tmp_path / "here"), [], 0
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)
+def test_bad_input_ends_in_a_line(part, tmp_path):
+    files, here = tmp_path / "files", tmp_path / "here"
+    files.mkdir(), here.mkdir()
+    worker, wrong, count, longest, most = Worker(here), [], 0, 0.0, 0
     try:
-        files, draw = tmp_path / "files", random.Random(SEED + 1)
-        for case in itertools.chain(cases(files, SEED), costly_cases(files, draw)):
+        for case in part(files, random.Random(f"{part.__name__} {SEED}")):
             count += 1
             if ONLY not in case.about:
                 continue
-            found = problem(case, worker.ask(case))
+            answer = worker.ask(case)
+            longest, most = max(longest, answer.get("seconds", 0)), max(most, answer.get("bytes", 0))
+            found = problem(case, answer)
             if found:
                 wrong.append(f"{case.about}\n    {case.arguments[0]}: {found}")
                 print(wrong[-1], file=sys.stderr, flush=True)
     finally:
         worker.end()
-    left = [path for path in (tmp_path / "here").iterdir() if path.name not in ("cache", "__pycache__")]
-    print(f"{count} cases, {len(wrong)} wrong")
+    used = f"{longest:.1f} s and {most / 2**20:.0f} MB at most"
+    print(f"{part.__name__}: {count} cases, {len(wrong)} wrong, {used}")
     assert not wrong, f"{len(wrong)} of {count}:\n" + "\n".join(wrong)
-    assert not left and not (tmp_path / "files" / "never").exists()
-    assert count >= 1500
+    left = [path for path in here.iterdir() if path.name not in ("cache", "__pycache__")]
+    assert not left and not (files / "never").exists()
+    assert count >= PARTS[part]
+
+
+def test_there_are_cases_enough():
+    assert sum(PARTS.values()) >= 1500

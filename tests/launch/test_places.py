@@ -27,7 +27,8 @@ def job(target: str, **changes) -> LaunchJob:
         name="chipwise-digits",
         target=parse(target),
         words=("digits", "--set", AWKWARD),
-        packages=packages(parse(target), None, None),
+        packages=packages(parse(target), None, "chipwise-1-py3-none-any.whl"),
+        carried={"chipwise-1-py3-none-any.whl": b"a wheel"},
         bucket="gs://my-runs/a",
     )
     return replace(plain, **changes)
@@ -42,9 +43,10 @@ EXAMPLES = [
 
 def write_in(folder, where: str, one: LaunchJob) -> dict[str, str]:
     files = write(place(where), one)
-    for name, text in files.items():
-        (folder / name).write_text(text)
-    return files
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return {name: content for name, content in files.items() if isinstance(content, str)}
 
 
 @pytest.mark.parametrize("where", PLACES)
@@ -143,6 +145,7 @@ def test_a_notebook_runs(where, target, tmp_path):
         ["pip", "install"], ["chipwise", "train"], ["chipwise", "report"],
     ]  # fmt: skip
     assert AWKWARD in calls[1] and (ran / "my_task.py").read_text() == "recipe = 1\n"
+    assert (ran / "chipwise-1-py3-none-any.whl").read_bytes() == b"a wheel"
 
 
 @pytest.mark.skipif(not installed("skypilot"), reason="SkyPilot is not installed")
@@ -208,6 +211,8 @@ def test_slurm_tells_the_tasks_and_queues_what_was_stopped_again(tmp_path):
     chipwise = tmp_path / "chipwise-digits-env" / "bin"
     chipwise.mkdir(parents=True)
     programs(chipwise, chipwise="")
+    wanted = "\n".join(["chipwise-digits-files/chipwise-1-py3-none-any.whl", *job("h100").packages[1:], ""])
+    (chipwise.parent / "wanted").write_text(wanted)
     for code, queued in ((0, False), (1, False), (75, True)):
         environment = programs(tools, srun=f"exit {code}", scontrol='echo "$@" > requeued') | {
             "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7",
@@ -223,7 +228,7 @@ def test_skypilot_mounts_a_whole_bucket(tmp_path):
 
 
 def test_a_container_has_what_installs_it():
-    fetched = job("t4", packages=("git+https://example.org/chipwise",))
+    fetched = job("t4", packages=("git+https://example.org/chipwise",), carried={})
     assert "-slim\n" not in write(place("docker"), fetched)["chipwise-digits.Dockerfile"]
     assert "-slim\n" in write(place("docker"), job("t4"))["chipwise-digits.Dockerfile"]
 
@@ -231,6 +236,7 @@ def test_a_container_has_what_installs_it():
 HOST_GCLOUD = """
 case "$*" in
   "storage ls gs://my-runs") [ ! -e unreachable ] ;;
+  "storage cp chipwise-digits.host.sh gs://my-runs/a/chipwise-digits.started") [ ! -e readonly ] ;;
   "storage ls gs://my-runs/a/chipwise-digits") [ -e kept ] ;;
   "storage rsync --recursive gs://"*) cp -r kept/. "$5" ;;
   "storage rsync --recursive --delete"*) rm -rf kept; cp -r "$5" kept ;;
@@ -244,29 +250,67 @@ def test_a_host_never_starts_anew_over_a_bucket_that_it_cannot_read(tmp_path):
     tools.mkdir(), chipwise.mkdir(parents=True)
     train = 'run="${@: -1}"; echo $(($(cat "$run/steps" 2>/dev/null || echo 0) + 1)) > "$run/steps"'
     programs(chipwise, chipwise=train)
+    wanted = "\n".join(["chipwise-digits-files/chipwise-1-py3-none-any.whl", *job("v5e-8").packages[1:], ""])
+    (tmp_path / "chipwise" / "wanted").write_text(wanted)
     environment = programs(tools, gcloud=HOST_GCLOUD, curl="echo 0")
     command = ["bash", "chipwise-digits.host.sh"]
     for steps in (1, 2):
         assert subprocess.run(command, cwd=tmp_path, env=environment, timeout=60).returncode == 0
         assert (tmp_path / "kept" / "steps").read_text() == f"{steps}\n"
         shutil.rmtree(tmp_path / "runs")  # another machine
-    (tmp_path / "unreachable").touch()
-    assert subprocess.run(command, cwd=tmp_path, env=environment, timeout=60).returncode != 0
+    for state in ("unreachable", "readonly"):  # or over one that it cannot write
+        (tmp_path / state).touch()
+        assert subprocess.run(command, cwd=tmp_path, env=environment, timeout=60).returncode != 0
+        (tmp_path / state).unlink()
     assert (tmp_path / "kept" / "steps").read_text() == "2\n"
 
 
 def test_a_users_file_goes_along(tmp_path, monkeypatch):
     file = tmp_path / "my_task.py"
     file.write_text("recipe = 1\n")
-    mine = {"words": (f"{file}:big",), "file": file}
+    mine = {"words": (f"{file}:big",), "file": file, "carried": {"my_task.py": b"recipe = 1\n"}}
     notebook = json.loads(write(place("colab"), job("t4", **mine))["chipwise-digits.ipynb"])
     written = ["".join(c["source"]) for c in notebook["cells"] if "%%writefile" in "".join(c["source"])]
     assert written == ["%%writefile my_task.py\nrecipe = 1\n"]
-    assert "/recipe/my_task.py:big" in write(place("skypilot"), job("t4", **mine))["chipwise-digits.yaml"]
+    assert "/carried/my_task.py:big" in write(place("skypilot"), job("t4", **mine))["chipwise-digits.yaml"]
     assert "/app/my_task.py:big" in write(place("docker"), job("t4", **mine))["chipwise-digits.sh"]
     monkeypatch.chdir(tmp_path)  # the script runs in another folder than the one where the path was typed
     relative = job("t4", words=("my_task.py:big",), file=Path("my_task.py"))
     assert f"train {tmp_path}/my_task.py:big" in write(place("slurm"), relative)["chipwise-digits.sbatch"]
+
+
+def test_slurm_finds_a_python_and_installs_what_is_wanted_once(tmp_path):
+    """The one of the plan first; an older one is passed over, and none is told."""
+    folder, tools = tmp_path / "job", tmp_path / "tools"
+    folder.mkdir(), tools.mkdir()
+    write_in(folder, "slurm", job("h100", partition="gpu", account="abc"))
+    python = """
+[ "$1" != -c ] || exit 0
+echo "venv by $0" >> ran
+mkdir -p "$4/bin"
+printf '#!/bin/bash\\necho "$(basename "$0") $*" >> ran\\n' | tee "$4/bin/pip" > "$4/bin/chipwise"
+chmod +x "$4"/bin/*
+"""
+    versions = {f"python3{end}": "exit 1" for end in ("", ".10", ".11", ".13", ".14")}
+    environment = programs(tools, srun='"$2" "$3"', **versions, **{"python3.12": python})
+    environment["SLURM_SUBMIT_DIR"] = str(folder)
+    command = ["bash", "chipwise-digits.sbatch"]
+    for _ in range(2):
+        assert subprocess.run(command, cwd=folder, env=environment, timeout=60).returncode == 0
+    ran = (folder / "ran").read_text().splitlines()
+    assert [one.split()[0] for one in ran] == ["venv", "pip", "chipwise", "chipwise"]
+    assert ran[0].endswith("python3.12") and "chipwise-digits-files/chipwise-1-py3-none-any.whl" in ran[1]
+    text = (folder / "chipwise-digits.sbatch").read_text()
+    assert "#SBATCH --partition=gpu\n#SBATCH --account=abc\n" in text
+    environment = programs(tools, **{"python3.12": "exit 1"}) | {"SLURM_SUBMIT_DIR": str(folder)}
+    (folder / "chipwise-digits-env" / "wanted").write_text("another")
+    assert subprocess.run(command, cwd=folder, env=environment, timeout=60).returncode == 1
+
+
+def test_the_only_number_of_a_chip_is_what_one_gets():
+    assert places.lent(place("kaggle"), parse("t4")).name == "t4:2"
+    assert places.lent(place("kaggle"), parse("t4:4")).name == "t4:4"  # refused later
+    assert places.lent(place("slurm"), parse("t4")).name == "t4"
 
 
 def test_what_cannot_be_is_refused(tmp_path):
@@ -292,5 +336,5 @@ def test_what_cannot_be_is_refused(tmp_path):
         check(job("v3-1"))
     with refused(RecipeError, "unprintable"):
         check(job("t4", words=("digits", "--set", "a=\n")))
-    with refused(RecipeError, "launch-file-missing"):
-        check(job("t4", file=tmp_path / "none.py"))
+    with refused(RecipeError, "launch-slurm-name", value="a b"):
+        check(job("t4", partition="a b"))

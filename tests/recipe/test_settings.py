@@ -110,6 +110,8 @@ def test_built_in_recipes_load_without_data():
         ("recipe", ["lr={[]: 1}"], "set-not-a-number", {}),
         ("recipe", ["batch=24.5"], "set-not-whole", {"name": "batch", "given": "24.5"}),
         ("recipe", ["seed=one"], "set-not-whole", {"name": "seed"}),
+        ("recipe", ["seed=" + "9" * 400], "set-not-whole", {"name": "seed"}),
+        ("recipe", ["ema=" + "9" * 400], "set-not-a-number", {"name": "ema"}),
         ("recipe", ["nesterov=2"], "set-not-a-bool", {"name": "nesterov"}),
         ("recipe", ["ema=much"], "set-not-a-number", {"name": "ema", "old": "0.999"}),
         ("recipe", ["duration=24"], "duration-without-unit", {"number": "24"}),

@@ -10,13 +10,14 @@ from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DeviceError, RecipeError
+from ..errors import DeviceError, RecipeError, invalid
 from ..explain.terminal import console, grid
 from ..words.facts import Fact, fact, say
 from . import options
 from .options import flag, option
 
 if TYPE_CHECKING:
+    from ..launch.launch_job import LaunchJob
     from ..launch.places import Place
     from ..planner.plans import Plan
     from ..recipe.recipe import Recipe
@@ -30,7 +31,10 @@ def launch(
     spot: bool = flag("Machines that may be preempted; the run resumes."),
     bucket: str | None = option("A bucket for the run folder, such as gs://NAME/FOLDER.", "URL"),
     zone: str | None = option("Google's zone of the TPU.", "ZONE"),
-    package: str | None = option("What pip installs as chipwise: URL of a wheel, or git+URL.", "SPEC"),
+    partition: str | None = option("SLURM's partition.", "NAME"),
+    account: str | None = option("What SLURM charges.", "NAME"),
+    package: str | None = option("What pip installs as chipwise: a wheel, its URL, or git+URL.", "SPEC"),
+    also: list[str] | None = option("Another package for pip; may be repeated.", "SPEC"),
     out: Path = option("Folder for the files.", "DIR", default=Path("launch")),
     prices: str | None = options.PRICES,
     json_: bool = options.JSON,
@@ -44,43 +48,57 @@ def launch(
       chipwise launch mnist --on t4:2 --to kaggle
     """
     options.only_look()
-    from ..atomic import replace_text
+    from ..atomic import replace_bytes
     from ..chips.targets import parse
+    from ..launch import carried, places
     from ..launch import launch_job as jobs
-    from ..launch import places
     from ..planner.ask import plan
 
     where = places.place(to)
-    _check_used(where, **{"--bucket": bucket, "--zone": zone})
-    if package is not None and Path(package).exists():
-        if where.name != "slurm":  # whose nodes share files
-            text = "--package {package}: {place} cannot reach a file of this machine: give a URL."
-            raise RecipeError("launch-package-local", text, package=package, place=where.name)
-        package = str(Path(package).absolute())
+    _check_used(where, bucket=bucket, zone=zone, partition=partition, account=account)
     loaded = recipe.load()
     data = jobs.local_data(recipe.data)
     words = recipe.words() if data is None else replace(recipe, data=None).words()
-    target = parse(on)
+    target, file = places.lent(where, parse(on)), jobs.recipe_file(recipe.recipe)
+    brought = _chipwise(package)
+    own, imports = carried.modules(file) if file else ({}, set())
+    more = [*carried.requirements(imports, also or ()), *(also or ())]
+    packages = jobs.packages(target, recipe.data, next(iter(brought), package), more)
     to_launch = jobs.LaunchJob(
         name=jobs.name_of(recipe.recipe), target=target, words=(recipe.recipe, *words),
-        packages=jobs.packages(target, recipe.data, package), spot=spot,
-        file=jobs.recipe_file(recipe.recipe), data=data, bucket=bucket, zone=zone,
+        packages=packages, spot=spot, file=file, data=data, bucket=bucket, zone=zone,
+        partition=partition, account=account, carried={**own, **brought},
     )  # fmt: skip
-    warnings = jobs.check(to_launch)  # before the plan, which takes minutes
+    jobs.check(to_launch)  # before the plan, which takes minutes
     places.check(where, to_launch)
-    (chosen,) = plan(loaded, [on], prices=prices)
+    (chosen,) = plan(loaded, [target.name], prices=prices)
     if chosen.problem is not None:
         text = "{recipe} does not run on {target}: {problem}"
         numbers = {"target": chosen.target, "problem": chosen.problem}
         raise DeviceError("launch-cannot-run", text, recipe=recipe.recipe, **numbers)
-    to_launch = replace(to_launch, hours=_hours(chosen), about=about(loaded, chosen, spot))
+    to_launch = replace(to_launch, hours=_hours(chosen), about=about(loaded, chosen, where, spot))
     files = places.write(where, to_launch)
-    for name, text in files.items():
-        replace_text(out / name, text, "launch-file-unwritable")
-    _show(where, to_launch, out, files, warnings, json_)
+    for name, content in files.items():
+        written = content.encode() if isinstance(content, str) else content
+        replace_bytes(out / name, written, "launch-file-unwritable")
+    _show(where, to_launch, out, list(files), json_)
 
 
-def about(recipe: Recipe, plan: Plan, spot: bool) -> tuple[Fact, ...]:
+def _chipwise(package: str | None) -> dict[str, bytes]:
+    """The wheel that the job carries: the one given, or of what runs here, if no package index has that."""
+    from ..atomic import read_regular
+    from ..launch import carried
+
+    if package is None:
+        return {} if carried.released() else carried.wheel()
+    if not Path(package).exists():
+        return {}
+    if not package.endswith(".whl"):
+        raise invalid("launch-package-local", "--package", package, "a file .whl, or a URL")
+    return {Path(package).name: read_regular(package)}
+
+
+def about(recipe: Recipe, plan: Plan, where: Place, spot: bool) -> tuple[Fact, ...]:
     """The head of every job file: recipe and target, predicted time and cost."""
     from importlib.metadata import version
 
@@ -89,9 +107,10 @@ def about(recipe: Recipe, plan: Plan, spot: bool) -> tuple[Fact, ...]:
         today, wall = datetime.date.today().isoformat(), plan.wall_seconds
         time = {"seconds": wall.value, "low": wall.low, "high": wall.high}
         lines.append(fact("launch-planned", date=today, version=version("chipwise"), **time))
-    cost = plan.cheapest(spot) or plan.cheapest()
+    there = replace(plan, costs=tuple(cost for cost in plan.costs if where.takes(cost.cloud, cost.includes)))
+    cost = there.cheapest(spot) or there.cheapest()
     if cost is None:
-        return (*lines, fact("launch-price-unknown"))
+        return (*lines, fact(where.unpriced if plan.target not in where.free else "launch-price-free"))
     kind = say(fact("launch-kind"), "spot" if cost.spot else "text")
     price = fact(
         "launch-costs", usd=cost.usd.value, low=cost.usd.low, high=cost.usd.high, hour=cost.usd_per_hour,
@@ -108,28 +127,27 @@ def _hours(plan: Plan) -> int:
 
 def _check_used(where: Place, **values: str | None) -> None:
     """Raises `RecipeError` for an option that the place would ignore."""
-    used = {"--bucket": where.keeps, "--zone": where.name == "gcloud"}
+    used = {"bucket": where.keeps, "zone": where.name == "gcloud"}
     for name, value in values.items():
-        if value is not None and not used[name]:
+        if value is not None and not used.get(name, where.name == "slurm"):
             text = "{place} does not use {option}: leave it out."
-            raise RecipeError("launch-option-unused", text, place=where.name, option=name)
+            raise RecipeError("launch-option-unused", text, place=where.name, option=f"--{name}")
 
 
-def _show(where: Place, job: Any, out: Path, files: dict[str, str], notes: list[Fact], json_: bool) -> None:
+def _show(where: Place, job: LaunchJob, out: Path, files: list[str], json_: bool) -> None:
     start = where.start(job) if where.start else None
     stop = where.stop(job) if where.stop else None
     if json_:
         document = {
             "place": where.name, "target": job.target.name, "files": [str(out / name) for name in files],
             "start": start, "stop": stop, "folder": str(out),
-            "about": [line.json() for line in job.about], "notes": [note.json() for note in notes],
+            "about": [line.json() for line in job.about],
         }  # fmt: skip
         print(json.dumps(document))
         return
     rows: list[tuple[str, Any]] = [("job", line) for line in job.about[:1]]
     rows += [("plan", line) for line in job.about[1:]]
     rows += [("file", out / name) for name in files]
-    rows += [("note", line) for line in notes]
     if start:
         rows.append(("start", f"cd {shlex.quote(str(out))} && {shlex.join(start)}"))
     if stop:

@@ -256,6 +256,8 @@ class _Url:
             self.name = re.sub(r"[^\w.+-]+", "_", place.rstrip("/").rsplit("/", 1)[-1]).lstrip(".") or "data"
             if ("::" in text.partition("?")[0] and not self.http) or self.protocol in _LOCAL:
                 raise ValueError("a protocol that is not supported")
+            if not text.partition("://")[2].strip("/"):
+                raise ValueError("it names no place")
             self.path = self._open()[1]
         except Exception as error:  # a library or an argument is missing; some connect here
             why = _without_secrets(one_line(error, 200))

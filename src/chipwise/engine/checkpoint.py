@@ -34,6 +34,7 @@ from ..machine.hosts import hosts
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from ..words.facts import Fact, fact
+from ..words.figures import one_line
 from .agenda import KEEP
 from .best import FOLDER
 from .state import TrainState, abstract_state, parameters
@@ -169,6 +170,11 @@ class Checkpoints:
             reason = error.strerror or str(error)
             text = "Cannot make checkpoints in {path}: {reason}. Name another folder with --run."
             raise RunError("checkpoints-unmakeable", text, path=str(folder), reason=reason) from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            text = "A folder in {path} has a damaged _CHECKPOINT_METADATA ({reason}): delete that folder."
+            raise CheckpointError(
+                "checkpoint-metadata", text, path=str(folder), reason=one_line(error)
+            ) from error
 
     def steps(self) -> list[int]:
         """The steps that have a complete checkpoint, ascending."""

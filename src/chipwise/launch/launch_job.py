@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
 from ..chips.targets import Target
 from ..errors import DeviceError, RecipeError, invalid
 from ..machine.host_facts import installed
-from ..words.facts import Fact, fact
+from ..words.facts import Fact
+from .carried import Carried
 
 PINNED = ("jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 """Packages that a job installs in the versions it was planned with, beside chipwise, jax and libtpu."""
 
-_FILE = re.compile(r"\w[\w .,+=@-]*")
+_SLURM = re.compile(r"[\w.,@+-]+", re.ASCII)
 _URL = re.compile(r"[a-z][a-z0-9+]*://")
 BUCKET = re.compile(r"(gs|s3)://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[A-Za-z0-9._=-]+)*")
 
@@ -27,7 +29,7 @@ class LaunchJob:
 
     `words`: the arguments of `chipwise train`, without `--run`. `file`: the user's recipe file, if any.
     `bucket`: for the run folder, so that it outlives the machine: `gs://...` or `s3://...`. `packages`: for
-    pip.
+    pip; the first is chipwise, which may be one of the `carried` files.
     """
 
     name: str
@@ -39,6 +41,9 @@ class LaunchJob:
     data: Path | None = None  # a folder on this machine
     bucket: str | None = None
     zone: str | None = None
+    partition: str | None = None  # SLURM's
+    account: str | None = None
+    carried: Carried = field(default_factory=dict)
     hours: int = 24  # time limit, for places that need one
     about: tuple[Fact, ...] = ()
 
@@ -46,6 +51,12 @@ class LaunchJob:
     def python(self) -> str:
         """The Python version of the plan; some machines have an older one."""
         return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+    @property
+    def index(self) -> list[str]:
+        """Options of pip: PyTorch's build for CPUs, since it only describes a model."""
+        torch = any(one.startswith("torch==") for one in self.packages)
+        return ["--extra-index-url", "https://download.pytorch.org/whl/cpu"] if torch else []
 
     def train(self, run: str, data: str | None = None) -> list[str]:
         """The command for the rented machine. *Arguments:* `run`, `data`: the folders there."""
@@ -72,10 +83,13 @@ def local_data(data: str | None) -> Path | None:
     return None if data is None or _URL.match(data) else Path(data)
 
 
-def packages(target: Target, data: str | None, chipwise: str | None) -> tuple[str, ...]:
+def packages(
+    target: Target, data: str | None, chipwise: str | None, more: Sequence[str] = ()
+) -> tuple[str, ...]:
     """The job's packages, in the versions that are installed here and were planned with.
 
-    `chipwise`: what pip installs instead of the released version, such as a wheel or a git URL.
+    `chipwise`: what pip installs instead of the released version, such as a wheel or a git URL. `more`: what
+    the recipe imports.
     """
     kind = {"TPU": "tpu", "GPU": "cuda12"}.get(target.chip.kind)
     extra = f"[{kind}]" if kind else ""
@@ -89,16 +103,15 @@ def packages(target: Target, data: str | None, chipwise: str | None) -> tuple[st
         needs += [f"libtpu=={libtpu}"] if libtpu else []
     scheme = (data or "").partition("://")[0]
     needs += {"gs": ["gcsfs"], "s3": ["s3fs"], "http": ["aiohttp"], "https": ["aiohttp"]}.get(scheme, [])
-    return tuple(needs)
+    known = ("chipwise", "jax", *PINNED)
+    return (*needs, *(one for one in more if one.partition("==")[0] not in known and one not in needs))
 
 
-def from_folder() -> bool:
-    """Whether this chipwise was installed from a folder, so that its version may not be the released one."""
-    return '"dir_info"' in (metadata.distribution("chipwise").read_text("direct_url.json") or "")
-
-
-def check(job: LaunchJob) -> list[Fact]:
-    """Notes to show before starting. Raises an error for a job that cannot run anywhere."""
+def check(job: LaunchJob) -> None:
+    """Raises an error for a job that cannot run anywhere."""
+    for what, name in (("--partition", job.partition), ("--account", job.account)):
+        if name is not None and not _SLURM.fullmatch(name):
+            raise invalid("launch-slurm-name", what, name, "letters, digits and _.,@+-")
     paths = [("--data", job.data), ("RECIPE", job.file)]
     given = [("--zone", job.zone), *(("--package", one) for one in job.packages)]
     given += [("an argument", word) for word in job.words]
@@ -106,9 +119,6 @@ def check(job: LaunchJob) -> list[Fact]:
     for what, value in given:  # a line break would end a comment, an instruction or a value
         if value is not None and not value.isprintable():
             raise invalid("unprintable", what, value, "no control characters")
-    if job.file is not None and not _FILE.fullmatch(job.file.name):
-        text = "{file}: a name that Docker could misread. Use letters, digits, spaces and _.,+=@-"
-        raise RecipeError("launch-file-name", text, file=job.file.name)
     if job.bucket is not None and not BUCKET.fullmatch(job.bucket):
         text = "--bucket {bucket}: expected gs://NAME or s3://NAME, and optionally /FOLDER."
         raise RecipeError("launch-bucket", text, bucket=job.bucket)
@@ -118,10 +128,3 @@ def check(job: LaunchJob) -> list[Fact]:
     if job.target.rented_as:
         text = "{target} is half a chip and cannot be rented alone: use --on {rented_as}."
         raise DeviceError("launch-part", text, target=job.target.name, rented_as=job.target.rented_as)
-    if job.file is not None and not job.file.is_file():
-        text = "{file}: no such recipe file. Type the path of yours, or a built-in recipe."
-        raise RecipeError("launch-file-missing", text, file=job.file)
-    warnings = []
-    if from_folder() and job.packages[0].startswith("chipwise=="):
-        warnings.append(fact("launch-from-folder", package=job.packages[0]))
-    return warnings

@@ -10,24 +10,29 @@ https://cloud.google.com/tpu/docs/runtimes; SkyPilot's own default runtime for v
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 import shlex
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
+from ..chips.prices import OWNED
 from ..chips.targets import Target, names, parse
 from ..errors import DeviceError, RecipeError, near
 from ..words.facts import fact
 from ..words.figures import printable
+from .carried import Carried
 from .launch_job import LaunchJob
 
-Files = dict[str, str]
+Files = dict[str, str | bytes]
 
 # ---- the names of chips at each place
 
@@ -86,7 +91,8 @@ def skypilot(target: Target) -> str | None:
 class Place:
     """`offers`: whether it has a target. `start`: the command that starts the job; `None` if a person does.
     `stop`: the command that stops the billing. `keeps`: it needs a bucket for the run folder; with `google`,
-    only a Google bucket. `sends`: a local data folder can be used there."""
+    only a Google bucket. `sends`: a local data folder can be used there. `clouds`: whose prices it has, by
+    default all. `free`: targets that it lends. `unpriced`: the code of what is said without a price."""
 
     name: str
     offers: Callable[[Target], bool]
@@ -97,6 +103,13 @@ class Place:
     sends: bool = False
     spot: bool = True
     google: bool = False
+    clouds: tuple[str, ...] | None = None
+    free: tuple[str, ...] = ()
+    unpriced: str = "launch-price-unknown"
+
+    def takes(self, cloud: str, includes: str) -> bool:
+        """Whether such a price is one of this place; those of the user's own machines are."""
+        return self.clouds is None or includes == OWNED or cloud in self.clouds
 
 
 def place(name: str) -> Place:
@@ -110,7 +123,8 @@ def place(name: str) -> Place:
 
 def offered(where: Place) -> list[Target]:
     """All targets of the catalogue that `where` has."""
-    return [target for target in map(parse, names()) if where.offers(target) and not target.rented_as]
+    known = NOTEBOOKS.get(where.name, names())
+    return [target for target in map(parse, known) if where.offers(target) and not target.rented_as]
 
 
 def check(where: Place, job: LaunchJob) -> None:
@@ -133,10 +147,21 @@ def check(where: Place, job: LaunchJob) -> None:
         raise RecipeError("launch-no-spot", text, place=where.name)
 
 
+def lent(where: Place, target: Target) -> Target:
+    """The target, or the one number of the chip that the place lends: `t4` is `t4:2` at Kaggle."""
+    same = [one for one in offered(where) if one.chip == target.chip]
+    return same[0] if not where.offers(target) and target.chips == 1 and len(same) == 1 else target
+
+
 def write(where: Place, job: LaunchJob) -> Files:
     """The place's files by name. Raises as `check` does."""
     check(where, job)
     return where.files(job)
+
+
+def _beside(job: LaunchJob) -> Files:
+    """What the job carries, in its folder."""
+    return {f"{job.name}-files/{name}": content for name, content in job.carried.items()}
 
 
 # ---- the texts
@@ -176,15 +201,15 @@ def _text(template: str, job: LaunchJob, **more: Any) -> str:
     return _environment().get_template(template).render(job=job, **more)
 
 
-def _moved(job: LaunchJob, folder: str, plain: bool = False) -> LaunchJob:
-    """The job with its recipe file in `folder`; `plain`: named without spaces and signs."""
+def _moved(job: LaunchJob, folder: str, recipe: str | None = None) -> LaunchJob:
+    """The job with its carried wheel in `folder`, and its recipe file there too, or as the file `recipe`."""
+    wheel, *others = job.packages
+    packages = (f"{folder}/{wheel}" if wheel in job.carried else wheel, *others)
     if job.file is None:
-        return job
-    attribute = job.words[0].partition(":")[2]
-    recipe = f"{folder}/{_plain(job.file) if plain else job.file.name}" + (
-        f":{attribute}" if attribute else ""
-    )
-    return replace(job, words=(recipe, *job.words[1:]))
+        return replace(job, packages=packages)
+    attribute = job.words[0].rpartition(".py")[2]
+    words = (f"{recipe or f'{folder}/{job.file.name}'}{attribute}", *job.words[1:])
+    return replace(job, packages=packages, words=words)
 
 
 def _skypilot(job: LaunchJob) -> Files:
@@ -197,22 +222,27 @@ def _skypilot(job: LaunchJob) -> Files:
         "nodes": 1 if tpu else job.target.hosts,  # a TPU slice is one node of SkyPilot's
         "runtime": RUNTIMES[short(job.target)] if tpu else None,
     }
-    return {f"{job.name}.yaml": _text("skypilot.yaml.jinja", _moved(job, "/recipe"), **values)}
+    text = _text("skypilot.yaml.jinja", _moved(job, "/carried"), **values)
+    return {f"{job.name}.yaml": text, **_beside(job)}
 
 
 def _slurm(job: LaunchJob) -> Files:
-    there = job if job.file is None else _moved(job, str(job.file.absolute().parent))
+    recipe = str(job.file.absolute()) if job.file else None  # nodes share files
+    there = _moved(job, f"{job.name}-files", recipe)
     a_host = job.target.chips // job.target.hosts
-    return {f"{job.name}.sbatch": _text("slurm.sbatch.jinja", there, a_host=a_host)}
+    wheel = {name: job.carried[name] for name in job.packages[:1] if name in job.carried}
+    text = _text("slurm.sbatch.jinja", there, a_host=a_host)
+    return {f"{job.name}.sbatch": text, **_beside(replace(job, carried=wheel))}
 
 
 def _gcloud(job: LaunchJob) -> Files:
     version = short(job.target)
     values = {"type": google_type(job.target), "runtime": RUNTIMES[version]}
-    there = _moved(job, ".")
+    there = _moved(job, f"{job.name}-files")
     return {
         f"{job.name}.sh": _text("gcloud.sh.jinja", there, zone=zone(job), **values),
         f"{job.name}.host.sh": _text("host.sh.jinja", there),
+        **_beside(job),
     }
 
 
@@ -221,57 +251,39 @@ def _docker(job: LaunchJob) -> Files:
     return {
         f"{job.name}.Dockerfile": _text("Dockerfile.jinja", there),
         f"{job.name}.sh": _text("docker.sh.jinja", there),
+        **_beside(job),
     }
 
 
 # ---- notebooks for Kaggle and Colab, which train into a folder that outlives the session
 
 _RUNS = {"kaggle": "/kaggle/working", "colab": "/content/drive/MyDrive/chipwise"}
-_EARLIER = """\
-# The output of an earlier session, added as this one's input, goes on.
-import glob, os, shutil
-run = {run!r}
-for earlier in glob.glob("/kaggle/input/**/" + os.path.basename(run), recursive=True)[:1]:
-    if not os.path.exists(run):
-        shutil.copytree(earlier, run)
-"""
-_DRIVE = """\
-# Google Drive keeps the run when the session ends.
-from google.colab import drive
-drive.mount("/content/drive")
-"""
 
 
-def _notebook_text(where: str, job: LaunchJob) -> str:
-    """The text of an `.ipynb` file (nbformat 4.5) for `where`, "kaggle" or "colab"."""
-    run = f"{_RUNS[where]}/{job.name}"
-    cells = [_cell("markdown", "\n\n".join(map(_markdown, [*job.about, fact(f"launch-notebook-{where}")])))]
-    cells.append(_cell("code", f"%%bash\npip install --quiet {shlex.join(job.packages)}"))
-    cells.append(_cell("code", _DRIVE if where == "colab" else _EARLIER.format(run=run)))
-    if job.file is not None:
-        name = _plain(job.file)  # IPython replaces braces and $ in a magic's line
-        cells.append(_cell("code", f"%%writefile {name}\n{job.file.read_text(encoding='utf-8')}"))
-    cells.append(_cell("code", f"%%bash\n{shlex.join(job.train(run))}"))
-    cells.append(_cell("code", f"%%bash\n{shlex.join(['chipwise', 'report', run])}"))
-    numbered = [{**cell, "id": f"chipwise-{number}"} for number, cell in enumerate(cells)]
-    accelerator = {"accelerator": job.target.chip.kind} if where == "colab" else {}
-    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    document = {
-        "cells": numbered,
-        "metadata": {"kernelspec": kernel, **accelerator},
-        "nbformat": 4,
-        "nbformat_minor": 5,
+def _notebook(where: str, job: LaunchJob) -> Files:
+    recipe = _plain(job.file) if job.file else None  # IPython replaces braces and $ in a magic's line
+    others = {name: content for name, content in job.carried.items() if not job.file or name != job.file.name}
+    values = {
+        "where": where,
+        "run": f"{_RUNS[where]}/{job.name}",
+        "about": "\n\n".join(map(_markdown, [*job.about, fact(f"launch-notebook-{where}")])),
+        "archive": _archive(others) if others else None,
+        "recipe": recipe,
+        "text": job.file.read_text(encoding="utf-8") if job.file else None,
     }
-    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    text = _text("notebook.ipynb.jinja", _moved(job, ".", recipe), **values)
+    return {f"{job.name}.ipynb": text}
 
 
-def _cell(kind: str, source: str) -> dict[str, Any]:
-    code: dict[str, Any] = {"execution_count": None, "outputs": []} if kind == "code" else {}
-    return {"cell_type": kind, "metadata": {}, "source": source.splitlines(keepends=True), **code}
-
-
-def _notebook(where: str) -> Callable[[LaunchJob], Files]:
-    return lambda job: {f"{job.name}.ipynb": _notebook_text(where, _moved(job, ".", plain=True))}
+def _archive(files: Carried) -> str:
+    """The files as text without quotes, half as long as they are: Kaggle takes notebooks of 1 MB."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:xz", preset=9) as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return base64.b85encode(made.getvalue()).decode()
 
 
 def _plain(file: Path) -> str:
@@ -300,22 +312,28 @@ PLACES: dict[str, Place] = {
             "slurm", gpu, _slurm,
             lambda job: ["sbatch", f"{job.name}.sbatch"],
             lambda job: ["scancel", "--name", job.name],
-            sends=True, spot=False,
+            sends=True, spot=False, clouds=(), unpriced="launch-price-own",
         ),
         Place(
             "gcloud", lambda target: google_type(target) is not None, _gcloud,
             lambda job: ["bash", f"{job.name}.sh"],
             lambda job: ["bash", f"{job.name}.sh", "stop"],
-            keeps=True, google=True,
+            keeps=True, google=True, clouds=("gcp",),
         ),
         Place(
             "docker", lambda target: target.hosts == 1 and (gpu(target) or target.chip.kind == "TPU"),
             _docker,
             lambda job: ["bash", f"{job.name}.sh"],
             lambda job: ["docker", "stop", job.name],
-            sends=True, spot=False,
+            sends=True, spot=False, clouds=(), unpriced="launch-price-own",
         ),
-        Place("kaggle", _lends("kaggle"), _notebook("kaggle"), None, None, spot=False),
-        Place("colab", _lends("colab"), _notebook("colab"), None, None, spot=False),
+        Place(
+            "kaggle", _lends("kaggle"), partial(_notebook, "kaggle"), None, None,
+            spot=False, clouds=(), free=NOTEBOOKS["kaggle"],
+        ),
+        Place(
+            "colab", _lends("colab"), partial(_notebook, "colab"), None, None,
+            spot=False, clouds=(), free=("t4", "v5e-1"), unpriced="launch-price-units",
+        ),
     )
 }  # fmt: skip

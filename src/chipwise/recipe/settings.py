@@ -219,7 +219,7 @@ def _typed(name: str, text: str, old: Any) -> Any:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # of deeply nested text
         value = text
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    number = isinstance(value, float) or (type(value) is int and abs(value) < 1 << 1023)  # as a float too
     if isinstance(old, bool):
         if text.lower() in ("true", "false"):
             return text.lower() == "true"

@@ -111,6 +111,14 @@ def test_a_tokenizer_cuts_text_into_its_words(tmp_path):
         pack(src, tmp_path / "x", text=TextForm(tokenizer=tmp_path / "t.json"))
 
 
+@pytest.mark.parametrize("line", ["null", "3", "[1]", "[" * 5000, "{"])
+def test_a_line_that_is_no_object_is_refused(tmp_path, line):
+    """pyarrow's reader of JSON ends the process at a line `null`."""
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "one"}}\n\n{line}\n')
+    with refused(DataError, "rows-unreadable"):
+        pack(tmp_path / "a.jsonl", tmp_path / "x")
+
+
 def test_bad_text_is_refused_with_its_place(tmp_path):
     cut = lines(tmp_path / "cut.jsonl", ["one", "two"])
     cut.write_bytes(cut.read_bytes()[:-4])

@@ -28,7 +28,7 @@ import simplejpeg
 from PIL import Image
 
 from ...atomic import check_inside
-from ...errors import DataError, RecipeError
+from ...errors import DataError, RecipeError, invalid
 from ...machine.limits import usable_cores
 from ..images import MAX_PIXELS
 from ..manifest import MANIFEST
@@ -131,6 +131,8 @@ class Packing:
         if "://" in str(dst):
             wrong = "{dst} is a URL: expected a folder on this machine; copy the pack there afterwards."
             raise RecipeError("pack-to-url", wrong, dst=dst)
+        if "\0" in str(dst):
+            raise invalid("unprintable", "dst", dst, "no control characters")
         self.dst = Path(dst).expanduser()
         self.partial = self.dst.parent / f".{self.dst.name}.partial"
         if self.dst.exists():

@@ -1,0 +1,119 @@
+"""What travels with a job: this chipwise as a wheel, the recipe's file, and the modules beside it."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import hashlib
+import importlib.util
+import io
+import json
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from ..errors import RecipeError
+from ..machine import host_facts
+
+Carried = dict[str, bytes]
+"""Files by their path in the job's folder."""
+
+
+def released() -> bool:
+    """Whether pip took this chipwise from a package index, by its version, and not from a folder or a URL."""
+    return metadata.distribution("chipwise").read_text("direct_url.json") is None
+
+
+def wheel() -> Carried:
+    """This chipwise as a wheel: the files that run here, so that neither their source nor a build is needed.
+
+    Its build number is of its content: pip takes another one for another wheel. Format:
+    https://packaging.python.org/en/latest/specifications/binary-distribution-format
+    """
+    installed, root = metadata.distribution("chipwise"), Path(__file__).parents[1]
+    name = f"chipwise-{installed.version}"
+    info, files = f"{name}.dist-info", {}
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            files[f"chipwise/{path.relative_to(root).as_posix()}"] = path.read_bytes()
+    for kept in ("METADATA", "entry_points.txt"):
+        files[f"{info}/{kept}"] = (installed.read_text(kept) or "").encode()
+    build = f"1_{hashlib.sha256(repr(files).encode()).hexdigest()[:12]}"
+    told = {"Wheel-Version": "1.0", "Generator": name, "Root-Is-Purelib": "true", "Tag": "py3-none-any"}
+    files[f"{info}/WHEEL"] = "".join(f"{k}: {v}\n" for k, v in {**told, "Build": build}.items()).encode()
+    record = f"{info}/RECORD"
+    files[record] = "".join(f"{inside},{_digest(content)}\n" for inside, content in files.items()).encode()
+    files[record] += f"{record},,\n".encode()
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for inside, content in files.items():
+            archive.writestr(zipfile.ZipInfo(inside), content)  # dated 1980: equal files are equal bytes
+    return {f"{name}-{build}-py3-none-any.whl": made.getvalue()}
+
+
+def _digest(content: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+    return f"sha256={digest},{len(content)}"
+
+
+def modules(file: Path) -> tuple[Carried, set[str]]:
+    """The Python file and the modules beside it that it imports, also inside functions and by each other; and
+    the first names of what else they import."""
+    root, others = file.resolve().parent, set()
+    found, new = {}, [root / file.name]
+    while new:
+        if (one := new.pop()) in found:
+            continue
+        found[one] = one.read_bytes()
+        for name in _imported(found[one], one.relative_to(root).parent.parts):
+            parts = name.split(".")
+            places = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
+            own = [root / f"{place}{end}" for place in places for end in ("/__init__.py", ".py")]
+            own = [path for path in own if path.is_file()]
+            new += own
+            if not own and not (root / parts[0]).is_dir():
+                others.add(parts[0])
+    return {one.relative_to(root).as_posix(): content for one, content in found.items()}, others
+
+
+def _imported(text: bytes, package: Sequence[str]) -> Iterator[str]:
+    """The names that a module of `package` imports; what it takes from a module may be one too."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (package or not node.level):
+            dotted = "." * node.level + (node.module or "")
+            base = importlib.util.resolve_name(dotted, ".".join(package))
+            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
+
+
+def requirements(names: set[str], also: Sequence[str]) -> list[str]:
+    """What pip installs for imports of these first names, in the versions that are installed here.
+
+    `also`: what the user has installed there. Raises `RecipeError` for a module that neither is beside the
+    recipe nor comes from a package index. What is not installed here is optional.
+    """
+    needs, owners = {}, metadata.packages_distributions()
+    for name in sorted(names - sys.stdlib_module_names - {"chipwise", "__main__"}):
+        packages = owners.get(name, [])
+        if any(one in wanted for one in (name, *packages) for wanted in also):
+            continue
+        for package in packages:
+            installed = metadata.distribution(package)
+            if "dir_info" in (url := json.loads(installed.read_text("direct_url.json") or "{}")):
+                raise _elsewhere(name, url["url"])
+            needs[package] = installed.version.partition("+")[0]  # +cpu is no version of a package index
+        if not packages and (spec := importlib.util.find_spec(name)) is not None:
+            raise _elsewhere(name, spec.origin or "a folder")
+    if "torch" in needs and (version := host_facts.installed("torchax")):  # chipwise imports it
+        needs["torchax"] = version
+    return [f"{package}=={version}" for package, version in needs.items()]
+
+
+def _elsewhere(name: str, where: str) -> RecipeError:
+    text = (
+        "The recipe imports {name}, which is here alone ({where}): put it beside the recipe, or --also SPEC."
+    )
+    return RecipeError("launch-import-elsewhere", text, name=name, where=where)
