@@ -93,18 +93,27 @@ def test_another_refusal_keeps_its_first_lines():
 
 
 @pytest.mark.parametrize(
-    "message, code",
+    "platform, message, code, option",
     [
-        ("While rewriting computation to not contain X64 element types: F64", "refused-float64"),
-        ("Unsupported element type F16", "refused-float16"),
-        ("Dynamic shape is not supported", "refused-dynamic-shape"),
-        ("No registered implementation for custom call to x", "refused-custom-call"),
+        ("tpu", "While rewriting a computation to not contain X64 types: F64", "float64", "precision=f32"),
+        ("tpu", "Unsupported element type F16", "float16", "precision=bf16"),
+        ("tpu", "Dynamic shape is not supported", "dynamic-shape", None),
+        ("tpu", "No registered implementation for custom call to x", "custom-call", None),
+        ("cuda", "HLO instruction x does not have a deterministic implementation", "exact", "--no-exact"),
+        ("cuda", "Triton support checks failed", "triton", None),
     ],
 )
-def test_a_refusal_that_is_known_has_a_code_of_its_own(message, code):
-    problem = refusal("replica", ValueError(message)).problem
-    assert problem.code == code and problem["message"] == message and message in str(problem)
-    assert refusal("replica", RuntimeError(f"UNIMPLEMENTED: {message}")).problem.code == code
+def test_a_refusal_that_is_known_has_a_code_and_names_the_option(platform, message, code, option):
+    problem = refusal("replica", ValueError(message), platform).problem
+    assert problem.code == f"refused-{code}" and problem["message"] == message
+    assert message in str(problem) and (option or "") in str(problem)
+    assert refusal(
+        "replica", RuntimeError(f"UNIMPLEMENTED: {message}"), platform
+    ).problem == dataclasses.replace(
+        problem, numbers={**problem.numbers, "message": f"UNIMPLEMENTED: {message}"}
+    )
+    other = refusal("replica", ValueError(message), {"tpu": "cuda", "cuda": "tpu"}[platform]).problem
+    assert other.code == "refused"
 
 
 @pytest.mark.parametrize(

@@ -146,8 +146,8 @@ def refusal(name: str, error: Exception, platform: str = "tpu", code: str = "ref
     ):
         problem = fact("compiler-failed", **facts)
     else:
-        known = _REFUSALS if platform == "tpu" else _REFUSALS[:1]
-        signs = (c for sign, c in known if re.search(rf"\b{sign}\b", message.lower()))
+        known = _REFUSALS["any"] | _REFUSALS.get(platform, {})
+        signs = (c for sign, c in known.items() if re.search(rf"\b{sign}\b", message.lower()))
         problem = fact(next(signs, code), **facts)
     return Compiled(name, problem)
 
@@ -160,11 +160,14 @@ _MEMORY = (
 )
 _STATUSES = ("INVALID_ARGUMENT", "UNIMPLEMENTED")
 _UNIT = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_REFUSALS = (
-    ("lowering platform", "refused-callback"),
-    ("f64", "refused-float64"),
-    ("f16", "refused-float16"),
-    ("dynamic", "refused-dynamic-shape"),
-    ("custom call", "refused-custom-call"),
-)
-"""What a refusal's message contains, and its meaning: the compiler has no codes."""
+_REFUSALS = {
+    "any": {"lowering platform": "refused-callback"},
+    "tpu": {
+        "f64": "refused-float64",
+        "f16": "refused-float16",
+        "dynamic": "refused-dynamic-shape",
+        "custom call": "refused-custom-call",
+    },
+    "cuda": {"deterministic implementation": "refused-exact", "triton": "refused-triton"},
+}
+"""By platform, what a refusal's message contains, and its meaning: the compiler has no codes."""
