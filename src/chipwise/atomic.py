@@ -74,7 +74,7 @@ def replace_bytes(path: str | os.PathLike, content: bytes, code: str, **facts: A
     except OSError as error:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
-        raise DataError(code, path=to, reason=error.strerror or str(error), **facts) from None
+        raise DataError(code, path=to, reason=error, **facts) from None
     return to
 
 

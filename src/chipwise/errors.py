@@ -32,15 +32,20 @@ from typing import Any
 class ChipwiseError(Exception):
     """An unexpected error.
 
-    The base of all errors raised on purpose: `code` tells which one, `facts` what it was about. Without a
-    `sentence`, the one that `words/` has for the code is shown.
+    The base of all errors raised on purpose: `code` tells which one, `facts` what it was about; of an
+    `OSError` among them, what the system says. Without a `sentence`, the one that `words/` has for the code
+    is shown.
     """
 
     exit_code = 1
 
     def __init__(self, code: str, sentence: str | None = None, /, **facts: Any):
         super().__init__(code)
-        self.code, self.sentence, self.facts = code, sentence, facts
+        self.code, self.sentence = code, sentence
+        self.facts = {
+            name: value.strerror or str(value) if isinstance(value, OSError) else value
+            for name, value in facts.items()
+        }
 
     def __str__(self) -> str:
         from .words.facts import Fact
@@ -71,7 +76,7 @@ class DataError(ChipwiseError):
 
 def unreadable(path: Any, error: OSError) -> DataError:
     """What to raise for a file or folder that the system cannot read."""
-    return DataError("unreadable", path=path, reason=error.strerror or str(error))
+    return DataError("unreadable", path=path, reason=error)
 
 
 class DeviceError(ChipwiseError):

@@ -18,7 +18,7 @@ column `notes` says what these have. `verified` says how a row was checked, `sou
   0.0.42 states 1.42 and 1.24 times the cycles of four for a product of side 8192; two would take more.
 - `cuda_MiB` is less than `memory_GB` where error correction takes some of it (T4, A10G, L40S).
 
-An empty cell is unknown. A new GPU is a new row, a TPU also needs its slices in `targets`; a new kind of
+An empty cell is unknown. A new GPU is a new row, a TPU also needs its slices in `slices.csv`; a new kind of
 figure is a new column and a field of the same name.
 """
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from ..errors import DeviceError, near
 from ..words.facts import Fact, fact
-from .catalogue import CHIPS, Chip, named, spelled
+from .catalogue import CHIPS, Chip, named, rows, spelled
 
 MOST_CHIPS = 256
 """The largest target, in chips."""
@@ -55,23 +55,11 @@ class Target:
         return {"topology_name": self.topology, **options}
 
 
-_FLAT = {"8": "2x2", "32": "4x4", "64": "4x8", "128": "8x8", "256": "8x16", "512": "16x16"}
-_CUBES = {
-    "8": "2x2x1", "16": "2x2x2", "32": "2x2x4", "64": "2x4x4",
-    "128": "4x4x4", "256": "4x4x8", "384": "4x4x12", "512": "4x8x8",
-}  # fmt: skip
-_SMALL = {
-    "1": "1x1", "4": "2x2", "8": "2x4", "16": "4x4",
-    "32": "4x8", "64": "8x8", "128": "8x16", "256": "16x16",
-}  # fmt: skip
-SLICES: dict[str, dict[str, str]] = {
-    "v2": {size: shape for size, shape in _FLAT.items() if size != "64"},
-    "v3": _FLAT,
-    "v4": _CUBES,
-    "v5e": _SMALL,
-    "v5p": _CUBES,
-    "v6e": _SMALL,
-    "tpu7x": {"2": "1x1x1"} | _CUBES,
+_SIZES = rows("slices.csv")
+SLICES = {
+    version: {row["size"]: row[version] for row in _SIZES if row[version]}
+    for version in _SIZES[0]
+    if version != "size"
 }
 """For each TPU version, the numbers its slices are named by, and how the chips are arranged."""
 
@@ -174,13 +162,6 @@ def _host(short: str, chips: int) -> tuple[int, int, int]:
 def _one_core(short: str, chip: Chip) -> Target:
     smallest, shape = next(iter(SLICES[short].items()))
     options = (("chips_per_host_bounds", (1, 1, 1)),) if shape == "1x1x1" else ()
-    return Target(
-        f"{short}-1",
-        chip,
-        1,
-        1,
-        f"{short}:{shape}",
-        options,
-        rented_as=f"{short}-{smallest}",
-        note=fact("target-one-core", rented_as=f"{short}-{smallest}"),
-    )
+    whole = f"{short}-{smallest}"
+    note = fact("target-one-core", rented_as=whole)
+    return Target(f"{short}-1", chip, 1, 1, f"{short}:{shape}", options, rented_as=whole, note=note)

@@ -21,7 +21,7 @@ class _Descriptor(io.FileIO):
             if isinstance(error, BrokenPipeError):  # as `head` leaves it
                 raise
             text = "Cannot write to standard output: {reason}."
-            raise ChipwiseError("output-unwritable", text, reason=error.strerror) from error
+            raise ChipwiseError("output-unwritable", text, reason=error) from error
 
 
 def opened(descriptor: int) -> io.TextIOWrapper:

@@ -60,8 +60,7 @@ def audit(
         put_inside(run / FILE, (json.dumps(statement, indent=2) + "\n").encode())
     except OSError as error:
         text = "Cannot write {path}: {reason}. Copy the run to a folder of yours."
-        reason = error.strerror or str(error)
-        raise RunError("audit-unwritable", text, path=str(run / FILE), reason=reason) from error
+        raise RunError("audit-unwritable", text, path=str(run / FILE), reason=error) from error
     if json_:
         print(json.dumps(statement))
     if not statement["passed"]:

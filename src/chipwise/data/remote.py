@@ -117,9 +117,9 @@ def local(path_or_url: str | Path, *, say: Callable[[str], None] | None = None) 
         wrong = "{url} changed during both attempts to fetch it: wait until nobody writes to it; try again."
         raise DataError("changed-while-fetched", wrong, url=url.shown)
     except OSError as error:  # errors of the disk; those of the network are handled elsewhere
-        folder, why = str(error.filename or "the cache"), error.strerror or str(error)
+        folder = str(error.filename or "the cache")
         wrong = "{data} cannot be kept in {folder} ({reason}): make room, or set CHIPWISE_CACHE."
-        raise DataError("cache-unwritable", wrong, data=url.shown, folder=folder, reason=why) from error
+        raise DataError("cache-unwritable", wrong, data=url.shown, folder=folder, reason=error) from error
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ class _Url:
         except Exception as error:  # a library or an argument is missing; some connect here
             why = _without_secrets(one_line(error, 200))
             wrong = "{url} cannot be used: {reason}. Expected a URL such as s3://bucket/folder."
-            raise DataError("url-unusable", wrong, url=self.shown, reason=why) from error
+            raise DataError("url-unusable", wrong, url=self.shown, reason=error) from error
         self.path = self.path.rstrip("/") if "?" not in text else self.path
 
     @property
@@ -342,7 +342,7 @@ class _Url:
                     files.append(RemoteFile(f"{self.name}/{split}/{name}", remote, size, sha256))
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 why = f"{type(error).__name__}: {error}"
-                raise DataError("manifest-damaged", path=f"{self.shown}/{at}", reason=why) from error
+                raise DataError("manifest-damaged", path=f"{self.shown}/{at}", reason=error) from error
         return files
 
     def _manifest(self, path: str) -> bytes:

@@ -110,7 +110,7 @@ def export(
             size = temporary.stat().st_size
             os.replace(temporary, file)
     except OSError as error:
-        raise DataError("export-unwritable", path=file, reason=error.strerror or str(error)) from error
+        raise DataError("export-unwritable", path=file, reason=error) from error
     count = len(next(iter(rows.values()), ()))
     seconds = time.perf_counter() - began
     return Export(file, to, kind.runs, count, *compared, where, size, seconds)

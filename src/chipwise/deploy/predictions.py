@@ -215,8 +215,7 @@ class _Job:
                     if not self._sorted():
                         shutil.rmtree(self.folder, ignore_errors=True)
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise DataError("predictions-unwritable", path=self.file, reason=reason) from error
+            raise DataError("predictions-unwritable", path=self.file, reason=error) from error
         return right
 
     def _made(self, say: Callable[[Fact], None]) -> int | None:

@@ -139,7 +139,7 @@ def read(path: str | os.PathLike, kind: str | None = None) -> Record:
         raise DataError("record-missing", text, path=path, commands=_commands(kind)) from None
     except OSError as error:
         text = "Cannot read {path}: {reason}."
-        raise DataError("record-unreadable", text, path=path, reason=error.strerror or str(error)) from error
+        raise DataError("record-unreadable", text, path=path, reason=error) from error
     except (ValueError, RecursionError) as error:  # ValueError also of text that is not UTF-8
         reason = " ".join(str(error).split())[:120]
         text = "{path} is truncated or not JSON ({reason}). Make a new one with {commands:or}."

@@ -15,9 +15,8 @@ def make_folder(folder: str | Path) -> None:
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = error.strerror or str(error)
         text = "Cannot write a trace to {folder}: {reason}. Give --profile another folder."
-        raise DataError("trace-unwritable", text, folder=folder, reason=reason) from None
+        raise DataError("trace-unwritable", text, folder=folder, reason=error) from None
 
 
 def traced(session: Session, folder: str | Path, seconds_a_step: float) -> dict[str, str | int]:

@@ -178,7 +178,7 @@ def cache_folder(given: str | os.PathLike | None) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise DataError("plan-cache-unwritable", path=folder, reason=error.strerror) from error
+        raise DataError("plan-cache-unwritable", path=folder, reason=error) from error
     return folder
 
 

@@ -118,8 +118,7 @@ class Study(Displayed):
         try:
             put_inside(self.folder / FILE, text.encode())
         except OSError as error:
-            path, reason = self.folder / FILE, error.strerror or str(error)
-            raise RunError("study-document-unwritable", path=path, reason=reason) from None
+            raise RunError("study-document-unwritable", path=self.folder / FILE, reason=error) from None
 
 
 def read(folder: str | Path) -> Study | None:
@@ -142,9 +141,8 @@ def read(folder: str | Path) -> Study | None:
         return None
     except OSError as error:
         raise RunError(
-            "study-unreadable", "Cannot read {file}: {reason}.", file=file,
-            reason=error.strerror or str(error),
-        ) from error  # fmt: skip
+            "study-unreadable", "Cannot read {file}: {reason}.", file=file, reason=error
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise RunError(
@@ -169,7 +167,7 @@ def opened(run: str | Path, recipe: str, source: dict[str, Any] | None) -> Itera
     except OSError as error:
         raise RunError(
             "study-unwritable", "Cannot make a study in {folder}: {reason}. Name another folder with --run.",
-            folder=run, reason=error.strerror or str(error),
+            folder=run, reason=error,
         ) from error  # fmt: skip
     with contextlib.closing(lock):
         if (folder / "recipe.json").exists():

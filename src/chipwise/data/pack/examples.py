@@ -107,7 +107,7 @@ def _read(split: Split, row: int) -> Mapping[str, Any] | DataError:
     except DataError as error:
         return error
     except OSError as error:
-        return DataError("entry-unreadable", reason=error.strerror or str(error))
+        return DataError("entry-unreadable", reason=error)
 
 
 class _NoRoom(Exception):
@@ -165,8 +165,7 @@ def piece(
         except DataError as error:
             done.append(Entry(split.names[row], {}, error=error))
         except OSError as error:  # Pillow reads some files when their pixels are asked for
-            unreadable = DataError("entry-unreadable", reason=error.strerror or str(error))
-            done.append(Entry(split.names[row], {}, error=unreadable))
+            done.append(Entry(split.names[row], {}, error=DataError("entry-unreadable", reason=error)))
         finally:
             held.add(-taken)
             taken = 0

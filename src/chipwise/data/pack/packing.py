@@ -223,8 +223,7 @@ class Packing:
             self.partial.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise DataError("pack-unwritable", path=self.partial, reason=reason) from error
+            raise DataError("pack-unwritable", path=self.partial, reason=error) from error
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -248,9 +247,7 @@ class Packing:
             os.rename(self.partial, self.dst)
         except OSError as error:
             wrong = "{folder} is complete, but cannot be renamed to {dst}: {reason}."
-            raise DataError(
-                "pack-rename", wrong, folder=self.partial, dst=self.dst, reason=error.strerror
-            ) from error
+            raise DataError("pack-rename", wrong, folder=self.partial, dst=self.dst, reason=error) from error
 
     def _split(self, name: str, report: Packed, progress: Callable[[Progress], None]) -> None:
         split = self.listing.splits[name]

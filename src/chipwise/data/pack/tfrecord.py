@@ -12,6 +12,7 @@ import functools
 import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
@@ -49,37 +50,15 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
             offset += 16 + length
 
 
-_SCHEMA = {
-    "BytesList": "value 1 repeated bytes",
-    "FloatList": "value 1 repeated float",
-    "Int64List": "value 1 repeated int64",
-    "Feature": "bytes_list 1 optional BytesList, float_list 2 optional FloatList, "
-    "int64_list 3 optional Int64List",
-    "Entry": "key 1 optional bytes, value 2 optional Feature",  # of a map, as it is stored
-    "Features": "feature 1 repeated Entry",
-    "Example": "features 1 optional Features",
-}
-"""tensorflow/core/example/{example,feature}.proto: name, number, label and type of each field."""
-
-
 @functools.cache
 def _example_class() -> Any:
-    """The class of `tf.train.Example`, from its schema."""
+    """The class of `tf.train.Example`, from `example.textproto`."""
     try:
-        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
     except ImportError as error:
         raise RecipeError("pack-library", library="protobuf") from error
-    file = descriptor_pb2.FileDescriptorProto(name="chipwise/example.proto", package="chipwise")
-    kinds = descriptor_pb2.FieldDescriptorProto
-    for message, fields in _SCHEMA.items():
-        made = file.message_type.add(name=message)
-        for field in fields.split(", "):
-            name, number, label, kind = field.split()
-            of: dict[str, Any] = {"type": kinds.TYPE_MESSAGE, "type_name": f".chipwise.{kind}"}
-            if kind not in _SCHEMA:
-                of = {"type": kinds.Type.Value(f"TYPE_{kind.upper()}")}
-            label = kinds.Label.Value(f"LABEL_{label.upper()}")
-            made.field.add(name=name, number=int(number), label=label, **of)
+    schema = resources(__package__).joinpath("example.textproto").read_text("utf-8")
+    file = text_format.Parse(schema, descriptor_pb2.FileDescriptorProto())
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("chipwise.Example"))

@@ -168,9 +168,7 @@ class _Spool:
                 self._file = tempfile.TemporaryFile(dir=self.where)  # noqa: SIM115 (as long as the spool)
             self._file.write(block.data)
         except OSError as error:
-            raise DataError(
-                "pack-unwritable", path=self.where, reason=error.strerror or str(error)
-            ) from error
+            raise DataError("pack-unwritable", path=self.where, reason=error) from error
         self._sha.update(block.data)
         self.tokens += len(block)
 

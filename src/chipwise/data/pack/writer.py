@@ -338,9 +338,8 @@ class Writer:
             nbytes = self._bytes + sum(f["bytes"] for s in self._progress.shards for f in s["files"].values())
             self.close()
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                reason = error.strerror or str(error)
                 wrong = "Cannot write {folder} after {kept:,} records ({reason}): run it again to continue."
-                raise DataError("pack-write", wrong, folder=self.folder, kept=kept, reason=reason) from error
+                raise DataError("pack-write", wrong, folder=self.folder, kept=kept, reason=error) from error
             left = (self.total - written) * nbytes / written if self.total and written else 0
             wrong = "{folder}: disk full; {kept:count record} stay: free {needed:bytes} and run it again."
             raise DataError(
@@ -386,7 +385,7 @@ def write_packed(
         cause = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(cause, OSError):
             raise
-        raise DataError("pack-unwritable", path=folder, reason=cause.strerror or str(cause)) from cause
+        raise DataError("pack-unwritable", path=folder, reason=cause) from cause
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
