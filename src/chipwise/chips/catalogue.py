@@ -168,9 +168,7 @@ def peak_flops_per_device(chip: Chip, precision: str) -> float | None:
         "f32": chip.fp32_tflops,
     }
     if precision not in peaks:
-        raise RecipeError(
-            "chip-precision-unknown", "precision={precision}: type {choices:or}.",
-            precision=precision, choices=tuple(peaks),
-        )  # fmt: skip
+        text = "precision={precision}: type {choices:or}."
+        raise RecipeError("chip-precision-unknown", text, precision=precision, choices=tuple(peaks))
     tflops = peaks[precision]
     return None if tflops is None else tflops * 1e12 / chip.jax_devices_per_chip

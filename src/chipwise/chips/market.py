@@ -31,18 +31,15 @@ class Market:
         clouds = sorted({name for price in table for name in _cloud_names(price)})
         for cloud in self.clouds:
             if cloud.lower() not in clouds:
+                text = "{cloud:plain}: no prices of this cloud.{hint:near} Clouds: {clouds:list}."
                 raise DataError(
-                    "price-cloud-unknown",
-                    "{cloud:plain}: no prices of this cloud.{hint:near} Clouds: {clouds:list}.",
-                    cloud=cloud, hint=near(cloud, clouds), clouds=clouds,
-                )  # fmt: skip
+                    "price-cloud-unknown", text, cloud=cloud, hint=near(cloud, clouds), clouds=clouds
+                )
         listed = sorted({place for price in table for place in (price.region, price.spot_region) if place})
         for region in self.regions:
             if not any(place.lower().startswith(region.lower()) for place in listed):
-                raise DataError(
-                    "price-region-unknown", "{region:plain}: no prices of this region.{hint:near}",
-                    region=region, hint=near(region, listed),
-                )  # fmt: skip
+                text = "{region:plain}: no prices of this region.{hint:near}"
+                raise DataError("price-region-unknown", text, region=region, hint=near(region, listed))
         asked = {cloud.lower() for cloud in self.clouds}
         kept = []
         for price in table:

@@ -122,12 +122,8 @@ def load(path: str | Path | None = None) -> tuple[Price, ...]:
     try:
         text = read_regular(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            "prices-unreadable",
-            "{path}: cannot be read as text ({error:plain}).",
-            path=str(path),
-            error=str(error),
-        ) from None
+        sentence = "{path}: cannot be read as text ({error:plain})."
+        raise DataError("prices-unreadable", sentence, path=str(path), error=str(error)) from None
     return read(text, str(path))
 
 

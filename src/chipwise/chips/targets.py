@@ -80,10 +80,8 @@ def parse(text: str) -> Target:
         name, count = dashed.groups()
     chip = named(name)
     if chip is None:
-        raise DeviceError(
-            "target-unknown", "{target}: no such target.{hint:near} Type one such as {examples:or}.",
-            target=text, hint=near(word, names()), examples=EXAMPLES,
-        )  # fmt: skip
+        wrong = "{target}: no such target.{hint:near} Type one such as {examples:or}."
+        raise DeviceError("target-unknown", wrong, target=text, hint=near(word, names()), examples=EXAMPLES)
     if chip.kind == "TPU":
         return _slice(text, chip, "" if colon else count)
     if chip.kind == "GPU":

@@ -71,9 +71,8 @@ class _Grouped(typer.core.TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] in RENAMED:
             new = RENAMED[args[0]]
-            raise errors.RecipeError(
-                "command-renamed", "chipwise {old} is now: chipwise {new}", old=args[0], new=new
-            )
+            text = "chipwise {old} is now: chipwise {new}"
+            raise errors.RecipeError("command-renamed", text, old=args[0], new=new)
         if (processes := ctx.params.get("processes")) is not None:
             from .local import run_local
 

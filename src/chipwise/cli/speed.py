@@ -245,9 +245,8 @@ def _source(given: options.Given, size: int | None) -> tuple[Source, str, int, d
         described = {"path": what}
     else:
         if size is not None:
-            raise RecipeError(
-                "size-is-for-packs", "--size is for packs: leave it out for {recipe}.", recipe=what
-            )
+            text = "--size is for packs: leave it out for {recipe}."
+            raise RecipeError("size-is-for-packs", text, recipe=what)
         recipe = given.load()
         source, name, batch, described = recipe.task.train, recipe.name, recipe.batch, {"recipe": what}
     if hasattr(source, "store"):

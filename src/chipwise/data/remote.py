@@ -262,7 +262,7 @@ class _Url:
         except Exception as error:  # a library or an argument is missing; some connect here
             why = _without_secrets(one_line(error, 200))
             wrong = "{url} cannot be used: {reason}. Expected a URL such as s3://bucket/folder."
-            raise DataError("url-unusable", wrong, url=self.shown, reason=error) from error
+            raise DataError("url-unusable", wrong, url=self.shown, reason=why) from error
         self.path = self.path.rstrip("/") if "?" not in text else self.path
 
     @property
@@ -342,7 +342,7 @@ class _Url:
                     files.append(RemoteFile(f"{self.name}/{split}/{name}", remote, size, sha256))
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 why = f"{type(error).__name__}: {error}"
-                raise DataError("manifest-damaged", path=f"{self.shown}/{at}", reason=error) from error
+                raise DataError("manifest-damaged", path=f"{self.shown}/{at}", reason=why) from error
         return files
 
     def _manifest(self, path: str) -> bytes:
@@ -380,7 +380,7 @@ class _Url:
         try:
             in_time(
                 lambda: self.fs.get_file(file.remote, str(to), callback=told),
-                lambda seconds: _late(seconds, max(came, _size(to))),
+                lambda seconds: _late(seconds, max(came, to.stat().st_size if to.exists() else 0)),
             )
         except TooSlow:
             slow = True
@@ -441,10 +441,6 @@ def _version(files: list[RemoteFile]) -> str:
 
 def _key(url: str) -> str:
     return hashlib.sha256(url.rstrip("/").encode("utf-8", "surrogatepass")).hexdigest()[:12]
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _on_disk(entry: Path) -> int:

@@ -261,7 +261,7 @@ def fill(source: Any, indices: np.ndarray, out: Columns, stopped: Callable[[], b
                 if stopped():
                     return
                 example = read_example(given, index)
-                if _kinds(example) != kind:
+                if {name: (array.shape, array.dtype) for name, array in example.items()} != kind:
                     expected = described({n: jax.ShapeDtypeStruct(*k) for n, k in kind.items()})
                     wrong = "Examples must be alike: {example} has {columns:list}, expected {expected:list}."
                     raise DataError(
@@ -361,7 +361,3 @@ def _taken(source: Any, indices: np.ndarray) -> Columns:
                 "take-wrong-length", wrong, source=kind, column=name, shape=column.shape, indices=len(indices)
             )
     return columns
-
-
-def _kinds(example: Columns) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    return {name: (array.shape, array.dtype) for name, array in example.items()}

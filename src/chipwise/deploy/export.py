@@ -89,7 +89,8 @@ def export(
     began = time.perf_counter()
     kind = format_named(to)
     known = trained(model, recipe, say)
-    file = Path(out) if out is not None else Path(_stem(known) + kind.suffix)
+    name = Path(known.run).name if known.run else known.recipe.name
+    file = Path(name + kind.suffix if out is None else out)
     if file.exists() and not fresh:
         text = "{path} exists already: name another with --out, or replace it with --fresh."
         raise DataError("export-exists", text, path=file)
@@ -114,10 +115,6 @@ def export(
     count = len(next(iter(rows.values()), ()))
     seconds = time.perf_counter() - began
     return Export(file, to, kind.runs, count, *compared, where, size, seconds)
-
-
-def _stem(known: Trained) -> str:
-    return Path(known.run).name if known.run else known.recipe.name
 
 
 @contextlib.contextmanager

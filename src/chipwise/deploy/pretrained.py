@@ -72,7 +72,8 @@ class Weights:
         resize: Sequence[str] = (),
     ) -> Match:
         """Which arrays would be used, without computing anything. Arguments as in `start`."""
-        shapes = {name: tuple(s.shape) for name, s in flatten(_abstract(task)).items()}
+        tree = jax.eval_shape(lambda: _tree(*task.init(jax.random.key(0))))
+        shapes = {name: tuple(s.shape) for name, s in flatten(tree).items()}
         files = {new: old for old in self.arrays if (new := rename(old)) is not None}
         match = Match({}, [], [], [], {})
         used = set()
@@ -268,7 +269,3 @@ def _resized(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 def _tree(params: Tree, state: Tree) -> Tree:
     return {"params": params, "state": state}
-
-
-def _abstract(task: Task) -> Tree:
-    return jax.eval_shape(lambda: _tree(*task.init(jax.random.key(0))))

@@ -18,7 +18,8 @@ from ..words.figures import UNKNOWN, or_unknown
 from .charts import Panel
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    "digest": lambda script: _digest(script),
+    # The script's hash, as in a content security policy
+    "digest": lambda script: base64.b64encode(hashlib.sha256(str(script).encode()).digest()).decode(),
     "px": lambda pixels: f"{pixels:.1f}",
     "price": figures.price,
     "digits": or_unknown(figures.digits),
@@ -65,8 +66,3 @@ def _environment(filters: Mapping[str, Callable[..., Any]] | None = None) -> jin
     )
     environment.filters |= {**FILTERS, **(filters or {})}
     return environment
-
-
-def _digest(script: str) -> str:
-    """The script's hash, as in a content security policy."""
-    return base64.b64encode(hashlib.sha256(str(script).encode()).digest()).decode()

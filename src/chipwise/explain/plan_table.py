@@ -17,7 +17,7 @@ from rich.text import Text
 
 from .. import __version__
 from ..engine.blueprint import Memory
-from ..planner.plans import SCHEMA, Cost, Plan, Range
+from ..planner.plans import SCHEMA, Plan, Range
 from ..planner.ranking import judge
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
@@ -118,7 +118,8 @@ def table(plans: Sequence[Plan]) -> Table:
         row += [(p.bound or "").replace("interconnect", "links"), duration(p.wall_seconds.value)]
         for cost in (p.cheapest(), p.cheapest(spot=True)):
             usd = None if cost is None else cost.usd if trains else p.per_million(cost)
-            row.append("-" if usd is None else _price(cost, usd))
+            # With its cloud: one cloud's spot price may be above another's on-demand price
+            row.append("-" if usd is None else f"{dollars(usd.value)} {cost.cloud if cost else ''}")
         rows.append(row)
     columns = ("target", "memory", each, "examples/s", "peak", "bound by", "wall", *money)
     return terminal.table(columns, rows, left=("target", "bound by"), fold=money, padding=(0, 1))
@@ -134,8 +135,3 @@ def _memory(memory: Memory | None) -> Text:
 def _spread(r: Range) -> str:
     """`76.7 (67.2 to 106)`."""
     return f"{digits(r.value)} ({digits(r.low)} to {digits(r.high)})"
-
-
-def _price(cost: Cost | None, usd: Range) -> str:
-    """A price with its cloud, `$12.30 gcp`: one cloud's spot price may be above another's on-demand price."""
-    return f"{dollars(usd.value)} {cost.cloud if cost else ''}"

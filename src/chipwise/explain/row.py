@@ -112,10 +112,8 @@ def identity(described: Any, path: object) -> dict[str, Any]:
     described = described if isinstance(described, Mapping) else {}
     name, batch = text(described, "name"), whole(described, "batch")
     if name is None or batch is None or batch < 1:
-        raise DataError(
-            "recipe-unnamed", "{path} is damaged: its recipe or its batch is missing. Make it again.",
-            path=path,
-        )  # fmt: skip
+        wrong = "{path} is damaged: its recipe or its batch is missing. Make it again."
+        raise DataError("recipe-unnamed", wrong, path=path)
     train = part(part(described, "task"), "train")
     columns = {k: str(v) for k, v in train.items() if k != "examples"}
     left = flat({k: v for k, v in described.items() if k not in _FIELDS})

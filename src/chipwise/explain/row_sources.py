@@ -50,10 +50,8 @@ def _labelled(argument: str) -> tuple[str | None, str]:
 
 def _read(path: Path) -> list[Row]:
     if not path.exists():
-        raise DataError(
-            "source-missing",
-            "{path} does not exist. Name a record, a run or a study.", path=path,
-        )  # fmt: skip
+        text = "{path} does not exist. Name a record, a run or a study."
+        raise DataError("source-missing", text, path=path)
     return _folder(path) if path.is_dir() else [_record(record.read(path, "train"), path)]
 
 
@@ -66,10 +64,8 @@ def _folder(path: Path) -> list[Row]:
         return [_repeats([_record(record.read(file, "train"), file) for file in files], path)]
     if runs := sorted(p.parent for p in path.glob("*/recipe.json")):
         return folder_of_runs(path, runs)
-    raise RunError(
-        "folder-holds-nothing",
-        "{folder} has no run (recipe.json), no study (study.json) and no record (*.json).", folder=path,
-    )  # fmt: skip
+    text = "{folder} has no run (recipe.json), no study (study.json) and no record (*.json)."
+    raise RunError("folder-holds-nothing", text, folder=path)
 
 
 # ---- records
@@ -104,17 +100,12 @@ def _record(stored: record.Record, path: Path) -> Row:
         given = {name: value for name, value in stored.measured.items() if value is not None}
         measured: _Measured = typed(_Measured, given, "measured")
     except Misfit as error:
-        raise DataError(
-            "record-measured-type",
-            "{path}: {field}={value}, expected {expected:or}. Measure again with chipwise bench.", path=path,
-            **error.facts,
-        ) from None  # fmt: skip
+        text = "{path}: {field}={value}, expected {expected:or}. Measure again with chipwise bench."
+        raise DataError("record-measured-type", text, path=path, **error.facts) from None
     speeds = stored.figures.get("examples_per_second")
     if speeds is None or min(speeds.runs) <= 0:
-        raise DataError(
-            "record-no-speed",
-            "{path} has no examples_per_second above 0. Measure again with chipwise bench.", path=path,
-        )  # fmt: skip
+        text = "{path} has no examples_per_second above 0. Measure again with chipwise bench."
+        raise DataError("record-no-speed", text, path=path)
     own = {
         name: v for name in ("batch", "replicas", "precision") if (v := getattr(measured, name)) is not None
     }

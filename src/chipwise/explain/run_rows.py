@@ -29,16 +29,12 @@ def run_row(folder: Path, diverged: Any = None) -> Row:
     stored, rows, result = run.recipe, run.rows, run.result or {}
     when = divergence((rows[-1].get("diverged") if rows else None) or diverged)
     if not rows and when is None:
-        raise RunError(
-            "run-no-metrics", "{folder} has no metrics yet. Continue training with --run {folder}.",
-            folder=folder,
-        )  # fmt: skip
+        text = "{folder} has no metrics yet. Continue training with --run {folder}."
+        raise RunError("run-no-metrics", text, folder=folder)
     if damaged := [problem for problem in run.problems if problem.code == "result-damaged"]:
         path, reason = folder / "result.json", damaged[0]["reason"]
-        raise RunError(
-            "run-result-damaged", "{path} is damaged ({reason}). Delete it and continue with --run {folder}.",
-            path=path, folder=folder, reason=reason,
-        )  # fmt: skip
+        text = "{path} is damaged ({reason}). Delete it and continue with --run {folder}."
+        raise RunError("run-result-damaged", text, path=path, folder=folder, reason=reason)
     # Of a run that is not over, what its last process noted as it began
     where = result or next(reversed(run.starts), {})
     fields, devices = identity(stored, folder), part(where, "devices")
@@ -76,10 +72,8 @@ def study_rows(folder: Path) -> list[Row]:
         runs = {folder / run.run: run.diverged for run in p.runs.values()}
         rows += _together(runs, label, fact("source-study", folder=str(folder), label=label))
     if not rows:
-        raise DataError(
-            "study-no-metrics",
-            "The runs of {folder} have no metrics yet. Type its chipwise sweep command again.", folder=folder,
-        )  # fmt: skip
+        text = "The runs of {folder} have no metrics yet. Type its chipwise sweep command again."
+        raise DataError("study-no-metrics", text, folder=folder)
     return rows
 
 
@@ -98,11 +92,8 @@ def folder_of_runs(folder: Path, runs: Sequence[Path]) -> list[Row]:
         source = fact("source-runs", folder=str(folder), label=label)
         rows += _together(dict.fromkeys(members), label, source)
     if not rows:
-        raise RunError(
-            "runs-no-metrics",
-            "None of the {runs:count run} in {folder} has metrics yet. Continue training with --run.",
-            folder=folder, runs=len(runs),
-        )  # fmt: skip
+        text = "None of the {runs:count run} in {folder} has metrics yet. Continue training with --run."
+        raise RunError("runs-no-metrics", text, folder=folder, runs=len(runs))
     return rows
 
 

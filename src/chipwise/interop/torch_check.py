@@ -42,7 +42,8 @@ def check(traced: Traced, scored: Scored, loss: Any, data: Data, task: Task, com
         spec = {n: jnp.zeros((EXAMPLES, *s.shape), s.dtype) for n, s in spec_of(task.train).items()}
         batch = jax.eval_shape(lambda batch: _prepared(task, batch), spec)
     jax.eval_shape(traced.init, jax.random.key(0))
-    params = nested({name: _shape(p) for name, p in traced.params.items()}, ".")
+    shapes = {name: jax.ShapeDtypeStruct(p.shape, p.dtype) for name, p in traced.params.items()}
+    params = nested(shapes, ".")
     args, kwargs = jax.eval_shape(lambda batch: data.arguments(batch, params), batch)
     if not compare:
         return traced.find_moving(args, kwargs)
@@ -73,10 +74,6 @@ def _prepared(task: Task, batch: Any) -> dict[str, jax.Array]:
     if task.augment is not None:
         batch = jax.vmap(task.augment)(batch, keys[1:])
     return task.mix(batch, keys[0]) if task.mix is not None else batch
-
-
-def _shape(value: np.ndarray) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(value.shape, value.dtype)
 
 
 @contextlib.contextmanager

@@ -165,7 +165,7 @@ def _settings(kind: str, group: dict[str, Any]) -> dict[str, Any]:
     else:
         own = {"b1": group["betas"][0], "b2": group["betas"][1], "eps": group["eps"]}
     own |= {"lr": group["lr"], "weight_decay": group["weight_decay"]}
-    return {name: _number(value) for name, value in own.items()}
+    return {name: v if isinstance(v, bool) else float(v) for name, v in own.items()}
 
 
 def _scheduled(kind: str, scheduler: Any, step: str | None, length: int | None) -> list[dict[str, Any]]:
@@ -213,10 +213,6 @@ def _series(name: str, values: list[Any], step: str) -> Any:
         raise invalid("torch-scheduler-fixed", "what a scheduler changes", name, f"one of {_INPUTS}")
     # As many digits as the step uses: they are stored with every run.
     return tabulated([float(str(np.float32(value))) for value in values], step)
-
-
-def _number(value: Any) -> Any:
-    return value if isinstance(value, bool) else float(value)
 
 
 def _names(optimizer: Any, module: Any) -> GroupNames | None:

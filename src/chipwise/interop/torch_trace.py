@@ -240,9 +240,8 @@ def _environment() -> Any:
             raise RecipeError("torchax-missing", sentence, torch=torch.__version__, command=INSTALL) from None
         except Exception as error:  # 0.0.13 beside torch 2.13: an AttributeError
             facts = {"torch": torch.__version__, "reason": one_line(error), "command": INSTALL}
-            raise RecipeError(
-                "torchax-unfit", "This torchax does not fit torch {torch} ({reason}): {command}.", **facts
-            ) from error
+            sentence = "This torchax does not fit torch {torch} ({reason}): {command}."
+            raise RecipeError("torchax-unfit", sentence, **facts) from error
 
     traced, pytree = (torchax.Tensor, torchax.View), torch.utils._pytree
 

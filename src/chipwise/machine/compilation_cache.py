@@ -25,6 +25,8 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
+from .plugins import text_in
+
 BYTES = 1 << 30  # of the folder; the least recently used programs are deleted
 FOLDER = "jax_compilation_cache_dir"
 SETTINGS = {  # which programs are stored: those that take longer to compile than to read
@@ -194,10 +196,7 @@ def portable_entries() -> Iterator[None]:
 def processor() -> str:
     """A hash of what compiled code depends on: the processor's features, and the number of threads into which
     work is divided."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = [platform.processor()]
+    lines = text_in("/proc/cpuinfo").splitlines() or [platform.processor()]
     fields = ("model name", "flags", "Features", "CPU part")
     features = sorted({line for line in lines if line.startswith(fields)} or set(lines[:1]))
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)

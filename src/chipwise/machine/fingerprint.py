@@ -14,6 +14,7 @@ from typing import Any
 
 from .host_facts import installed
 from .limits import cores, memory
+from .plugins import text_in
 
 PACKAGES = ("chipwise", "jax", "jaxlib", "numpy", "simplejpeg")
 _PACKAGE = Path(__file__).parents[1]
@@ -91,11 +92,7 @@ def stated(stored: Any) -> tuple[str | None, dict[str, str]]:
 
 
 def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:  # not Linux
-        lines = []
-    for line in lines:
+    for line in text_in("/proc/cpuinfo").splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "model name" and value.strip():
             return " ".join(value.split())

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from .plugins import tpu_card
+from .plugins import text_in, tpu_card
 
 # Paths whose existence is informative, as patterns below the root directory
 MARKERS = (
@@ -90,17 +90,10 @@ def _glob(root: Path, pattern: str) -> list[Path]:
         return []
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
-
-
 def _nvidia_driver(root: Path) -> str | None:
-    version = _text(root / "sys/module/nvidia/version")
+    version = text_in(root / "sys/module/nvidia/version")
     if not version:
         # "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ..."
-        version = _text(root / "proc/driver/nvidia/version")
+        version = text_in(root / "proc/driver/nvidia/version")
     found = re.search(r"(?<![\d.])\d{3}\.\d+(?:\.\d+)?(?![\d.])", version)
     return found[0] if found else None

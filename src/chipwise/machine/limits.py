@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from .plugins import text_in
+
 
 @dataclass(frozen=True)
 class Cores:
@@ -91,13 +93,9 @@ def _groups(root: Path, controller: str) -> list[Path]:
     is then the container's group, is always included.
     """
     directories = []
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        lines = []
     mount = root / "sys/fs/cgroup"
     tops = {mount: "/", mount / controller: "/"}
-    for line in lines:
+    for line in text_in(root / "proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
         if names == "":
             tops[mount] = path
@@ -110,19 +108,12 @@ def _groups(root: Path, controller: str) -> list[Path]:
     return directories
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-
 def _cpu_quotas(root: Path) -> list[float]:
     quotas = []
     for directory in _groups(root, "cpu"):
-        fields = _read(directory / "cpu.max").split()
+        fields = text_in(directory / "cpu.max").split()
         if len(fields) != 2:
-            fields = [_read(directory / "cpu.cfs_quota_us"), _read(directory / "cpu.cfs_period_us")]
+            fields = [text_in(directory / "cpu.cfs_quota_us"), text_in(directory / "cpu.cfs_period_us")]
         quota, period = fields
         if quota.isdigit() and period.isdigit() and int(period) > 0:  # "max" and -1 mean no quota
             quotas.append(int(quota) / int(period))
@@ -137,12 +128,14 @@ def _memory_limits(root: Path) -> list[tuple[int, int]]:
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
-            limit = _read(directory / limit_file)
+            limit = text_in(directory / limit_file)
             if not limit.isdigit():
                 continue
-            used = _read(directory / used_file)
+            used = text_in(directory / used_file)
             # The group's use includes cached files, which the kernel drops on demand.
-            stat = dict(line.split() for line in _read(directory / "memory.stat").splitlines() if " " in line)
+            stat = dict(
+                line.split() for line in text_in(directory / "memory.stat").splitlines() if " " in line
+            )
             droppable = int(stat.get(cache, 0))
             limits.append((int(limit), max(0, int(used) - droppable) if used.isdigit() else 0))
     return limits

@@ -92,12 +92,13 @@ def tpu_wanted() -> bool:
 
 def tpu_card(device: str) -> bool:
     """Whether a PCI device is a TPU. *Arguments:* `device`, its folder in `/sys`."""
-    return _text(f"{device}/vendor") == "0x1ae0" and _text(f"{device}/device") in _TPU_CARDS
+    return text_in(f"{device}/vendor") == "0x1ae0" and text_in(f"{device}/device") in _TPU_CARDS
 
 
-def _text(path: str) -> str:
+def text_in(path: str | os.PathLike) -> str:
+    """What a file of the system says; nothing where it cannot be read."""
     try:
-        with open(path) as file:
+        with open(path, errors="replace") as file:
             return file.read().strip()
     except OSError:
         return ""

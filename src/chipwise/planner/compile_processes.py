@@ -238,11 +238,8 @@ class CompilerProcesses:
             if self._closed:
                 return
             if left and not under_way:
-                raise ChipwiseError(
-                    "compiler-not-started",
-                    "The compiler of {chips}s did not start (exit code {exit_code}): {log:plain}",
-                    chips=CHIPS[compiler.platform], **end,
-                )  # fmt: skip
+                text = "The compiler of {chips}s did not start (exit code {exit_code}): {log:plain}"
+                raise ChipwiseError("compiler-not-started", text, chips=CHIPS[compiler.platform], **end)
             alone = {key: left.pop(key) for key in under_way}
             if len(alone) == 1:
                 ((key, request),) = alone.items()

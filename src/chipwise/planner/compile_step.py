@@ -80,7 +80,10 @@ def compile_steps(
                     not_lowered.append((i, {answer.name: answer}))
                 else:
                     asked.append((i, _requests(target, step, bodies)))
-            asked.sort(key=lambda case: _effort(possible[case[0]][0], case[1]))
+            # By what rises with the time to compile: GPUs before 2020 have no Triton, which takes half of it
+            asked.sort(
+                key=lambda case: (sum(one.effort for one in case[1]), possible[case[0]][0].chip.year or 0)
+            )
             if asked and kind == "GPU":  # whose compiler uses all cores for one program
                 first, requests = asked[0]
                 asked[0] = first, [replace(request, urgent=True) for request in requests]
@@ -96,11 +99,6 @@ def compile_steps(
         if len(answers[i]) == len(names[i]):
             yield i, {name: answers[i][name] for name in names[i]}  # in a fixed order
     yield from not_lowered
-
-
-def _effort(target: Target, requests: Sequence[CompileRequest]) -> tuple[float, int]:
-    """Rises with the compilation time: before 2020 GPUs have no kernels by Triton, which take half of it."""
-    return sum(request.effort for request in requests), target.chip.year or 0
 
 
 def _requests(target: Target, step: TracedStep, bodies: list[Exported]) -> list[CompileRequest]:

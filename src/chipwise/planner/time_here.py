@@ -23,7 +23,7 @@ from ..words.facts import fact
 from . import device_memory
 from .plans import Range
 from .time_step import StepTime, called, dispatch_seconds
-from .tracing import BLOCK, EVALUATION, ONE, Traceable, TracedStep, predicts
+from .tracing import BLOCK, EVALUATION, ONE, TracedStep, predicts
 
 OTHER_HOST = 2.0
 """The factor, down and up, of compilation seconds: they were measured on this host, not on the target's."""
@@ -40,14 +40,16 @@ def compiled_here(step: TracedStep, target: Target) -> tuple[StepTime, dict[str,
     """The step as compiled for one device of this host's CPU, without its time, and its programs by name."""
     start = time.perf_counter()
     with jax.default_device(_cpu()), tracing(step.recipe.name):
-        compiled = {program.name: _compile(program) for program in step.programs}
+        compiled: dict[str, Any] = {
+            one.name: jax.jit(one.function).lower(*one.specs).compile() for one in step.programs
+        }
     compilation = Range.around(time.perf_counter() - start, OTHER_HOST)
     temporary = {n: c.memory_analysis().temp_size_in_bytes for n, c in compiled.items() if n != ONE}
     first = step.programs[0]
     made = StepTime(
         method="measured",
         memory=device_memory.memory(step, target, temporary, 0),
-        flops=step.calls * _flops(compiled[first.name]),
+        flops=step.calls * float((compiled[first.name].cost_analysis() or {}).get("flops", 0.0)),
         dtypes=first.contents(target.chip).dtypes,
         notes=(fact("measured-here"),),
         compile_seconds=compilation,
@@ -79,14 +81,6 @@ def timed_here(step: TracedStep, target: Target) -> StepTime:
 
 def _cpu() -> jax.Device:
     return jax.local_devices(backend="cpu")[0]
-
-
-def _compile(program: Traceable) -> Any:
-    return jax.jit(program.function).lower(*program.specs).compile()
-
-
-def _flops(program: Any) -> float:
-    return float((program.cost_analysis() or {}).get("flops", 0.0))
 
 
 def _zero(aval: Any) -> jax.Array:

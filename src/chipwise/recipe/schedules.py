@@ -563,9 +563,8 @@ class piecewise(Schedule):
             sentence = "{schedule} has no value for the first step: add '0st'."
             raise RecipeError("first-piece-missing", sentence, schedule=repr(self))
         if sum(not key for key in keys) > 1 or len(set(keys)) < len(keys):
-            raise RecipeError(
-                "pieces-twice", "{schedule}: two keys are the same duration.", schedule=repr(self)
-            )
+            sentence = "{schedule}: two keys are the same duration."
+            raise RecipeError("pieces-twice", sentence, schedule=repr(self))
 
     def __repr__(self) -> str:
         return f"piecewise({dict(self.pieces)!r})"

@@ -36,9 +36,8 @@ def load(spec: str, settings: Sequence[str] = (), data: str | None = None, synth
     Raises `RecipeError` for unknown names (with the nearest), wrong types and broken recipe files.
     """
     if synthetic and data is not None:
-        raise RecipeError(
-            "synthetic-and-data", "--synthetic generates the data: leave out --data {data}.", data=data
-        )
+        sentence = "--synthetic generates the data: leave out --data {data}."
+        raise RecipeError("synthetic-and-data", sentence, data=data)
     source = _find(spec)
     pairs = dict(_parse(text) for text in settings)
     parameters: Mapping[str, inspect.Parameter] = {}
@@ -55,10 +54,6 @@ def load(spec: str, settings: Sequence[str] = (), data: str | None = None, synth
     return apply(recipe, pairs, tuple(parameters))
 
 
-def _built_in(spec: str) -> bool:
-    return ":" not in spec and not spec.endswith(".py")
-
-
 def _arguments(
     spec: str, parameters: Mapping[str, inspect.Parameter], pairs: dict[str, str], data: str | None
 ) -> dict[str, Any]:
@@ -66,9 +61,8 @@ def _arguments(
     given: dict[str, Any] = {}
     if data is not None:
         if "data" not in parameters:
-            raise RecipeError(
-                "recipe-without-data", "{recipe} has no parameter 'data': leave out --data.", recipe=spec
-            )
+            sentence = "{recipe} has no parameter 'data': leave out --data."
+            raise RecipeError("recipe-without-data", sentence, recipe=spec)
         given["data"] = data
     for name in [n for n in pairs if n in parameters and n != "data"]:
         given[name] = _typed(name, pairs.pop(name), _default(parameters[name]))
@@ -123,7 +117,7 @@ def apply(recipe: Recipe, settings: dict[str, str], others: tuple[str, ...] = ()
 
 
 def _find(spec: str) -> Recipe | Callable[..., Recipe]:
-    if _built_in(spec):
+    if ":" not in spec and not spec.endswith(".py"):  # built in
         from ..recipes import BUILT_IN  # to the right of this package: the recipes by name
 
         if spec not in BUILT_IN:
@@ -135,9 +129,7 @@ def _find(spec: str) -> Recipe | Callable[..., Recipe]:
         raise invalid("recipe-file-missing", "recipe", path, "a file, as path.py:name", path=path)
     try:
         module = import_file(f"{RECIPE_MODULE}{file.stem}", path)
-    except ChipwiseError:
-        raise
-    except KeyboardInterrupt:
+    except (ChipwiseError, KeyboardInterrupt):
         raise
     except BaseException as error:  # sys.exit() too: an import must not end the program
         sentence = "{path} raised an error: {line:line}{error}: {reason}."
@@ -145,7 +137,8 @@ def _find(spec: str) -> Recipe | Callable[..., Recipe]:
     name = name or "recipe"
     source = getattr(module, name, None)
     if not isinstance(source, Recipe) and not callable(source):
-        own = [n for n, v in vars(module).items() if isinstance(v, Recipe) or _defined_in(module, v)]
+        known = {n: v for n, v in vars(module).items() if isinstance(v, Recipe) or inspect.isfunction(v)}
+        own = [n for n, v in known.items() if isinstance(v, Recipe) or v.__module__ == module.__name__]
         raise unknown("recipe-not-in-file", f"recipe of {path}", name, own)
     return source
 
@@ -165,23 +158,16 @@ def import_file(name: str, path: str) -> Any:
     return module
 
 
-def _defined_in(module: Any, value: Any) -> bool:
-    return inspect.isfunction(value) and value.__module__ == module.__name__
-
-
 def _called(spec: str, source: Callable[..., Recipe], given: dict[str, Any]) -> Recipe:
     try:
         recipe = source(**given)
-    except ChipwiseError:
-        raise
-    except KeyboardInterrupt:
+    except (ChipwiseError, KeyboardInterrupt):
         raise
     except BaseException as error:
         code = inspect.unwrap(source).__code__ if inspect.isfunction(source) else None
         blame = _blame(error, code and Path(code.co_filename))
-        raise RecipeError(
-            "recipe-function-fails", "{recipe} failed: {line:line}{error}: {reason}.", recipe=spec, **blame
-        ) from error
+        sentence = "{recipe} failed: {line:line}{error}: {reason}."
+        raise RecipeError("recipe-function-fails", sentence, recipe=spec, **blame) from error
     if not isinstance(recipe, Recipe):
         raise invalid("not-a-recipe", f"what {spec} returned", recipe, "a cw.Recipe", recipe=spec)
     return recipe

@@ -70,9 +70,8 @@ def _told(error: Exception, what: str, columns: list[str]) -> RecipeError:
             "task-column", text, what=what, column=key, where=where, columns=columns, near=near(key, columns)
         )
     facts = {"error": type(error).__name__, "reason": reason_of(error)}
-    return RecipeError(
-        "task-fails", "{what} fails{where}: {error}: {reason}", what=what, where=where, **facts
-    )
+    text = "{what} fails{where}: {error}: {reason}"
+    return RecipeError("task-fails", text, what=what, where=where, **facts)
 
 
 def reason_of(error: Exception) -> str:

@@ -31,15 +31,11 @@ def parse(texts: Sequence[str]) -> dict[str, list[str]]:
     for text in texts:
         name, equals, values = (part.strip() for part in text.partition("="))
         if not equals or not name or not values:
-            raise RecipeError(
-                "set-not-key-value",
-                "--set {text}: expected key=value or key=value,value, such as --set lr=0.2,0.4.", text=text,
-            )  # fmt: skip
+            wrong = "--set {text}: expected key=value or key=value,value, such as --set lr=0.2,0.4."
+            raise RecipeError("set-not-key-value", wrong, text=text)
         if name in settings:
-            raise RecipeError(
-                "set-twice", "--set {name} is given twice. Give all values together: --set {name}={values}.",
-                name=name, values=",".join([*settings[name], values]),
-            )  # fmt: skip
+            wrong = "--set {name} is given twice. Give all values together: --set {name}={values}."
+            raise RecipeError("set-twice", wrong, name=name, values=",".join([*settings[name], values]))
         settings[name] = split(values)
     return settings
 
@@ -64,16 +60,12 @@ def split(text: str) -> list[str]:
             value += c
         at += 1
     if depth:
-        raise RecipeError(
-            "bracket-open", "{text}: a bracket is not closed. Close it, or put quotes around the value.",
-            text=text,
-        )  # fmt: skip
+        wrong = "{text}: a bracket is not closed. Close it, or put quotes around the value."
+        raise RecipeError("bracket-open", wrong, text=text)
     values = [v.strip() for v in [*values, value]]
     if not all(values):
-        raise RecipeError(
-            "value-missing",
-            "{text}: a value is missing beside a comma. Write a comma inside a value as \\,.", text=text,
-        )  # fmt: skip
+        wrong = "{text}: a value is missing beside a comma. Write a comma inside a value as \\,."
+        raise RecipeError("value-missing", wrong, text=text)
     return values
 
 
@@ -83,22 +75,17 @@ def points(settings: Mapping[str, Sequence[str]]) -> list[Settings]:
     Raises `RecipeError` for a setting without values, for a repeated value, and for `seed`.
     """
     if "seed" in settings:
-        raise RecipeError(
-            "seed-is-no-setting", "--set seed: name the seeds of a study with --seeds, such as --seeds 3,7."
-        )
+        wrong = "--set seed: name the seeds of a study with --seeds, such as --seeds 3,7."
+        raise RecipeError("seed-is-no-setting", wrong)
     for name, values in settings.items():
         if not values:
-            raise RecipeError(
-                "setting-without-values",
-                "{name} has no values. Give at least one, such as --set {name}=0.1.", name=name,
-            )  # fmt: skip
+            text = "{name} has no values. Give at least one, such as --set {name}=0.1."
+            raise RecipeError("setting-without-values", text, name=name)
         known: dict[Hashable, str] = {}
         for value in values:
             if (old := known.setdefault(_meaning(value), value)) is not value:
-                raise RecipeError(
-                    "value-twice", "--set {name}: {first} and {second} are the same value. Give each once.",
-                    name=name, first=old, second=value,
-                )  # fmt: skip
+                text = "--set {name}: {first} and {second} are the same value. Give each once."
+                raise RecipeError("value-twice", text, name=name, first=old, second=value)
     return [dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())]
 
 
@@ -109,10 +96,8 @@ def seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
     """
     if isinstance(given, str):
         if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*,?\s*", given):
-            raise RecipeError(
-                "seeds-unreadable",
-                "--seeds {given}: expected their number, such as 5, or a list, such as 0,3,7.", given=given,
-            )  # fmt: skip
+            text = "--seeds {given}: expected their number, such as 5, or a list, such as 0,3,7."
+            raise RecipeError("seeds-unreadable", text, given=given)
         given = int(given) if "," not in given else [int(n) for n in given.split(",") if n.strip()]
     if isinstance(given, int) and given > _MOST:
         raise RecipeError(
@@ -127,10 +112,8 @@ def seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
         raise RecipeError("seeds-too-few", "--seeds {given}: expected at least 1 seed.", given=given)
     for k, seed in enumerate(named):
         if type(seed) is not int or not 0 <= seed < _SEEDS:
-            raise RecipeError(
-                "seed-out-of-range", "Seed {seed!r}: expected a whole number from 0 to {highest}.", seed=seed,
-                highest=_SEEDS - 1,
-            )  # fmt: skip
+            text = "Seed {seed!r}: expected a whole number from 0 to {highest}."
+            raise RecipeError("seed-out-of-range", text, seed=seed, highest=_SEEDS - 1)
         if seed in named[:k]:
             raise RecipeError("seed-twice", "Seed {seed} is given twice. Give each seed once.", seed=seed)
     return named

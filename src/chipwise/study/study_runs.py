@@ -39,10 +39,8 @@ class Origin:
 
     def __post_init__(self):
         if isinstance(self.recipe, Recipe) and (self.set or self.data or self.synthetic):
-            raise RecipeError(
-                "recipe-is-finished",
-                "A finished Recipe takes no set, data or synthetic. Give its name, such as path.py:name.",
-            )  # fmt: skip
+            text = "A finished Recipe takes no set, data or synthetic. Give its name, such as path.py:name."
+            raise RecipeError("recipe-is-finished", text)
 
     @property
     def name(self) -> str:
@@ -113,11 +111,8 @@ class StudyRun:
         """The run, which has just been trained. *Arguments:* `diverged` as `train` returned it."""
         run = Run(self.seed, self.run, diverged=diverged) if diverged else self.finished()
         if run is None:
-            raise RunError(
-                "result-unreadable",
-                "{folder} has no readable result.json although its run ended. Type the command again.",
-                folder=self.folder,
-            )  # fmt: skip
+            text = "{folder} has no readable result.json although its run ended. Type the command again."
+            raise RunError("result-unreadable", text, folder=self.folder)
         return run
 
     def finished(self) -> Run | None:

@@ -93,9 +93,8 @@ def sweep(
         except Stopped:
             stop.name = stop.name or "SIGTERM"
         if stop and done < total:
+            text = "Stopped by {signal}, {done} of {total} runs done: go on with the same and --run {folder}."
             raise Stopped(
-                "study-stopped",
-                "Stopped by {signal}, {done} of {total} runs done: go on with the same and --run {folder}.",
-                signal=stop.name, done=done, total=total, folder=study.folder,
-            )  # fmt: skip
+                "study-stopped", text, signal=stop.name, done=done, total=total, folder=study.folder
+            )
     return study

@@ -143,9 +143,8 @@ def transfer(
     batch, and for an optimizer or schedule without a rule.
     """
     if batch is None and replicas is None and duration is None and lr is None:
-        raise RecipeError(
-            "transfer-nothing", "transfer() needs a batch, replicas, a duration or an lr, such as batch=128."
-        )
+        text = "transfer() needs a batch, replicas, a duration or an lr, such as batch=128."
+        raise RecipeError("transfer-nothing", text)
     old_clock = recipe.clock
     given: dict[str, Any] = {"batch": batch, "replicas": replicas, "duration": duration}
     new = dataclasses.replace(recipe, **{name: value for name, value in given.items() if value is not None})
@@ -215,11 +214,8 @@ def _values(
     old_lr, code = peak(given["lr"]), "move-rate-linear" if linear else "move-rate-root"
     if lr is not None:
         if not isinstance(lr, int | float) or isinstance(lr, bool) or not 0 < lr < math.inf or not old_lr:
-            raise RecipeError(
-                "lr-not-above-zero",
-                "lr={lr!r} cannot replace the peak rate {peak:g}: expected a number above 0.", lr=lr,
-                peak=old_lr,
-            )  # fmt: skip
+            text = "lr={lr!r} cannot replace the peak rate {peak:g}: expected a number above 0."
+            raise RecipeError("lr-not-above-zero", text, lr=lr, peak=old_lr)
         factor, code = Fraction(repr(float(lr))) / Fraction(repr(old_lr)), "move-rate-by-hand"
     elif k == 1:
         code = "move-rate-same"
@@ -269,11 +265,8 @@ def _to_the_power(value: Any, exponent: Fraction) -> Any:
     an exponential schedule.
     """
     if isinstance(value, exponential):
-        raise RecipeError(
-            "average-decays",
-            "{schedule} is the decay of an average and decays itself, so it has no rule. Give a number.",
-            schedule=repr(value),
-        )  # fmt: skip
+        text = "{schedule} is the decay of an average and decays itself, so it has no rule. Give a number."
+        raise RecipeError("average-decays", text, schedule=repr(value))
 
     def change(decay: float) -> float:
         return 0.0 if decay <= 0 else rounded(1 - rounded(-math.expm1(exponent * math.log(decay)), 4), 12)

@@ -154,21 +154,18 @@ def _baseline(rows: Sequence[Row], speeds: dict[str, Figure | None], label: str 
     if chosen in able:
         return chosen  # type: ignore[return-value]
     if chosen is not None:
+        text = "--baseline {label:plain} has no speed in examples/s. Rows that have one: {rows:list}."
         raise RecipeError(
-            "baseline-no-speed",
-            "--baseline {label:plain} has no speed in examples/s. Rows that have one: {rows:list}.",
-            label=label, rows=[row.label for row in able] or ["none"],
-        )  # fmt: skip
+            "baseline-no-speed", text, label=label, rows=[row.label for row in able] or ["none"]
+        )
     if given:
         raise RecipeError(
             "baseline-several", "--baseline {label:plain} became {n} rows: {rows:and}. Name one.",
             label=label, n=len(given), rows=[row.label for row in given],
         )  # fmt: skip
     labels = [row.label for row in rows]
-    raise RecipeError(
-        "baseline-unknown", "--baseline {label:plain}: no such row.{near:near} Rows: {rows:list}.",
-        label=label, near=near(label, labels), rows=labels,
-    )  # fmt: skip
+    text = "--baseline {label:plain}: no such row.{near:near} Rows: {rows:list}."
+    raise RecipeError("baseline-unknown", text, label=label, near=near(label, labels), rows=labels)
 
 
 def _length(row: Row) -> int | None:
@@ -183,10 +180,8 @@ def _metric(rows: Sequence[Row], named: str | None) -> str | None:
         others = sorted(seen, key=lambda name: not name.startswith("eval/"))
         return next((name for name in (*_FIRST, *others) if name in seen), None)
     if seen and named not in seen:
-        raise RecipeError(
-            "study-no-metric", "No run has the metric {metric:plain}.{near:near} Metrics: {metrics:list}.",
-            metric=named, near=near(named, seen), metrics=list(seen),
-        )  # fmt: skip
+        text = "No run has the metric {metric:plain}.{near:near} Metrics: {metrics:list}."
+        raise RecipeError("study-no-metric", text, metric=named, near=near(named, seen), metrics=list(seen))
     return named
 
 

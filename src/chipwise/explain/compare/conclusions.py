@@ -61,7 +61,7 @@ def _better(document: Document) -> list[Fact]:
 def _faster(document: Document, rows: list[Document]) -> list[Fact]:
     """Compares the fastest row with the baseline; if the baseline is the fastest, it with the next one."""
     base = next((row for row in rows if row["label"] == document["baseline"]), None)
-    first, second, *_ = sorted(rows, key=lambda row: -_speed_of(row))
+    first, second, *_ = sorted(rows, key=lambda row: -row["examples_per_second"]["value"])
     if base is None:
         return []
     other = second if first is base else first
@@ -155,7 +155,3 @@ def _against(ratio: Document | None) -> list[Fact]:
 
 def _divergence(stated: Document) -> dict[str, Any]:
     return {**stated, "when": [when["text"] for when in stated["when"]]}
-
-
-def _speed_of(row: Document) -> float:
-    return row["examples_per_second"]["value"]

@@ -159,11 +159,8 @@ def parse(text: str) -> Goal:
     metric, equals, value = text.rpartition("=")
     name = metric.strip() if equals else "eval/accuracy"
     if not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", value.strip()) or not name:
-        raise RecipeError(
-            "target-unreadable",
-            "--target {given:plain}: expected a number such as 0.94, or a metric such as eval/loss=0.3.",
-            given=text,
-        )  # fmt: skip
+        wrong = "--target {given:plain}: expected a number such as 0.94, or a metric such as eval/loss=0.3."
+        raise RecipeError("target-unreadable", wrong, given=text)
     return Goal(name if "/" in name else f"eval/{name}", float(value))
 
 

@@ -25,7 +25,7 @@ def parts(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield _title(f"{document['name']}: the run")
     yield " · ".join(_texts(document["about"]))
     yield document["run"]
-    yield from _notes(document)
+    yield from (Text(f"note: {text}", style="yellow") for text in _texts(document["notes"]))
     yield " ".join(_texts(document["status"]["facts"]))
     yield ""
     yield grid(_metrics(document) + _figures(document))
@@ -42,7 +42,8 @@ def parts(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield _time(document["seconds"]) if document["seconds"] is not None else "Nothing was timed."
     yield _title("\nWhat stood out, and what to try")
     yield from _advice(document)
-    yield from _sources(document)
+    yield _title("\nWhere the figures come from")
+    yield grid([(one["about"], one["text"]) for one in document["sources"]], "dim")
 
 
 def _title(text: str) -> Text:
@@ -51,16 +52,6 @@ def _title(text: str) -> Text:
 
 def _texts(facts: Sequence[Mapping[str, Any]]) -> list[str]:
     return [one["text"] for one in facts]
-
-
-def _notes(document: Mapping[str, Any]) -> Iterator[RenderableType]:
-    for text in _texts(document["notes"]):
-        yield Text(f"note: {text}", style="yellow")
-
-
-def _sources(document: Mapping[str, Any]) -> Iterator[RenderableType]:
-    yield _title("\nWhere the figures come from")
-    yield grid([(one["about"], one["text"]) for one in document["sources"]], "dim")
 
 
 def _advice(document: Mapping[str, Any]) -> Iterator[RenderableType]:
