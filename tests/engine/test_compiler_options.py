@@ -3,7 +3,9 @@
 import pytest
 
 from chipwise.chips.catalogue import CHIPS
+from chipwise.engine import programs
 from chipwise.engine.step import SCOPED_VMEM_KIB, compiler_options
+from chipwise.errors import DeviceError
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -18,7 +20,19 @@ def test_a_tpus_fusions_get_the_memory_of_its_kind(exact):
 def test_only_exact_programs_of_gpus_are_kept_from_autotuning():
     assert compiler_options("gpu", False, "NVIDIA H100 80GB HBM3") is None
     exact = compiler_options("gpu", True, "NVIDIA H100 80GB HBM3")
-    assert exact is not None and exact["xla_gpu_autotune_level"] == 0
+    assert exact == {"xla_gpu_deterministic_ops": True, "xla_gpu_enable_triton_gemm": False}
+
+
+def test_after_tuned_programs_a_process_refuses_exact_ones(monkeypatch):
+    monkeypatch.setattr(programs, "_tuned", set())
+    for exact in (True, True, False, False):
+        programs.check_tuned("gpu", exact)
+    with pytest.raises(DeviceError) as caught:
+        programs.check_tuned("gpu", True)
+    assert caught.value.code == "kernels-tuned"
+    for platform in ("cpu", "cpu", "tpu"):
+        programs.check_tuned(platform, platform == "tpu")
+        programs.check_tuned("cpu", True)
 
 
 def test_groups_of_gpus_ask_for_collectives_beside_computation():

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..errors import DeviceError
 from ..machine.compilation_cache import compile_on
 from ..recipe.recipe import Recipe
 from .blueprint import Blueprint, Program, after_replicas, blueprint, meet_at_once
@@ -28,6 +29,20 @@ from .program_digest import digest
 from .state import TrainState, read
 from .state_digest import Digests, Pending, Piece
 from .step import Step, compiler_options
+
+_tuned: set[str] = set()  # platforms for which this process has compiled with exact=False
+
+
+def check_tuned(platform: str, exact: bool) -> None:
+    """Raises `DeviceError` for an exact step on a GPU after one that was not. XLA keeps for the whole process
+    which kernels were fastest, and takes these whatever a later program's options say (jaxlib 0.11.2)."""
+    if not exact:
+        _tuned.add(platform)
+    elif platform in _tuned and platform != "cpu":
+        text = (
+            "This process trained with exact=False, and XLA keeps the kernels that it timed: restart Python."
+        )
+        raise DeviceError("kernels-tuned", text)
 
 
 class Programs:
@@ -104,6 +119,7 @@ class Programs:
         """The programs, jitted once, so that each is traced once for all devices."""
         lead, exact, shards = self.placement.lead, self.layout.exact, self.layout.shards
         options = compiler_options(lead.platform, exact, lead.device_kind, shards)
+        check_tuned(lead.platform, exact)
         return [
             jax.jit(inspect.unwrap(one.function), donate_argnums=one.donate, compiler_options=options)
             for one in self.blueprint.programs

@@ -52,14 +52,16 @@ from .update import Update, shares_out
 def compiler_options(platform: str, exact: bool, device_kind: str, shards: int = 1) -> dict[str, Any] | None:
     """XLA's options for the programs of a step on a JAX device of `device_kind`.
 
-    For reproducible results on GPUs: no atomics, and no autotuning, which chooses kernels by timing them.
-    Without autotuning, Triton's matrix products have tiles of 16 x 8, which use a few per cent of the chip;
-    so they are off, and the vendor's library chooses a kernel by shape. For groups of `shards` GPUs: the
+    For reproducible results on GPUs: no atomics, and no kernel chosen by timing it; XLA takes the first that
+    cuDNN and cuBLASLt propose for the shape. `xla_gpu_autotune_level=0` does not do that: no kernel is then
+    chosen for a convolution, and cuDNN's default took 3,000 times as long (bfloat16, 3x3, 64 to 128 channels,
+    an H200 with JAX 0.11.2). Triton's matrix products, untuned, have tiles of 16 x 8, which use a few per
+    cent of the chip, so they are off. For groups of `shards` GPUs: the
     scheduler that starts a collective before its result is needed, which is on by itself only for some chips,
     such as H100. It changes the order of operations, not what they add. On TPUs: `SCOPED_VMEM_KIB`.
     """
     if platform in ("gpu", "cuda", "rocm"):
-        reproducible = {"xla_gpu_deterministic_ops": True, **LIBRARY_PRODUCTS}
+        reproducible = {"xla_gpu_deterministic_ops": True, "xla_gpu_enable_triton_gemm": False}
         overlapping = {"xla_gpu_enable_latency_hiding_scheduler": True}
         return (reproducible if exact else {}) | (overlapping if shards > 1 else {}) or None
     chip = find(device_kind) if platform == "tpu" else None
@@ -67,9 +69,6 @@ def compiler_options(platform: str, exact: bool, device_kind: str, shards: int =
         return {"xla_tpu_scoped_vmem_limit_kib": SCOPED_VMEM_KIB[chip.names[0]]}
     return None
 
-
-LIBRARY_PRODUCTS = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
-"""Options of XLA for GPUs with which products are calls of the vendor's libraries, and none is tuned."""
 
 SCOPED_VMEM_KIB = {"v6e": 65_536, "v5p": 32_768}
 """On-chip memory for one fusion, where libtpu's default makes large products slow. For 24,576 x 4,096 x

@@ -21,7 +21,7 @@ from ..atomic import replace_text
 from ..chips.catalogue import Chip
 from ..chips.gpus import compiled_as, target_config
 from ..chips.targets import Target
-from ..engine.step import LIBRARY_PRODUCTS, compiler_options
+from ..engine.step import compiler_options
 from ..errors import DataError, DeviceError
 from ..recipe import precision
 from ..words.facts import fact
@@ -108,7 +108,7 @@ def _requests(target: Target, step: TracedStep, bodies: list[Exported]) -> list[
     kind = target.chip.device_kinds[0]
     options = compiler_options(platform, step.exact, kind, step.shards)
     if platform == "cuda":  # nothing can be tuned here, and some of Triton's products do not compile untuned
-        options = {**(options or {}), **LIBRARY_PRODUCTS}
+        options = {**(options or {}), "xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
     if step.shards > 1 and platform == "cuda":
         one = one | {"topology": f"1x1x{step.shards}"}
     elif step.shards > 1:
