@@ -1,134 +1,153 @@
-"""Measures one GPU in at most ten minutes: chipwise, exact and not, compared with torch.compile.
+"""Measures one GPU in a few minutes: plans compared with steps, bits, whole trainings, torch.compile.
 
-    python benchmarks/gpu.py                        # any NVIDIA GPU; writes benchmarks/gpu.md
-    python benchmarks/gpu.py --data DIR             # and CIFAR-10 to its end with cifar10-davidnet
-    python benchmarks/gpu.py --tiny --minutes 3     # tiny nets, on a CPU too: whether it works
+    python benchmarks/gpu.py --plan h100 h200       # anywhere, needs chipwise[plan]; writes gpu_plans.json
+    python benchmarks/gpu.py --mnist DIR --cifar DIR  # on an NVIDIA GPU; writes gpu.json
+    python benchmarks/gpu.py --tiny                 # tiny nets, on a CPU too: whether it works
 
-For each net, in the chip's best precision, on random examples in its memory, it measures: examples/s of the
-exact step, of the exact step with `blocks=1` (one program) and of `exact=False`; whether a second process
-gets the same bits; the planned and the measured step time, which needs chipwise[plan]; and examples/s of
-torch.compile, if torch with CUDA is installed. PyTorch's steps have no augmentation, chipwise's have the
-recipe's. Each contender has its own process. If time runs out, the page says what is missing.
+For each net, on random examples in the GPU's memory, it measures: examples/s of the exact step, of
+`exact=False` and of the exact step with `blocks=1` (one program); peak memory; whether a second process gets
+the same losses; and examples/s of torch.compile, if torch with CUDA is installed. PyTorch's steps have no
+augmentation, chipwise's have the recipe's. Each contender has its own process. First all of them compile at
+once, which uses the host's cores, and beside them digits, MNIST and CIFAR-10 are trained to their ends, for
+their accuracy and bits. Then each contender is timed with nothing beside it, from the cache of compiled
+programs. What is not done when the minutes are over is told as such.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+BF16 = "precision=bf16"
+TOKENS = ["context=16", "vocabulary=64"]
+SMALL = ["depth=1", "width=16", "heads=2"]
 NETS: dict[str, dict[str, Any]] = {
-    "cifar10-davidnet": {"full": ["batch=512", "replicas=8"], "tiny": ["batch=16", "replicas=2", "width=4"]},
+    "mnist": {"full": [], "tiny": []},
+    "cifar10-resnet32": {"full": [], "tiny": ["batch=16"]},
+    "cifar10-davidnet": {"full": [], "tiny": ["batch=16", "replicas=2", "width=4"]},
     "imagenet-resnet50": {
-        "full": ["batch=128", "replicas=2"],
+        "full": ["batch=256", "replicas=2", BF16],
         "tiny": ["batch=8", "replicas=2", "image=32", "width=4", "blocks=1,1,1,1"],
     },
     "vit-s16": {
-        "full": ["batch=128", "replicas=2", "magnitude=0", "mixup=0"],
-        "tiny": [
-            "batch=8",
-            "replicas=2",
-            "magnitude=0",
-            "mixup=0",
-            "image=32",
-            "depth=1",
-            "width=16",
-            "heads=2",
-        ],
+        "full": ["batch=256", "replicas=2", "magnitude=0", "mixup=0", BF16],
+        "tiny": ["batch=8", "replicas=2", "magnitude=0", "mixup=0", "image=32", *SMALL],
     },
-    "gpt2-124m": {
-        "full": ["batch=16", "replicas=2"],
-        "tiny": ["batch=4", "replicas=2", "context=16", "vocabulary=64", "depth=1", "width=16", "heads=2"],
+    "gpt2-124m": {"full": ["batch=16", "replicas=2"], "tiny": ["batch=4", "replicas=2", *TOKENS, *SMALL]},
+    "bert-base": {
+        "full": ["batch=64", "replicas=2", BF16],
+        "tiny": ["batch=4", "replicas=2", "length=16", "vocabulary=64", *SMALL],
     },
 }
-MODES = {"exact": (None, True), "blocks=1": (1, True), "free": (None, False)}
-BIT_STEPS = 10
-SECONDS = 8.0  # seconds of timed steps for each figure
+TORCH = ("cifar10-davidnet", "imagenet-resnet50", "vit-s16", "gpt2-124m")
+MODES = {"exact": (None, True), "free": (None, False), "blocks=1": (1, True)}
+SECONDS = 3.0  # seconds of timed steps for each figure
 
 
 # ---- one contender, in its own process
 
 
-def chipwise_child(net: str, size: str, again: bool) -> dict[str, Any]:
-    """Examples/s by mode, and the bits after some steps; in the second process (`again`) only the bits."""
+def chipwise_child(net: str, size: str, mode: str, seconds: str) -> dict[str, Any]:
+    """Examples/s with quartiles, the first losses and the memory."""
     import chipwise as cw
-    from chipwise.engine.session import Session
-    from chipwise.engine.state import fingerprint
     from chipwise.measure.bench import measure_train
 
-    machine = cw.machine.detect.detect(1)
-    recipe = made_up(net, size, precision(machine.devices[0]))
-    with Session(recipe, cw.On(devices=1)) as session:
-        session.begin()
-        session.advance(BIT_STEPS)
-        made = {"bits": fingerprint(session.snapshot().params), "device": machine.kind}
-    if again:
-        return made
-    speeds = {}
-    for mode, (blocks, exact) in MODES.items():
-        one = recipe if blocks is None else dataclasses.replace(recipe, blocks=blocks)
-        seconds = SECONDS if size == "full" else 0.2
-        record = measure_train(
-            one, seconds=seconds, warmup=10, on=cw.On(devices=1, exact=exact), progress="none"
-        )
-        speeds[mode] = record.figures["examples_per_second"].median
-    return {**made, "speeds": speeds, "batch": recipe.batch, "precision": recipe.precision}
+    recipe = made_up(net, size)
+    blocks, exact = MODES[mode]
+    one = recipe if blocks is None else dataclasses.replace(recipe, blocks=blocks)
+    record = measure_train(
+        one, seconds=float(seconds), warmup=10, on=cw.On(devices=1, exact=exact), progress="none"
+    )
+    return {
+        "batch": recipe.batch,
+        "device": cw.machine.detect.detect(1).kind,
+        "examples_per_second": plain(record.figures["examples_per_second"]),
+        "memory": record.measured["memory_bytes_per_device"],
+        "seconds": record.measured["seconds"],
+        "share_of_peak": record.measured["share_of_peak"],
+        "first_losses": record.measured["first_losses"],
+    }
 
 
-def made_up(net: str, size: str, computed_in: str) -> Any:
+def plain(series: Any) -> dict[str, float]:
+    return {"median": series.median, "low": series.quartiles[0], "high": series.quartiles[1]}
+
+
+def made_up(net: str, size: str) -> Any:
     """The recipe, with few enough examples for the memory of any GPU."""
     import chipwise as cw
     from chipwise.data.synthetic import Synthetic
 
-    recipe = cw.load(net, [*NETS[net][size], f"precision={computed_in}"], synthetic=True)
+    recipe = cw.load(net, NETS[net][size], synthetic=True)
     many = recipe.task.train
     few = Synthetic(8 * recipe.batch, many.spec, many.below)
     return dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, train=few))
 
 
-def precision(device: Any) -> str:
-    """The fastest precision of `device`; bfloat16 is emulated before compute capability 8.0."""
-    if device.platform == "cpu":
-        return "f32"
-    capability = getattr(device, "compute_capability", None)
-    return "f16" if capability is not None and float(capability) < 8 else "bf16"
-
-
-def plan_child(net: str, size: str, device: str, computed_in: str) -> dict[str, Any]:
-    """The planned seconds of a step on such a device, exact."""
-    import chipwise as cw
-    from chipwise.chips.catalogue import find, spelled
-
-    chip = find(device)
-    target = "cpu" if chip is None else spelled(chip.name)
-    (plan,) = cw.plan(made_up(net, size, computed_in), [target])
-    if plan.step_seconds is None:
-        raise RuntimeError(str(plan.problem))
-    return {"seconds": plan.step_seconds.value}
-
-
-def davidnet_child(data: str) -> dict[str, Any]:
-    """A whole run of cifar10-davidnet, in one block: its accuracy and its seconds of training."""
+def plan_child(net: str, size: str, *chips: str) -> dict[str, Any]:
+    """What is planned for one of each chip: the seconds of an exact step, and the bytes."""
     import chipwise as cw
 
-    recipe = dataclasses.replace(cw.load("cifar10-davidnet", (), data), blocks=1)
-    result = cw.fit(recipe, eval_every=None, progress="none", on=cw.On(devices=1))
-    return {"accuracy": result.metrics["eval/accuracy"], "seconds": result.seconds["train"]}
+    made = {}
+    for mode, (blocks, exact) in MODES.items():
+        recipe = made_up(net, size)
+        recipe = recipe if blocks is None else dataclasses.replace(recipe, blocks=blocks)
+        for plan in cw.plan(recipe, list(chips), exact=exact):
+            made.setdefault(plan.target, {})[mode] = {
+                "problem": plan.problem and str(plan.problem),
+                "seconds": plan.step_seconds and dataclasses.asdict(plan.step_seconds),
+                "bytes": plan.memory and plan.memory.needed,
+                "bound": plan.bound,
+            }
+    return made
 
 
-def torch_child(net: str, size: str) -> dict[str, Any]:
-    """Examples/s of the same net, batch and optimizer under torch.compile."""
+def trainings_child(name: str, data: str) -> dict[str, Any]:
+    """A recipe to its end: from the device's memory and streamed; a short one also again and resumed."""
+    import chipwise as cw
+
+    recipe = cw.load(name, (), data or None)
+    made: dict[str, Any] = {"total_steps": recipe.clock.total}
+
+    def told(result: Any) -> dict[str, Any]:
+        known = {key: result.seconds.get(key) for key in ("train", "compile", "total", "wait_data")}
+        return {
+            "bits": result.fingerprint,
+            "metrics": result.metrics,
+            "seconds": known,
+            "speed": result.speed,
+        }
+
+    with tempfile.TemporaryDirectory() as folder:
+        for way, on in {"resident": cw.On(), "streamed": cw.On(feed="host")}.items():
+            made[way] = told(cw.fit(recipe, on=on, eval_every=None, progress="none"))
+        if recipe.name == "cifar10-davidnet":
+            return made
+        made["again"] = told(cw.fit(recipe, eval_every=None, progress="none"))
+        half = f"{recipe.clock.total // 2}st"
+        cw.fit(recipe, folder + "/run", eval_every=None, stop_after=half, progress="none")
+        made["resumed"] = told(cw.fit(recipe, folder + "/run", eval_every=None, progress="none"))
+    return made
+
+
+def torch_child(net: str, size: str, aim: str) -> dict[str, Any]:
+    """Examples/s of the same net, batch and optimizer under torch.compile, timed for `aim` seconds."""
     import torch
     import torch.nn.functional as F
 
     settings = dict(text.split("=") for text in NETS[net][size])
-    model, x, y = torch_net(net, settings, int(settings["batch"]))
+    batch = int(settings.get("batch", 512))  # cifar10-davidnet's own
+    model, x, y = torch_net(net, settings, batch)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     layout = torch.channels_last if x.ndim == 4 else torch.contiguous_format
     model, x, y = model.to(device, memory_format=layout), x.to(device, memory_format=layout), y.to(device)
@@ -139,7 +158,7 @@ def torch_child(net: str, size: str) -> dict[str, Any]:
     if net in ("cifar10-davidnet", "imagenet-resnet50"):
         optimizer = torch.optim.SGD(model.parameters(), 1e-2, momentum=0.9, nesterov=True, fused=half)
     if size == "full":
-        model = torch.compile(model, mode="max-autotune-no-cudagraphs")
+        model = torch.compile(model)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -159,8 +178,9 @@ def torch_child(net: str, size: str) -> dict[str, Any]:
         return time.perf_counter() - began
 
     seconds(10 if size == "full" else 1)
-    steps = max(1, int((SECONDS if size == "full" else 0.2) / seconds(1)))
-    return {"speed": int(settings["batch"]) * steps / seconds(steps), "torch": torch.__version__}
+    steps = max(1, int(float(aim) / 5 / seconds(1)))
+    speeds = sorted(batch * steps / seconds(steps) for _ in range(5))
+    return {"speed": {"low": speeds[0], "median": speeds[2], "high": speeds[-1]}, "torch": torch.__version__}
 
 
 def torch_net(net: str, settings: dict[str, str], batch: int) -> tuple[Any, Any, Any]:
@@ -252,7 +272,7 @@ def davidnet(width: int) -> Any:
 def ask(deadline: float, *words: str, **environment: str) -> dict[str, Any]:
     """A contender's answer, or {"error": one line}."""
     left = deadline - time.monotonic()
-    if left < 10:
+    if left < 5:
         return {"error": "no time left"}
     command = [sys.executable, __file__, "--child", *words]
     try:
@@ -262,78 +282,73 @@ def ask(deadline: float, *words: str, **environment: str) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         return {"error": "no time left"}
     if done.returncode:
+        print(done.stderr[-3000:], file=sys.stderr, flush=True)
         return {"error": (done.stderr.strip().splitlines() or ["died"])[-1][:200]}
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def row(net: str, one: dict, again: dict, plan: dict, torch: dict) -> str:
-    """A line of the table; a dash is missing."""
-    if "error" in one:
-        return f"| {net} | {one['error']} |" + " |" * 7
-    speeds = one["speeds"]
-    measured = one["batch"] / speeds["exact"]
-    same = "-" if "error" in again else ("yes" if again["bits"] == one["bits"] else "**no**")
-    planned = "-" if "error" in plan else f"{plan['seconds'] / measured:.2f}"
-    other = "- | -" if "error" in torch else f"{torch['speed']:,.0f} | {speeds['free'] / torch['speed']:.2f}"
-    return (
-        f"| {net} | {one['batch']}, {one['precision']} | {speeds['exact']:,.0f} | {speeds['blocks=1']:,.0f} "
-        f"| {speeds['free']:,.0f} | {speeds['free'] / speeds['blocks=1'] - 1:+.1%} | {same} | {planned} "
-        f"| {other} |"
-    )
-
-
-HEAD = [
-    "| net | batch | exact | blocks=1 | free | free over blocks=1 | same bits again | planned / measured "
-    "| torch.compile | free / torch |",
-    "|---|---|---|---|---|---|---|---|---|---|",
-]
+def prepare(nets: list[str], modes: list[str], size: str, data: dict[str, str], deadline: float) -> dict:
+    """Fills the caches of compiled programs and trains, all at once. *Returns* the answers by name."""
+    share = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    with ThreadPoolExecutor(len(data) + max(8, os.cpu_count() or 1)) as pool:
+        jobs = {f"trained {name}": ("trainings", name, where) for name, where in data.items()}
+        for mode, net in itertools.product(modes, nets):
+            jobs[f"compiled {net}:{mode}"] = ("chipwise", net, size, mode, "0.1")
+        jobs |= {f"compiled {net}:torch": ("torch", net, size, "0.5") for net in nets if net in TORCH}
+        asked = {name: pool.submit(ask, deadline, *words, **share) for name, words in jobs.items()}
+        return {name: job.result() for name, job in asked.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="tiny nets, to see that it works")
     parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
-    parser.add_argument("--data", help="folder of CIFAR-10, for cifar10-davidnet to its end")
+    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
+    parser.add_argument("--plan", nargs="+", metavar="CHIP", help="plan these chips, and measure nothing")
+    parser.add_argument("--mnist", default="", help="folder of MNIST, to train it to its end")
+    parser.add_argument("--cifar", default="", help="folder of CIFAR-10, for cifar10-davidnet to its end")
     parser.add_argument("--minutes", type=float, default=9.5)
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    size, deadline = "tiny" if arguments.tiny else "full", time.monotonic() + 60 * arguments.minutes
     if arguments.child:
         kind, *words = arguments.child
-        children = {"plan": plan_child, "torch": torch_child, "davidnet": davidnet_child}
-        if kind in children:
-            print(json.dumps(children[kind](*words)))
-        else:
-            print(json.dumps(chipwise_child(*words, again=kind == "again")))
+        children = {"plan": plan_child, "torch": torch_child, "trainings": trainings_child}
+        print(json.dumps({**children, "chipwise": chipwise_child}[kind](*words)))
         return
-    size, deadline = "tiny" if arguments.tiny else "full", time.monotonic() + 60 * arguments.minutes
-    lines, device, notes = list(HEAD), "?", set()
-    for net in arguments.nets:
-        one = ask(deadline, "chipwise", net, size)
-        again = ask(deadline, "again", net, size) if "error" not in one else one
-        plan = one
-        if "error" not in one:
-            device = one["device"]
-            plan = ask(deadline, "plan", net, size, device, one["precision"], JAX_PLATFORMS="cpu")
-        torch = ask(deadline, "torch", net, size)
-        lines.append(row(net, one, again, plan, torch))
-        said = {"chipwise": one, "the second process": again, "plan": plan, "torch": torch}
-        notes |= {f"{net}, {what}: {answer['error']}." for what, answer in said.items() if "error" in answer}
-        print(lines[-1], flush=True)
-    if arguments.data:
-        run = ask(deadline, "davidnet", arguments.data)
-        notes.add(f"cifar10-davidnet, blocks=1: {json.dumps(run)}")
-    text = [
-        "# Beside torch.compile on one GPU",
-        "",
-        f"`python benchmarks/gpu.py`, {device}, {time.strftime('%Y-%m-%d')}; examples/s, medians over "
-        f"{SECONDS:g} seconds; each contender a process of its own.",
-        "",
-        *lines,
-        "",
-        *(f"* {note}" for note in sorted(notes)),
-    ]
-    arguments.out.write_text("\n".join(text).rstrip() + "\n")
+    made: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "began": time.monotonic()}
+
+    def keep(name: str, answer: dict[str, Any]) -> None:
+        made.setdefault(name.split()[0], {})[name.split()[1]] = answer
+        made["minutes"] = (time.monotonic() - made["began"]) / 60
+        (arguments.out / ("gpu_plans.json" if arguments.plan else "gpu.json")).write_text(
+            json.dumps(made, indent=1)
+        )
+        print(f"{made['minutes']:.1f} min: {name}: {json.dumps(answer)[:300]}", flush=True)
+
+    if arguments.plan:
+        for net in arguments.nets:
+            keep(
+                f"plans {net}",
+                ask(deadline + 86_400, "plan", net, size, *arguments.plan, JAX_PLATFORMS="cpu"),
+            )
+        return
+    cache = tempfile.TemporaryDirectory()  # of compiled programs
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    timed = "0.2" if arguments.tiny else str(SECONDS)
+    data = {"digits": "", "mnist": arguments.mnist, "cifar10-davidnet": arguments.cifar}
+    data = {name: where for name, where in data.items() if where or (arguments.mnist and name == "digits")}
+    half = time.monotonic() + 30 * arguments.minutes
+    for name, answer in prepare(arguments.nets, arguments.modes, size, data, half).items():
+        keep(name, answer)
+    for mode, net in itertools.product(arguments.modes, arguments.nets):
+        if "error" not in made["compiled"][f"{net}:{mode}"]:
+            keep(f"measured {net}:{mode}", ask(deadline, "chipwise", net, size, mode, timed))
+    for net in [net for net in arguments.nets if net in TORCH]:
+        keep(f"torch {net}", ask(deadline, "torch", net, size, timed))
 
 
 if __name__ == "__main__":
