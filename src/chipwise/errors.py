@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from importlib import import_module
 from typing import Any
 
 
@@ -77,6 +78,16 @@ class DataError(ChipwiseError):
 def unreadable(path: Any, error: OSError) -> DataError:
     """What to raise for a file or folder that the system cannot read."""
     return DataError("unreadable", path=path, reason=error)
+
+
+def library(name: str, code: str, **facts: Any) -> Any:
+    """The optional module `name`. Raises `RecipeError` if it cannot be imported, with the `library` and the
+    `reason` among its facts."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        why = {"library": name.partition(".")[0], "reason": " ".join(str(error).split())}
+        raise RecipeError(code, **why | facts) from error
 
 
 class DeviceError(ChipwiseError):

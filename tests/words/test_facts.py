@@ -91,5 +91,5 @@ def test_a_code_without_words_is_an_error_of_ours():
 def test_what_a_sentence_goes_on_with():
     for form, said in (("tails", "; x; b"), ("brackets", " (x, b)"), ("sentences", "x b")):
         assert FORMATS[form](["x", "b"]) == said and FORMATS[form]([]) == ""
-    assert FORMATS["semicolons"](["x", "b"]) == "x; b"
+    assert FORMATS["each"](["x", "b"]) == "x; b"
     assert FORMATS["sections"]({"start": 5.0, "train": 90.0}) == "start 5 s, train 1.5 min"

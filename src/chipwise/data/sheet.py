@@ -44,10 +44,10 @@ def sheet(source: PackedFolder, columns: int = 10, rows: int = 10) -> Image.Imag
     return page
 
 
-def picture_of(pixels: np.ndarray, low: float = 0.0, high: float = 1.0) -> Image.Image:
-    """An array as a picture of at least `SIDE` pixels; floats go from `low` (black) to `high` (white)."""
+def picture_of(pixels: np.ndarray) -> Image.Image:
+    """An array as a picture of at least `SIDE` pixels; floats go from 0 (black) to 1 (white)."""
     if pixels.dtype != np.uint8:
-        levels = np.rint((pixels.astype(np.float32) - low) / max(high - low, 1e-9) * 255)
+        levels = np.rint(pixels.astype(np.float32) * 255)
         pixels = np.clip(np.nan_to_num(levels), 0, 255).astype(np.uint8)
     if pixels.ndim == 3 and pixels.shape[2] not in (3, 4):
         pixels = pixels[:, :, 0]

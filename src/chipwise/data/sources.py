@@ -296,12 +296,7 @@ def sample_digest(source: Any) -> str | None:
     if source is None or not known or not len(source):
         return None
     indices = np.linspace(0, len(source) - 1, num=min(8, len(source))).astype(np.int32)
-    digest = hashlib.sha256()
-    for name, column in sorted(take(source, indices).items()):
-        digest.update(
-            f"{name}:{column.dtype}:{column.shape};".encode() + np.ascontiguousarray(column).tobytes()
-        )
-    return digest.hexdigest()[:16]
+    return _digest(take(source, indices))[:16]
 
 
 def data_digest(source: Any) -> str | None:
@@ -313,13 +308,17 @@ def data_digest(source: Any) -> str | None:
     if isinstance(manifest, dict):
         return f"manifest:{hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()}"
     if isinstance(source, (Arrays, Lazy)) and nbytes(source) <= _WHOLE_BYTES:
-        digest = hashlib.sha256()
-        for name, column in sorted(materialize(source).items()):
-            digest.update(f"{name}:{column.dtype}:{column.shape};".encode())
-            digest.update(column.data)
-        return digest.hexdigest()
+        return _digest(materialize(source))
     sample = sample_digest(source)
     return None if sample is None else f"sample:{sample}"
+
+
+def _digest(columns: Columns) -> str:
+    digest = hashlib.sha256()
+    for name, column in sorted(columns.items()):
+        digest.update(f"{name}:{column.dtype}:{column.shape};".encode())
+        digest.update(np.ascontiguousarray(column).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
 
 
 def materialize(source: Any) -> Columns:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +16,7 @@ import numpy as np
 from ..data.sources import Spec
 from ..engine.checkpoint import flatten
 from ..engine.predict import prediction
-from ..errors import DataError, RecipeError, near
+from ..errors import DataError, RecipeError, library, near
 from ..recipe.user_code import any_batch
 from ..words.figures import one_line
 from .model import Trained
@@ -66,20 +64,11 @@ class Format:
     runs: str
 
 
-def library(name: str, extra: str = "export") -> Any:
-    """Imports an optional library. Raises `RecipeError` with the pip line if it is missing."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        text = "{library} is not installed: pip install 'chipwise[{extra}]'"
-        raise RecipeError("export-library", text, library=name.partition(".")[0], extra=extra) from error
-
-
 # ---- StableHLO: every model, on every chip
 
 
 def _write_stablehlo(request: Request, path: Path) -> None:
-    library("flatbuffers")
+    library("flatbuffers", "export-library", extra="export")
     from jax import export
 
     (batch,) = export.symbolic_shape("batch")
@@ -105,7 +94,7 @@ def _open_stablehlo(request: Request, path: Path) -> Runner:
 
 
 def _write_onnx(request: Request, path: Path) -> None:
-    onnx = library("onnx")
+    onnx = library("onnx", "export-library", extra="export")
     from .onnx import to_onnx
 
     model = to_onnx(request.function, request.inputs, request.outputs, request.about)
@@ -119,7 +108,7 @@ def _write_onnx(request: Request, path: Path) -> None:
 
 
 def _open_onnx(request: Request, path: Path) -> Runner:
-    runtime = library("onnxruntime")
+    runtime = library("onnxruntime", "export-library", extra="export")
     options = runtime.SessionOptions()
     options.log_severity_level = 3
     try:
@@ -142,13 +131,16 @@ def weights_of(model: Trained) -> Arrays:
 
 
 def _write_safetensors(request: Request, path: Path) -> None:
-    numpy = library("safetensors.numpy")
+    numpy = library("safetensors.numpy", "export-library", extra="export")
     numpy.save_file(weights_of(request.model), str(path), {"format": "np", **request.about})
 
 
 def _open_safetensors(request: Request, path: Path) -> None:
     """Reads the weights back: they must be the same bits."""
-    read, weights = library("safetensors.numpy").load_file(str(path)), weights_of(request.model)
+    read, weights = (
+        library("safetensors.numpy", "export-library", extra="export").load_file(str(path)),
+        weights_of(request.model),
+    )
     differ = [name for name, a in weights.items() if name not in read or read[name].tobytes() != a.tobytes()]
     if differ or len(read) != len(weights):
         text = "safetensors: {names:few} are read back as others. Nothing was written."

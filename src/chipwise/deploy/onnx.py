@@ -49,12 +49,7 @@ class Graph:
 
     def node(self, op: str, *inputs: Any, **attributes: Any) -> str:
         """Adds a node and returns its output's name. Inputs are names, values or NumPy arrays."""
-        import onnx
-
-        names = [value if isinstance(value, str) else self.name(value) for value in inputs]
-        out = self._fresh(op.lower())
-        self.nodes.append(onnx.helper.make_node(op, names, [out], **attributes))
-        return out
+        return self.nodes_of(op, 1, *inputs, **attributes)[0]
 
     def nodes_of(self, op: str, count: int, *inputs: Any, **attributes: Any) -> list[str]:
         """Like `node`, for several outputs."""

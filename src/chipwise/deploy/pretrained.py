@@ -19,10 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..engine.checkpoint import Checkpoints, digest, flatten, refuse_hollow
-from ..errors import ChipwiseError, DataError, RecipeError
+from ..errors import ChipwiseError, DataError, RecipeError, library
 from ..recipe.task import Task, Tree
 from ..words.figures import one_line
-from .formats import library
 from .weight_names import translate
 
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt")
@@ -214,11 +213,11 @@ def _named_as(names: str | None, path: str, arrays: dict[str, np.ndarray]) -> We
 
 
 def _safetensors(file: Path) -> dict[str, np.ndarray]:
-    return library("safetensors.numpy").load_file(str(file))
+    return library("safetensors.numpy", "export-library", extra="export").load_file(str(file))
 
 
 def _state_dict(file: Path) -> dict[str, np.ndarray]:
-    torch = library("torch", "torch")
+    torch = library("torch", "export-library", extra="torch")
     read = torch.load(file, map_location="cpu", weights_only=True)
     while isinstance(read, dict) and (
         inner := next((k for k in _INSIDE if isinstance(read.get(k), dict)), None)

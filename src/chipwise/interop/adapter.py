@@ -11,7 +11,6 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import jax
@@ -211,18 +210,6 @@ def own_promotion() -> Iterator[None]:
     it."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
-
-
-def library(name: str, command: str) -> Any:
-    """Imports the module `name`. Raises `RecipeError` with the `command` that installs it."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        reason = " ".join(str(error).split())
-        sentence = "{library} cannot be imported ({reason}): {command}."
-        raise RecipeError(
-            "adapter-library", sentence, library=name, command=command, reason=reason
-        ) from error
 
 
 def nested(flat: Mapping[str, Any], separator: str) -> Tree:

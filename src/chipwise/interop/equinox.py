@@ -17,10 +17,11 @@ from typing import Any
 
 import jax
 
+from ..errors import library
 from ..recipe import freezing
 from ..recipe.task import Task, Tree
 from . import adapter
-from .adapter import Data, Source, library, own_promotion, stated, with_loss
+from .adapter import Data, Source, own_promotion, stated, with_loss
 
 INSTALL = "pip install 'chipwise[equinox]'"
 AXIS = "batch"
@@ -100,7 +101,7 @@ def to_model(model: Any, params: Tree, state: Tree) -> Any:
 
 
 def _equinox() -> Any:
-    return library("equinox", INSTALL)
+    return library("equinox", "adapter-library", command=INSTALL)
 
 
 def _maker(eqx: Any, model: Any) -> Callable:

@@ -25,12 +25,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import RecipeError, invalid
+from ..errors import RecipeError, invalid, library
 from ..recipe import freezing
 from ..recipe.task import Sum, Task, Tree
 from ..words.figures import one_line
 from . import adapter
-from .adapter import Data, Source, library, own_promotion, with_loss
+from .adapter import Data, Source, own_promotion, with_loss
 
 INSTALL = "pip install 'chipwise[keras]'"
 
@@ -110,7 +110,7 @@ def keras_library() -> Any:
     """Keras on JAX. Raises `RecipeError` if it is missing or runs on another backend."""
     if "keras" not in sys.modules:
         os.environ.setdefault("KERAS_BACKEND", "jax")
-    keras = library("keras", INSTALL)
+    keras = library("keras", "adapter-library", command=INSTALL)
     if (backend := keras.backend.backend()) != "jax":
         expected = "jax: set KERAS_BACKEND=jax before keras is imported"
         raise invalid("keras-backend", "the backend of Keras", backend, expected)

@@ -20,13 +20,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import ChipwiseError, RecipeError, invalid
+from ..errors import ChipwiseError, RecipeError, invalid, library
 from ..recipe import freezing
 from ..recipe.task import Tree
 from ..recipe.user_code import BY_VALUE, line_of
 from ..words.figures import one_line
 from . import torch_recurrent
-from .adapter import flattened, library, nested, not_a_model, own_promotion
+from .adapter import flattened, nested, not_a_model, own_promotion
 
 INSTALL = "pip install 'chipwise[torch]'"
 _EXPECTED = "a torch.nn.Module or a function that makes one"
@@ -37,7 +37,7 @@ _LOCK = threading.RLock()
 
 def torch_library() -> Any:
     """Imports PyTorch. Raises `RecipeError` with the pip line if it is missing."""
-    return library("torch", INSTALL)
+    return library("torch", "adapter-library", command=INSTALL)
 
 
 class Traced:

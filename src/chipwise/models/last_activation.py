@@ -10,12 +10,9 @@ _SHAPES = ("broadcast_in_dim", "convert_element_type", "copy", "reshape", "squee
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
-def last_activation(jaxpr: Any, output: int = 0) -> str | None:
-    """ "softmax", "sigmoid", "linear" (a product with a bias), or None for anything else.
-
-    *Arguments:* `jaxpr` of a model; `output`: which of its outputs.
-    """
-    name, below = _opened(_made(jaxpr, jaxpr.outvars[output], []))
+def last_activation(jaxpr: Any) -> str | None:
+    """Of the first output of a model: "softmax", "sigmoid", "linear" (a product with a bias), or None."""
+    name, below = _opened(_made(jaxpr, jaxpr.outvars[0], []))
     parts = [_opened(one) for one in below]
     kinds = [kind for kind, _ in parts]
     if name == "div" and kinds == ["exp", "reduce_sum"]:

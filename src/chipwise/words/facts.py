@@ -89,21 +89,9 @@ def catalogue() -> dict[str, Any]:
     return entries
 
 
-def _near(word: str | None) -> str:
-    return f" Did you mean '{word}'?" if word else ""
-
-
-def _said(text: str) -> str:
-    return f" JAX says: {text.rstrip('.')}." if text else ""
-
-
 def _or(choices: Any) -> str:
     words = [str(choice) for choice in choices]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}" if words else "none"
-
-
-def _changes(rows: Any) -> str:
-    return "; ".join(f"{name}: {old!r} there, {new!r} now" for name, old, new in rows)
 
 
 def _steps(steps: tuple[int, int]) -> str:
@@ -128,16 +116,16 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "or": _or,  # a, b or c
     "list": lambda words: ", ".join(map(str, words)),  # a, b, c
     "few": figures.few,  # a, b, c and 1,204 more
-    "changes": _changes,  # batch: 24 there, 12 now; lr: 0.1 there, 0.2 now
-    "each": lambda sentences: "; ".join(map(str, sentences)),  # of facts: one sentence after another
+    # batch: 24 there, 12 now; lr: 0.1 there, 0.2 now
+    "changes": lambda rows: "; ".join(f"{name}: {old!r} there, {new!r} now" for name, old, new in rows),
+    "each": lambda facts: "; ".join(map(str, facts)),
     "remedy": lambda reason: say(reason, "remedy"),  # of a fact: its other text
-    "said": _said,  # " JAX says: out of memory.", or nothing of ""
+    "said": lambda text: f" JAX says: {text.rstrip('.')}." if text else "",  # nothing of ""
     "words": lambda text: f": {figures.one_line(text)}" if text else "",  # last words; nothing of ""
     "line": lambda number: "" if number is None else f"line {number}: ",  # of a file; nothing of None
     "set": lambda settings: " ".join(f"--set {setting}" for setting in settings),  # --set a=1 --set b=2
-    "near": _near,  # " Did you mean 'x'?", or nothing of None
+    "near": lambda word: f" Did you mean '{word}'?" if word else "",  # nothing of None
     "sentences": lambda facts: " ".join(map(str, facts)),  # one after another
-    "semicolons": lambda facts: "; ".join(map(str, facts)),
     "tails": lambda facts: "".join(f"; {fact}" for fact in facts),  # "; a; b", or nothing
     "brackets": lambda facts: f" ({', '.join(map(str, facts))})" if facts else "",
     "sections": lambda parts: ", ".join(f"{name} {figures.duration(s)}" for name, s in parts.items()),

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ...atomic import open_regular
-from ...errors import DataError, RecipeError
+from ...errors import DataError, RecipeError, library
 from ...words.figures import one_line
 from ..remote import home
 from .columns import chosen, labels_of, split_of
@@ -219,10 +219,7 @@ def _cache() -> str:
 @contextlib.contextmanager
 def _library(path: Any) -> Iterator[Any]:
     """The library, without its progress bars; its errors, of whatever kind, become a `DataError`."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise RecipeError("pack-library", library="datasets") from error
+    datasets = library("datasets", "pack-library")
     bars = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:

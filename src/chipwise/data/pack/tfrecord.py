@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import DataError, RecipeError
+from ...errors import DataError, library
 from .columns import chosen, labels_of, split_of
 from .folders import Listing, Numbered, Split
 
@@ -53,10 +53,9 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
 @functools.cache
 def _example_class() -> Any:
     """The class of `tf.train.Example`, from `example.textproto`."""
-    try:
-        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
-    except ImportError as error:
-        raise RecipeError("pack-library", library="protobuf") from error
+    library("google.protobuf", "pack-library", library="protobuf")
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+
     schema = resources(__package__).joinpath("example.textproto").read_text("utf-8")
     file = text_format.Parse(schema, descriptor_pb2.FileDescriptorProto())
     pool = descriptor_pool.DescriptorPool()
@@ -156,9 +155,5 @@ def _column(value: Value) -> Any:
 
 def _masked(data: bytes) -> int:
     """TFRecord's checksum: CRC-32C (Castagnoli), masked."""
-    try:
-        from google_crc32c import value
-    except ImportError as error:
-        raise RecipeError("pack-library", library="google-crc32c") from error
-    crc = value(data)
+    crc = library("google_crc32c", "pack-library", library="google-crc32c").value(data)
     return (((crc >> 15) | (crc << 17)) + _MASK) & 0xFFFFFFFF

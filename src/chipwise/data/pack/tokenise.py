@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ...atomic import read_regular
-from ...errors import DataError, RecipeError
+from ...errors import DataError, RecipeError, library
 from ..deadline import in_time
 from .documents import Document, documents
 from .folders import Listing, Numbered, Split
@@ -192,17 +192,14 @@ def _tokens_of(form: TextForm) -> _Tokens:
             wrong = "--end {end:plain} needs --tokenizer FILE.json: bytes end with 256."
             raise RecipeError("pack-end-of-bytes", wrong, end=form.end)
         return _Tokens(lambda piece: np.frombuffer(piece, np.uint8), 257, 256)
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise RecipeError("pack-library", library="tokenizers") from error
+    tokenizers = library("tokenizers", "pack-library")
     path = Path(form.tokenizer)
     if not path.is_file():
         wrong = "{path} does not exist: expected a tokenizer.json of the tokenizers library."
         raise DataError("tokenizer-missing", wrong, path=path)
     with _damage(path):
         text = read_regular(path, _MOST_TOKENIZER).decode()
-        tokenizer = Tokenizer.from_str(text)
+        tokenizer = tokenizers.Tokenizer.from_str(text)
         tokenizer.no_truncation()
         tokenizer.no_padding()
         kinds = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
