@@ -27,7 +27,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .words.facts import Fact
 
 
 class ChipwiseError(Exception):
@@ -48,10 +51,14 @@ class ChipwiseError(Exception):
             for name, value in facts.items()
         }
 
-    def __str__(self) -> str:
+    @property
+    def fact(self) -> Fact:
         from .words.facts import Fact
 
-        return self.code if " " in self.code else str(Fact(self.code, self.facts, self.sentence))
+        return Fact(self.code, self.facts, self.sentence)
+
+    def __str__(self) -> str:
+        return self.code if " " in self.code else str(self.fact)
 
     def __reduce__(self) -> Any:  # an error of a worker process reaches its parent whole
         return _again, (type(self), self.code, self.sentence, self.facts)

@@ -28,7 +28,6 @@ import numpy as np
 from ..atomic import open_regular
 from ..errors import DataError, unreadable
 from ..machine.limits import memory
-from ..words.facts import fact
 from ..words.figures import one_line
 from .images import checked_size, decode, decode_into
 from .remote import local
@@ -364,8 +363,7 @@ class ImageFolder:
         """A decoder's `error` with the file's name."""
         if error.code in ("image-unreadable", "unreadable"):
             return error
-        problem = fact(error.code, error.sentence, **error.facts)
-        return DataError("image-unreadable", path=self.path, file=self._files[index][0], problem=problem)
+        return DataError("image-unreadable", path=self.path, file=self._files[index][0], problem=error.fact)
 
     def _read(self, index: int) -> bytes:
         name, key = self._files[index]

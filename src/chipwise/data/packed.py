@@ -21,7 +21,6 @@ import jax
 import numpy as np
 
 from ..errors import DataError
-from ..words.facts import fact
 from . import remote
 from .images import MAX_PIXELS, checked_size, decode_into
 from .manifest import MANIFEST, RECORD, read_manifest
@@ -283,7 +282,7 @@ class PackedFolder:
                     raise DataError("image-size", wrong, size=list(shape[:2]), expected=list(out.shape[1:3]))
             except DataError as error:
                 index = int(indices[row])
-                name, problem = self.record_name(index), fact(error.code, error.sentence, **error.facts)
+                name, problem = self.record_name(index), error.fact
                 wrong = "{path} record {record} ({name:plain}): {problem} Or pack the data again."
                 facts = {"path": self.path, "record": index, "name": name, "problem": problem}
                 raise DataError("packed-record-unreadable", wrong, **facts) from error

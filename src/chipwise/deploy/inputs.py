@@ -28,7 +28,6 @@ from ..machine.limits import memory
 from ..recipe.recipe import Recipe
 from ..recipe.settings import load
 from ..recipe.source import spec_of
-from ..words.facts import fact
 from ..words.figures import one_line
 
 _MOST_EXPANDED = 1 << 28  # bytes of the arrays of a small `.npz`
@@ -78,9 +77,8 @@ class Pictures:
             except OSError as error:
                 raise unreadable(self.path / self.record_name(index), error) from error
             except DataError as error:
-                problem = fact(error.code, error.sentence, **error.facts)
                 name = self.record_name(index)
-                raise DataError("image-unreadable", path=self.path, file=name, problem=problem) from error
+                raise DataError("image-unreadable", path=self.path, file=name, problem=error.fact) from error
             if channels != [3]:
                 pixels = np.rint(pixels @ _GREY).astype(np.uint8).reshape(self.shape)
             out[self.column][row] = pixels

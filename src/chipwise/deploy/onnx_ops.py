@@ -6,7 +6,9 @@ Operations that are not in `OPS`, or that ONNX cannot express, are refused by na
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,25 +16,7 @@ import numpy as np
 from ..errors import RecipeError
 from .onnx import Graph, Ref
 
-_UNARY = {
-    "abs": "Abs", "ceil": "Ceil", "cos": "Cos", "erf": "Erf", "exp": "Exp", "floor": "Floor", "log": "Log",
-    "logistic": "Sigmoid", "neg": "Neg", "not": "Not", "sign": "Sign", "sin": "Sin", "sqrt": "Sqrt",
-    "tanh": "Tanh",
-}  # fmt: skip
-_BINARY = {
-    "add": "Add", "add_any": "Add", "div": "Div", "eq": "Equal", "ge": "GreaterOrEqual", "gt": "Greater",
-    "le": "LessOrEqual", "lt": "Less", "max": "Max", "min": "Min", "mul": "Mul", "pow": "Pow", "sub": "Sub",
-}  # fmt: skip
-_BOOLEAN = {"and": "And", "or": "Or", "xor": "Xor"}
-_SAME = (
-    "copy",
-    "copy_p",
-    "name",
-    "optimization_barrier",
-    "reduce_precision",
-    "sharding_constraint",
-    "stop_gradient",
-)
+_NAMES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
 
 def _ints(values: Any) -> np.ndarray:
@@ -373,9 +357,9 @@ def _size(graph: Graph, equation: Any, *values: Any) -> str:
 
 
 OPS: dict[str, Callable] = {
-    **{name: _simple(op) for name, op in {**_UNARY, **_BINARY}.items()},
-    **{name: _logic(op) for name, op in _BOOLEAN.items()},
-    **{name: lambda graph, equation, x: x for name in _SAME},
+    **{name: _simple(op) for name, op in _NAMES["elementwise"].items()},
+    **{name: _logic(op) for name, op in _NAMES["logic"].items()},
+    **{name: lambda graph, equation, x: x for name in _NAMES["same"]},
     "argmax": _arg("ArgMax"),
     "argmin": _arg("ArgMin"),
     "broadcast_in_dim": _broadcast,

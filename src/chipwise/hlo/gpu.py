@@ -28,7 +28,7 @@ from .operations import (
     needed,
     parts,
 )
-from .proto import Instruction, parse
+from .proto import NAMES, Instruction, parse
 from .reader import ProgramCost, Reader, described
 
 VERSION = 11
@@ -37,16 +37,7 @@ VERSION = 11
 
 CUBLAS, CONVOLUTION, ATTENTION = "__cublas$", "__cudnn$conv", "__cudnn$fmha"
 _SORT = "__cub$DeviceRadixSort"
-# fmt: off
-WORK = {
-    "exponential": 8, "exponential-minus-one": 10, "log": 8, "log-plus-one": 10, "logistic": 10, "tanh": 15,
-    "erf": 20, "power": 20, "sine": 20, "cosine": 20, "tan": 20, "atan2": 30, "cbrt": 15, "divide": 4,
-    "sqrt": 4, "rsqrt": 4, "remainder": 8,
-    "parameter": 0, "constant": 0, "broadcast": 0, "iota": 0, "bitcast": 0, "reshape": 0, "tuple": 0,
-    "get-tuple-element": 0, "transpose": 0, "slice": 0, "copy": 0, "fusion": 0, "bitcast-convert": 0,
-    "dynamic-slice": 0, "dynamic-update-slice": 0, "concatenate": 0, "pad": 0, "reverse": 0,
-}
-# fmt: on
+WORK = NAMES["work"]
 """Arithmetic of an elementwise operation for each element; 1 where it is not listed."""
 
 _PASSES_OF_SORT = 8  # of a radix sort over 32-bit keys; each reads and writes everything

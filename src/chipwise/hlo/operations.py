@@ -8,33 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .proto import Computation, Instruction, Shape
+from .proto import NAMES, Computation, Instruction, Shape
 
 KINDS = ("matmul", "convolution", "attention", "elementwise", "reduce", "copy", "collective", "other")
 
 _SENTINEL = 2**62
-# fmt: off
-FREE = frozenset((
-    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency",
-    "partition-id", "replica-id", "opt-barrier", "domain", "get-dimension-size", "send-done", "recv-done",
-))
-_MOVES = frozenset((
-    "copy", "transpose", "reshape", "bitcast", "bitcast-convert", "slice", "dynamic-slice",
-    "dynamic-update-slice", "pad", "concatenate", "reverse",
-))
-_OTHERS = frozenset((
-    "sort", "scatter", "gather", "rng", "rng-bit-generator", "fft", "cholesky", "triangular-solve", "send",
-    "recv", "infeed", "outfeed",
-))
-QUIET_CALLS = frozenset((
-    "AssumeGatherIndicesInBound", "AllocateBuffer", "PrepareAsyncCallStart", "PrepareAsyncCallDone",
-    "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "ConcatBitcast",
-    "GatherScatterIndicesBitpacked", "AsyncCollectiveStart", "AsyncCollectiveDone",
-))
-# fmt: on
-SLICES = frozenset(("slice", "dynamic-slice", "gather"))
-UPDATES = frozenset(("dynamic-update-slice", "scatter"))
-_FETCHES = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
+FREE, _MOVES, _OTHERS, QUIET_CALLS, SLICES, UPDATES, _FETCHES = (
+    frozenset(NAMES[kind])
+    for kind in ("free", "moves", "others", "quiet_calls", "slices", "updates", "fetches")
+)
 COLLECTIVES = {  # share of the array that a device sends, in a ring of d
     "all-reduce": lambda d: 2 * (d - 1) / d,
     "all-gather": lambda d: (d - 1) / d,

@@ -108,9 +108,8 @@ def _functions(make_model: Callable) -> tuple[Callable, Callable]:
 
     def call(params: Tree, state: Tree, args: tuple, kwargs: dict, key, train: bool):
         if not isinstance(train, bool):
-            raise invalid(
-                "nnx-train-no-bool", "train", train, "True or False; under jax.jit name it in static_argnames"
-            )
+            expected = "True or False; under jax.jit name it in static_argnames"
+            raise invalid("nnx-train-no-bool", "train", train, expected)
         parts = [
             _from_tree("params", params, shapes["params"]),
             _streams(shapes["rng"], key, train),

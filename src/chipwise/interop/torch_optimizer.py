@@ -181,9 +181,8 @@ def _scheduled(kind: str, scheduler: Any, step: str | None, length: int | None) 
         raise RecipeError("torch-scheduler-used", sentence, kind=name, steps=steps)
     length = getattr(scheduler, "total_steps", None) if length is None else length
     if not isinstance(length, int) or length < 1:
-        raise invalid(
-            "torch-scheduler-length", f"length with {name}", length, f"the run's {step}s, such as 30"
-        )
+        expected = f"the run's {step}s, such as 30"
+        raise invalid("torch-scheduler-length", f"length with {name}", length, expected)
     shared = {id(p): p for group in scheduler.optimizer.param_groups for p in group["params"]}
     rows = []
     try:

@@ -29,19 +29,8 @@ MARKERS = (
 )
 
 PACKAGES = (
-    "chipwise",
-    "jax",
-    "jaxlib",
-    "libtpu",
-    "flax",
-    "optax",
-    "orbax-checkpoint",
-    "numpy",
-    "jax-cuda12-plugin",
-    "jax-cuda12-pjrt",
-    "jax-cuda13-plugin",
-    "jax-cuda13-pjrt",
-    "torch-xla",
+    *("chipwise", "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "numpy"),
+    *("jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt", "torch-xla"),
 )
 
 

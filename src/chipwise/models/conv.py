@@ -89,20 +89,12 @@ def _backward(strides, pads, precision, residuals, g):
     # Two separate switches: a first layer's unused input gradient must stay removable as dead code.
     x, kernel = residuals
     plain = partial(_lax_conv, strides, pads, precision)
-    dx = by_platform(
-        x,
-        kernel,
-        g,
-        cpu=partial(conv_cpu.input_gradient, strides, pads),
-        default=lambda x, k, g: jax.vjp(lambda x: plain(x, k), x)[1](g)[0],
-    )
-    dk = by_platform(
-        x,
-        kernel,
-        g,
-        cpu=partial(conv_cpu.kernel_gradient, strides, pads),
-        default=lambda x, k, g: jax.vjp(lambda k: plain(x, k), k)[1](g)[0],
-    )
+
+    def gradient(cpu, default):
+        return by_platform(x, kernel, g, cpu=partial(cpu, strides, pads), default=default)
+
+    dx = gradient(conv_cpu.input_gradient, lambda x, k, g: jax.vjp(lambda x: plain(x, k), x)[1](g)[0])
+    dk = gradient(conv_cpu.kernel_gradient, lambda x, k, g: jax.vjp(lambda k: plain(x, k), k)[1](g)[0])
     return dx, dk
 
 

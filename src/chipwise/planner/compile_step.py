@@ -24,7 +24,6 @@ from ..chips.targets import Target
 from ..engine.step import compiler_options
 from ..errors import DataError, DeviceError
 from ..recipe import precision
-from ..words.facts import fact
 from .compile_answers import FAILED_HERE, Compiled, CompileRequest, refusal
 from .compile_processes import COMPILERS, Compiler, CompilerProcesses
 from .device_memory import sizes
@@ -58,7 +57,7 @@ def compile_steps(
             topologies(target)
             possible[i] = target, step
         except DeviceError as error:
-            yield i, {"replica": Compiled("replica", fact(error.code, error.sentence, **error.facts))}
+            yield i, {"replica": Compiled("replica", error.fact)}
     if not possible:
         return
     owners: list[int] = []  # of each request

@@ -143,7 +143,7 @@ def timed_away(step: TracedStep, target: Target, answers: Answers) -> StepTime:
             reduce = kernels.get("reduce", []) + kernels.pop("gather", [])
             kernels["reduce"] = between(step, target, reduce)
     except DeviceError as error:
-        return replace(made, problem=fact(error.code, error.sentence, **error.facts))
+        return replace(made, problem=error.fact)
     return finished(made, step, target, kernels)
 
 

@@ -210,9 +210,8 @@ class Clock:
         if not length:
             raise invalid("interval-zero", "an interval", str(every), "at least '1st'")
         if self.total is None:
-            raise invalid(
-                "marks-need-total", "the clock's total", None, "the run's steps, for marks", every=str(every)
-            )
+            expected = "the run's steps, for marks"
+            raise invalid("marks-need-total", "the clock's total", None, expected, every=str(every))
         return Marks(length, self.total)
 
     def epoch(self, step: int) -> int:

@@ -110,9 +110,8 @@ class Schedule(ABC):
         or 0.
         """
         if not is_number(peak):
-            raise invalid(
-                "peak-not-a-number", f"the new peak of {self!r}", peak, "a finite number, such as 0.1"
-            )
+            expected = "a finite number, such as 0.1"
+            raise invalid("peak-not-a-number", f"the new peak of {self!r}", peak, expected)
         if isinstance(self, constant):
             return constant(peak)
         top = self._top()
@@ -521,9 +520,8 @@ class exponential(Curve):
     def __post_init__(self) -> None:
         check_numbers(self, *self.NUMBERS, "decay_rate")
         if self.decay_rate <= 0:
-            raise invalid(
-                "decay-rate-range", "decay_rate", self.decay_rate, "above 0, such as 0.96 or 1 / math.e"
-            )
+            expected = "above 0, such as 0.96 or 1 / math.e"
+            raise invalid("decay-rate-range", "decay_rate", self.decay_rate, expected)
         _check_length(self, "decay", "constant(value)")
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
@@ -613,9 +611,8 @@ class tabulated(Schedule):
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", tuple(self.values) if _is_sequence(self.values) else ())
         if not self.values or not all(map(is_number, self.values)) or self.each not in ("step", "epoch"):
-            raise invalid(
-                "table-expected", "a table", self, "finite numbers, one for each='step' or each='epoch'"
-            )
+            expected = "finite numbers, one for each='step' or each='epoch'"
+            raise invalid("table-expected", "a table", self, expected)
 
     def __repr__(self) -> str:
         return f"tabulated(values={_shortened(self.values)}, each={self.each!r})"

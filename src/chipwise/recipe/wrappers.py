@@ -109,9 +109,8 @@ class grouped(_Around):
                     raise unknown("group-setting", f"setting of the group {pattern}", name, known)
                 value = as_schedule(factor, f"{name} of {pattern}")
                 if isinstance(value, constant) and value.value < 0:
-                    raise invalid(
-                        "group-factor", f"{name} of {pattern}", value.value, "a factor of at least 0"
-                    )
+                    expected = "a factor of at least 0"
+                    raise invalid("group-factor", f"{name} of {pattern}", value.value, expected)
         object.__setattr__(self, "groups", pairs)
 
     @property
@@ -188,9 +187,8 @@ def layerwise(
         raise invalid("layerwise-layers", "layerwise's layers and factor", (len(groups), factor), expected)
     each = None if unfreeze is None else Duration.parse(unfreeze)
     if each is not None and not each:
-        raise invalid(
-            "layerwise-unfreeze", "unfreeze", str(unfreeze), "a duration above 0, such as '1ep', or None"
-        )
+        expected = "a duration above 0, such as '1ep', or None"
+        raise invalid("layerwise-unfreeze", "unfreeze", str(unfreeze), expected)
     settings: dict[str, Any] = {}
     for below, layer in enumerate(reversed(groups), 1):
         rate: Any = factor**below

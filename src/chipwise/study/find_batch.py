@@ -237,5 +237,5 @@ def _moved(search: BatchSearch, on: str | None) -> BatchSearch:
             move = transfer(recipe, batch=search.batch)
             there = move.recipe
         except RecipeError as error:  # an optimizer without a rule
-            notes.append(Fact(error.code, error.facts))
+            notes.append(error.fact)
     return dataclasses.replace(search, move=move, findings=tuple(check(there, on)), notes=tuple(notes))
