@@ -9,7 +9,9 @@ import errno
 import os
 import re
 import sys
+import tomllib
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -36,24 +38,11 @@ def exit_codes() -> str:
     return "\n".join(["\b", "Exit codes:", *rows])  # \b: the following lines are not wrapped
 
 
-GROUPS = {
-    "commands-first": ("plan", "train", "report"),
-    "commands-chip": ("devices", "chips", "launch"),
-    "commands-data": ("pack", "check"),
-    "commands-train": ("find-lr", "transfer", "sweep", "eval"),
-    "commands-use": ("predict", "export"),
-    "commands-understand": ("compare", "bench", "audit", "diff"),
-}
+_COMMANDS = tomllib.loads(Path(__file__).with_name("commands.toml").read_text("utf-8"))
+GROUPS: dict[str, list[str]] = _COMMANDS["groups"]
 """The commands in the order of the help: first those for newcomers, then by purpose."""
 
-RENAMED = {
-    "find-batch": "bench RECIPE --largest-batch",
-    "run-local": "--processes N COMMAND ...",
-    "bench-feed": "bench RECIPE|PACK --feed-only",
-    "inspect": "pack PACK",
-    "prices": "chips NAME",
-    "show": "check RECIPE --summary",
-}
+RENAMED: dict[str, str] = _COMMANDS["renamed"]
 """Commands of earlier versions, and what to type now."""
 
 
