@@ -81,9 +81,6 @@ class Price:
         """Whether it is the lowest offer of a marketplace, a single machine that may soon be taken."""
         return "marketplace" in self.cloud.lower() or "offer" in self.region.lower()
 
-    def json(self) -> dict[str, Any]:
-        return {**vars(self), "reckoned": [how.json() for how in self.reckoned]}
-
     @property
     def has_host(self) -> bool:
         """Whether the price includes a host."""

@@ -15,7 +15,7 @@ from ..chips.prices import Price, current, load, prices_for
 from ..chips.targets import SLICES, Target, parse
 from ..errors import DeviceError, near
 from ..explain.terminal import console, lines, table
-from ..words.facts import Fact, fact
+from ..words.facts import Fact, fact, plain
 from . import options
 from .options import argument
 
@@ -159,5 +159,5 @@ def _json(chip: Chip, target: Target | None, listed: list[Price]) -> dict[str, A
             "rented_as": target.rented_as or target.name,
             "note": target.note and target.note.json(),
         },
-        "prices": [price.json() for price in listed],
+        "prices": plain(listed),
     }

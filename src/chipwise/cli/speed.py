@@ -74,7 +74,10 @@ def bench(
 
     The largest batch of chips that are not here: chipwise plan RECIPE --on v5e-8 --largest-batch.
     """
-    began = _process_began()
+    import psutil
+
+    # The value of `time.perf_counter()` when this process started
+    began = time.perf_counter() - (time.time() - psutil.Process().create_time())
     _check_writable(out)
     mode = "--feed-only" if feed_only else "--largest-batch" if largest_batch else ""
     _check_used(mode, timing, feeding)
@@ -198,13 +201,6 @@ def _note(given: options.Given) -> str:
     from ..data.datasets import cifar10
 
     return cifar10(given.data).note if given.recipe.startswith("cifar10-") else ""
-
-
-def _process_began() -> float:
-    """The value of `time.perf_counter()` when this process started."""
-    import psutil
-
-    return time.perf_counter() - (time.time() - psutil.Process().create_time())
 
 
 def _feed(

@@ -110,7 +110,11 @@ class Axis:
             named = [(v * size, f"{short(v)} {unit}" if v else "0") for v in marks]
         else:
             marks = (log_steps if self.log else steps)(self.low, self.high, most)
-            named = [(v, _money(v) if self.unit == "$" else short(v)) for v in marks]
+            named = [(v, short(v)) for v in marks]
+            if self.unit == "$":
+                named = [
+                    (v, f"${v:,.0f}" if v >= 1 else dollars(v) if v >= 0.1 else f"${v:.1g}") for v in marks
+                ]
         ticks = [Tick(self(v), label) for v, label in named]
         least = abs(self.end - self.start) / (2.0 * most)
         kept: list[Tick] = []
@@ -118,10 +122,6 @@ class Axis:
             if not kept or (abs(tick.at - kept[-1].at) >= least and tick.label != kept[-1].label):
                 kept.append(tick)
         return kept
-
-
-def _money(usd: float) -> str:
-    return f"${usd:,.0f}" if usd >= 1 else dollars(usd) if usd >= 0.1 else f"${usd:.1g}"
 
 
 # ---- curves

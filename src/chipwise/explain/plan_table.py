@@ -17,11 +17,11 @@ from rich.text import Text
 
 from .. import __version__
 from ..engine.blueprint import Memory
-from ..planner.plans import SCHEMA, Plan, Range
+from ..planner.plans import SCHEMA, Plan
 from ..planner.ranking import judge
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
-from ..words.figures import byte_size, digits, dollars, duration, share
+from ..words.figures import byte_size, digits, dollars, duration, share, spread
 from . import terminal
 
 
@@ -113,7 +113,7 @@ def table(plans: Sequence[Plan]) -> Table:
             rows.append([*row, Text("-", style="red"), *"------"])
             continue
         one = p.step_seconds if trains else p.latency_seconds
-        row += ["-" if one is None else _spread(one.times(1e3)), digits(p.examples_per_second.value)]
+        row += ["-" if one is None else spread(vars(one.times(1e3))), digits(p.examples_per_second.value)]
         row += ["-" if p.share_of_peak is None else share(p.share_of_peak)]
         row += [(p.bound or "").replace("interconnect", "links"), duration(p.wall_seconds.value)]
         for cost in (p.cheapest(), p.cheapest(spot=True)):
@@ -130,8 +130,3 @@ def _memory(memory: Memory | None) -> Text:
         return Text("-")
     held = f"{byte_size(memory.needed)} of {byte_size(memory.available)}"
     return Text(held, style="" if memory.fits else "red")
-
-
-def _spread(r: Range) -> str:
-    """`76.7 (67.2 to 106)`."""
-    return f"{digits(r.value)} ({digits(r.low)} to {digits(r.high)})"

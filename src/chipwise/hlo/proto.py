@@ -221,10 +221,6 @@ class Instruction:
         """The number that a collective has on all devices; 0 if it has none."""
         return self.proto.number(26)
 
-    @property
-    def host_transfer(self) -> bool:
-        return bool(self.proto.number(47))
-
     @cached_property
     def config(self) -> dict[str, Any]:
         """The back end's configuration of an operation."""

@@ -94,7 +94,7 @@ def measure_feed(
         **(described or {}),
         "examples": len(source),
         "bytes_per_example": example_bytes(spec),
-        "columns": {n: _column(one) for n, one in spec.items()},
+        "columns": {n: {"dtype": np.dtype(s.dtype).name, "shape": list(s.shape)} for n, s in spec.items()},
         "batch": batch,
         "examples_a_read": [reader.rows for reader in readers],
         "workers": counts,
@@ -104,10 +104,6 @@ def measure_feed(
     }
     figures = {figure: Series(_UNITS[figure.partition("_")[0]], tuple(each)) for figure, each in runs.items()}
     return Record.now("feed", name, measured, figures)
-
-
-def _column(spec: Any) -> dict[str, Any]:
-    return {"dtype": np.dtype(spec.dtype).name, "shape": list(spec.shape)}
 
 
 class Copy:

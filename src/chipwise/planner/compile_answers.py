@@ -113,9 +113,6 @@ class Compiled:
         moved = dict(zip(self.places, places, strict=True)) if same else dict.fromkeys(self.places, "")
         return replace(self, kernels=[replace(k, line=moved.get(k.line, k.line)) for k in self.kernels])
 
-    def json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Compiled:
         problem, notes = value.pop("problem"), [Fact(**note) for note in value.pop("notes")]

@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +209,7 @@ def compile_each(
         for key, answer in answers:
             answer = replace(answer, places=list(missing[key].places))
             if answer.problem is None or answer.problem.code not in FAILED_HERE:
-                replace_text(folder / f"{key}.json", json.dumps(answer.json()), "plan-cache-unwritable")
+                replace_text(folder / f"{key}.json", json.dumps(asdict(answer)), "plan-cache-unwritable")
             remaining.done(missing[key])
             yield from ((i, answer.named(request.name)) for i, request in owners[key])
 

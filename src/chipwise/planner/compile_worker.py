@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,9 @@ def main(folder: Path) -> None:
         send(request["key"], None)
         devices = _devices(request["platform"], json.dumps(request["topology"], sort_keys=True))
         if isinstance(devices, Exception):
-            send(request["key"], refusal(request["name"], devices, "", "topology-unknown").json())
+            send(request["key"], asdict(refusal(request["name"], devices, "", "topology-unknown")))
         else:
-            send(request["key"], compiled(request, folder, devices).json())
+            send(request["key"], asdict(compiled(request, folder, devices)))
 
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         for urgent in (True, False):

@@ -187,16 +187,16 @@ def read(rates: np.ndarray, losses: np.ndarray) -> RangeCurve:
     if fell:
         doubts = _doubts(rates, smoothed, best, held=last_stable == n - 1 and not stopped)
     # Nothing beyond the best counts: a fall there starts from a loss that is already too high.
-    valley = float(rates[_valley(smoothed[: best + 1])])
-    steep = float(rates[_steep(np.log(rates[: best + 1]), smoothed[: best + 1])])
+    falling = smoothed[: best + 1]
+    slopes = np.gradient(falling, np.log(rates[: best + 1])) if best else np.zeros(1)
     return RangeCurve(
         rates=rates,
         losses=losses,
         smoothed=smoothed,
         # Clipped, since the root of a product may leave the range by rounding.
         suggestion=float(min(max(math.sqrt(rates[knee] * rates[last_stable]), rates[0]), rates[last_stable])),
-        valley=valley,
-        steep=steep,
+        valley=float(rates[_valley(falling)]),
+        steep=float(rates[np.argmin(slopes)]),
         last_stable=float(rates[last_stable]),
         fell=fell,
         doubts=tuple(doubts),
@@ -228,11 +228,6 @@ def _valley(falling: np.ndarray) -> int:
     for _ in range(int(length[at]) // 2):
         at = int(before[at]) if before[at] >= 0 else at
     return at
-
-
-def _steep(logs: np.ndarray, falling: np.ndarray) -> int:
-    """The index of the most negative slope; 0 if there is only one rate."""
-    return int(np.argmin(np.gradient(falling, logs))) if len(falling) > 1 else 0
 
 
 def _bottom(smoothed: np.ndarray, best: int) -> tuple[int, int]:

@@ -30,7 +30,7 @@ from ..recipe.optimizers import HIGHEST_ADAM, Optimizer
 from ..recipe.recipe import Recipe
 from ..recipe.schedules import Schedule, as_given, as_schedule, exponential, rounded
 from ..words.displayed import Displayed
-from ..words.facts import Fact, fact, say
+from ..words.facts import Fact, fact, plain, say
 
 UNAFFECTED = fact("move-unaffected")
 
@@ -58,10 +58,6 @@ class Change:
         """The old and the new value as text."""
         old, new = (f"{v:.10g}" if isinstance(v, float) else str(v) for v in (self.old, self.new))
         return old, new
-
-    def json(self) -> dict[str, Any]:
-        shown = {"setting": self.setting, "old": self.old, "new": self.new}
-        return {**shown, "why": self.why.json(), "source": self.source}
 
 
 @dataclass(frozen=True)
@@ -99,9 +95,9 @@ class Transfer(Displayed):
         return {
             "schema": "chipwise.transfer/1",
             "recipe": self.recipe.describe(),
-            "changes": [change.json() for change in self.changes],
+            "changes": [plain(change) | {"source": change.source} for change in self.changes],
             "peak_rate_x_decay_x_steps_an_epoch": {"old": old, "new": new},
-            "limits": [limit.json() for limit in self.limits],
+            "limits": plain(self.limits),
         }
 
 

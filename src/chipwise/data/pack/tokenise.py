@@ -83,18 +83,15 @@ def text_listing(
         for spool in spools.values():
             closing.callback(spool.close)
         for document in documents(path, dict(columns or {})):
-            held_out = share is not None and _drawn(document.name) < share
+            digest = hashlib.sha256(document.name.encode("utf-8", "surrogateescape")).digest()
+            drawn = int.from_bytes(digest[:8]) / 2.0**64  # from 0 to 1, a function of the name
+            held_out = share is not None and drawn < share
             _encode(path, document, tokens, spools["eval" if held_out else document.split])
             count += 1
         if not count:
             wrong = "{path} holds no text: give a .txt, .md, .jsonl, .csv or .parquet, or a folder of these."
             raise DataError("text-empty", wrong, path=path)
         return _joined(path, form, tokens, spools, count, share)
-
-
-def _drawn(name: str) -> float:
-    """A number from 0 to 1, a function of the name."""
-    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8]) / 2.0**64
 
 
 def _encode(path: Path, document: Document, tokens: _Tokens, spool: _Spool) -> None:

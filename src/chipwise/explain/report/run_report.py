@@ -18,7 +18,7 @@ from ...engine.stored import StoredRun, metrics_of, number, read_ledger, read_ru
 from ...errors import RunError
 from ...machine.fingerprint import stated
 from ...study.study_file import FILE
-from ...words.facts import Fact, fact, say
+from ...words.facts import Fact, fact, plain, say
 from ...words.figures import one_line
 from .findings import divergence, learned, slow
 from .stored_settings import command, curve, next_commands, settings, typed
@@ -83,7 +83,7 @@ def run_document(run: StoredRun) -> dict[str, Any]:
         "curves": _curves(run),
         "intervals": [vars(i) for i in timed],
         "resumes": [{"when": one_line(s.get("time")), "step": s["step"]} for s in run.starts if s["step"]],
-        "seconds": time and time.json(),
+        "seconds": plain(time),
         "advice": [finding.json() for finding in findings],
         "sources": [one.json() | {"about": say(one, "about")} for one in _sources(run, time, fast)],
         "notes": [

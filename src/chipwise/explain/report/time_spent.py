@@ -66,9 +66,6 @@ class TimeSpent:
     processes: int
     all_seconds: float | None
 
-    def json(self) -> dict[str, Any]:
-        return {**vars(self), "covers": self.covers.json()}
-
 
 def intervals(run: StoredRun) -> list[Interval]:
     """An interval for each row that has a speed."""
