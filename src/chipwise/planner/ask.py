@@ -38,15 +38,7 @@ from .device_memory import TOO_LARGE, available, lies_on_hosts, too_large
 from .plan_advice import advice, decisive, does_not_fit, lacks, room
 from .plans import Plan, Plans, Range, costs, unique
 from .time_here import compiled_here, timed_here
-from .time_run import (
-    HostSpeed,
-    compilation,
-    evaluations,
-    feeding,
-    measured,
-    run_time,
-    training_work,
-)
+from .time_run import HostSpeed, compilation, evaluations, feeding, measured, run_time, training_work
 from .time_step import StepTime, at_least, local_devices, timed_away
 from .tracing import TracedStep, forget_traces, prediction_step, predicts, training_step
 

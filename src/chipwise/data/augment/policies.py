@@ -27,18 +27,7 @@ import numpy as np
 from . import color, tone
 from .affine import nearest, positions, resample
 from .crop import cutout, flip, reflect_crop, resized_crop
-from .image import (
-    ROLES,
-    Augment,
-    Example,
-    Roles,
-    expect,
-    grid,
-    of_image,
-    paint,
-    pixel,
-    where_drawn,
-)
+from .image import ROLES, Augment, Example, Roles, expect, grid, of_image, paint, pixel, where_drawn
 
 BINS = 31  # magnitudes 0 to 30
 _MOVES = ("shear_x", "shear_y", "shift_x", "shift_y", "rotate")
