@@ -113,7 +113,7 @@ def plan_child(net: str, size: str, *chips: str) -> dict[str, Any]:
 
 
 def trainings_child(name: str, data: str) -> dict[str, Any]:
-    """A recipe to its end: from the device's memory and streamed; a short one also again and resumed."""
+    """A recipe to its end; a short one also again, streamed from the host, and stopped and resumed."""
     import chipwise as cw
 
     recipe = cw.load(name, (), data or None)
@@ -128,12 +128,12 @@ def trainings_child(name: str, data: str) -> dict[str, Any]:
             "speed": result.speed,
         }
 
+    made["resident"] = told(cw.fit(recipe, eval_every=None, progress="none"))
+    if recipe.name == "cifar10-davidnet":
+        return made
     with tempfile.TemporaryDirectory() as folder:
-        for way, on in {"resident": cw.On(), "streamed": cw.On(feed="host")}.items():
+        for way, on in {"again": cw.On(), "streamed": cw.On(feed="host")}.items():
             made[way] = told(cw.fit(recipe, on=on, eval_every=None, progress="none"))
-        if recipe.name == "cifar10-davidnet":
-            return made
-        made["again"] = told(cw.fit(recipe, eval_every=None, progress="none"))
         half = f"{recipe.clock.total // 2}st"
         cw.fit(recipe, folder + "/run", eval_every=None, stop_after=half, progress="none")
         made["resumed"] = told(cw.fit(recipe, folder + "/run", eval_every=None, progress="none"))
