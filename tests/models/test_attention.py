@@ -16,12 +16,12 @@ from chipwise.chips.targets import parse
 from chipwise.models import llama
 from chipwise.models.attention import Mask, attention, form_for, pairs, saveable, visited
 from chipwise.models.attention_blocks import blocks
-from chipwise.models.attention_fused import block_of
+from chipwise.models.attention_fused import block_of, in_fixed_order
 from chipwise.models.chip_traits import ChipTraits, traced_for, traits
 from chipwise.models.transformer import Attention
 from chipwise.planner.compile_answers import CompileRequest
 from chipwise.planner.compile_step import compile_each, device_speeds
-from chipwise.planner.tracing import export_program
+from chipwise.planner.tracing import _cudnn_assumed, export_program
 from refusals import refused
 
 MASKS = [Mask(), Mask(causal=True), Mask(causal=True, window=3), Mask(window=5)]
@@ -358,3 +358,18 @@ def test_products_by_heads_are_the_layer_that_tpus_run(make):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * (1 + np.abs(b).max()))
 
     jax.tree.map(near, *made.values())
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_every_backward_pass_of_cudnn_is_asked_for_a_fixed_order(layers):
+    def loss(x):
+        for _ in range(layers):
+            x = x + attention(x, x, x, causal=True)
+        return jnp.sum(x.astype(jnp.float32))
+
+    shape = jax.ShapeDtypeStruct((2, 128, 4, 32), jnp.bfloat16)
+    with traced_for(named("a100")), _cudnn_assumed(False):
+        lowered = jax.jit(jax.grad(loss)).trace(shape).lower(lowering_platforms=("cuda",))
+    before, after = lowered.as_text(), in_fixed_order(lowered).as_text()
+    assert before.count("fmhaSoftmaxBackward(") == after.count("fmhaSoftmaxBackward(") == layers
+    assert ("force_deterministic" in before, after.count("force_deterministic")) == (False, layers)

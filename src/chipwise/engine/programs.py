@@ -18,6 +18,7 @@ import numpy as np
 
 from ..errors import DeviceError
 from ..machine.compilation_cache import compile_on
+from ..models.attention_fused import in_fixed_order
 from ..recipe.recipe import Recipe
 from .blueprint import Blueprint, Program, after_replicas, blueprint, meet_at_once
 from .group_step import GroupStep
@@ -142,8 +143,11 @@ class Programs:
         """Compiles every program of the step; must be called before `step`."""
         programs = self.blueprint.programs
 
+        on_gpu = self.placement.lead.platform == "gpu"
+
         def lower(i: int, g: int) -> Any:
-            return self._jitted[i].lower(*_on(programs[i].specs, self.placement.local[g]))
+            lowered = self._jitted[i].lower(*_on(programs[i].specs, self.placement.local[g]))
+            return in_fixed_order(lowered) if on_gpu and self.layout.exact else lowered
 
         made = compile_on(len(self.placement.local), len(programs), lower)
         self.compiled = {program.name: each for program, each in zip(programs, made, strict=True)}
