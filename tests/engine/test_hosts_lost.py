@@ -1,5 +1,5 @@
-"""Hosts of a run are killed, frozen, cut off or told to stop, and the run goes on, on other counts, to the
-same bits.
+"""Hosts of a run are killed, frozen, cut off or told to stop, and the run goes on, on one to seven hosts, to
+the same bits.
 
 `CHIPWISE_CAMPAIGN=100 pytest -m slow tests/engine/test_hosts_lost.py -s` prints how many it was.
 """
@@ -9,6 +9,7 @@ import contextlib
 import os
 import random
 import signal
+import statistics
 import time
 from pathlib import Path
 
@@ -30,7 +31,8 @@ EACH, EVERY = 5, 20  # strikes a run, steps a checkpoint
 IMPORTS = "import chipwise.cli, chipwise.engine.fit, jax.experimental.multihost_utils, tasks"
 TRAIN = f"""
 import sys
-how = "--quiet --json --set duration={STEPS}st --checkpoint-every {EVERY}st --eval-every end".split()
+how = "--quiet --json --set duration={STEPS}st --checkpoint-every {EVERY}st --log-every 1st".split()
+how += ["--eval-every", "end"]
 sys.argv = ["chipwise", "train", "{Path(__file__).parents[1] / "tasks.py"}:long", "--run", sys.argv[1], *how]
 chipwise.cli.main()
 """
@@ -79,7 +81,12 @@ def until(true, one, seconds=240):
     limit = time.monotonic() + seconds
     while not true():
         assert one.poll() is None and time.monotonic() < limit, processes.ends([one], 1)
-        time.sleep(0.001)
+        time.sleep(0.002)
+
+
+def rows(run):
+    file = run / "metrics.jsonl"
+    return set(file.read_text().splitlines()) if file.exists() else set()
 
 
 def strike(ground, started, run, rng, kind, whom):
@@ -127,18 +134,22 @@ def leave(ground, started, rng, kind, whom, sent):
 def test_a_campaign(tmp_path, ground):
     """Runs are struck again and again, each time on another number of processes, until they end."""
     whole = cw.fit(tasks.long(duration=f"{STEPS}st"), on=cw.On(devices=1), progress="none", eval_every=None)
-    rng, ended, slowest = random.Random(int(os.environ.get("CHIPWISE_SEED", "7"))), 0, 0.0
+    rng, ended, slowest, back = random.Random(int(os.environ.get("CHIPWISE_SEED", "7"))), 0, 0.0, []
     struck: collections.Counter = collections.Counter()
     while struck.total() < ROUNDS:
-        run = tmp_path / f"run{ended}"
+        run, killed = tmp_path / f"run{ended}", None
         for _ in range(EACH):
             if newest(run) > LAST:
                 break
             kind = KINDS[struck.total()] if struck.total() < len(KINDS) else rng.choice(KINDS)
             linked = kind in (CUT, HEALED)
-            count = 2 if linked else rng.choice((2, 2, 4))
-            whom = rng.choice((0, rng.randrange(1, count)))
+            # Nobody would notice that one alone is frozen
+            count = 2 if linked else rng.randint(2 if kind == "SIGSTOP" else 1, 7)
+            whom, before = rng.choice((0, rng.randrange(count))), rows(run)
             started = ground.start(run, count, 1, ground.names if linked else None)
+            if killed is not None:
+                until(lambda before=before: rows(run) - before, started[whom])
+                back.append(time.monotonic() - killed)
             sent, within = strike(ground, started, run, rng, kind, whom)
             told, taken = leave(ground, started, rng, kind, whom, sent)
             codes, stops = [code for code, _ in told], kind in ("SIGTERM", HEALED)
@@ -149,14 +160,16 @@ def test_a_campaign(tmp_path, ground):
             slowest = max(slowest, taken)
             sentences = [err.count("error: ") for _, err in told]
             print(f"{struck.total()}: {kind} of {whom} in {count}: {codes}, {taken:.1f} s", flush=True)
+            killed = sent if kind == "SIGKILL" else None
             assert not ground.orphans()
             assert codes == [STOPPED if stops else LOST] * len(codes), told
             assert sentences == [1] * len(codes) or (stops and sum(sentences) == 1), told
-        said = processes.answer(ground.start(run, rng.choice((1, 2)), 2), limit=400)
+        said = processes.answer(ground.start(run, rng.randint(1, 4), rng.choice((1, 2))), limit=400)
         assert said["fingerprint"] == whole.fingerprint
         assert said["metrics"]["train/loss"] == whole.metrics["train/loss"]
         ended += 1
     assert slowest < SILENCE + 10
     print(f"\n{struck.total()} strikes on {ended} runs, 0 differing bits; others left within {slowest:.1f} s")
+    print(f"{len(back)} times from a kill to the next step: median {statistics.median(back or [0]):.1f} s")
     for (kind, whom, within), times in sorted(struck.items()):
         print(f"{times} x {kind}, {whom}{', during a save' if within else ''}")
