@@ -17,7 +17,8 @@ handle, and tell errors apart by `code`.
     ├── DivergedError 6
     ├── DeviceFault 7
     ├── Stopped 75
-    └── HostLost 76
+    ├── HostLost 76
+    └── Stuck 77
 
 The first line of a class is what `chipwise --help` says of its exit code.
 """
@@ -135,6 +136,12 @@ class HostLost(ChipwiseError):
     """Another host of the run is gone: start the run again and it continues where it saved."""
 
     exit_code = 76
+
+
+class Stuck(ChipwiseError):
+    """A host or a device hangs: start the run again and it continues where it saved."""
+
+    exit_code = 77
 
 
 def near(word: str, choices: Iterable[Any]) -> str | None:

@@ -228,13 +228,14 @@ print(json.dumps(said))
 
 @pytest.mark.slow
 def test_the_same_bits_over_two_processes_and_after_a_resume(tmp_path):
-    def over(count, devices, run=None, stop=None):
+    def over(count, devices, run=None, stop=None, each=0):
         said = json.dumps([devices, run and str(run), stop])
-        return processes.answer(processes.start(TRAIN, count, devices // count, said))
+        return processes.answer(processes.start(TRAIN, count, each or devices // count, said))
 
     whole = trained(recipe(ema=0.9), 2)
-    for count, devices in ((2, 4), (2, 8), (2, 2), (4, 4)):  # of the last two, each group over two hosts
-        said = over(count, devices)
+    # Of the last three, a host with two groups and one with one; then each group over two hosts
+    for count, devices, each in ((2, 4, 0), (2, 8, 0), (2, 6, 4), (2, 2, 0), (4, 4, 0)):
+        said = over(count, devices, each=each)
         assert said["fingerprint"] == whole.fingerprint
         assert said["loss"] == whole.metrics["eval/loss"]
     # each host its own disk but for host 0's run folder: what is read there is sent to the others

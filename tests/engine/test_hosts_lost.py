@@ -133,7 +133,8 @@ def leave(ground, started, rng, kind, whom, sent):
 
 def test_a_campaign(tmp_path, ground):
     """Runs are struck again and again, each time on another number of processes, until they end."""
-    whole = cw.fit(tasks.long(duration=f"{STEPS}st"), on=cw.On(devices=1), progress="none", eval_every=None)
+    how = {"progress": "none", "eval_every": None, "log_every": "1st"}
+    whole = cw.fit(tasks.long(duration=f"{STEPS}st"), on=cw.On(devices=1), **how)
     rng, ended, slowest, back = random.Random(int(os.environ.get("CHIPWISE_SEED", "7"))), 0, 0.0, []
     struck: collections.Counter = collections.Counter()
     while struck.total() < ROUNDS:

@@ -88,11 +88,13 @@ def test_settings_arrive_as_they_were_typed(where, target, tmp_path):
         notebook = json.loads(next(iter(texts)))
         assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
         sources = ["".join(cell["source"]) for cell in notebook["cells"]]
-        lines = [source.split("\n")[1] for source in sources if "%%bash\nchipwise train" in source]
+        lines = [
+            source.split("\n")[1] for source in sources if "%%bash\nchipwise --restart 9 train" in source
+        ]
     else:
         lines = [line for text in texts for line in text.splitlines() if AWKWARD[:8] in line]
     for line in lines:
-        words = re.sub(r"^.*?(?=chipwise train)", "", line).removesuffix(" &")
+        words = re.sub(r"^.*?(?=chipwise (--restart 9 )?train)", "", line).removesuffix(" &")
         echoed = subprocess.run(
             ["bash", "-c", f'chipwise() {{ printf "%s\\n" "$@"; }}; {words}'], capture_output=True, text=True
         )
@@ -141,9 +143,8 @@ def test_a_notebook_runs(where, target, tmp_path):
     done = subprocess.run(command, cwd=ran, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
     calls = (tools / "called").read_text().splitlines()
-    assert [call.split()[:2] for call in calls] == [
-        ["pip", "install"], ["chipwise", "train"], ["chipwise", "report"],
-    ]  # fmt: skip
+    wanted = ["pip install", "chipwise --restart 9 train", "chipwise report"]
+    assert [call.startswith(f"{words} ") for call, words in zip(calls, wanted, strict=True)] == [True] * 3
     assert AWKWARD in calls[1] and (ran / "my_task.py").read_text() == "recipe = 1\n"
     assert (ran / "chipwise-1-py3-none-any.whl").read_bytes() == b"a wheel"
 
@@ -214,12 +215,37 @@ def test_slurm_tells_the_tasks_and_queues_what_was_stopped_again(tmp_path):
     wanted = "\n".join(["chipwise-digits-files/chipwise-1-py3-none-any.whl", *job("h100").packages[1:], ""])
     (chipwise.parent / "wanted").write_text(wanted)
     for code, queued in ((0, False), (1, False), (75, True)):
-        environment = programs(tools, srun=f"exit {code}", scontrol='echo "$@" > requeued') | {
-            "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7",
+        scripts = {"srun": f"exit {code}", "scontrol": 'echo "$@" > requeued', "sinfo": "echo a"}
+        environment = programs(tools, **scripts) | {
+            "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a",
         }  # fmt: skip
         done = subprocess.run(["bash", "chipwise-digits.sbatch"], cwd=tmp_path, env=environment, timeout=60)
         assert done.returncode == code and (tmp_path / "requeued").exists() == queued
     assert (tmp_path / "requeued").read_text() == "requeue 7\n"
+
+
+def test_slurm_goes_on_with_the_nodes_that_are_left(tmp_path):
+    write_in(tmp_path, "slurm", job("h100:24"))
+    chipwise, tools = tmp_path / "chipwise-digits-env" / "bin", tmp_path / "tools"
+    chipwise.mkdir(parents=True), tools.mkdir()
+    programs(chipwise, chipwise="")
+    count = 'n=$(($(cat n 2>/dev/null || echo 0) + 1)); echo $n > n; echo "$@" >> calls\n'
+    scripts = {
+        "sinfo": "[ -e n ] || echo node2\necho node1\necho node3\n",
+        "srun": count + "exit $((n < 3 ? 75 + n : 0))",  # 76, 77, then done
+    }
+    told = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-3]"}
+    done = subprocess.run(
+        ["bash", "chipwise-digits.sbatch"], cwd=tmp_path, env=programs(tools, **scripts) | told, timeout=60
+    )
+    calls = [
+        dict(re.findall(r"--(\w+)=(\S+)", line)) for line in (tmp_path / "calls").read_text().splitlines()
+    ]
+    assert done.returncode == 0 and [one["nodelist"] for one in calls] == [
+        "node1,node2,node3",
+        *["node1,node3"] * 2,
+    ]
+    assert [one["ntasks"] for one in calls] == [one["nodes"] for one in calls] == ["3", "2", "2"]
 
 
 def test_skypilot_mounts_a_whole_bucket(tmp_path):

@@ -152,7 +152,12 @@ def test_a_silent_host_is_gone(meet):
         b'{"fail": %d, "text": "", "host": 1}' % 10**30,
         b'{"gone": 2}',
         b'{"gone": -1}',
-        b'{"beat": 7}',
+        b'{"beat": 7, "paces": []}',
+        b'{"beat": 1}',
+        b'{"beat": 1, "paces": [[1, 2, 3]]}',
+        b'{"beat": 1, "paces": [[1, 2, 3, 0.5]]}',
+        b'{"beat": 1, "paces": [[1, 2, -3, 4]]}',
+        b'{"stacks": 1}',
         b'{"bye": 7}',
         b'{"noted": false}',
         b'{"what": "save", "turn": 1, "host": 7, "value": 1}',
@@ -179,13 +184,40 @@ def test_what_is_no_message_ends_the_run_at_once(meet, line, sender):
         (b'{"leave": 3}', 1),
         (b'{"gone": 0}', 1),
         (b'{"noted": true}', 1),
-        (b'{"beat": 0}', 1),
+        (b'{"beat": 0, "paces": []}', 1),
+        (b'{"beat": 1, "paces": [[0, 1, 1, 1]]}', 1),
+        (b'{"stacks": true}', 1),
         (b'{"fail": 3, "text": "", "host": 0}', 0),
         (b'{"fail": 3, "text": "", "host": 0}', 1),
     ],
 )
 def test_a_host_speaks_for_itself_and_only_the_first_ends_others(meet, line, sender):
     test_what_is_no_message_ends_the_run_at_once(meet, line, sender)
+
+
+def test_all_hosts_see_who_is_behind(meet):
+    players = meet(3)
+    for player in players:
+        player.channel.beat_seconds = 0.02
+        i = player.channel.index
+        player.channel.paces[i] = [i, 9 - i, 20 - i, 10 * i]
+    wanted = {0: [0, 9, 20, 0], 1: [1, 8, 19, 10], 2: [2, 7, 18, 20]}
+    until = time.monotonic() + 20
+    while any(player.channel.paces != wanted for player in players):
+        assert time.monotonic() < until, [player.channel.paces for player in players]
+        time.sleep(0.01)
+    assert not any(player.gone for player in players)
+
+
+def test_host_0_gathers_the_stacks_of_those_that_answer(meet):
+    players = meet(3)
+    for player in players:
+        player.channel.stack = lambda i=player.channel.index: {"text": f"of {i}"}
+    assert players[0].channel.stacks(10) == {i: {"text": f"of {i}"} for i in range(3)}
+    players[2].channel._send = lambda message: None
+    with players[0].channel._changed:
+        players[0].channel._values.clear()
+    assert players[0].channel.stacks(0.5).keys() == {0, 1}
 
 
 def test_a_failure_is_said_once_by_host_0(meet):

@@ -38,11 +38,11 @@ def here(monkeypatch):
 
 def test_who_is_done_says_farewell(here):
     here.leave()
-    assert here._channel.said == ["bye"]
+    assert here.channel.said == ["bye"]
 
 
 def test_who_failed_outside_of_any_call_does_not(here, monkeypatch):
     monkeypatch.setattr(sys, "last_value", ValueError("lost"), raising=False)
     with pytest.raises(Ended) as caught:
         here.leave()
-    assert caught.value.args == (1,) and here._channel.said == [(1, False)]
+    assert caught.value.args == (1,) and here.channel.said == [(1, False)]

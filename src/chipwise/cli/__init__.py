@@ -62,10 +62,11 @@ class _Grouped(typer.core.TyperGroup):
             new = RENAMED[args[0]]
             text = "chipwise {old} is now: chipwise {new}"
             raise errors.RecipeError("command-renamed", text, old=args[0], new=new)
-        if (processes := ctx.params.get("processes")) is not None:
+        given = ctx.params
+        if given.get("processes") or given.get("restart"):
             from .local import run_local
 
-            run_local(args, processes, ctx.params["restart"])
+            run_local(args, given["processes"], given["restart"], given["rejoin"])
         return super().resolve_command(ctx, args)
 
 
@@ -105,8 +106,11 @@ def app() -> typer.Typer:
             typer.Option(min=1, metavar="N", help="Run COMMAND in N processes here, the hosts of one run."),
         ] = None,
         restart: Annotated[
-            int, typer.Option(min=0, metavar="N", help="With --processes: all again, if one is lost.")
+            int, typer.Option(min=0, metavar="N", help="So often, go on after a loss with what is left.")
         ] = 0,
+        rejoin: Annotated[
+            bool, typer.Option("--rejoin", help="With --processes: a lost one begins again at once.")
+        ] = False,
     ) -> None:
         pass
 

@@ -1,4 +1,5 @@
-"""`chipwise --processes N COMMAND`: several processes on this machine, each a host of one run."""
+"""`chipwise --processes N --restart N COMMAND`: several processes on this machine, each a host of one run, or
+one process, which go on after a loss."""
 
 from __future__ import annotations
 
@@ -14,45 +15,51 @@ import time
 
 import typer
 
-from ..errors import HostLost, Stopped
+from ..errors import HostLost, Stopped, Stuck
 from ..machine.cluster import TOKEN, TOLD
 from ..machine.hosts import SILENCE_SECONDS
 from ..words.facts import fact
 
-_AGAIN = (Stopped.exit_code, HostLost.exit_code)
+_AGAIN = (Stopped.exit_code, HostLost.exit_code, Stuck.exit_code)
 _GRACE_SECONDS = 10  # after the silence, in which the other processes may end by themselves
 _PARENT_DEATH = 1  # prctl's PR_SET_PDEATHSIG
 
 
-def run_local(command: list[str], processes: int, restart: int) -> None:
-    """Runs a command in several processes, as the hosts of one run, and exits with their code.
+def run_local(command: list[str], processes: int | None, restart: int, rejoin: bool = False) -> None:
+    """Runs a command in several processes, as the hosts of one run, and exits with their code; with None, in
+    one, whose place among the hosts the environment or the command says.
 
     For tests, for CPUs, and for one process per GPU. With `restart`, continues up to so many times after one
-    of its processes was killed or stopped. Ctrl-C, or SIGTERM to this process, stops all of them after
-    saving.
+    of its processes was killed, stopped or stuck: on those that are left, while a killed one sits out until
+    the next restart, or, with `rejoin`, begins again at once. Ctrl-C, or SIGTERM to this process, stops all
+    of them after saving.
     """
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _: signals.append(n))
+    count = processes
     for left in range(restart, -1, -1):
-        codes = _run(command, processes, signals)
+        codes = _run(command, count, signals)
         code = next((c for c in codes if c not in (0, *_AGAIN)), max(codes))
         lost = any(c < 0 or c in _AGAIN for c in codes)
         if signals or not lost or left == 0:
             break
-        typer.echo(str(fact("run-local-again", codes=codes, left=left - 1)), err=True)
+        killed = 0 if rejoin else sum(c < 0 for c in codes)
+        count = processes and ((processes - killed) or processes)
+        typer.echo(str(fact("run-local-again", codes=codes, count=count or 1, left=left - 1)), err=True)
     raise typer.Exit(128 - code if code < 0 else code)
 
 
-def _run(command: list[str], processes: int, signals: list[int]) -> list[int]:
+def _run(command: list[str], processes: int | None, signals: list[int]) -> list[int]:
     """The exit codes of `command` in `processes` processes. A signal in `signals` terminates them all,
     once."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
     started, token = [], secrets.token_hex(16)
-    for index in range(processes):
-        seat = dict(zip((*TOLD, TOKEN), (str(processes), str(index), coordinator, token), strict=True))
+    for index in range(processes or 1):
+        told = (str(processes), str(index), coordinator, token)
+        seat = dict(zip((*TOLD, TOKEN), told, strict=True)) if processes else {}
         begin = f"from chipwise.cli import local, main; local.end_with_parent({os.getpid()}); main()"
         program = [sys.executable, "-c", begin, *command]
         # In its own session, so that it gets Ctrl-C only once, from this process

@@ -185,6 +185,7 @@ class Training(Hardware):
     eval_every: str = EVAL_EVERY
     log_every: str | None = option("Between rows of metrics. [4% of the run, at most 200st]", "DURATION")
     checkpoint_every: str | None = option("[5% of the run, at least 30 seconds apart]", "DURATION")
+    stuck: str = option("End a run of which nothing moves for so long; 0 never.", "SECONDS", default="300s")
     lines: bool = flag("A line an epoch with every metric, as in logs, instead of the bar.")
 
     def progress(self, quiet: bool) -> str:
@@ -195,7 +196,7 @@ class Training(Hardware):
     def arguments(self) -> dict[str, Any]:
         """Arguments for `fit` and `sweep`."""
         return {
-            "on": self.on(**self.how),
+            "on": self.on(**self.how, stuck=self.stuck),
             "eval_every": interval(self.eval_every),
             "log_every": self.log_every,
             "checkpoint_every": self.checkpoint_every,

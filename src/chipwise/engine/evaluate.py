@@ -50,7 +50,7 @@ def evaluate(
     The values have the same bits on any number of devices. *Arguments:* `batch`: examples that are read at a
     time, on all devices, if they are not kept there; `on`, of which only the devices matter.
     """
-    placement = Placement.of(detect(on.devices, on.platform), recipe.shards)
+    placement = Placement.of(detect(on.devices, on.platform, recipe.shards), recipe.shards)
     if on.exact:
         check_flags(placement.machine.platform)
     with (
@@ -197,6 +197,7 @@ class Evaluator:
                 queued = min(queued, stream.in_use)
             in_flight: deque[list[Any]] = deque()
             for start in starts:
+                self.placement.hosts.pace.calls += 1
                 turns = stream.next() if self._data is None else [None]
                 started = []
                 for turn, columns in enumerate(turns):

@@ -6,7 +6,6 @@ import contextlib
 from pathlib import Path
 
 from ..machine.arithmetic import fixed
-from ..machine.hosts import hosts
 from ..recipe.recipe import Recipe
 from .agenda import Agenda
 from .best import Best
@@ -20,6 +19,7 @@ from .run_folder import RunFolder
 from .saver import Saver
 from .session import Session
 from .signals import StopRequest
+from .stuck import watched
 
 
 @fixed()
@@ -58,9 +58,9 @@ def fit(
     """
     with contextlib.ExitStack() as closing:
         # ---- hosts, schedule, devices and data: checked before anything is written or compiled
-        closing.enter_context(hosts().failing())
+        here = closing.enter_context(watched(on.stuck, run))
         best, meter = Best.of(recipe, keep_best, patience, run), Meter(recipe.batch)
-        reporter = Reporter(progress if hosts().first else "silent")
+        reporter = Reporter(progress if here.first else "silent")
         closing.callback(reporter.stop)
         agenda = Agenda.of(recipe.clock, eval_every, log_every, checkpoint_every, stop_after, keep, ledger)
         session = closing.enter_context(Session(recipe, on))

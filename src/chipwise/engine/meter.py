@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..chips import find, peak_flops_per_device
+from ..machine.hosts import hosts
 
 SECTIONS = ("start", "compile", "train", "wait_data", "evaluate", "checkpoint")
 
@@ -35,6 +36,7 @@ class Meter:
     def section(self, name: str):
         """A context whose time is added to `name`, and does not count for the training speed."""
         before = time.perf_counter()
+        hosts().pace.stepping = False
         try:
             yield
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -29,6 +30,8 @@ class On:
     - `shard_optimizer`: shard the optimizer's state over the devices; by default if each saves 16 MB.
     - `workers`: threads or processes that read streamed data, such as `4` or `"processes:4"`; if None, chosen
       by measuring.
+    - `stuck`: `fit` ends with `Stuck` after so many seconds without a move, or three times the longest step
+      if that is more; 0: never.
 
     Raises `RecipeError` for any other `feed`.
     """
@@ -40,6 +43,7 @@ class On:
     workers: int | str | None = None
     shard_optimizer: bool | None = None
     shares: Sequence[int] | str = ()
+    stuck: float | str = 300.0
 
     def __post_init__(self) -> None:
         if isinstance(self.shares, str) and self.shares != MEASURED:
@@ -47,6 +51,9 @@ class On:
             raise RecipeError("shares-unknown", text, shares=self.shares)
         if self.feed not in ("auto", "device", "host"):
             raise RecipeError("feed-unknown", "feed={feed}: expected auto, device or host.", feed=self.feed)
+        if not re.fullmatch(r"\d{1,9}(\.\d*)?s?", str(self.stuck)):
+            text = "stuck={stuck}: expected seconds, such as 300s; 0 never ends a run."
+            raise RecipeError("stuck-unreadable", text, stuck=self.stuck)
 
     def json(self) -> dict[str, Any]:
         """The fields as plain values."""

@@ -315,7 +315,7 @@ def lay_out(recipe: Any, on: On, machine: Machine | None = None) -> tuple[Machin
     Uses all the machine's devices but those beyond the blocks; if `on` has a number of devices or shares,
     those, or raises `DeviceError`.
     """
-    machine = machine or detect(on.devices, on.platform)
+    machine = machine or detect(on.devices, on.platform, recipe.shards)
     precision.check_on(recipe.precision, machine.platform)
     if on.exact:
         check_flags(machine.platform)

@@ -157,7 +157,7 @@ class Session:
         self._carry = []  # frees the previous state's memory
         state = going_on(self.recipe, self.abstract) if state is None else state
         self._carry = self.holding.first(self.recipe) if state is None else self.holding.put(state)
-        self.step = int(self._carry[0].step)
+        self.step = self.placement.hosts.pace.step = int(self._carry[0].step)
         self._queued.clear()
         if self.step >= (self.total if last is None else last):
             return
@@ -207,6 +207,7 @@ class Session:
             self._carry, token = self.programs.step(self._carry, window, batch, watched)
             self.step += 1
             self._queued.append(token)
+            self.placement.hosts.pace.advanced(self.step, self._queued)
             if len(self._queued) > self.ahead:
                 self._queued.popleft().block_until_ready()
         return True

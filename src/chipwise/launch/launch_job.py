@@ -58,9 +58,10 @@ class LaunchJob:
         torch = any(one.startswith("torch==") for one in self.packages)
         return ["--extra-index-url", "https://download.pytorch.org/whl/cpu"] if torch else []
 
-    def train(self, run: str, data: str | None = None) -> list[str]:
-        """The command for the rented machine. *Arguments:* `run`, `data`: the folders there."""
-        words = ["chipwise", "train", *self.words]
+    def train(self, run: str, data: str | None = None, restart: int = 9) -> list[str]:
+        """The command for the rented machine. *Arguments:* `run`, `data`: the folders there; `restart`: how
+        often it goes on there after a loss."""
+        words = ["chipwise", *(["--restart", str(restart)] if restart else []), "train", *self.words]
         return [*words, *(["--data", data] if data else []), "--run", run]
 
 

@@ -43,13 +43,22 @@ def _text(most: int) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, str) and len(value) <= most
 
 
+def _paces(value: Any) -> bool:
+    """Whether `value` has rows of four whole numbers; see `Channel.paces`."""
+    whole = _whole(0, 1 << 53)
+    return isinstance(value, list) and all(
+        isinstance(row, list) and len(row) == 4 and all(map(whole, row)) for row in value
+    )
+
+
 _HOST, _CODE, _PROOF = _whole(0, 1 << 20), _whole(1, 255), _text(64)
 _ASKED = {"what": _text(100), "turn": _whole(1, 1 << 53), "host": _HOST, "value": lambda value: True}
 _MESSAGES: tuple[dict[str, Callable[[Any], bool]], ...] = (  # the fields of every message, with their bounds
     {"host": _HOST, "of": _HOST, "proof": _PROOF},
     {"refused": lambda value: isinstance(value, list) and len(value) == 3 and all(map(_HOST, value))},
     *({"all": _text(1000), "proof": _PROOF}, _ASKED, {"noted": lambda value: value is True}),
-    *({"bye": _HOST}, {"beat": _HOST}, {"gone": _HOST}, {"leave": _CODE}),
+    *({"bye": _HOST}, {"beat": _HOST, "paces": _paces}, {"gone": _HOST}, {"leave": _CODE}),
+    {"stacks": lambda value: value is True},
     {"fail": _CODE, "text": _text(10_000), "host": _HOST},
 )
 _HELLO, _REFUSED, _ALL = (fields.keys() for fields in _MESSAGES[:3])
@@ -265,6 +274,10 @@ class Channel:
     *Arguments:* `connections` by host; `silence`, the seconds after which a silent host is lost; `gone`,
     called with the number of a lost host and whether it sent something else than a message, and `left`,
     called with an exit code and a sentence. Both run in a thread of the channel and end the process.
+
+    *Fields:* `paces`, by host its number, its last ended step, the steps, blocks and decisions that it has
+    passed, and the milliseconds since the last of them. Who measures these sets this host's row,
+    `beat_seconds`, and `stack`, which tells what this host does.
     """
 
     def __init__(
@@ -278,6 +291,9 @@ class Channel:
     ):
         self.index, self.count = index, count
         self._connections, self.silence, self._gone, self._left = connections, silence, gone, left
+        self.paces: dict[int, list[Any]] = {}
+        self.stack: Callable[[], Any] = lambda: None
+        self.beat_seconds = min(5.0, silence / 6)
         self._changed = threading.Condition()
         self._values: dict[tuple[str, int, int], Any] = {}  # by (what, turn, host)
         self._turns: dict[str, int] = {}
@@ -326,6 +342,15 @@ class Channel:
         self._send({"fail": code, "text": sentence[:10_000], "host": self.index})
         return not self._noted.wait(4 * _GRACE_SECONDS)
 
+    def stacks(self, seconds: float) -> dict[int, Any]:
+        """On host 0: what the `stack` of each host tells, of those that answer within `seconds`."""
+        self._send({"stacks": True})
+        keys = {host: ("stack", 1, host) for host in self._connections}
+        with self._changed:
+            self._changed.wait_for(lambda: self._values.keys() >= set(keys.values()), seconds)
+            told = {host: self._values[key] for host, key in keys.items() if key in self._values}
+        return {0: self.stack(), **told}
+
     def bye(self) -> None:
         """This host has done its part, so its end is no loss."""
         self._ending.set()
@@ -371,6 +396,10 @@ class Channel:
                 self._lost(message["gone"])
             elif "leave" in message:
                 self._left(message["leave"], "")
+            elif "paces" in message:
+                self.paces |= {row[0]: row for row in message["paces"] if row[0] != self.index}
+            elif "stacks" in message:
+                self._send({"what": "stack", "turn": 1, "host": self.index, "value": self.stack()})
             elif "fail" in message:
                 self._failed(host, connection, message)
         if host not in self._farewells:
@@ -383,7 +412,8 @@ class Channel:
         ):
             return False
         if host:
-            return not message.keys() & {"gone", "leave", "noted"}
+            alone = all(row[0] == host for row in message.get("paces", ()))
+            return alone and not message.keys() & {"gone", "leave", "noted", "stacks"}
         return "fail" not in message and message.get("gone", 0) < self.count
 
     def _failed(self, host: int, connection: Connection, message: dict[str, Any]) -> None:
@@ -404,8 +434,9 @@ class Channel:
 
     def _beat(self) -> None:
         while not self._ending.is_set():
-            self._send({"beat": self.index})
-            self._ending.wait(min(5.0, self.silence / 6))
+            known = [row for host, row in sorted(self.paces.items()) if self.index in (0, host)]
+            self._send({"beat": self.index, "paces": known})
+            self._ending.wait(self.beat_seconds)
             for host, connection in self._connections.items():
                 if host not in self._farewells and time.monotonic() - connection.heard > self.silence:
                     self._lost(host)

@@ -54,13 +54,14 @@ class Machine:
         return self.kind if self.platform != "cpu" else this_machine().cpu
 
 
-def detect(count: int | None = None, platform: str | None = None) -> Machine:
+def detect(count: int | None = None, platform: str | None = None, group: int = 1) -> Machine:
     """The machine: all devices of the best platform that JAX finds.
 
     *Arguments:*
     - `count`: use only the first `count` devices.
     - `platform`: `"cpu"`, `"gpu"` or `"tpu"`; by default the best one. `"cpu"` ignores accelerators: if JAX
       has not started yet, it starts without them, for the rest of this process.
+    - `group`: see `shared`.
 
     Raises `DeviceError` when there are fewer than `count` devices, when JAX cannot use the host's
     accelerator, or when JAX runs several processes that did not join with `hosts`; the message says why and
@@ -76,7 +77,7 @@ def detect(count: int | None = None, platform: str | None = None) -> Machine:
     devices = _devices(platform)
     if devices[0].platform == "cpu" and platform is None:
         refuse_fallback(gather(), setting("jax_platforms"), jax_errors)
-    return _take(devices, count)
+    return _take(devices, count, group)
 
 
 def refuse_fallback(facts: HostFacts, jax_platforms: str | None, ask) -> None:
@@ -146,7 +147,7 @@ def no_devices(
     return DeviceError("jax-does-not-start", text, said=" ".join(jax_error.split())[:600])
 
 
-def _take(devices: list[jax.Device], count: int | None) -> Machine:
+def _take(devices: list[jax.Device], count: int | None, group: int = 1) -> Machine:
     kind, here = devices[0].device_kind, hosts()
     if jax.process_count() != here.count:
         text = "JAX runs {processes} processes: leave out jax.distributed.initialize(), chipwise joins them."
@@ -160,7 +161,7 @@ def _take(devices: list[jax.Device], count: int | None) -> Machine:
     return Machine(
         platform=devices[0].platform,
         kind=kind,
-        devices=shared(devices, len(devices) if count is None else count, here.count),
+        devices=shared(devices, len(devices) if count is None else count, here.count, group),
         available=len(devices),
         simulated=devices[0].platform == "cpu" and len(devices) > here.count,
     )
@@ -168,21 +169,23 @@ def _take(devices: list[jax.Device], count: int | None) -> Machine:
 
 def shared(devices: Sequence[jax.Device], count: int, hosts: int, group: int = 1) -> tuple[jax.Device, ...]:
     """`count` of the devices of all hosts, in order: the first ones of each host, as equally many as the
-    hosts have. *Arguments:* `group`, of so many devices, which hosts have whole if each has one at all.
+    hosts have. *Arguments:* `group`, of so many devices, which hosts have whole if that leaves each a device.
 
     Raises `DeviceError` if a host would have no device.
     """
     if count < hosts:
         text = "{count} devices on {hosts} hosts: host {host} would have none. Use at least {hosts}."
         raise DeviceError("devices-below-hosts", text, count=count, hosts=hosts, host=count)
+    if hosts == 1:  # in JAX's order: its devices may have any
+        return tuple(devices[:count])
     seen: collections.Counter[int] = collections.Counter()
     order = []
     for place, device in enumerate(devices):
         order.append((seen[device.process_index] // group, place))
         seen[device.process_index] += 1
-    # of one host in JAX's order: its devices may have any
-    chosen = sorted(place for _, place in sorted(order)[:count]) if hosts > 1 else range(count)
-    return tuple(devices[place] for place in chosen)
+    chosen = tuple(devices[place] for place in sorted(place for _, place in sorted(order)[:count]))
+    whole = len({device.process_index for device in chosen}) == hosts
+    return chosen if whole or group == 1 else shared(devices, count, hosts)
 
 
 def simulate(n: int) -> None:

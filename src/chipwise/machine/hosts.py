@@ -24,7 +24,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ChipwiseError, DeviceError, DivergedError, HostLost, RecipeError, Stopped
@@ -42,16 +43,36 @@ _ABORT_SECONDS = 3.0
 _PORTS = 16  # to try for JAX's own service, from the next port on
 
 
+@dataclass
+class Pace:
+    """How far this process is, for threads that watch it.
+
+    *Fields:* `step`, the steps started; `calls`, decisions of all hosts and blocks of evaluations so far, as
+    many on every host; `queued`, what to wait for of started steps, oldest first; `stepping`, whether the
+    main thread takes steps rather than reads, compiles, evaluates or saves.
+    """
+
+    step: int = 0
+    calls: int = 0
+    queued: Sequence[Any] = ()
+    stepping: bool = False
+
+    def advanced(self, step: int, queued: Sequence[Any]) -> None:
+        """Step `step`, the last of `queued`, was started."""
+        self.step, self.queued, self.stepping = step, queued, True
+
+
 class Hosts:
     """This host among the hosts of the run; a run on one machine has one host.
 
     *Fields:* `index` of `count`; `place` that started the hosts; `names`, the host names of all; `shows`,
-    whether this host is to show the error with which it ends.
+    whether this host is to show the error with which it ends; `pace`; `channel` to other hosts, if any.
     """
 
     def __init__(self, seat: Seat, channel: Channel | None = None, names: tuple[str, ...] = ()):
         self.index, self.count, self.place = seat.index, seat.count, seat.place
-        self._channel, self.names = channel, names or (socket.gethostname(),)
+        self.channel, self.names = channel, names or (socket.gethostname(),)
+        self.pace = Pace()
         self._steps = 0
         self._code: int | None = None
         self.shows = True
@@ -63,11 +84,13 @@ class Hosts:
 
     def agree(self, what: str, value: Any = None) -> Any:
         """Host 0's `value`, a JSON value, on all hosts, which must all make the same calls."""
-        return value if self._channel is None else self._channel.agree(what, value)
+        self.pace.calls += 1
+        return value if self.channel is None else self.channel.agree(what, value)
 
     def everyone(self, what: str, value: Any = None) -> list[Any]:
         """The values of all hosts, JSON values, in their order. All wait for all."""
-        return [value] if self._channel is None else self._channel.everyone(what, value)
+        self.pace.calls += 1
+        return [value] if self.channel is None else self.channel.everyone(what, value)
 
     def compare(self, what: str, facts: dict[str, dict[str, Any]]) -> None:
         """Raises `DeviceError`, the same on all hosts, unless their values are equal.
@@ -94,7 +117,7 @@ class Hosts:
     def stopping(self) -> bool:
         """Whether all hosts stop at this step, since one got a signal. Every host calls this before every
         step."""
-        if self._channel is None:
+        if self.channel is None:
             return False
         from jax.experimental.multihost_utils import reached_preemption_sync_point
 
@@ -103,7 +126,7 @@ class Hosts:
 
     def failed(self, error: BaseException) -> None:
         """Ends all hosts, since this one cannot continue. Host 0 shows `error`, if it still runs."""
-        if self._channel is None or self._code is not None:
+        if self.channel is None or self._code is not None:
             return
         if isinstance(error, Stopped):  # all hosts stop, at the same step
             self.shows = self.first
@@ -111,12 +134,12 @@ class Hosts:
         self._code = getattr(error, "exit_code", 130 if isinstance(error, KeyboardInterrupt) else 1)
         if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError"):
             time.sleep(
-                self._channel.silence + 1
+                self.channel.silence + 1
             )  # a collective broke: the channel finds out why, and ends this host
         text = str(error) if isinstance(error, ChipwiseError) else f"{type(error).__name__}: {error}"
         text = str(fact("host-failed", host=self.index, host_name=self.names[self.index], text=text))
         alike = isinstance(error, (DivergedError, RecipeError, DeviceError))
-        self.shows = self._channel.fail(self._code, text, alike)
+        self.shows = self.channel.fail(self._code, text, alike)
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
@@ -127,10 +150,16 @@ class Hosts:
             self.failed(error)
             raise
 
+    def end(self, error: ChipwiseError) -> None:
+        """On host 0: ends all hosts at once with `error`, whatever their threads wait for."""
+        if self.channel is not None:
+            self.channel.fail(error.exit_code, "", alike=False)
+        _end(error.exit_code, str(error))
+
     def leave(self) -> None:
         """Runs at exit: says farewell; or after an error exits at once, since JAX would wait for lost
         hosts."""
-        if self._channel is None:
+        if self.channel is None:
             return
         uncaught = getattr(sys, "last_value", None)
         if uncaught is not None and not hasattr(sys, "ps1"):  # otherwise the others would wait for this host
@@ -139,7 +168,7 @@ class Hosts:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(self._code)
-        self._channel.bye()
+        self.channel.bye()
 
 
 _LOCK = threading.Lock()

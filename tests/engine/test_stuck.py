@@ -1,0 +1,236 @@
+"""A run of which nothing moves any more ends, and says who hangs where."""
+
+import os
+import random
+import threading
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import multihost_utils
+
+import chipwise as cw
+import processes
+import tasks
+from chipwise.engine import stuck
+from chipwise.errors import RecipeError, Stuck
+from chipwise.machine.cluster import Seat
+from chipwise.machine.hosts import Hosts, hosts
+from refusals import refused
+
+OVER = threading.Event()  # what hangs may go on
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """The errors with which the process would have ended."""
+    errors = []
+    OVER.clear()
+    monkeypatch.setattr(Hosts, "end", lambda self, error: (errors.append(error), OVER.set()))
+    yield errors
+    OVER.set()
+
+
+class Slow:
+    """Examples, before each of which `how` is called with the number of examples read."""
+
+    def __init__(self, how):
+        self.inner, self.how, self.read = tasks.data(), how, 0
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __getitem__(self, i):
+        self.read += 1
+        self.how(self.read)
+        return self.inner[i]
+
+
+def fit(run, after="1s", **changes):
+    task = tasks.task(**{"eval": None, **changes})
+    on = cw.On(devices=1, feed="host", workers="threads:1", stuck=after)
+    return cw.fit(tasks.recipe(task=task), run, on=on, checkpoint_every="5st", progress="none")
+
+
+def sleeps(read):
+    if read == 300:
+        OVER.wait(600)
+
+
+def test_a_function_of_the_user_that_sleeps(tmp_path, ended):
+    assert fit(tmp_path / "run", train=Slow(sleeps)).steps == 30
+    (error,) = ended
+    assert isinstance(error, Stuck) and error.exit_code == 77
+    assert error.code == "step-stuck" and 1 < error.facts["idle"] < 30
+    assert error.facts["doing"].startswith("sleeps (test_stuck.py:")
+    stacks = Path(error.facts["stacks"])
+    assert stacks.parent == tmp_path / "run" and " in sleeps\n" in stacks.read_text()
+
+
+def test_a_file_without_bytes_and_no_run_folder(tmp_path, ended, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+
+    def reads(read):
+        assert read != 300 or (tmp_path / "pipe").read_bytes() == b"at last"
+
+    def end(self, error):
+        ended.append(error)
+        (tmp_path / "pipe").write_bytes(b"at last")
+
+    monkeypatch.setattr(Hosts, "end", end)
+    assert fit(None, train=Slow(reads)).steps == 30
+    (error,) = ended
+    assert error.facts["doing"].startswith("reads (test_stuck.py:")
+    assert " in reads\n" in Path(error.facts["stacks"]).read_text()
+
+
+def test_a_device_that_is_not_ready(ended):
+    calls = []
+
+    def hangs(x):
+        calls.append(0)
+        if len(calls) == 20:
+            OVER.wait(60)
+        return x
+
+    def loss(params, state, batch, key, train):
+        sums, state = tasks.plain_loss(params, state, batch, key, train)
+        zero = jax.pure_callback(hangs, jax.ShapeDtypeStruct((), jnp.float32), jnp.float32(0))
+        return {"loss": cw.Sum(sums["loss"].total + zero, sums["loss"].count)}, state
+
+    assert fit(None, loss=loss).steps == 30
+    (error,) = ended
+    assert error.facts["doing"].startswith("hangs (test_stuck.py:")
+    assert 0 < error.facts["step"] < 30 and error.facts["devices"] in ([], [str(jax.devices()[0])])
+
+
+@pytest.mark.parametrize("kind", ["sleeps", "works"])
+def test_a_trace_is_stuck_only_if_the_processor_rests(kind, ended):
+    def loss(params, state, batch, key, train):
+        until = time.monotonic() + 1.3
+        while kind == "works" and time.monotonic() < until:
+            pass
+        if kind == "sleeps":
+            OVER.wait(60)
+        return tasks.plain_loss(params, state, batch, key, train)
+
+    fit(None, loss=loss)
+    assert [error.facts["step"] for error in ended] == [0] * (kind == "sleeps")
+
+
+@pytest.fixture
+def alone_here(monkeypatch):
+    """A run on one host, in which nothing moves but what a test does."""
+    monkeypatch.setattr(stuck, "hosts", lambda: Hosts(Seat(0, 1, "localhost")))
+    return stuck.watched
+
+
+def test_what_is_slow_but_moves_is_not_stuck(ended, alone_here, monkeypatch):
+    with alone_here("0.8s", None) as here:
+        for step in range(5):
+            here.pace.advanced(step + 1, ())
+            time.sleep(0.3)
+        here.pace.stepping = False
+        for _ in range(5):
+            here.pace.calls += 1  # a block of an evaluation
+            time.sleep(0.3)
+        monkeypatch.setattr(stuck, "_worked", time.monotonic)  # a processor is busy
+        time.sleep(1.5)
+        assert not ended
+        monkeypatch.setattr(stuck, "_worked", lambda: 7.0)
+        assert OVER.wait(20) and ended[0].facts["step"] == 5
+
+
+def test_reading_and_writing_is_work(tmp_path):
+    before, processor = stuck._worked(), time.process_time()
+    (tmp_path / "file").write_bytes(bytes(2_000_000))
+    assert 1 <= stuck._worked() - before < 2 + time.process_time() - processor
+
+
+def test_three_times_the_longest_step_is_not_stuck(ended, alone_here):
+    with alone_here("0.5s", None) as here:
+        for step, seconds in enumerate((0.1, 0.1, 0.4, 0.8, 1.2)):
+            here.pace.advanced(step + 1, ())
+            time.sleep(seconds)
+        assert not ended
+        assert OVER.wait(20) and ended[0].facts["idle"] > 3 * 0.6
+
+
+def test_a_debugger_is_not_stuck(ended, alone_here, tmp_path):
+    code = compile("def interaction():\n    time.sleep(2)\ninteraction()", str(tmp_path / "pdb.py"), "exec")
+    with alone_here("0.5s", None):
+        exec(code, {"time": time})
+        assert not ended
+
+
+def test_nothing_is_watched_without_seconds():
+    before = set(threading.enumerate())
+    fit(None, 0)
+    assert not [one for one in set(threading.enumerate()) - before if one.name == "chipwise-stuck"]
+
+
+@pytest.mark.parametrize("given", ["soon", "-1", "inf", "", "5m", None])
+def test_seconds_that_are_none(given):
+    with refused(RecipeError, "stuck-unreadable", stuck=given):
+        cw.On(stuck=given)
+
+
+# ---- of several hosts, one is behind
+
+
+def reads(read):
+    if read == 300:
+        Path("pipe").read_bytes()
+
+
+def alone(read):
+    if read == 1:  # the main thread compares the data of the hosts
+        multihost_utils.sync_global_devices("alone")  # in which the others do not join
+
+
+def hang(kind, host, seconds, run):
+    """Trains on the hosts of the environment, of which one hangs."""
+    here = hosts()
+    train = Slow({"sleeps": sleeps, "reads": reads, "alone": alone}[kind])
+    train.how = train.how if here.index == int(host) else lambda read: None
+    on = cw.On(feed="host", workers="threads:1", stuck=seconds)
+    recipe = tasks.recipe(task=tasks.task(train=train, eval=None))
+    cw.fit(recipe, run, on=on, checkpoint_every="5st", progress="none")
+
+
+HANG = "import sys, test_stuck\ntest_stuck.hang(*sys.argv[1:])"
+PATH = os.pathsep.join([str(Path(__file__).parent), processes.search()])
+
+
+def check(kind, host, count, folder, seconds="3s"):
+    """*Returns* the seconds that it took, with the start, until all had said that `host` hangs, and where."""
+    folder.mkdir(exist_ok=True)
+    os.mkfifo(folder / "pipe")
+    began, how = time.monotonic(), f"import os\nos.chdir({str(folder)!r})\n{HANG}"
+    started = processes.start(how, count, 1, kind, host, seconds, folder / "run", PYTHONPATH=PATH)
+    told, taken = processes.ends(started), time.monotonic() - began
+    assert [code for code, _, _ in told] == [77] * count, told
+    assert [err.count("error: ") for _, _, err in told] == [1] + [0] * (count - 1), told
+    line = next(line for line in told[0][2].splitlines() if line.startswith("error: "))
+    assert f"Host {host} (" in line and f" {kind} (test_stuck.py:" in line, line
+    (stacks,) = (word for word in line.split() if Path(word).name.startswith("stuck-"))
+    text = Path(stacks.removesuffix(".")).read_text()
+    assert f" in {kind}\n" in text and text.count("main thread") == count
+    print(f"{kind}, host {host} of {count}: {taken:.1f} s\n{line}", flush=True)
+    return taken
+
+
+def test_the_host_that_waits_in_a_collective_alone_is_named(tmp_path):
+    check("alone", 1, 2, tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_a_campaign_of_stuck_hosts(tmp_path):
+    """`CHIPWISE_CAMPAIGN=20 pytest -m slow tests/engine/test_stuck.py -s` prints each."""
+    rng, kinds = random.Random(int(os.environ.get("CHIPWISE_SEED", "7"))), ("sleeps", "reads", "alone")
+    for i in range(int(os.environ.get("CHIPWISE_CAMPAIGN", "6"))):
+        count = rng.randint(2, 4)
+        check(kinds[i % 3], rng.randrange(count), count, tmp_path / str(i))
