@@ -28,7 +28,9 @@ def blocks(page, language):
 
 def commands(page):
     lines = [line for block in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()]
-    lines = [re.sub(r"^chipwise (--(processes|restart) \d+ )+", "chipwise ", line) for line in lines]
+    lines = [
+        re.sub(r"^chipwise (--(processes|restart) \d+ |--rejoin )+", "chipwise ", line) for line in lines
+    ]
     return [line.split(" #")[0].strip() for line in lines if line.startswith("chipwise ")]
 
 

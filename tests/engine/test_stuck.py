@@ -55,7 +55,7 @@ def fit(run, after="1s", **changes):
 
 
 def sleeps(read):
-    if read == 300:
+    if read == 120:
         OVER.wait(600)
 
 
@@ -73,7 +73,7 @@ def test_a_file_without_bytes_and_no_run_folder(tmp_path, ended, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
 
     def reads(read):
-        assert read != 300 or (tmp_path / "pipe").read_bytes() == b"at last"
+        assert read != 120 or (tmp_path / "pipe").read_bytes() == b"at last"
 
     def end(self, error):
         ended.append(error)
@@ -181,7 +181,7 @@ def test_seconds_that_are_none(given):
 
 
 def reads(read):
-    if read == 300:
+    if read == 120:
         Path("pipe").read_bytes()
 
 

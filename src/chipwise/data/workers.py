@@ -10,6 +10,7 @@ into shared memory, so a batch is never copied between them.
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import multiprocessing
 import os
@@ -272,6 +273,7 @@ _maps: dict[int, np.ndarray] = {}  # by the buffer's number
 def _start(recipe_files: dict[str, str], sent: bytes) -> None:
     """Runs in a new process: receives the source."""
     global _source, _trouble
+    faulthandler.register(signal.SIGUSR1)  # prints where it is, for a parent that waits for it in vain
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles the terminal's Ctrl-C, and saves first
     threading.Thread(target=_end_with_parent, name="chipwise-parent", daemon=True).start()
     os.environ["JAX_PLATFORMS"] = "cpu"  # if the source uses JAX, it must not take the accelerator

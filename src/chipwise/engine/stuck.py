@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import multiprocessing
+import os
 import re
+import signal
 import sys
 import tempfile
 import threading
@@ -99,7 +102,9 @@ class _Watch(threading.Thread):
 
     def stack(self) -> dict[str, Any]:
         """What this host does: `doing`, the line of code, and whether it is the user's `own`; as `text`, the
-        stacks of all threads, and the devices that are not ready."""
+        stacks of all threads, and the devices that are not ready. Processes that read data print theirs."""
+        for child in () if _interactive() else multiprocessing.active_children():
+            os.kill(child.pid or 0, signal.SIGUSR1)
         doing, own = _doing(self.main)
         with tempfile.TemporaryFile() as file:
             faulthandler.dump_traceback(file, all_threads=True)
@@ -120,13 +125,10 @@ class _Watch(threading.Thread):
         doing = one_line(str(said[host].get("doing", "unknown")), 200)
         facts = {"step": rows[host][1], "idle": idle, "host": host, "host_name": here.names[host]}
         facts |= {"doing": doing, "devices": self._devices(), "hosts": here.count}
-        code = (
-            "host-stuck" if len(behind) < here.count else "step-stuck" if here.count == 1 else "hosts-stuck"
-        )
+        nobody = "step-stuck" if here.count == 1 else "hosts-stuck"  # is behind the others
+        code = nobody if len(behind) == here.count else "host-stuck"
         error = Stuck(code, **facts, stacks=self._written(rows, said))
-        if (
-            hasattr(sys, "ps1") or "ipykernel" in sys.modules
-        ):  # what else the session holds is not thrown away
+        if _interactive():
             print(f"warning: {error}", file=sys.stderr)
         else:
             here.end(error)
@@ -149,6 +151,11 @@ class _Watch(threading.Thread):
             return ThreadPoolExecutor(1).submit(write).result(_ANSWER_SECONDS)
         except OSError as error:  # also after these seconds
             return f"nowhere ({error.strerror or type(error).__name__})"
+
+
+def _interactive() -> bool:
+    """Whether a person has more in this process than a run, which is not to be thrown away."""
+    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
 
 
 def _stack(thread: int) -> list[tuple[str, int, str]]:

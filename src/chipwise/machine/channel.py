@@ -171,8 +171,8 @@ def accept_hosts(
             if waited > next_report:
                 awaiting(missing)
                 next_report = waited + _AGAIN_SECONDS
-            for i in [i for i, connection in connections.items() if _ended(connection)]:
-                connections.pop(i).close()  # the host was killed, and may start again
+            for i in [i for i, one in connections.items() if select.select([one], [], [], 0)[0]]:
+                connections.pop(i).close()  # which send nothing yet: the host was killed, and may start again
             reading: list[Any] = [server, *strangers]
             if select.select(reading, [], [], min(_RETRY_SECONDS, wait))[0]:
                 with contextlib.suppress(OSError):  # nobody, or already gone
@@ -261,11 +261,6 @@ def _listening(address: str, port: int) -> socket.socket:
         return socket.create_server(("", port))
     except OSError as error:
         raise PortTaken(error.errno, error.strerror) from error
-
-
-def _ended(connection: Connection) -> bool:
-    """Whether a connection has ended, on which the other side sends nothing yet."""
-    return bool(select.select([connection], [], [], 0)[0])
 
 
 class Channel:

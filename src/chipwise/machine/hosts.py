@@ -257,35 +257,17 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
     except PortTaken as error:
         other = seat.port + 100 if seat.port < 65000 else seat.port - 1000
         facts = {**where, "other": other, "host_name": name, "reason": error.strerror}
-        text = (
-            "Host 0 ({host_name}) cannot listen at {address}:{port}: {reason}. Stop the program there, or "
-            "give all hosts --coordinator {address}:{other}."
-        )
-        raise DeviceError("hosts-port-taken", text, **facts) from error
+        raise DeviceError("hosts-port-taken", **facts) from error
     except TimeoutError as error:
-        text = (
-            "{missing:hosts} of {hosts} did not reach {address}:{port} within {waited:seconds}: start the "
-            "same command on every host, or give --hosts the number that you have."
-        )
-        missing = error.args[0]
-        raise DeviceError(
-            "hosts-missing", text, **where, missing=missing, hosts=seat.count, waited=wait
-        ) from None
+        facts = {**where, "missing": error.args[0], "hosts": seat.count, "waited": wait}
+        raise DeviceError("hosts-missing", **facts) from None
     except ValueError as error:
         host, other, mine = error.args
-        text = (
-            "Host {host} reached {address}:{port} and expects {other} hosts; host 0 expects {hosts}, from 0 "
-            "to {hosts}-1, each once. Give each its own --host, and all the same --hosts."
-        )
-        raise DeviceError("host-twice", text, **where, host=host, other=other, hosts=mine) from None
+        raise DeviceError("host-twice", **where, host=host, other=other, hosts=mine) from None
 
     def gone(host: int, garbled: bool) -> None:
         if host == seat.index:  # this process was suspended, or cut off from the network
-            text = (
-                "host {host}: silent for {silence:seconds}, and the others continued without it. Start "
-                "the same command again on all hosts: the run continues from its newest checkpoint."
-            )
-            lost = HostLost("host-left-behind", text, host=host, silence=silence)
+            lost = HostLost("host-left-behind", host=host, silence=silence)
             _end(lost.exit_code, str(lost))
         facts = {"host": seat.index, "lost": host, "lost_name": here.names[host], "silence": silence}
         lost = HostLost("host-garbled" if garbled else "host-lost", **facts)
@@ -296,22 +278,13 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
     here.names = tuple(one_line(other, 64) for other in here.everyone("names", name))
     _outlive_aborts()
     try:
-        _compare_programs(here)
+        own = arithmetic.settings() | {"NPROC": os.environ.get("NPROC")}
+        here.compare("program", {"host-differs-version": arithmetic.versions(), "host-differs": own})
         _start_jax(seat, channel, silence)
     except BaseException as error:
         here.failed(error)
         raise
     return here
-
-
-def _compare_programs(here: Hosts) -> None:
-    here.compare(
-        "program",
-        {
-            "host-differs-version": arithmetic.versions(),
-            "host-differs": arithmetic.settings() | {"NPROC": os.environ.get("NPROC")},
-        },
-    )
 
 
 def _start_jax(seat: Seat, channel: Channel, silence: float) -> None:
