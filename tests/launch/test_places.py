@@ -229,6 +229,8 @@ def test_slurm_goes_on_with_the_nodes_that_are_left(tmp_path):
     chipwise, tools = tmp_path / "chipwise-digits-env" / "bin", tmp_path / "tools"
     chipwise.mkdir(parents=True), tools.mkdir()
     programs(chipwise, chipwise="")
+    wanted = "\n".join(["chipwise-digits-files/chipwise-1-py3-none-any.whl", *job("h100").packages[1:], ""])
+    (chipwise.parent / "wanted").write_text(wanted)
     count = 'n=$(($(cat n 2>/dev/null || echo 0) + 1)); echo $n > n; echo "$@" >> calls\n'
     scripts = {
         "sinfo": "[ -e n ] || echo node2\necho node1\necho node3\n",
@@ -318,8 +320,9 @@ printf '#!/bin/bash\\necho "$(basename "$0") $*" >> ran\\n' | tee "$4/bin/pip" >
 chmod +x "$4"/bin/*
 """
     versions = {f"python3{end}": "exit 1" for end in ("", ".10", ".11", ".13", ".14")}
-    environment = programs(tools, srun='"$2" "$3"', **versions, **{"python3.12": python})
-    environment["SLURM_SUBMIT_DIR"] = str(folder)
+    srun = 'while [ "$1" != chipwise ]; do shift; done; "$1" "$2"'
+    environment = programs(tools, srun=srun, sinfo="echo a", **versions, **{"python3.12": python})
+    environment |= {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_NODELIST": "a"}
     command = ["bash", "chipwise-digits.sbatch"]
     for _ in range(2):
         assert subprocess.run(command, cwd=folder, env=environment, timeout=60).returncode == 0

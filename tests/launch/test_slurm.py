@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -113,6 +114,27 @@ def test_the_written_script_is_stopped_queued_again_and_ends(cluster, chipwise, 
         time.sleep(0.2)
     assert json.loads((run / "result.json").read_text())["fingerprint"] == whole
     assert len((run / "processes.jsonl").read_text().splitlines()) > 1
+
+
+def test_the_written_script_goes_on_at_once_after_a_kill(cluster, chipwise, whole, tmp_path):
+    (name, text), *_ = write(place("slurm"), JOB).items()
+    (tmp_path / name).write_text(text)
+    subprocess.run(["sbatch", name], check=True, cwd=tmp_path, env=cluster, timeout=30)
+    run = tmp_path / "runs" / JOB.name
+    wait_for_checkpoint(run)
+    pid = json.loads((run / "processes.jsonl").read_text().splitlines()[0])["pid"]
+    os.kill(pid, signal.SIGKILL)
+    killed, limit = time.monotonic(), time.monotonic() + 300
+    starts = []
+    while not (run / "result.json").exists():
+        assert time.monotonic() < limit, [log.read_text() for log in tmp_path.glob("*.log")]
+        if len(starts := (run / "processes.jsonl").read_text().splitlines()) == 1:
+            begun = time.monotonic()
+        time.sleep(0.05)
+    print(f"{begun - killed:.1f} s from the kill to the next start, in the same job")
+    assert [json.loads(line)["event"] for line in starts][:2] == ["start", "start"]
+    assert json.loads((run / "result.json").read_text())["fingerprint"] == whole
+    assert len(list(tmp_path.glob("*.log"))) == 1
 
 
 def test_sbatch_reads_what_was_written(cluster, tmp_path):
