@@ -1,7 +1,7 @@
 """Measures one GPU in a few minutes: plans compared with steps, bits, whole trainings, torch.compile.
 
     python benchmarks/gpu.py --plan h100 h200       # anywhere, needs chipwise[plan]; writes gpu_plans.json
-    python benchmarks/gpu.py --mnist DIR --cifar DIR  # on an NVIDIA GPU; writes gpu.json
+    python benchmarks/gpu.py --mnist DIR --cifar DIR  # on an NVIDIA GPU; writes gpu.json and gpu.md
     python benchmarks/gpu.py --tiny                 # tiny nets, on a CPU too: whether it works
 
 For each net, on random examples in the GPU's memory, it measures: examples/s of the exact step, of
@@ -299,6 +299,67 @@ def prepare(nets: list[str], modes: list[str], size: str, data: dict[str, str], 
         return {name: job.result() for name, job in asked.items()}
 
 
+def page(made: dict[str, Any], plans: dict[str, Any]) -> str:
+    """The page of what was measured, beside the plans of that chip. A dash was not measured."""
+    from chipwise.chips.catalogue import find, spelled
+
+    measured = {name: one for name, one in made["measured"].items() if "error" not in one}
+    device = next(iter(measured.values()))["device"]
+    chip = find(device)
+    target = chip and spelled(chip.names[0])
+    lines = [
+        "# Measured on one GPU",
+        "",
+        f"`python benchmarks/gpu.py`, {device}, {made['date']}. Examples/s are medians (quartiles) over "
+        f"{SECONDS:g} seconds, each net a process of its own with nothing beside it.",
+        "",
+        "| net | batch | exact | `exact=False` | exact / free | the same losses in a second process "
+        "| memory, peak |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for net in NETS:
+        exact, free = (measured.get(f"{net}:{mode}") for mode in ("exact", "free"))
+        if not exact and not free:
+            continue
+        speeds = [one and one["examples_per_second"] for one in (exact, free)]
+        cells = [f"{s['median']:,.0f} ({s['low']:,.0f} to {s['high']:,.0f})" if s else "-" for s in speeds]
+        ratio = f"{speeds[0]['median'] / speeds[1]['median']:.2f}" if all(speeds) else "-"
+        first = made["compiled"].get(f"{net}:exact", {}).get("first_losses")
+        same = "-" if not exact else ("yes" if first == exact["first_losses"] else "**no**")
+        peak = f"{exact['memory']['peak_measured'] / 1e9:.2f} GB" if exact else "-"
+        batch = (exact or free)["batch"]
+        lines.append(f"| {net} | {batch} | {cells[0]} | {cells[1]} | {ratio} | {same} | {peak} |")
+    lines += [
+        "",
+        f"Milliseconds of a step, planned for {target} beforehand on a machine without a GPU, and measured:",
+        "",
+        "| net | planned (90 % interval) | measured | measured / planned | inside |",
+        "|---|---|---|---|---|",
+    ]
+    for name, one in measured.items():
+        net, mode = name.split(":")
+        plan = plans.get(net, {}).get(target, {}).get(mode, {}).get("seconds")
+        if plan:
+            ms = 1e3 * one["batch"] / one["examples_per_second"]["median"]
+            value, low, high = (1e3 * plan[key] for key in ("value", "low", "high"))
+            inside = "yes" if low <= ms <= high else "no"
+            lines.append(
+                f"| {net}, {mode} | {value:.2f} ({low:.2f} to {high:.2f}) | {ms:.2f} "
+                f"| {ms / value:.2f} | {inside} |"
+            )
+    for name, one in made["trained"].items():
+        if "error" not in one:
+            ways = [way for way in one if way != "total_steps"]
+            bits = {one[way]["bits"] for way in ways}
+            result = one[ways[0]]["metrics"]["eval/accuracy"]
+            lines += ["", f"{name}, {one['total_steps']} steps, {', '.join(ways)}: {len(bits)} fingerprint, "]
+            lines[-1] += f"{100 * result:.2f} % of the held-out examples."
+    missing = [f"{n}, {k}" for k in ("trained", "compiled") for n, one in made[k].items() if "error" in one]
+    if missing:
+        lines += ["", "Not measured, for lack of time or as told below: " + "; ".join(missing) + "."]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="tiny nets, to see that it works")
@@ -349,6 +410,9 @@ def main() -> None:
             keep(f"measured {net}:{mode}", ask(deadline, "chipwise", net, size, mode, timed))
     for net in [net for net in arguments.nets if net in TORCH]:
         keep(f"torch {net}", ask(deadline, "torch", net, size, timed))
+    plans = arguments.out / "gpu_plans.json"
+    planned = json.loads(plans.read_text())["plans"] if plans.exists() else {}
+    (arguments.out / "gpu.md").write_text(page(made, planned))
 
 
 if __name__ == "__main__":
