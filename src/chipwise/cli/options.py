@@ -238,6 +238,10 @@ def _typer(name: str, kind: Any, made: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
+def warn(warning: object) -> None:
+    typer.echo(f"warning: {warning}", err=True)
+
+
 def only_look() -> None:
     """Makes JAX start without accelerators, for commands that compute nothing on a device."""
     import jax

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from ..errors import DivergedError, RecipeError
 from ..explain.terminal import console, grid, printed
 from ..words.facts import fact
@@ -138,17 +136,12 @@ def evaluate_run(
       chipwise eval runs/mine --recipe my_task.py:recipe
     """
     on = here.on()
-    from ..deploy.inputs import with_evaluation
     from ..deploy.model import trained
     from ..engine.evaluate import evaluate
 
-    def warn(warning: object) -> None:
-        typer.echo(f"warning: {warning}", err=True)
-
-    model = trained(run, recipe, warn, data=data, with_data=eval_data is None, best=best)
-    loaded = model.recipe if eval_data is None else with_evaluation(model.recipe, eval_data)
-    metrics = evaluate(loaded, model.params, model.state, batch=batch, on=on)
-    examples = len(loaded.task.eval or ())
+    model = trained(run, recipe, options.warn, data=data, with_data=True, eval_data=eval_data, best=best)
+    metrics = evaluate(model.recipe, model.params, model.state, batch=batch, on=on)
+    examples = len(model.recipe.task.eval or ())
     if json_:
         shown = {"run": run, "steps": model.steps, "examples": examples, "metrics": metrics}
         print(json.dumps(shown, default=lambda v: v.tolist()))

@@ -67,13 +67,15 @@ def trained(
     *,
     data: str | None = None,
     with_data: bool = False,
+    eval_data: Any = None,
     best: bool = False,
 ) -> Trained:
     """The model of a `Result`, or of the newest checkpoint of a run folder; with `best`, of its best one.
 
     *Arguments:* `recipe`: the recipe of the run, or how the command line names it, needed unless it is a
     built-in one. A Python file that only the folder names is never executed. `say` is called with warnings.
-    `with_data`: the run's own data is needed, or what is at `data`.
+    `with_data`: the run's own data is needed, or what is at `data`. `eval_data`: evaluate on it, see
+    `with_evaluation`.
 
     Raises `RunError`, `RecipeError` if the recipe must be named, or `DataError` for the run's data.
     """
@@ -84,7 +86,9 @@ def trained(
     if not isinstance(model, str | Path):
         text = "A trained model is a Result or a run folder, got {kind}."
         raise RecipeError("not-a-trained-model", text, kind=type(model).__name__)
-    loaded = _loaded(read_run(model), recipe, say, data, with_data)
+    loaded = _loaded(read_run(model), recipe, say, data, with_data and eval_data is None)
+    if eval_data is not None:
+        loaded = with_evaluation(loaded, eval_data)
     state = restore_run(loaded, model, say, best=best)
     return Trained(loaded, state.params, state.state, state.steps, str(model))
 

@@ -45,7 +45,8 @@ class Predictions:
 
     *Fields:* `examples`: their number; `outputs`: what `Task.predict` returns, NumPy arrays `(examples,
     ...)`, or None if they were written to `file`; `accuracy`: of a classifier, if the data has labels;
-    `seconds`: wall time; `class_names`: maybe `()`; `returns`: what the outputs are, "logits",
+    `seconds`: wall time; `actual`: the labels, `(examples,)`, where there is an accuracy and no `file`;
+    `class_names`: maybe `()`; `returns`: what the outputs are, "logits",
     "probabilities" or "values".
     """
 
@@ -54,6 +55,7 @@ class Predictions:
     file: Path | None
     accuracy: float | None
     seconds: float
+    actual: np.ndarray | None = field(default=None, repr=False)
     class_names: tuple[str, ...] = ()
     returns: str = "logits"
 
@@ -138,34 +140,27 @@ def predict(
         names = known.class_names if classifier else ()
         columns = Columns(returns if classifier else "values", names, min(top, classes or 1), probabilities)
         if file is None:
-            outputs, right = _whole(predictor, classifier)
+            outputs, actual = _whole(predictor, classifier)
+            right = None if actual is None else int(np.sum(np.argmax(outputs, axis=1) == actual))
         else:
             job = _Job(known, predictor, columns, file, suffix, path, fresh)
-            outputs, right = None, job.run(say)
+            outputs, actual, right = None, None, job.run(say)
     accuracy = None if right is None else right / len(source)
     seconds = time.perf_counter() - began
-    return Predictions(len(source), outputs, file, accuracy, seconds, names, returns)
+    return Predictions(len(source), outputs, file, accuracy, seconds, actual, names, returns)
 
 
-def _whole(predictor: Predictor, classifier: bool) -> tuple[Any, int | None]:
-    """The outputs of all examples, and how many a classifier gets right, if known."""
-    blocks = list(predictor())
-    counts = [_right(beside, block, classifier) for beside, block in blocks]
-    outputs = {n: np.concatenate([block[n] for _, block in blocks]) for n in predictor.outputs}
-    right = None if None in counts else sum(n for n in counts if n is not None)
-    return (outputs["outputs"] if list(outputs) == ["outputs"] else outputs), right
+def _whole(predictor: Predictor, classifier: bool) -> tuple[Any, np.ndarray | None]:
+    """The outputs of all examples, and the labels of a classifier, if known."""
+    beside, outputs = _joined(list(predictor()))
+    return (outputs["outputs"] if list(outputs) == ["outputs"] else outputs), _labels(beside, classifier)
 
 
-def _right(beside: Examples, outputs: dict[str, np.ndarray], classifier: bool) -> int | None:
+def _labels(beside: Examples, classifier: bool) -> np.ndarray | None:
+    """The classes of a classifier's examples, one each, if known."""
     label = beside.get("label")
-    if (
-        not classifier
-        or label is None
-        or label.shape != outputs["outputs"].shape[:1]
-        or label.dtype.kind not in "iu"
-    ):
-        return None
-    return int(np.sum(np.argmax(outputs["outputs"], axis=1) == label))
+    known = classifier and label is not None and label.ndim == 1 and label.dtype.kind in "iu"
+    return label if known else None
 
 
 class _Job:
@@ -228,7 +223,8 @@ class _Job:
         names = name_of(self.predictor.source)
         for beside, outputs in self._parts(first):
             count = len(next(iter(outputs.values())))
-            right = _right(beside, outputs, self.columns.classifier)
+            label = _labels(beside, self.columns.classifier)
+            right = None if label is None else int(np.sum(np.argmax(outputs["outputs"], axis=1) == label))
             called = [names(i) for i in range(first, first + count)] if names is not None else None
             rows = self.columns.rows(first, called, beside.get("label"), outputs)
             head = list(rows)
