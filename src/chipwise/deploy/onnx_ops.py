@@ -39,10 +39,6 @@ def _each(op: Callable) -> Callable:
     return run
 
 
-def _simple(name: str) -> Callable:
-    return _each(lambda graph, equation, *values: graph.node(name, *values))
-
-
 def _logic(name: str) -> Callable:
     def run(graph: Graph, equation: Any, *values: Any) -> str:
         boolean = equation.invars[0].aval.dtype == np.bool_
@@ -55,14 +51,6 @@ def _kind(dtype: Any) -> int:
     import onnx
 
     return onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-
-
-def _cast(graph: Graph, equation: Any, x: Any) -> str:
-    return graph.node("Cast", x, to=_kind(equation.params["new_dtype"]))
-
-
-def _power(graph: Graph, equation: Any, x: Any) -> str:
-    return graph.node("Pow", x, np.asarray(equation.params["y"], equation.invars[0].aval.dtype))
 
 
 def _one_like(equation: Any) -> np.ndarray:
@@ -99,15 +87,6 @@ def _broadcast(graph: Graph, equation: Any, x: Any) -> Ref:
     return Ref(name, aval.shape, aval.dtype, lazy=tuple(ones) != tuple(aval.shape))
 
 
-def _transpose(graph: Graph, equation: Any, x: Any) -> str:
-    return graph.node("Transpose", graph.whole(x), perm=list(equation.params["permutation"]))
-
-
-def _concatenate(graph: Graph, equation: Any, *values: Any) -> str:
-    names = [graph.whole(v) for v in values]
-    return graph.node("Concat", *names, axis=equation.params["dimension"])
-
-
 def _stack(graph: Graph, equation: Any, *values: Any) -> str:
     axis = equation.params.get("axis", equation.params.get("dimension", 0))
     names = [graph.node("Unsqueeze", graph.whole(v), _ints([axis])) for v in values]
@@ -135,10 +114,6 @@ def _dynamic_slice(graph: Graph, equation: Any, x: Any, *starts: Any) -> str:
     first = [min(max(int(starts[i]), 0), shape[i] - sizes[i]) for i in axes]
     last = [f + sizes[i] for f, i in zip(first, axes, strict=True)]
     return graph.node("Slice", graph.whole(x), _ints(first), _ints(last), _ints(axes))
-
-
-def _dynamic_update_slice(graph: Graph, equation: Any, x: Any, update: Any, *starts: Any) -> str:
-    return _replace(graph, equation, x, graph.whole(update), equation.invars[1].aval.shape, starts)
 
 
 def _scatter(graph: Graph, equation: Any, x: Any, index: Any, update: Any) -> str:
@@ -357,35 +332,32 @@ def _size(graph: Graph, equation: Any, *values: Any) -> str:
 
 
 OPS: dict[str, Callable] = {
-    **{name: _simple(op) for name, op in _NAMES["elementwise"].items()},
+    **{name: _each(lambda g, e, *x, op=op: g.node(op, *x)) for name, op in _NAMES["elementwise"].items()},
     **{name: _logic(op) for name, op in _NAMES["logic"].items()},
+    **{name: _reduce(op) for name, op in _NAMES["reduce"].items()},
     **{name: lambda graph, equation, x: x for name in _NAMES["same"]},
     "argmax": _arg("ArgMax"),
     "argmin": _arg("ArgMin"),
     "broadcast_in_dim": _broadcast,
     "clamp": _each(lambda g, e, low, x, high: g.node("Min", g.node("Max", x, low), high)),
-    "concatenate": _concatenate,
+    "concatenate": lambda g, e, *x: g.node("Concat", *map(g.whole, x), axis=e.params["dimension"]),
     "conv_general_dilated": _convolution,
-    "convert_element_type": _each(_cast),
+    "convert_element_type": _each(lambda g, e, x: g.node("Cast", x, to=_kind(e.params["new_dtype"]))),
     "cumsum": _cumsum,
     "dim_as_value": _size,
     "dot_general": _dot,
     "dynamic_slice": _dynamic_slice,
-    "dynamic_update_slice": _dynamic_update_slice,
+    "dynamic_update_slice": lambda g, e, x, update, *starts: _replace(
+        g, e, x, g.whole(update), e.invars[1].aval.shape, starts
+    ),
     "erfc": _each(lambda g, e, x: g.node("Sub", _one_like(e), g.node("Erf", x))),
     "expm1": _each(lambda g, e, x: g.node("Sub", g.node("Exp", x), _one_like(e))),
     "gather": _gather,
-    "integer_pow": _each(_power),
+    "integer_pow": _each(lambda g, e, x: g.node("Pow", x, np.asarray(e.params["y"], e.invars[0].aval.dtype))),
     "is_finite": _each(lambda g, e, x: g.node("Not", g.node("Or", g.node("IsNaN", x), g.node("IsInf", x)))),
     "log1p": _each(lambda g, e, x: g.node("Log", g.node("Add", x, _one_like(e)))),
     "ne": _each(lambda g, e, *x: g.node("Not", g.node("Equal", *x))),
     "pad": _pad,
-    "reduce_and": _reduce("ReduceMin"),
-    "reduce_max": _reduce("ReduceMax"),
-    "reduce_min": _reduce("ReduceMin"),
-    "reduce_or": _reduce("ReduceMax"),
-    "reduce_prod": _reduce("ReduceProd"),
-    "reduce_sum": _reduce("ReduceSum"),
     "reduce_window_max": _pool("max"),
     "reduce_window_sum": _pool("sum"),
     "rem": _each(lambda g, e, *x: g.node("Mod", *x, fmod=1)),
@@ -400,6 +372,6 @@ OPS: dict[str, Callable] = {
     "split": _split,
     "square": _each(lambda g, e, x: g.node("Mul", x, x)),
     "stack": _stack,
-    "transpose": _transpose,
+    "transpose": lambda g, e, x: g.node("Transpose", g.whole(x), perm=list(e.params["permutation"])),
 }
 """JAX's name of an operation to what writes it."""
