@@ -52,8 +52,7 @@ class Shown(dict):
     def text(self) -> str:
         """The terminal's output, without colours."""
         console = Console(file=io.StringIO(), width=_COLUMNS, highlight=False, force_jupyter=False)
-        for part in self.parts:
-            console.print(part, markup=False, soft_wrap=not isinstance(part, Table))
+        terminal.printed(console, self.parts)
         return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
 
     def _repr_html_(self) -> str:
@@ -100,11 +99,6 @@ def _(answer: Plans) -> Shown:
 
 
 @shown.register
-def _(answer: Plan) -> Shown:
-    return shown(Plans([answer]))
-
-
-@shown.register
 def _(answer: Result) -> Shown:
     curves: dict[str, list[tuple[float, float]]] = {}
     for row in answer.history:
@@ -120,29 +114,16 @@ def _(answer: Result) -> Shown:
 
 
 @shown.register
-def _(answer: LrSearch) -> Shown:
-    return Shown({}, advice.rates(answer), panels=[advice.curves(answer)])
-
-
-@shown.register
-def _(answer: BatchSearch) -> Shown:
-    return Shown({}, advice.batch(answer))
-
-
-@shown.register
-def _(answer: Transfer) -> Shown:
-    return Shown({}, advice.moved(answer))
-
-
-@shown.register
-def _(answer: Findings) -> Shown:
-    return Shown({}, advice.doubts(answer))
-
-
-@shown.register
 def _(answer: Study) -> Shown:
     document = compare_document([os.fspath(answer.folder)])
     return _compared(document, compare_table.results(document))
+
+
+shown.register(Plan, lambda answer: shown(Plans([answer])))
+shown.register(LrSearch, lambda answer: Shown({}, advice.rates(answer), panels=[advice.curves(answer)]))
+shown.register(BatchSearch, lambda answer: Shown({}, advice.batch(answer)))
+shown.register(Transfer, lambda answer: Shown({}, advice.moved(answer)))
+shown.register(Findings, lambda answer: Shown({}, advice.doubts(answer)))
 
 
 def _compared(document: Mapping[str, Any], parts: Iterable[RenderableType]) -> Shown:
