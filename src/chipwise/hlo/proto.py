@@ -155,11 +155,14 @@ def _shapes(proto: Message) -> Iterator[Shape]:
 
 class Instruction:
     """An operation of the computation `inside`. `operands` are instructions of the same computation; `called`
-    are the computations that it runs: body and condition of a loop, branches of a conditional."""
+    are the computations that it runs: body and condition of a loop, branches of a conditional. `direction`:
+    of a comparison, "LT", "GE" and so on; `target`: of a custom call; `channel`: the number that a collective
+    has on all devices, 0 if it has none."""
 
     def __init__(self, proto: Message, inside: Computation):
         self.proto, self.inside = proto, inside
         self.id, self.name, self.opcode = proto.number(35), proto.text(1), proto.text(2)
+        self.direction, self.target, self.channel = proto.text(63), proto.text(28), proto.number(26)
 
     @cached_property
     def operands(self) -> list[Instruction]:
@@ -197,16 +200,6 @@ class Instruction:
         return values[0] if len(values) == 1 else None
 
     @property
-    def direction(self) -> str:
-        """The direction of a comparison: "LT", "GE" and so on."""
-        return self.proto.text(63)
-
-    @property
-    def target(self) -> str:
-        """The target of a custom call."""
-        return self.proto.text(28)
-
-    @property
     def source(self) -> str:
         """JAX's name for it."""
         return self.proto.message(7).text(2)
@@ -215,11 +208,6 @@ class Instruction:
     def line(self) -> str:
         """The user's line that it comes from; see `Module.line`."""
         return self.inside.module.line(self.proto.message(7).number(15))
-
-    @property
-    def channel(self) -> int:
-        """The number that a collective has on all devices; 0 if it has none."""
-        return self.proto.number(26)
 
     @cached_property
     def config(self) -> dict[str, Any]:
