@@ -22,62 +22,8 @@ from .optimizers import Optimizer, Scalars, Tree
 from .schedules import Schedule, as_schedule, constant, held, piecewise
 
 
-class _Around(Optimizer):
-    """The fields of `inner` that an optimizer around it passes on."""
-
-    inner: Optimizer
-
-    def _check(self) -> None:
-        kind = type(self).__name__
-        if not isinstance(self.inner, Optimizer):
-            expected = "one such as cw.sgd(lr=0.1)"
-            raise invalid("optimizer-around-nothing", f"the optimizer in {kind}", self.inner, expected)
-        if not self.inner.elementwise:
-            expected = "an elementwise one, such as cw.sgd or cw.adamw"
-            raise invalid("optimizer-not-elementwise", f"the optimizer in {kind}", self.inner, expected)
-
-    @property
-    def usual_rates(self) -> tuple[float, float] | None:  # type: ignore[override]
-        return self.inner.usual_rates
-
-    @property
-    def rate_power(self) -> float | None:  # type: ignore[override]
-        return self.inner.rate_power
-
-    @property
-    def elementwise(self) -> bool:
-        return True
-
-    @property
-    def lr_name(self) -> str:
-        return self.inner.lr_name
-
-    @property
-    def patterns(self) -> tuple[str, ...]:
-        return self.inner.patterns
-
-    def decaying(self, params: Tree) -> Tree:
-        return self.inner.decaying(params)
-
-    def init(self, params: Tree) -> Tree:
-        return self.inner.init(params)
-
-    def _about(self) -> dict[str, Any]:
-        inner = self.inner._about()
-        return {**inner, "optimizer": f"{type(self).__name__}({inner['optimizer']})"}
-
-    def _transform(self, hyper: Scalars, decaying: Tree, norm: Any) -> optax.GradientTransformation:
-        raise NotImplementedError  # `_apply` calls the inner one's
-
-    def _with(self, settings: dict[str, Any]) -> Optimizer:
-        mine = {name: value for name, value in settings.items() if name not in self.inner.settings}
-        rest = {name: value for name, value in settings.items() if name in self.inner.settings}
-        inner = self.inner.replace(**rest) if rest else self.inner
-        return replace(self, inner=inner, **mine)  # type: ignore[type-var]
-
-
 @dataclass(frozen=True)
-class grouped(_Around):
+class grouped(Optimizer):
     """`inner` with factors on its settings for some parameters.
 
         grouped(sgd(lr=0.1, weight_decay=5e-4), {"*norm/bias": {"lr": 64, "weight_decay": 1 / 64}})
@@ -94,7 +40,12 @@ class grouped(_Around):
     groups: Any  # given as mappings; kept as tuples of pairs, which are frozen and hashable
 
     def __post_init__(self) -> None:
-        self._check()
+        if not isinstance(self.inner, Optimizer):
+            expected = "one such as cw.sgd(lr=0.1)"
+            raise invalid("optimizer-around-nothing", "the optimizer in grouped", self.inner, expected)
+        if not self.inner.elementwise:
+            expected = "an elementwise one, such as cw.sgd or cw.adamw"
+            raise invalid("optimizer-not-elementwise", "the optimizer in grouped", self.inner, expected)
         try:
             pairs = tuple((str(pattern), _pairs(factors)) for pattern, factors in _pairs(self.groups))
         except (TypeError, ValueError):
@@ -112,6 +63,22 @@ class grouped(_Around):
                     expected = "a factor of at least 0"
                     raise invalid("group-factor", f"{name} of {pattern}", value.value, expected)
         object.__setattr__(self, "groups", pairs)
+
+    @property
+    def usual_rates(self) -> tuple[float, float] | None:  # type: ignore[override]
+        return self.inner.usual_rates
+
+    @property
+    def rate_power(self) -> float | None:  # type: ignore[override]
+        return self.inner.rate_power
+
+    @property
+    def elementwise(self) -> bool:
+        return True
+
+    @property
+    def lr_name(self) -> str:
+        return self.inner.lr_name
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -144,6 +111,16 @@ class grouped(_Around):
         return [
             (f"{name} of {pattern}", factor) for pattern, factors in self.groups for name, factor in factors
         ]
+
+    def decaying(self, params: Tree) -> Tree:
+        return self.inner.decaying(params)
+
+    def _about(self) -> dict[str, Any]:
+        inner = self.inner._about()
+        return {**inner, "optimizer": f"grouped({inner['optimizer']})"}
+
+    def _transform(self, hyper: Scalars, decaying: Tree, norm: Any) -> optax.GradientTransformation:
+        raise NotImplementedError  # `_apply` calls the inner one's
 
     def init(self, params: Tree) -> Tree:
         return self.inner.init(ravel_pytree(params)[0])
