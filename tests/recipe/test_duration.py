@@ -204,8 +204,3 @@ def test_the_clock_takes_numpy_integers():
     clock = Clock(np.int64(10), np.int32(2), np.int64(5))
     assert clock == Clock(10, 2, 5)
     assert type(clock.examples) is int
-
-
-@given(examples=st.integers(1, 100), batch=st.integers(1, 100), step=st.integers(0, 1000))
-def test_the_epoch_is_where_the_step_starts(examples, batch, step):
-    assert Clock(examples, batch).epoch(step) == math.floor(Fraction(step * batch, examples))

@@ -214,10 +214,6 @@ class Clock:
             raise invalid("marks-need-total", "the clock's total", None, expected, every=str(every))
         return Marks(length, self.total)
 
-    def epoch(self, step: int) -> int:
-        """The epoch, from 0, of the first example of `step`."""
-        return step * self.batch // self.examples
-
     def _exact(self, duration: Duration) -> Fraction:
         """Steps as a fraction."""
         if duration.unit == "st":
