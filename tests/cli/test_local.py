@@ -131,3 +131,9 @@ def test_a_killed_host_of_three_leaves_two_and_the_same_bits(tmp_path, rejoin):
 
 def _index(process):
     return int(process.environ().get("CHIPWISE_HOST", "-1"))
+
+
+def test_a_process_imports_nothing_of_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "chipwise.py").write_text("raise SystemExit(9)")  # perhaps of somebody else
+    monkeypatch.chdir(tmp_path)
+    assert local._run(["--help"], 1, []) == [0]

@@ -60,8 +60,10 @@ def test_threads_write_every_row(count, n):
         np.testing.assert_array_equal(got[name], column)
 
 
-def test_processes_write_every_row_and_tell_their_time():
+def test_processes_write_every_row_and_tell_their_time(tmp_path, monkeypatch):
     source = Numbers(seconds=0.001)
+    (tmp_path / "multiprocessing.py").write_text("")  # in the current folder, perhaps of others: not imported
+    monkeypatch.chdir(tmp_path)
     workers = Workers(source, "processes:2")
     try:
         for n in (0, 1, 33):

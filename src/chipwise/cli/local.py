@@ -61,7 +61,7 @@ def _run(command: list[str], processes: int | None, signals: list[int]) -> list[
         told = (str(processes), str(index), coordinator, token)
         seat = dict(zip((*TOLD, TOKEN), told, strict=True)) if processes else {}
         begin = f"from chipwise.cli import local, main; local.end_with_parent({os.getpid()}); main()"
-        program = [sys.executable, "-c", begin, *command]
+        program = [sys.executable, "-P", "-c", begin, *command]  # nothing of the current folder
         # In its own session, so that it gets Ctrl-C only once, from this process
         started.append(subprocess.Popen(program, env=os.environ | seat, start_new_session=True))
     terminated, failed_at = False, 0.0

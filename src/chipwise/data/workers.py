@@ -29,7 +29,7 @@ import numpy as np
 
 from ..errors import DataError, RecipeError
 from ..machine.limits import usable_cores
-from ..machine.plugins import call_hidden
+from ..machine.plugins import Spawned, call_hidden, safe_path
 from ..recipe.source import spec_of
 from ..words.figures import counted, one_line
 from .buffers import Buffer, Layout, columns, mapped
@@ -220,12 +220,13 @@ class Processes:
             ours = kind.__module__.startswith("chipwise.")
             code = "source-unsendable-ours" if ours else "source-unsendable"
             raise DataError(code, source=kind.__name__, reason=one_line(error)[:200]) from error
-        self.pool = ProcessPoolExecutor(
-            count,
-            multiprocessing.get_context("spawn"),
-            initializer=call_hidden,
-            initargs=(__name__, _start.__name__, _recipe_files(), sent),
-        )
+        with safe_path():  # its locks start a process too
+            self.pool = ProcessPoolExecutor(
+                count,
+                Spawned(),
+                initializer=call_hidden,
+                initargs=(__name__, _start.__name__, _recipe_files(), sent),
+            )
         try:
             problem = self.pool.submit(_problem).result()
         except BrokenProcessPool as error:
