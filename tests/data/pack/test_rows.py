@@ -240,6 +240,17 @@ def test_a_line_without_end_is_refused_before_it_is_read(tmp_path, ending, monke
         next(hub.text_rows(path))
 
 
+@pytest.mark.parametrize("name", ["a*", "a?", "a[b]", "a[!x]", "**"])
+def test_a_name_is_no_pattern(tmp_path, name):
+    """The library takes patterns: of a file `a*` it would read `ab` too."""
+    parquet(tmp_path / "ab.parquet", IMAGES, LABELS)
+    path = parquet(tmp_path / f"{name}.parquet", IMAGES[:2], LABELS[:2])
+    assert len(hub.from_parquet([path], {}).splits["train"].names) == 2
+    for file, rows in ((tmp_path / "ab.csv", 3), (tmp_path / f"{name}.csv", 2)):
+        file.write_text("text\n" + "x\n" * rows)
+    assert len(list(hub.text_rows(file))) == 2
+
+
 def test_a_path_in_a_table_opens_no_file(tmp_path):
     (tmp_path / "secret.png").write_bytes(IMAGES[0])
     rows = [{"bytes": None, "path": str(tmp_path / "secret.png")}] * 2

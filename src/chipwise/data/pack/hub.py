@@ -9,6 +9,7 @@ pickle of a data set.
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
@@ -83,7 +84,7 @@ def from_parquet(files: Sequence[Path], columns: Mapping[str, str]) -> Listing:
         content[split] = content.get(split, "") + digest
     splits = {}
     for split in sorted(by_split, reverse=True):
-        names = [str(file) for file in by_split[split]]
+        names = [glob.escape(str(file)) for file in by_split[split]]  # which takes patterns
         options = {"data_files": names, "split": "train", "cache_dir": _cache()}
         with _library(by_split[split][0]) as datasets:
             splits[split] = datasets.load_dataset("parquet", **options)
@@ -106,7 +107,7 @@ def text_rows(path: Path) -> Iterator[dict[str, Any]]:
                         raise ValueError(f"a line is {type(row).__name__}, not an object")
                     yield row
             return
-        options |= {"data_files": str(path), "split": "train", "streaming": True}
+        options |= {"data_files": glob.escape(str(path)), "split": "train", "streaming": True}
         yield from datasets.load_dataset(kind, **options)
 
 
