@@ -1,6 +1,7 @@
 """Parquet and TFRecord: the same images and labels as a folder's, and what damage is told of."""
 
 import contextlib
+import os
 import struct
 
 import numpy as np
@@ -238,6 +239,14 @@ def test_a_line_without_end_is_refused_before_it_is_read(tmp_path, ending, monke
     path.write_text("text\n" * (ending == "csv") + row % "x" + row % ("x" * (3 << 16)))
     with refused(DataError, "rows-unreadable", path=path):
         next(hub.text_rows(path))
+
+
+def test_a_file_that_was_replaced_is_read_again(tmp_path):
+    """The library remembers a file by its time of change, which a copy may keep."""
+    for labels in ([0, 1], [1, 1]):
+        path = parquet(tmp_path / "a.parquet", IMAGES[:2], labels)
+        os.utime(path, (1.7e9, 1.7e9))
+        assert hub.from_parquet([path], {}).splits["train"].labels["label"].tolist() == labels
 
 
 @pytest.mark.parametrize("name", ["a*", "a?", "a[b]", "a[!x]", "**"])
