@@ -83,23 +83,26 @@ def replace_bytes(path: str | os.PathLike, content: bytes, code: str, **facts: A
 
 def open_inside(path: Path, flags: int = os.O_RDONLY) -> int:
     """A descriptor of the regular file `path`, opened with `flags`. Raises `OSError`, and `RunError`
-    "file-not-plain" where a link, a pipe or a device has its name."""
+    "file-not-plain" where a link, a pipe or a device has its name, or to write to it, another name has it."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe is refused below instead of waited for
-        handle = os.open(path.name, flags, 0o666, dir_fd=folder)
+        handle = os.open(path.name, flags & ~os.O_TRUNC, 0o666, dir_fd=folder)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise _not_plain(path, os.lstat(path).st_mode) from None
         raise
     finally:
         os.close(folder)
-    kind = os.fstat(handle).st_mode
-    if not stat.S_ISREG(kind):
+    about = os.fstat(handle)
+    shared = flags & (os.O_WRONLY | os.O_RDWR) and about.st_nlink > 1
+    if shared or not stat.S_ISREG(about.st_mode):
         os.close(handle)
-        if stat.S_ISDIR(kind):
+        if stat.S_ISDIR(about.st_mode):
             raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
-        raise _not_plain(path, kind)
+        raise _not_plain(path, stat.S_IFLNK if shared else about.st_mode)
+    if flags & os.O_TRUNC:
+        os.ftruncate(handle, 0)
     return handle
 
 

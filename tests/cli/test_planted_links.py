@@ -115,6 +115,19 @@ def test_no_link_is_followed(place, tmp_path, command, name, target):
     assert os.listdir(outside / "folder") == ["lock"]
 
 
+def test_a_file_that_has_another_name_is_not_written(tmp_path):
+    """Such as one of a copy by `cp -al`, which appending would change too."""
+    cw.fit(recipe(), tmp_path / "run", stop_after="2st", **QUIET)
+    for name in ("lock", "processes.jsonl"):
+        before = (tmp_path / "run" / name).read_bytes()
+        os.link(tmp_path / "run" / name, tmp_path / "other")
+        with refused(RunError, "file-not-plain", path=str(tmp_path / "run" / name), kind="a link"):
+            cw.fit(recipe(), tmp_path / "run", **QUIET)
+        assert (tmp_path / "other").read_bytes() == before
+        (tmp_path / "other").unlink()
+    assert cw.fit(recipe(), tmp_path / "run", **QUIET).steps == 4
+
+
 def test_what_orbax_says_of_a_damaged_file_is_a_line(place):
     for text in ("[]", '{"metrics": 3}', '{"init_timestamp_nsecs": 0.5}'):
         (place / "run" / SMALL[0]).write_text(text)
