@@ -1,4 +1,5 @@
 import json
+import os
 
 import jax.numpy as jnp
 import pytest
@@ -156,6 +157,11 @@ def test_a_damaged_entry_is_made_again(child, tmp_path, damage):
     assert compile_all(asked, cache_dir=tmp_path)[0].temp_bytes == 7
     again = json.loads(entry.read_bytes())
     assert started() == 2 and again == whole
+    entry.write_text(json.dumps({**whole, "temp_bytes": 8}))  # another number
+    assert compile_all(asked, cache_dir=tmp_path)[0].temp_bytes == 7
+    entry.unlink()
+    os.mkfifo(entry)  # not waited for
+    assert compile_all(asked, cache_dir=tmp_path)[0].temp_bytes == 7 and started() == 4
     assert not [p for p in tmp_path.iterdir() if p.name.startswith("tmp")]
 
 

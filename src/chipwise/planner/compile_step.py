@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import hashlib
 import json
 import os
 import tempfile
@@ -17,7 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ..atomic import replace_text
+from ..atomic import read_regular, replace_text
 from ..chips.catalogue import Chip
 from ..chips.gpus import compiled_as, target_config
 from ..chips.targets import Target
@@ -209,7 +210,9 @@ def compile_each(
         for key, answer in answers:
             answer = replace(answer, places=list(missing[key].places))
             if answer.problem is None or answer.problem.code not in FAILED_HERE:
-                replace_text(folder / f"{key}.json", json.dumps(asdict(answer)), "plan-cache-unwritable")
+                value = asdict(answer)
+                text = json.dumps({**value, "seal": _seal(key, value)})
+                replace_text(folder / f"{key}.json", text, "plan-cache-unwritable")
             remaining.done(missing[key])
             yield from ((i, answer.named(request.name)) for i, request in owners[key])
 
@@ -248,11 +251,19 @@ def compile_each(
 
 
 def _load(path: Path) -> Compiled | None:
-    """A cached answer; `None` if there is none or it cannot be read, so that it is compiled again."""
+    """A cached answer; `None` if there is none, or it was changed, so that it is compiled again."""
     try:
-        return Compiled.from_json(json.loads(path.read_text(encoding="utf-8")))
+        value = json.loads(read_regular(path))
+        seal = value.pop("seal", None)
+        if seal not in (None, _seal(path.stem, value)):  # entries of earlier versions have none
+            return None
+        return Compiled.from_json(value)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def _seal(key: str, value: dict[str, Any]) -> str:
+    return hashlib.sha256(f"{key}{json.dumps(value)}".encode()).hexdigest()
 
 
 TRUSTED = 10.0
