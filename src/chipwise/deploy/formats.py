@@ -137,10 +137,8 @@ def _write_safetensors(request: Request, path: Path) -> None:
 
 def _open_safetensors(request: Request, path: Path) -> None:
     """Reads the weights back: they must be the same bits."""
-    read, weights = (
-        library("safetensors.numpy", "export-library", extra="export").load_file(str(path)),
-        weights_of(request.model),
-    )
+    read = library("safetensors.numpy", "export-library", extra="export").load_file(str(path))
+    weights = weights_of(request.model)
     differ = [name for name, a in weights.items() if name not in read or read[name].tobytes() != a.tobytes()]
     if differ or len(read) != len(weights):
         text = "safetensors: {names:few} are read back as others. Nothing was written."

@@ -136,9 +136,7 @@ def _requested(*platforms: str) -> bool:
     return bool(named.intersection(platforms)) or os.environ.get(COMPILING) in platforms
 
 
-if (
-    __name__ == "__main__"
-):  # `python -m chipwise.machine.plugins MODULE ARGUMENT...`, a process of chipwise's own
+if __name__ == "__main__":  # `python -m chipwise.machine.plugins MODULE ARGUMENT...`, of chipwise's own
     del sys.argv[0]
     with hidden():
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -25,12 +25,7 @@ import jax
 from ..errors import unknown
 from .attention import SAVED, saveable
 
-POLICIES = (
-    "everything_saveable",
-    "nothing_saveable",
-    "dots_saveable",
-    "dots_with_no_batch_dims_saveable",
-)
+POLICIES = ("everything_saveable", "nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable")
 """Of `jax.checkpoint_policies`."""
 
 

@@ -102,10 +102,8 @@ def costs(target: Target, prices: Sequence[Price], total: Range, today: datetime
         rate = price.spot_usd_per_hour if spot else price.usd_per_hour
         if rate is not None:
             shared = {name: getattr(price, name) for name in same}
-            region, old = (
-                (spot and price.spot_region) or price.region,
-                not price.owned and price.old(today, spot),
-            )
+            region = (spot and price.spot_region) or price.region
+            old = not price.owned and price.old(today, spot)
             usd = total.times(rate / 3600)
             made.append(Cost(usd_per_hour=rate, usd=usd, spot=spot, region=region, old=old, **shared))
     return tuple(made)

@@ -609,7 +609,8 @@ class tabulated(Schedule):
     fits_any_run: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", tuple(self.values) if _is_sequence(self.values) else ())
+        listed = isinstance(self.values, Iterable) and not isinstance(self.values, str | bytes | Mapping)
+        object.__setattr__(self, "values", tuple(self.values) if listed else ())
         if not self.values or not all(map(is_number, self.values)) or self.each not in ("step", "epoch"):
             expected = "finite numbers, one for each='step' or each='epoch'"
             raise invalid("table-expected", "a table", self, expected)
@@ -730,10 +731,6 @@ def as_typed(value: Any) -> str:
     else:
         shown = ", ".join(f"{k}={text}" for k, text in texts.items())
     return f"{value['schedule']}({shown})"
-
-
-def _is_sequence(value: Any) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
 
 
 def _shortened(value: Any) -> str:

@@ -28,10 +28,7 @@ from .columns import chosen, labels_of, split_of
 from .folders import Listing, Numbered, Split
 
 _HUB = "hf://datasets/"
-_FILES = {
-    "parquet": re.compile(r".*\.parquet"),
-    "tfrecord": re.compile(r".*\.tfrecords?|.*-\d+-of-\d+"),
-}
+_FILES = {"parquet": re.compile(r".*\.parquet"), "tfrecord": re.compile(r".*\.tfrecords?|.*-\d+-of-\d+")}
 _FEWEST_ROWS = 1 << 16
 """Rows that a Parquet file may state whatever its size; beyond them no row is smaller than a byte."""
 
