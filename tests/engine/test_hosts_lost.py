@@ -151,6 +151,7 @@ def test_a_campaign(tmp_path, ground):
             if killed is not None:
                 until(lambda before=before: rows(run) - before, started[whom])
                 back.append(time.monotonic() - killed)
+                print(f"{back[-1]:.1f} s from the kill to the next step", flush=True)
             sent, within = strike(ground, started, run, rng, kind, whom)
             told, taken = leave(ground, started, rng, kind, whom, sent)
             codes, stops = [code for code, _ in told], kind in ("SIGTERM", HEALED)
@@ -158,7 +159,7 @@ def test_a_campaign(tmp_path, ground):
                 assert newest(run) == STEPS
                 break
             struck[kind, "host 0" if whom == 0 else "another", within] += 1
-            slowest = max(slowest, taken)
+            slowest = max(slowest, 0 if stops else taken)
             sentences = [err.count("error: ") for _, err in told]
             print(f"{struck.total()}: {kind} of {whom} in {count}: {codes}, {taken:.1f} s", flush=True)
             killed = sent if kind == "SIGKILL" else None
@@ -169,8 +170,8 @@ def test_a_campaign(tmp_path, ground):
         assert said["fingerprint"] == whole.fingerprint
         assert said["metrics"]["train/loss"] == whole.metrics["train/loss"]
         ended += 1
-    assert slowest < SILENCE + 10
     print(f"\n{struck.total()} strikes on {ended} runs, 0 differing bits; others left within {slowest:.1f} s")
     print(f"{len(back)} times from a kill to the next step: median {statistics.median(back or [0]):.1f} s")
     for (kind, whom, within), times in sorted(struck.items()):
         print(f"{times} x {kind}, {whom}{', during a save' if within else ''}")
+    assert slowest < SILENCE + 10

@@ -103,7 +103,7 @@ def test_a_device_that_is_not_ready(ended):
     assert fit(None, loss=loss).steps == 30
     (error,) = ended
     assert error.facts["doing"].startswith("hangs (test_stuck.py:")
-    assert 0 < error.facts["step"] < 30 and error.facts["devices"] in ([], [str(jax.devices()[0])])
+    assert 0 < error.facts["step"] < 30 and error.facts["devices"] in (["none"], [str(jax.devices()[0])])
 
 
 @pytest.mark.parametrize("kind", ["sleeps", "works"])
@@ -175,6 +175,20 @@ def test_nothing_is_watched_without_seconds():
 def test_seconds_that_are_none(given):
     with refused(RecipeError, "stuck-unreadable", stuck=given):
         cw.On(stuck=given)
+
+
+def naps(read):
+    if read == 120:
+        time.sleep(25)
+
+
+@pytest.mark.slow
+def test_a_process_that_reads_prints_where_it_is(ended, capfd):
+    on = cw.On(devices=1, feed="host", workers="processes:1", stuck="15s")
+    task = tasks.task(train=Slow(naps), eval=None)
+    assert cw.fit(tasks.recipe(task=task), on=on, progress="none").steps == 30
+    assert [error.facts["doing"].split(" (")[1][:9] for error in ended] == ["stream.py"]
+    assert " in naps\n" in capfd.readouterr().err
 
 
 # ---- of several hosts, one is behind

@@ -11,10 +11,9 @@ import signal
 import threading
 
 from ..errors import Stopped
-from ..machine.hosts import Hosts, hosts
+from ..machine.hosts import SHOW_CURSOR, Hosts, hosts
 
 LEFT_AT_ONCE = 130  # a shell's exit code for Ctrl-C
-_SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it, and has no chance to show it on an exit at once
 _AGAIN = b"\nstopping after this step; Ctrl-C again leaves at once, without saving\n"
 
 
@@ -72,7 +71,7 @@ class StopRequest:
             self._interrupts += 1
             again = self._interrupts > 1 or self.name is not None
             # Not `print`, which the signal may have interrupted.
-            os.write(2, (_SHOW_CURSOR if os.isatty(2) else b"") if again else _AGAIN)
+            os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") if again else _AGAIN)
             if again:
                 os._exit(LEFT_AT_ONCE)
             if self._hosts.count > 1:

@@ -124,7 +124,7 @@ class _Watch(threading.Thread):
         host = max(behind, key=lambda host: rows[host][-1])
         doing = one_line(str(said[host].get("doing", "unknown")), 200)
         facts = {"step": rows[host][1], "idle": idle, "host": host, "host_name": here.names[host]}
-        facts |= {"doing": doing, "devices": self._devices(), "hosts": here.count}
+        facts |= {"doing": doing, "devices": self._devices() or ["none"], "hosts": here.count}
         nobody = "step-stuck" if here.count == 1 else "hosts-stuck"  # is behind the others
         code = nobody if len(behind) == here.count else "host-stuck"
         error = Stuck(code, **facts, stacks=self._written(rows, said))

@@ -40,6 +40,7 @@ SILENCE_SECONDS = 30.0  # after which a host is lost
 _LATER_SECONDS = 15  # that JAX waits longer before it aborts
 _JAX_SECONDS = 300
 _ABORT_SECONDS = 3.0
+SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it, and has no chance to show it on an exit at once
 _PORTS = 16  # to try for JAX's own service, from the next port on
 
 
@@ -357,6 +358,7 @@ def _free_port(first: int) -> int:
 def _end(code: int, sentence: str) -> None:
     """Ends the process at once, since its threads may wait for a lost host."""
     _LEAVING.acquire()
+    os.write(2, SHOW_CURSOR + b"\n" if os.isatty(2) else b"")
     if sentence:
         os.write(2, f"error: {one_line(sentence, 2000)}\n".encode())
     logging.shutdown()
