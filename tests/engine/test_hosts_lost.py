@@ -142,7 +142,9 @@ def test_a_campaign(tmp_path, ground):
         for _ in range(EACH):
             if newest(run) > LAST:
                 break
-            kind = KINDS[struck.total()] if struck.total() < len(KINDS) else rng.choice([*KINDS, *KINDS[:3] * 2])
+            kind = (
+                KINDS[struck.total()] if struck.total() < len(KINDS) else rng.choice([*KINDS, *KINDS[:3] * 2])
+            )
             linked = kind in (CUT, HEALED)
             # Nobody would notice that one alone is frozen
             count = 2 if linked else rng.randint(2 if kind == "SIGSTOP" else 1, 7)

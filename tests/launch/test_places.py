@@ -215,7 +215,8 @@ def test_slurm_tells_the_tasks_and_queues_what_was_stopped_again(tmp_path):
     wanted = "\n".join(["chipwise-digits-files/chipwise-1-py3-none-any.whl", *job("h100").packages[1:], ""])
     (chipwise.parent / "wanted").write_text(wanted)
     for code, queued in ((0, False), (1, False), (75, True)):
-        scripts = {"srun": f"exit {code}", "scontrol": 'echo "$@" > requeued', "sinfo": "echo a"}
+        scontrol = '[ "$1" = show ] && echo a || echo "$@" > requeued'
+        scripts = {"srun": f"exit {code}", "scontrol": scontrol}
         environment = programs(tools, **scripts) | {
             "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a",
         }  # fmt: skip
@@ -233,7 +234,8 @@ def test_slurm_goes_on_with_the_nodes_that_are_left(tmp_path):
     (chipwise.parent / "wanted").write_text(wanted)
     count = 'n=$(($(cat n 2>/dev/null || echo 0) + 1)); echo $n > n; echo "$@" >> calls\n'
     scripts = {
-        "sinfo": "[ -e n ] || echo node2\necho node1\necho node3\n",
+        "scontrol": "printf 'node%s\\n' 1 2 3",
+        "sinfo": "echo node3\necho node1\n",
         "srun": count + "exit $((n < 3 ? 75 + n : 0))",  # 76, 77, then done
     }
     told = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-3]"}
@@ -321,7 +323,7 @@ chmod +x "$4"/bin/*
 """
     versions = {f"python3{end}": "exit 1" for end in ("", ".10", ".11", ".13", ".14")}
     srun = 'while [ "$1" != chipwise ]; do shift; done; "$1" "$2"'
-    environment = programs(tools, srun=srun, sinfo="echo a", **versions, **{"python3.12": python})
+    environment = programs(tools, srun=srun, scontrol="echo a", **versions, **{"python3.12": python})
     environment |= {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_NODELIST": "a"}
     command = ["bash", "chipwise-digits.sbatch"]
     for _ in range(2):

@@ -51,6 +51,7 @@ def chipwise(tmp_path):
     program.parent.mkdir(parents=True)
     program.write_text(CHIPWISE)
     program.chmod(0o755)
+    (program.parents[1] / "wanted").write_text("chipwise\n")  # it is installed
     return program
 
 
@@ -142,12 +143,12 @@ def test_sbatch_reads_what_was_written(cluster, tmp_path):
         files = write(place("slurm"), dataclasses.replace(JOB, target=parse(target)))
         for name, text in files.items():
             (tmp_path / name).write_text(text)
-        assert tested(cluster, tmp_path, *files) == 0
+        assert accepted(cluster, tmp_path, *files) == 0
     (name,) = files
     (tmp_path / name).write_text(files[name].replace("--nodes=1", "--nodes=2"))  # it has one
-    assert tested(cluster, tmp_path, name) != 0
+    assert accepted(cluster, tmp_path, name) != 0
 
 
-def tested(cluster, folder, name):
+def accepted(cluster, folder, name):
     """What `sbatch` says of a script, without queueing it."""
     return subprocess.run(["sbatch", "--test-only", name], cwd=folder, env=cluster, timeout=120).returncode
