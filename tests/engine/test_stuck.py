@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -141,6 +142,21 @@ def test_what_is_slow_but_moves_is_not_stuck(ended, alone_here, monkeypatch):
         assert not ended
         monkeypatch.setattr(stuck, "_worked", lambda: 7.0)
         assert OVER.wait(20) and ended[0].facts["step"] == 5
+
+
+def test_the_devices_that_are_not_ready_are_named(ended, alone_here):
+    def shown(device, ready):
+        return SimpleNamespace(device=device, data=SimpleNamespace(is_ready=lambda: ready))
+
+    def token(*shards):
+        return SimpleNamespace(is_ready=lambda: False, addressable_shards=shards)
+
+    with alone_here("0.3s", None) as here:  # the second step waits for the first
+        here.pace.advanced(
+            7, [token(shown("TPU 2", True), shown("TPU 3", False)), token(shown("TPU 4", False))]
+        )
+        assert OVER.wait(20)
+    assert (ended[0].code, ended[0].facts["devices"], ended[0].facts["step"]) == ("step-stuck", ["TPU 3"], 5)
 
 
 def test_reading_and_writing_is_work(tmp_path):
