@@ -135,12 +135,11 @@ def _check_used(where: Place, **values: str | None) -> None:
 
 
 def _show(where: Place, job: LaunchJob, out: Path, files: list[str], json_: bool) -> None:
-    start = where.start(job) if where.start else None
-    stop = where.stop(job) if where.stop else None
+    start, stop = ([word.format(name=job.name) for word in words] for words in (where.start, where.stop))
     if json_:
         document = {
             "place": where.name, "target": job.target.name, "files": [str(out / name) for name in files],
-            "start": start, "stop": stop, "folder": str(out),
+            "start": start or None, "stop": stop or None, "folder": str(out),
             "about": [line.json() for line in job.about],
         }  # fmt: skip
         print(json.dumps(document))
