@@ -110,7 +110,8 @@ def about(recipe: Recipe, plan: Plan, where: Place, spot: bool) -> tuple[Fact, .
     there = replace(plan, costs=tuple(cost for cost in plan.costs if where.takes(cost.cloud, cost.includes)))
     cost = there.cheapest(spot) or there.cheapest()
     if cost is None:
-        return (*lines, fact(where.unpriced if plan.target not in where.free else "launch-price-free"))
+        kind = "free" if plan.target in where.free else where.unpriced
+        return (*lines, fact(f"launch-price-{kind}"))
     kind = say(fact("launch-kind"), "spot" if cost.spot else "text")
     price = fact(
         "launch-costs", usd=cost.usd.value, low=cost.usd.low, high=cost.usd.high, hour=cost.usd_per_hour,

@@ -73,7 +73,7 @@ class Place:
     billing. `keeps`: it needs a bucket for the run folder; with `google`, only a Google bucket. `sends`: a
     local data folder can be used there. `shares`: it has this machine's files. `runs`: a notebook's folder of
     runs. `lends`: all its targets, if they are few; of these, `free`. `clouds`: whose prices it has, by
-    default all. `unpriced`: the code of what is said without a price.
+    default all. `unpriced`: what is said without a price.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Place:
     lends: tuple[str, ...] = ()
     free: tuple[str, ...] = ()
     clouds: tuple[str, ...] | None = None
-    unpriced: str = "launch-price-unknown"
+    unpriced: str = "unknown"
 
     def offers(self, target: Target) -> bool:
         if self.lends:
