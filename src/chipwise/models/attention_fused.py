@@ -49,7 +49,7 @@ def in_fixed_order(lowered: Lowered) -> Lowered:
             op.attributes["backend_config"] = ir.StringAttr.get(json.dumps(config), op.context)
         return ir.WalkResult.ADVANCE
 
-    lowered.compiler_ir().operation.walk(visit)
+    lowered.compiler_ir().operation.walk(visit)  # type: ignore[union-attr]
     return lowered
 
 
