@@ -186,6 +186,7 @@ class Training(Hardware):
     log_every: str | None = option("Between rows of metrics. [4% of the run, at most 200st]", "DURATION")
     checkpoint_every: str | None = option("[5% of the run, at least 30 seconds apart]", "DURATION")
     stuck: str = option("End a run of which nothing moves for so long; 0 never.", "SECONDS", default="300s")
+    verify: str = option("Compute 1% of the replicas also on another device.", "PERCENT", default="0%")
     lines: bool = flag("A line an epoch with every metric, as in logs, instead of the bar.")
 
     def progress(self, quiet: bool) -> str:
@@ -196,7 +197,7 @@ class Training(Hardware):
     def arguments(self) -> dict[str, Any]:
         """Arguments for `fit` and `sweep`."""
         return {
-            "on": self.on(**self.how, stuck=self.stuck),
+            "on": self.on(**self.how, stuck=self.stuck, verify=self.verify),
             "eval_every": interval(self.eval_every),
             "log_every": self.log_every,
             "checkpoint_every": self.checkpoint_every,

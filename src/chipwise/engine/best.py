@@ -76,6 +76,7 @@ class Best:
     ) -> None:  # fmt: skip
         """Continues a run after `step` steps. Only the first host has its `rows`; it decides for all hosts. A
         best value without a checkpoint, at one of the `kept` steps, is forgotten."""
+        self.value, self.step = math.nan, 0
         for row in rows:
             if self.metric in row:
                 self.improved(row["step"], row)

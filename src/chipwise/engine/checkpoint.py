@@ -107,12 +107,6 @@ def _opened(place: Path) -> dict[str, Any]:
     return {name: future.result() for name, future in futures.items()}
 
 
-def _stated_bytes(stores: dict[str, Any]) -> int:
-    """The bytes of opened arrays, each at least as large as its chunks."""
-    sizes = [max(s.size, math.prod(s.chunk_layout.read_chunk.shape or ())) for s in stores.values()]
-    return sum(n * store.dtype.numpy_dtype.itemsize for n, store in zip(sizes, stores.values(), strict=True))
-
-
 def _placed(store: Any, sharding: Any) -> jax.Array:
     """An opened array on devices, which hold parts of it."""
     indices = sharding.addressable_devices_indices_map(store.shape)
@@ -260,7 +254,7 @@ class Checkpoints:
                 continue
             tree = _fill(template, flat, step)
             if damaged and not self.read_only:
-                self._set_aside(damaged)
+                self.set_aside(damaged)
             return tree, about
         if steps:
             text = "No checkpoint in {path} is readable (steps {steps:list}): start over with --fresh."
@@ -280,7 +274,9 @@ class Checkpoints:
         expected = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(template))
         place = self.folder / str(step) / "state"
         stores = _opened(place)
-        refuse_hollow(_stated_bytes(stores), place, expected)
+        chunks = {n: math.prod(s.chunk_layout.read_chunk.shape or ()) for n, s in stores.items()}
+        sizes = [max(s.size, chunks[n]) * s.dtype.numpy_dtype.itemsize for n, s in stores.items()]
+        refuse_hollow(sum(sizes), place, expected)
         cut, empty, shapes = about.get("cut"), about.get("empty", {}), dict[str, Any]()
         if shards not in (stored := cut["shards"] if cut else 1, None):
             text = "Step {step} was saved with shards={stored}, not {shards}: --set shards={stored}."
@@ -306,8 +302,8 @@ class Checkpoints:
             raise ValueError("its digest does not match its bytes")
         return flat, about
 
-    def _set_aside(self, steps: list[int]) -> None:
-        """Moves damaged checkpoints away, so that their steps can be written again."""
+    def set_aside(self, steps: list[int]) -> None:
+        """Moves checkpoints that must not be used away, so that their steps can be written again."""
         for step in steps:
             names = (f"damaged-checkpoint-{step}{f'-{i}' if i else ''}" for i in range(1000))
             aside = next(p for p in map(self.folder.parent.joinpath, names) if not os.path.lexists(p))

@@ -84,7 +84,7 @@ def fit(
             with meter.section("compile"), reporter.waiting("compiling"):
                 session.compile()
         closing.enter_context(log.divergence(saver.newest))
-        _train(session, agenda, log, saver, stop)
+        log.undoing(lambda: _train(session, agenda, log, saver, stop), agenda.last)
 
         # ---- the last checkpoint, evaluation and result
         saver.save_last()
@@ -114,6 +114,6 @@ def _train(session: Session, agenda: Agenda, log: Log, saver: Saver, stop: StopR
             log.evaluate()
             saver.keep_best(log.final)
         if saver.due():
-            log.collect()
+            log.collect(last=True)
             saver.save()
     log.collect(last=True, rest=not stop)

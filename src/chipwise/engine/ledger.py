@@ -52,7 +52,7 @@ class Ledger:
         self.session, self.agenda, self.saver = session, agenda, saver
         self._folder, self._changed = folder, changed
         self._pending: tuple[int, list[Pending]] | None = None
-        self._again: Rows | None = None  # rows after the step with which this process begins
+        self._again: Rows | None = None  # rows after the step with which it begins
         self._begin = self._taken = session.step
         if saver.run is not None:
             session.watched = agenda.ledger
@@ -70,18 +70,35 @@ class Ledger:
         if self._pending is None:
             return
         (step, pending), self._pending = self._pending, None
+        self.session.verifier.collect(step)
         digested = self.session.programs.digests.read(pending)
-        if digested.unlike and self.session.layout.exact:
-            self._fault(step, digested)
+        self._agree(step, digested)
         if step in self.agenda.ledger and self._folder is not None:
             self._write(self._folder, step, digested.values)
+
+    def agree(self) -> None:
+        """Compares the devices now."""
+        self._agree(self.session.step, self.session.programs.digests.read(self.session.digest()))
+
+    def begin(self) -> None:
+        """Begins again after the session's step."""
+        self._pending, self._again = None, None
+        self._begin = self._taken = self.session.step
+
+    def forget(self, after: int) -> None:
+        """Removes the rows after a step: a device may have computed wrongly since."""
+        if self._folder is not None and (stored := read_ledger(self._folder.path)) is not None:
+            rows = {step: row for step, row in stored.rows.items() if step <= after}
+            _put(self._folder, stored.heads, rows)
 
     def digest(self) -> str | None:
         """`StoredLedger.digest` of the file; `None` without one, and on hosts other than the first."""
         stored = None if self._folder is None else read_ledger(self._folder.path)
         return None if stored is None else stored.digest
 
-    def _fault(self, step: int, digested: Digested) -> None:
+    def _agree(self, step: int, digested: Digested) -> None:
+        if not digested.unlike or not self.session.layout.exact:
+            return
         groups = sorted({group for unlike in digested.unlike.values() for group in unlike})
         devices = device_names(self.session.placement, groups)
         text = (
@@ -131,9 +148,13 @@ class Ledger:
             heads = [*(h for h in heads if h["from"] < self._begin), head]
             rows = {step: row for step, row in rows.items() if step not in later}
             later = {}
-        lines = [(h["from"], 1, h) for h in heads] + [(s, 0, {"step": s, **row}) for s, row in rows.items()]
-        folder.replace(LEDGER, [line for *_, line in sorted(lines, key=lambda line: line[:2])])
+        _put(folder, heads, rows)
         return later
+
+
+def _put(folder: RunFolder, heads: list[dict[str, Any]], rows: Rows) -> None:
+    lines = [(h["from"], 1, h) for h in heads] + [(s, 0, {"step": s, **row}) for s, row in rows.items()]
+    folder.replace(LEDGER, [line for *_, line in sorted(lines, key=lambda line: line[:2])])
 
 
 def _comparable(digest: str | None, there: str | None) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import DivergedError, RunError
+from ..errors import DeviceFault, DivergedError, RunError
 from ..recipe.task import finished
 from ..words.facts import fact
 from .agenda import Agenda
@@ -20,6 +20,7 @@ from .progress import Reporter
 from .run_folder import RunFolder
 from .session import Session
 from .state import NotFinite
+from .verify import ReplicaDiffers
 
 SETTLED = 1000
 """Steps after which running statistics no longer depend on their initial values: with a momentum of 0.99, the
@@ -68,6 +69,30 @@ class Log:
         self._pending: tuple[int, dict, bool] | None = None
         self._warned = False
 
+    def undoing(self, train: Callable[[], None], last: int) -> None:
+        """Calls `train`, which trains to step `last`. If two devices differ in a replica, goes back to the
+        checkpoint before, and calls it again, to find out which is wrong. What was recorded since a device
+        may compute wrongly is removed."""
+        session, ledger, saver = self.session, self.ledger, self.ledger.saver
+        session.verifier.say = self.reporter.warn
+        while True:
+            try:
+                return train()
+            except ReplicaDiffers:
+                ledger.agree()
+                session.begin(saver.restore(self.reporter), last=last)
+                self.logged, self._pending = session.step, None
+                self.history[:] = [row for row in self.history if row["step"] <= session.step]
+                if self.folder is not None:
+                    self.folder.rewind(session.step)
+                ledger.begin()
+                saver.rewind_best(self.history)
+            except DeviceFault as fault:
+                if isinstance(verified := fault.facts.get("verified"), int):
+                    saver.forget(max(verified, self.begin))
+                    ledger.forget(max(verified, self.begin))
+                raise
+
     def take(self, agenda: Agenda) -> None:
         """After a log step, keeps the metric sums of the steps so far, which are on the device, for
         `collect`; after a step of the ledger, starts its digests."""
@@ -77,7 +102,7 @@ class Log:
 
     def collect(self, *, last: bool = False, rest: bool = False) -> None:
         """Reads what `take` kept. Called after the next step was started, so that the device is not idle;
-        after the `last` step, also compares the devices, since its state will be saved.
+        after a step that is the `last` one before a save, also compares the devices.
 
         Where a process stops between two rows, `rest` reads the sums of the steps since the last one: they
         stay in the state, and the values are in `final` alone. Raises `NotFinite` when the loss is not, and
@@ -85,12 +110,14 @@ class Log:
         """
         if last:
             self.ledger.take(last=True)
+            self.session.verifier.collect(self.session.step)
         self.ledger.collect()
         if rest and self._pending is None and self.session.step > self.logged:
             self._pending = (self.session.step, self.session.drain(keep=True), False)
         if self._pending is None:
             return
         (step, sums, kept), self._pending = self._pending, None
+        self.session.verifier.collect(step)
         counted = {name: s for name, s in jax.device_get(sums).items() if np.all(s.count)}
         values = {f"train/{name}": value for name, value in finished(counted).items()}
         speed = self.meter.mark(step)

@@ -28,12 +28,13 @@ class On:
     - `feed`: `"device"` keeps the training data in the devices' memory, `"host"` streams it from the host;
       `"auto"` keeps it if it takes at most a quarter of that memory.
     - `shard_optimizer`: shard the optimizer's state over the devices; by default if each saves 16 MB.
+    - `verify`: so many of the replicas are computed once more, by another device, and compared: `"1%"`.
     - `workers`: threads or processes that read streamed data, such as `4` or `"processes:4"`; if None, chosen
       by measuring.
     - `stuck`: `fit` ends with `Stuck` after so many seconds without a move, or three times the longest step
       if that is more; 0: never.
 
-    Raises `RecipeError` for any other `feed`.
+    Raises `RecipeError` for other values.
     """
 
     devices: int | None = None
@@ -44,6 +45,7 @@ class On:
     shard_optimizer: bool | None = None
     shares: Sequence[int] | str = ()
     stuck: float | str = 300.0
+    verify: str = "0%"
 
     def __post_init__(self) -> None:
         if isinstance(self.shares, str) and self.shares != MEASURED:
@@ -54,6 +56,14 @@ class On:
         if not re.fullmatch(r"\d{1,9}(\.\d*)?s?", str(self.stuck)):
             text = "stuck={stuck}: expected seconds, such as 300s; 0 never ends a run."
             raise RecipeError("stuck-unreadable", text, stuck=self.stuck)
+        if not re.fullmatch(r"(100|\d{1,2}(\.\d+)?)%", self.verify):
+            text = "verify={verify}: expected a part of the replicas from 0% to 100%, such as 1%."
+            raise RecipeError("verify-share", text, verify=self.verify)
+
+    @property
+    def verified(self) -> float:
+        """The share of `verify`, from 0 to 1."""
+        return float(self.verify[:-1]) / 100
 
     def json(self) -> dict[str, Any]:
         """The fields as plain values."""

@@ -23,7 +23,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ..errors import DeviceError
+from ..errors import DeviceError, RecipeError
 from ..machine.arithmetic import check_flags
 from ..machine.cluster import outside_srun
 from ..machine.detect import Machine, detect, shared
@@ -64,6 +64,20 @@ class Group:
     def place(self, spec: P = WHOLE) -> Any:
         """The device or sharding for arrays that are whole on each device, or cut as `spec` says."""
         return self.device if len(self.devices) == 1 else NamedSharding(self.mesh, spec)
+
+    def shapes(self, tree: Tree) -> Tree:
+        """The shapes of arrays of any group, or shapes, on this one."""
+
+        def here(x: Any) -> jax.ShapeDtypeStruct:
+            place: Any = jax.sharding.SingleDeviceSharding(self.device)
+            place = place if len(self.devices) == 1 else NamedSharding(self.mesh, x.sharding.spec)
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+
+        return jax.tree.map(here, tree)
+
+    def moved(self, tree: Tree) -> Tree:
+        """Arrays of another group of this host, on this one."""
+        return jax.tree.map(lambda x, shape: jax.device_put(x, shape.sharding), tree, self.shapes(tree))
 
     def put(self, tree: Tree, spec: P = WHOLE) -> Tree:
         """`tree`, whose arrays every host of the group has, on the group."""
@@ -323,11 +337,17 @@ def lay_out(recipe: Any, on: On, machine: Machine | None = None) -> tuple[Machin
     host_count, shares = hosts().count, () if isinstance(on.shares, str) else tuple(on.shares)
     if on.devices is None:
         used = min(usable_devices(recipe, found, on.exact, host_count), len(shares) * recipe.shards or found)
+    layout = Layout.of(recipe, used, on.exact, shares)
     not_in_srun = outside_srun(os.environ) if host_count == 1 else None
     warnings = [not_in_srun] if not_in_srun is not None else []
     if used < found and not shares:
         warnings.append(fact("devices-left", found=found, used=used, blocks=used // recipe.shards))
-    return machine, Layout.of(recipe, used, on.exact, shares), warnings
+    if on.verified and layout.blocks == layout.shards == 1:
+        text = "verify={verify}: a step of one block is one program, without replicas: --set blocks=2."
+        raise RecipeError("verify-one-block", text, verify=on.verify)
+    if on.verified and layout.groups < 2 * host_count:
+        warnings.append(fact("verify-same-device", hosts=host_count))
+    return machine, layout, warnings
 
 
 def device_names(placement: Placement, groups: Sequence[int]) -> list[str]:

@@ -10,7 +10,9 @@ import dataclasses
 import functools
 import inspect
 import time
-from typing import Any
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +30,7 @@ from .on import MEASURED, On
 from .placement import Group, Placement
 from .program_digest import digest
 from .state import TrainState, read
-from .state_digest import Digests, Pending, Piece
+from .state_digest import Digests, Pending, Piece, pieces
 from .step import Step, compiler_options
 
 _tuned: set[str] = set()  # platforms for which this process has compiled with exact=False
@@ -46,6 +48,16 @@ def check_tuned(platform: str, exact: bool) -> None:
         raise DeviceError("kernels-tuned", text)
 
 
+class Again(NamedTuple):
+    """A call of "replica" in a step to make once more. *Fields:* its number on local group `group`; the local
+    group `by` which it is made."""
+
+    step: int
+    call: int
+    group: int
+    by: int
+
+
 class Programs:
     """The step of `recipe` in `layout`, on the devices of `placement`.
 
@@ -55,7 +67,8 @@ class Programs:
     it is each device's rows of the step's batch; `shard_optimizer`: see `update.shares_out`.
 
     *Fields:* `functions`, the step as pure functions; `compiled`, the executables of each program on the
-    local groups, none before `compile`; `flops_per_step_per_device`; `digests` of what the devices hold.
+    local groups, none before `compile`; `flops_per_step_per_device`; `digests` of what the devices hold;
+    `compared`, calls that were made again, with the sums of their digest and of the first one's, to be taken.
     """
 
     def __init__(
@@ -80,6 +93,7 @@ class Programs:
         self.flops_per_step_per_device: float | None = None
         self._add = jax.jit(jnp.add, donate_argnums=0)
         self.digests, self._summed = Digests(placement), list[Pending]()
+        self.compared, self._first = deque[list[tuple[Again, Any, Any]]](), dict[tuple[int, int], Any]()
 
     @functools.cached_property
     def blueprint(self) -> Blueprint[Program]:
@@ -98,6 +112,11 @@ class Programs:
         if layout.aligned and meet_at_once(self.blueprint.calls, self.blueprint.size):
             return [()] * len(groups)
         return [cover_merges(layout.covers[group.index]) for group in groups]
+
+    @property
+    def calls(self) -> list[int]:
+        """The calls of "replica" in a step on each local group."""
+        return [len(places) for places in self._places]
 
     @functools.cached_property
     def _places(self) -> list[list[tuple[jax.Array, ...]]]:
@@ -131,7 +150,7 @@ class Programs:
         """See `program_digest`. Traces the programs, which `compile` does not do again."""
         first, step = self.placement.local[0], self.functions
         programs = list(zip(self._jitted, self.blueprint.programs, strict=True))
-        traced = [jitted.trace(*_on(one.specs, first)).jaxpr for jitted, one in programs]
+        traced = [jitted.trace(*first.shapes(one.specs)).jaxpr for jitted, one in programs]
         if step.sharded:  # the update of a whole vector, whatever the part of a device
             whole = copy.copy(step)
             whole.sharded = False
@@ -146,7 +165,7 @@ class Programs:
         on_gpu = self.placement.lead.platform == "gpu"
 
         def lower(i: int, g: int) -> Any:
-            lowered = self._jitted[i].lower(*_on(programs[i].specs, self.placement.local[g]))
+            lowered = self._jitted[i].lower(*self.placement.local[g].shapes(programs[i].specs))
             return in_fixed_order(lowered) if on_gpu and self.layout.exact else lowered
 
         made = compile_on(len(self.placement.local), len(programs), lower)
@@ -167,7 +186,7 @@ class Programs:
         clock."""
         own, specs = dict[str, float](), self.functions.specs()
         for g, group in enumerate(self.placement.local):
-            given = _on((specs["window"], specs["data"]), group)
+            given = group.shapes((specs["window"], specs["data"]))
             window, data = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), given)
             times = [time.perf_counter()]
             for _ in range(6):
@@ -177,9 +196,12 @@ class Programs:
         known = {int(g): s for host in self.placement.hosts.everyone("shares", own) for g, s in host.items()}
         return shares_by_speed(self.layout.blocks, [known[g] for g in sorted(known)])
 
-    def step(self, carry: Carry, window: list, data: list, watched: bool = False) -> tuple[Carry, jax.Array]:
+    def step(
+        self, carry: Carry, window: list, data: list, watched: bool = False, again: Sequence[Again] = ()
+    ) -> tuple[Carry, jax.Array]:
         """Starts a step. `carry` must not be used again. *Arguments:* `watched`: also the digest of the
-        summed gradient, for `digest_of`; a fused step has none.
+        summed gradient, for `digest_of`; `again`: calls to make once more, for `compared`. A fused step has
+        neither.
 
         *Returns* the new carry and a token, `()` int32, to wait for.
         """
@@ -187,8 +209,27 @@ class Programs:
             (step,), frozen = self.compiled["step"], carry[0].frozen
             after, token = step(carry[0].without("donated"), frozen, window[0], data[0], *self._places[0][0])
             return [dataclasses.replace(after, frozen=frozen)], token
+        self._first = dict.fromkeys((one.group, one.call) for one in again)
         vectors = [self.vectors(g, carry[g], window[g], data[g]) for g in range(len(carry))]
+        made = [self._sums(one.by, self._made_again(one, carry, window, data)) for one in again]
+        if again:
+            own = [self._first[one.group, one.call] for one in again]
+            self.compared.append(list(zip(again, own, made, strict=True)))
+        self._first = {}
         return self.holding.step(self.compiled, vectors, carry, window, self._sum if watched else None)
+
+    def _made_again(self, one: Again, carry: Carry, window: list, data: list) -> Any:
+        """What a call of "replica" returns, by another group: from that one's state, which is equal."""
+        rows, batch, place = window[one.by]["rows"], data[one.by], self._places[one.group][one.call]
+        if one.by != one.group:
+            there = self.placement.local[one.by]
+            indices, place = there.moved((window[one.group]["rows"]["indices"], place))
+            rows = {**rows, "indices": indices}
+            batch = batch if self.functions.resident else there.moved(data[one.group])
+        return self.compiled["replica"][one.by](*read(carry[one.by]), rows, batch, *place)
+
+    def _sums(self, g: int, made: Any) -> Any:
+        return self.digests.sums(g, pieces("replica", made))
 
     def _sum(self, parts: list[list[Piece]]) -> None:
         self._summed = [self.digests.start(parts)]
@@ -203,7 +244,7 @@ class Programs:
         """The vectors of one group's replicas, `(n,)` each, or the sums of its cover's nodes, followed by the
         first of these if other groups have more."""
         run = functools.partial(self.compiled["replica"][g], *read(state), window["rows"], data)
-        made = (run(*place) for place in self._places[g])
+        made = (self._noted(g, i, run(*place)) for i, place in enumerate(self._places[g]))
         if not self._pops[g]:
             return list(made)
         if self.blueprint.looped:
@@ -217,6 +258,12 @@ class Programs:
                 del right  # its memory is free while the next replica runs
         return stack + stack[:1] * (self.layout.vectors - len(stack))
 
+    def _noted(self, g: int, i: int, made: Any) -> Any:
+        """What call `i` of local group `g` made. Starts its digest if it is made again."""
+        if (g, i) in self._first:
+            self._first[g, i] = self._sums(g, made)
+        return made
+
 
 def settled(recipe: Recipe, on: On, session: Any) -> On:
     """`on` with measured shares, if it asks for them. *Arguments:* `session`: the class `Session`."""
@@ -228,18 +275,6 @@ def settled(recipe: Recipe, on: On, session: Any) -> On:
             trial.compile()
             shares = trial.programs.measured_shares(trial.holding.first(recipe))
         return dataclasses.replace(on, shares=shares)
-
-
-def _on(shapes: Any, group: Group) -> Any:
-    """`shapes` on the devices of a group."""
-
-    def here(shape: Any) -> jax.ShapeDtypeStruct:
-        place: Any = jax.sharding.SingleDeviceSharding(group.device)
-        if len(group.devices) > 1:
-            place = jax.sharding.NamedSharding(group.mesh, shape.sharding.spec)
-        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=place)
-
-    return jax.tree.map(here, shapes)
 
 
 def _flops(compiled) -> float:

@@ -37,6 +37,7 @@ class Result(Displayed):
     what would help (empty without steps); `kept`: for `fit`'s `keep_best`, the metric, its value and step,
     and whether the run ended early (`best` is the result at that step); `devices`; `machine`, a
     `machine.fingerprint.Fingerprint` as JSON; `ledger`, the digest of the run's ledger (`engine.ledger`);
+    `verified`, the replicas that two devices computed (`Verifier.json`);
     `params` (averaged if the recipe has an EMA) and `state` as NumPy arrays; `history`, all logged rows;
     `trained`, the `Recipe`.
 
@@ -56,6 +57,7 @@ class Result(Displayed):
     kept: Kept | None
     run: str | None
     ledger: str | None
+    verified: dict[str, Any]
     params: Tree = field(repr=False)
     state: Tree = field(repr=False)
     history: list[dict[str, Any]] = field(repr=False)
@@ -87,6 +89,7 @@ class Result(Displayed):
             kept=best.kept(best.over and session.step < session.total),
             run=saver.run,
             ledger=log.ledger.digest(),
+            verified=session.verifier.json(),
             params=parameters(recipe, state, averaged=True),
             state=state.state,
             history=log.history,
@@ -108,7 +111,7 @@ class Result(Displayed):
             metrics |= {k: np.asarray(v) for k, v in whole.items() if isinstance(v, list)}
         parts: dict[str, Any] = {
             name: value if isinstance(value := stated.get(name), dict) else {}
-            for name in ("devices", "machine", "speed", "seconds", "feed")
+            for name in ("devices", "machine", "speed", "seconds", "feed", "verified")
         }
         return cls(
             recipe=recipe.name, steps=restored.steps, metrics=metrics,

@@ -196,7 +196,8 @@ class RunFolder:
             raise
         finally:
             with contextlib.suppress(RunError):  # a full disk must not hide why the run ends
-                self._note("end", step=session.step, how=how, code=code)
+                verified = session.verifier.json()
+                self._note("end", step=session.step, how=how, code=code, verified=verified)
 
     def _note(self, event: str, **facts: Any) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")

@@ -55,15 +55,18 @@ class Saver:
         shards = self.session.layout.shards
         restored = None
         if self._checkpoints is not None:
+            self._checkpoints.wait()
             restored = self._checkpoints.restore(template, reporter.warn, shards)
         step = placement.agree("found", None if restored is None else int(restored[0].step))
+        self.session.verifier.go_on((restored or (None, {}))[1].get("verified"))
         if step is None:
             return None
         state, about = restored or (template, {})
         if shards == 1:  # with groups, `Grouped.put` sends it from device to device
             state = placement.broadcast(state, template)
+        if self._saved_at < 0:  # not if this process goes back
+            self._meter.earlier = number(about.get("seconds")) or 0.0
         self._saved_at = step
-        self._meter.earlier = number(about.get("seconds")) or 0.0
         reporter.say(fact("resumed", step=self._saved_at, total=self._agenda.total, run=self.run))
         return state
 
@@ -86,6 +89,12 @@ class Saver:
         """Starts to write a checkpoint of the current state."""
         self._write(self._checkpoints)
         self._saved_at, self._last = self.session.step, self._meter.total()
+
+    def forget(self, after: int) -> None:
+        """Moves checkpoints of steps after `after` away: a device may have computed wrongly since."""
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
+            self._checkpoints.set_aside([step for step in self._checkpoints.steps() if step > after])
 
     def keep_best(self, metrics: Mapping[str, Any]) -> None:
         """Keeps the state that was just evaluated, if its `metrics` are the best so far, and decides whether
@@ -126,6 +135,7 @@ class Saver:
 
     def _write(self, checkpoints: Checkpoints | None) -> None:
         session = self.session
+        session.verifier.collect(session.step)
         with self._meter.section("checkpoint"):
             host = session.snapshot().without("saved")
             if not finite(host.params):
@@ -134,6 +144,7 @@ class Saver:
                 "step": session.step,
                 "recipe": session.recipe.describe(),
                 "seconds": self._meter.run_seconds,
+                "verified": session.verifier.json(),
             }
             if checkpoints is not None:
                 checkpoints.save(session.step, host, about, session.holding.saved_axes)

@@ -37,13 +37,14 @@ from .placement import Placement, describe, lay_out, start_fact
 from .programs import Programs, settled
 from .state import TrainState, abstract_state, count
 from .state_digest import Pending
+from .verify import Verifier
 
 QUEUED_STEPS = 32  # that the host may run ahead of the device; a stop takes effect within these
 QUEUED_ON_CPUS = 4
 """The same for several CPU devices. XLA starts a program in a pool with one thread per device. A thread waits
 while its device has 32 unfinished programs, and others may wait in a collective for a device that then has no
-thread, so that all wait forever. A step has at most seven programs per device; with LAMB, LARS, or additions
-of a cover, more, of which half as many are queued."""
+thread, so that all wait forever. A step has at most seven programs per device; with LAMB, LARS, additions of
+a cover, or replicas that are compared, more, of which half as many are queued."""
 
 
 class Session:
@@ -55,7 +56,7 @@ class Session:
     *Fields:* `warnings` and `start`, facts to show; `machine`, `layout`, `placement`; `abstract`, the state
     as shapes; `resident`, whether data is kept on the devices; `step`, the number of started steps, of
     `total`; `watch`, which measures waits for data; `programs`; `watched`, the steps of which `digest` tells
-    the summed gradient.
+    the summed gradient; `verifier`, by which devices compare replicas.
 
     Raises `RecipeError`, `DataError` or `DeviceError`.
     """
@@ -71,12 +72,12 @@ class Session:
         self.abstract = abstract_state(recipe)
         self.warnings: list[Any] = [*warnings, *recipe.warnings()]
         chosen(recipe.task.train, on.workers)  # raises for impossible workers
-        memory = self.placement.memory_bytes
-        # Only if every host has enough memory
-        self.resident = self.placement.all("resident", feed.resident(recipe.task.train, memory, on.feed))
+        fits = feed.resident(recipe.task.train, self.placement.memory_bytes, on.feed)
+        self.resident = self.placement.all("resident", fits)  # in the memory of every host's devices
         about: dict[str, Any] = {"resident": self.resident, "state": self.abstract}
         about["shard_optimizer"] = on.shard_optimizer
         self.programs = Programs(recipe, self.layout, self.placement, **about)
+        self.verifier = Verifier(self.programs, on.verified)
         self._window = feed.window_length(recipe)  # for which the program is compiled
         self._columns: dict[str, np.ndarray] | None = None
         self._placed: list | None = None
@@ -204,7 +205,8 @@ class Session:
             if batch is None:
                 return False
             window, watched = self._windows.at(self.step), self.step + 1 in self.watched
-            self._carry, token = self.programs.step(self._carry, window, batch, watched)
+            again = self.verifier.due(self.recipe.seed, self.step + 1)
+            self._carry, token = self.programs.step(self._carry, window, batch, watched, again)
             self.step += 1
             self._queued.append(token)
             self.placement.hosts.pace.advanced(self.step, self._queued)
@@ -217,7 +219,7 @@ class Session:
         """The number of steps that the host may run ahead of the device."""
         queued = QUEUED_STEPS
         if self.placement.lead.platform == "cpu" and len(self.placement.devices) > 1:
-            more = self.recipe.optimizer.by_layer or not self.layout.aligned
+            more = self.recipe.optimizer.by_layer or not self.layout.aligned or self.verifier.share
             queued = QUEUED_ON_CPUS // 2 if more else QUEUED_ON_CPUS
         return min(queued, self._data.in_use - 1)
 

@@ -79,21 +79,23 @@ class Digests:
 
     def start(self, parts: list[list[Piece]]) -> Pending:
         """*Arguments:* `parts`: the pieces of each local group, alike but for `start`."""
-        arrays = [[piece.array for piece in own] for own in parts]
-        kind = tuple((piece.name, piece.array.shape, piece.array.dtype) for piece in parts[0])
+        return Pending(parts, [self.sums(g, own) for g, own in enumerate(parts)])
+
+    def sums(self, g: int, own: list[Piece]) -> Any:
+        """The sums of the pieces `own` of local group `g`, `(n, 2)` uint32, on that group."""
+        arrays = [piece.array for piece in own]
+        starts = np.asarray([piece.start % 2**32 for piece in own], np.uint32)
+        kind = tuple((piece.name, piece.array.shape, piece.array.dtype) for piece in own)
         if kind not in self._programs:
             groups = self.placement.local
-            starts = [np.asarray([piece.start % 2**32 for piece in own], np.uint32) for own in parts]
-            placed = [group.put(own) for group, own in zip(groups, starts, strict=True)]
 
             def lower(_: int, g: int) -> Any:
                 over = groups[g].place() if len(groups[g].devices) > 1 else None
-                return jax.jit(word_sums, out_shardings=over).lower(arrays[g], placed[g])
+                given = groups[g].shapes(arrays), groups[g].put(starts)
+                return jax.jit(word_sums, out_shardings=over).lower(*given)
 
-            (programs,) = compile_on(len(groups), 1, lower)
-            self._programs[kind] = list(zip(programs, placed, strict=True))
-        made = zip(self._programs[kind], arrays, strict=True)
-        return Pending(parts, [run(own, start) for (run, start), own in made])
+            (self._programs[kind],) = compile_on(len(groups), 1, lower)
+        return self._programs[kind][g](arrays, self.placement.local[g].put(starts))
 
     def read(self, pending: Sequence[Pending]) -> Digested:
         """The digests; waits for the devices, and for all hosts."""
@@ -117,6 +119,12 @@ class Digests:
                 unlike[name] = sorted(i for i, pair in whole.items() if alone or pair != most)
             values[name] = "".join(f"{(most[i] + shared[i]) % 2**32:08x}" for i in (0, 1))
         return Digested(values, unlike)
+
+
+def digest_of(sums: Any) -> str:
+    """The digest of what `Digests.sums` computed, all of it together. Waits."""
+    total = np.asarray(sums.addressable_data(0)).sum(axis=0, dtype=np.uint32)
+    return "".join(f"{word:08x}" for word in total)
 
 
 def word_sums(arrays: list[jax.Array], starts: jax.Array) -> jax.Array:

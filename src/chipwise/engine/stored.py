@@ -311,27 +311,23 @@ def read_ledger(run: Path) -> StoredLedger | None:
 
 def _parsed(line: str) -> dict[str, Any] | None:
     """The head or the row in a line, `None` for anything else."""
+    row = _object(line)
+    if "ledger" in row:
+        kinds = {"from": int, "data": dict, "computed": dict}
+        sound = all(type(row.get(name)) is kind for name, kind in kinds.items())
+        return row if sound or row["ledger"] != LEDGER_VERSION else None
+    values = [row[name] for name in DIGESTS if name in row]
+    sound = type(row.get("step")) is int and 0 < row["step"] < 2**53 and 0 < len(values) == len(row) - 1
+    return row if sound and all(isinstance(v, str) and len(v) == 16 for v in values) else None
+
+
+def _object(line: str) -> dict[str, Any]:
+    """The JSON object in a line, an empty one for anything else."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
-        return None
-    if not isinstance(row, dict):
-        return None
-    if "ledger" in row:
-        sound = type(row.get("from")) is int and isinstance(row.get("data"), dict)
-        return (
-            row
-            if row["ledger"] != LEDGER_VERSION or (sound and isinstance(row.get("computed"), dict))
-            else None
-        )
-    values = [row[name] for name in DIGESTS if name in row]
-    sound = (
-        type(row.get("step")) is int
-        and 0 < row["step"] < 2**53
-        and len(values) == len(row) - 1
-        and bool(values)
-    )
-    return row if sound and all(isinstance(v, str) and len(v) == 16 for v in values) else None
+        return {}
+    return row if isinstance(row, dict) else {}
 
 
 def sha_of(value: Any) -> str:
@@ -358,9 +354,5 @@ def number(value: Any) -> float | None:
 
 def parsed_row(line: str) -> dict[str, Any] | None:
     """The row in a line of metrics.jsonl, or `None` for a damaged or incomplete line."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    sound = isinstance(row, dict) and type(row.get("step")) is int and 0 <= row["step"] < 2**53
-    return row if sound else None
+    row = _object(line)
+    return row if type(row.get("step")) is int and 0 <= row["step"] < 2**53 else None

@@ -239,17 +239,13 @@ def _of_examples(recipes: list[Recipe], windows: list[dict]) -> Iterator[Fact]:
     if digests[0] == digests[1] is not None:
         return
     columns = [take(recipe.task.train, indices[0]) for recipe in recipes]
+    text = "{name} of example {example}, which replica {replica} reads, differs: {a} in A, {b} in B"
     for name in dict.fromkeys([*columns[0], *columns[1]]):
         pair = [each.get(name) for each in columns]
         for i in range(recipes[0].batch):
             a, b = (None if column is None else np.asarray(column[i]) for column in pair)
             if a is None or b is None or a.dtype != b.dtype or a.tobytes() != b.tobytes():
-                text = (
-                    "{name} of example {example}, which replica {replica} reads, differs: {a} in A, {b} in B"
-                )
-                shown = {
-                    s: x.item() if x is not None and not x.ndim else "..." for s, x in (("a", a), ("b", b))
-                }
+                shown = {s: "..." if x is None or x.ndim else x.item() for s, x in (("a", a), ("b", b))}
                 numbers = {"example": int(indices[0][i]), "replica": i // size, **shown}
                 yield fact("diff-example", text, name=name, **numbers)
                 break

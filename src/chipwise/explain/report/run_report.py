@@ -105,6 +105,10 @@ def _about(run: StoredRun, devices: Mapping[str, Any] | None, total: int | None)
     return [*facts, *_proof(run, devices)]
 
 
+FAULTS = ("devices-unlike", "ledger-differs", "replica-differs", "device-wrong")
+"""Codes of errors that end a process."""
+
+
 def _proof(run: StoredRun, devices: Mapping[str, Any] | None) -> Iterator[Fact]:
     """Facts: the run's ledger, the devices that agreed at its rows, and the faults that ended processes."""
     try:
@@ -115,7 +119,12 @@ def _proof(run: StoredRun, devices: Mapping[str, Any] | None) -> Iterator[Fact]:
     if ledger is not None and ledger.rows:
         last, agreed = max(ledger.rows), number((devices or {}).get("count")) or 1
         yield fact("about-ledger", rows=len(ledger.rows), step=last, devices=int(agreed))
-    faults = [one["step"] for one in run.processes if one.get("code") in ("devices-unlike", "ledger-differs")]
+    verified = next((v for one in reversed(run.processes) if isinstance(v := one.get("verified"), dict)), {})
+    if (compared := number(verified.get("replicas"))) and (step := number(verified.get("step"))):
+        once = verified.get("faults")
+        facts = {"replicas": compared, "of": step * (number(run.recipe.get("replicas")) or 0)}
+        yield fact("about-verified", **facts, step=step, faults=len(once) if isinstance(once, list) else 0)
+    faults = [one["step"] for one in run.processes if one.get("code") in FAULTS]
     if faults:
         yield fact("about-faults", count=len(faults), steps=faults)
 
