@@ -399,12 +399,8 @@ def going_on(recipe: Recipe, abstract: TrainState) -> TrainState | None:
     try:
         state = _fill(wanted, {n: given[n] for n in names if n in given}, 0)
     except CheckpointError as error:
-        text = (
-            "--with-optimizer: the other run's state does not fit ({differ:list}). Give this recipe its "
-            "optimizer, ema and --set replicas=..., or leave out --with-optimizer."
-        )
         differ = error.facts.get("arrays") or [error.facts["array"]]
-        raise RecipeError("state-of-another-recipe", text, differ=differ) from error
+        raise RecipeError("state-of-another-recipe", differ=differ) from error
     zeros = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), (abstract.step, abstract.sums))
     return replace(state, step=zeros[0], sums=zeros[1])
 

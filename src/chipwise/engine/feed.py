@@ -163,11 +163,7 @@ def resident(source: Source, limit: int | None, feed: str = "auto") -> bool:
     """
     if isinstance(by_epoch(source, 0), Drawn):
         if feed == "device":
-            text = (
-                "feed='device' would read {source} once, but its examples may differ in every epoch: leave "
-                "it out, or give cw.data.Cached(...) of a data set whose examples do not."
-            )
-            raise DataError("data-by-epoch", text, source=type(source).__name__)
+            raise DataError("data-by-epoch", source=type(source).__name__)
         return False
     if feed == "device" and limit is not None and nbytes(source) > limit:
         text = "The data takes {size:bytes}, a device has {memory:bytes}: stream it with --feed host."

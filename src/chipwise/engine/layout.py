@@ -155,19 +155,11 @@ class Layout:
             finer = (n for n in range(blocks, self.replicas, blocks) if self.replicas % n == 0)
             blocks = next((n for n in finer if n >= self.groups), self.replicas)
         if self.groups > blocks:
-            text = (
-                "{devices} devices cannot share {blocks:count block} of {replicas} replicas: --devices "
-                "{most} at most, or more with --set blocks=... or replicas=..."
-            )
             facts = {"devices": self.devices, "replicas": self.replicas, "most": blocks * self.shards}
-            raise DeviceError("devices-above-blocks", text, **facts, blocks=blocks)
+            raise DeviceError("devices-above-blocks", **facts, blocks=blocks)
         given = self.shares
         if given and (len(given) != self.groups or sum(given) != blocks or min(given) < 1):
-            text = (
-                "shares={shares:list}: expected {groups:count number} of at least 1, one for each device or "
-                "group that is used, which add up to the recipe's {blocks:count block}."
-            )
-            raise DeviceError("shares-unlike", text, shares=list(given), blocks=blocks, groups=self.groups)
+            raise DeviceError("shares-unlike", shares=list(given), blocks=blocks, groups=self.groups)
         object.__setattr__(self, "blocks", blocks)
         object.__setattr__(self, "shares", self.shares or even_shares(blocks, self.groups))
 
@@ -234,8 +226,5 @@ def usable_devices(recipe: Recipe, available: int, exact: bool = True, hosts: in
         raise DeviceError("shards-uneven", shards=recipe.shards, devices=available)
     units, groups = recipe.block_count if exact else recipe.replicas, available // recipe.shards
     if units < min(hosts, groups):
-        text = (
-            "{hosts} hosts cannot share {blocks:count block}: start {blocks:count host}, up to host {last}."
-        )
-        raise DeviceError("hosts-above-blocks", text, hosts=hosts, blocks=units, last=units - 1)
+        raise DeviceError("hosts-above-blocks", hosts=hosts, blocks=units, last=units - 1)
     return recipe.shards * min(units, groups)

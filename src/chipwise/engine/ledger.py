@@ -101,12 +101,8 @@ class Ledger:
             return
         groups = sorted({group for unlike in digested.unlike.values() for group in unlike})
         devices = device_names(self.session.placement, groups)
-        text = (
-            "After step {step}, {devices:list} of {count} groups of devices hold other bits ({what:and}) "
-            "than the rest. Nothing was saved: leave it out or test it, and start again from the checkpoint."
-        )
         facts = {"step": step, "devices": devices, "count": self.session.placement.groups, "groups": groups}
-        raise DeviceFault("devices-unlike", text, **facts, what=sorted(digested.unlike))
+        raise DeviceFault("devices-unlike", **facts, what=sorted(digested.unlike))
 
     def _write(self, folder: RunFolder, step: int, values: dict[str, str]) -> None:
         if self._again is None:
@@ -116,11 +112,7 @@ class Ledger:
         if before is not None:
             differing = [n for n in DIGESTS if n in before and n in row and before[n] != row[n]]
             if differing:
-                text = (
-                    "Step {step} of {run} was made again, and {what:and} differ from the ledger: a device "
-                    "computed wrongly, now or then, or its ledger was edited. Start over with --fresh."
-                )
-                raise DeviceFault("ledger-differs", text, step=step, run=str(folder.path), what=differing)
+                raise DeviceFault("ledger-differs", step=step, run=str(folder.path), what=differing)
             return
         folder.append(LEDGER, {"step": step, **row})
 
@@ -136,12 +128,8 @@ class Ledger:
         for name, digest in now["data"].items():
             there = before["data"].get(name)
             if digest != there and _comparable(digest, there) and not self._changed:
-                text = (
-                    "{run} was trained on other {name} data (digest {there}, now {here}): give it the run's "
-                    "data, or go on with --changed-code."
-                )
                 facts = {"name": name, "there": str(there)[:12], "here": digest[:12]}
-                raise RunError("ledger-of-other-data", text, run=str(folder.path), **facts)
+                raise RunError("ledger-of-other-data", run=str(folder.path), **facts)
         later = {step: row for step, row in stored.rows.items() if step > self._begin}
         heads, rows = stored.heads, stored.rows
         if before["computed"] != now["computed"] or before["data"] != now["data"]:

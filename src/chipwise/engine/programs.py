@@ -42,10 +42,7 @@ def check_tuned(platform: str, exact: bool) -> None:
     if not exact:
         _tuned.add(platform)
     elif platform in _tuned and platform != "cpu":
-        text = (
-            "This process trained with exact=False, and XLA keeps the kernels that it timed: restart Python."
-        )
-        raise DeviceError("kernels-tuned", text)
+        raise DeviceError("kernels-tuned")
 
 
 class Again(NamedTuple):

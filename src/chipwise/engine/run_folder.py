@@ -177,11 +177,7 @@ class RunFolder:
         start["computed"] = computed = session.computed()
         if session.step and (changes := changed_programs(read_processes(self.path), computed)):
             if not changed_code:
-                text = (
-                    "{path} was trained by other programs ({changes:changes}): go back to those, go on with "
-                    "--changed-code, or discard the run with --fresh."
-                )
-                raise RunError("run-of-other-programs", text, path=str(self.path), changes=changes)
+                raise RunError("run-of-other-programs", path=str(self.path), changes=changes)
             start["changed"] = changes
         machine = this_machine(session.placement.devices).to_json()
         self._note("start", step=session.step, **start, devices=session.describe(), machine=machine)

@@ -114,22 +114,13 @@ class Verifier:
         before = self._suspects.pop(step, None)
         if differing and before is None:
             named = self._named({by for made in differing.values() for by in made})
-            text = (
-                "In step {step}, {devices:list} computed other bits of the same replica: one of them "
-                "computes wrongly. What was compared up to step {verified} is equal."
-            )
             self._suspects[step] = differing
             self._returns += 1
             kind = ReplicaDiffers if self._returns <= MOST else DeviceFault
-            raise kind("replica-differs", text, step=step, verified=self.step, **named)
+            raise kind("replica-differs", step=step, verified=self.step, **named)
         if differing:
-            text = (
-                "Step {step}, made again: a replica has other bits on {devices:list} than on the rest. Leave "
-                "it out or test it, and start the same command again. What this process saved after step "
-                "{verified} was set aside."
-            )
             named = self._named({by for made in differing.values() for by in _outvoted(made)})
-            raise DeviceFault("device-wrong", text, step=step, verified=self.step, **named)
+            raise DeviceFault("device-wrong", step=step, verified=self.step, **named)
         if before is not None:
             once = {by for call, made in before.items() for by in made if made[by] != votes[call][by]}
             self.faults.append({"step": step, **self._named(once)})

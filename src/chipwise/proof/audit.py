@@ -109,13 +109,11 @@ def _changes(stored: StoredRun, ledger: StoredLedger, recipe: Recipe, head: dict
     for name, digest in head["data"].items():
         there = ledger.heads[0]["data"].get(name)
         if there != digest and None not in (there, digest):
-            text = "The {name} data is not {run}'s: digest {here}, of the run {there}."
             facts = {"here": digest[:16], "there": str(there)[:16]}
-            yield fact("audit-other-data", text, name=name, run=run, **facts)
+            yield fact("audit-other-data", name=name, run=run, **facts)
     stated = (stored.result or {}).get("ledger")
     if isinstance(stated, str) and stated != ledger.digest:
-        text = "The ledger of {run} is not the one of its result.json: one of them was changed."
-        yield fact("audit-other-ledger", text, run=run)
+        yield fact("audit-other-ledger", run=run)
 
 
 def _intervals(
@@ -177,8 +175,7 @@ class _Replay:
             raise
         except Exception as error:  # Orbax raises many types for damaged bytes
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-            text = "The checkpoint of step {step} of {run} is damaged: {reason}."
-            return fact("audit-damaged", text, step=step, run=str(self.run), reason=reason)
+            return fact("audit-damaged", step=step, run=str(self.run), reason=reason)
         self.session.begin(state)
         return self._compared(step) if step else None
 
@@ -223,5 +220,4 @@ class _Replay:
         before = max((row for row in self.ledger.rows if row < step), default=0)
         why = fact("audit-changed", " ({changed:changes})", changed=changed) if changed else ""
         facts = {"run": str(self.run), "step": step, "before": before, "what": what, "why": why}
-        text = "{run} is not what its recipe and data make: after step {step}, {what:and} differ{why}."
-        return fact("audit-differs", text, **facts)
+        return fact("audit-differs", **facts)

@@ -70,15 +70,10 @@ class Parting:
     @property
     def verdict(self) -> Fact:
         facts = {"a": self.a, "b": self.b, "step": self.step, "compared": self.compared, "what": self.parts}
-        if self.step == 0:
-            return fact("diff-start", "{a} and {b} part before the first step: {what:and}.", **facts)
-        if self.step is not None:
-            return fact("diff-step", "{a} and {b} part in step {step}: {what:and}.", **facts)
-        if self.compared == 0:
-            return fact(
-                "diff-same", "{a} and {b} are the same to the bit: equal programs and inputs.", **facts
-            )
-        return fact("diff-not-yet", "{a} and {b} are the same to the bit for {compared:count step}.", **facts)
+        code = "diff-start" if self.step == 0 else "diff-step"
+        if self.step is None:
+            code = "diff-not-yet" if self.compared else "diff-same"
+        return fact(code, **facts)
 
     def to_json(self) -> dict[str, Any]:
         return {"schema": "chipwise.diff/1", **plain(self), "verdict": self.verdict.json()}
@@ -185,8 +180,7 @@ def _start(sides: Any, sessions: Any, agree: int) -> tuple[int, list[TrainState 
 
 def _of_seed(a: Recipe, b: Recipe) -> Iterator[Fact]:
     if a.seed != b.seed:
-        text = "the seed is {a} in A and {b} in B: another start, order, augmentation and dropout"
-        yield fact("diff-seed", text, a=a.seed, b=b.seed)
+        yield fact("diff-seed", a=a.seed, b=b.seed)
 
 
 def _of_start(recipes: list[Recipe], states: list[TrainState]) -> Iterator[Fact]:
@@ -212,8 +206,7 @@ def _of_step(recipes: list[Recipe], states: list[TrainState], step: int) -> Iter
     windows = [host_window(recipe, step, 1) for recipe in recipes]
     sizes = [(recipe.batch, recipe.replicas, recipe.block_count) for recipe in recipes]
     if sizes[0] != sizes[1]:
-        text = "batch, replicas and blocks are {a:list} in A and {b:list} in B"
-        yield fact("diff-batch", text, a=sizes[0], b=sizes[1])
+        yield fact("diff-batch", a=sizes[0], b=sizes[1])
         return
     yield from _of_seed(*recipes)
     yield from _of_examples(recipes, windows)
@@ -221,8 +214,7 @@ def _of_step(recipes: list[Recipe], states: list[TrainState], step: int) -> Iter
     for name in dict.fromkeys([*tables[0], *tables[1]]):
         values = [float(table[name][0]) if name in table else None for table in tables]
         if values[0] != values[1]:
-            text = "{name} of step {step} is {a} in A and {b} in B"
-            yield fact("diff-rate", text, name=name, step=step + 1, a=values[0], b=values[1])
+            yield fact("diff-rate", name=name, step=step + 1, a=values[0], b=values[1])
     yield from _of_replicas(*(_OneStep(*one) for one in zip(recipes, states, windows, strict=True)))
 
 
@@ -232,14 +224,12 @@ def _of_examples(recipes: list[Recipe], windows: list[dict]) -> Iterator[Fact]:
     size, places = recipes[0].batch // recipes[0].replicas, np.flatnonzero(indices[0] != indices[1])
     if len(places):
         i = int(places[0])
-        text = "replica {replica} reads example {a} in A and {b} in B: another order"
-        yield fact("diff-order", text, replica=i // size, a=int(indices[0][i]), b=int(indices[1][i]))
+        yield fact("diff-order", replica=i // size, a=int(indices[0][i]), b=int(indices[1][i]))
         return
     digests = [data_digest(recipe.task.train) for recipe in recipes]
     if digests[0] == digests[1] is not None:
         return
     columns = [take(recipe.task.train, indices[0]) for recipe in recipes]
-    text = "{name} of example {example}, which replica {replica} reads, differs: {a} in A, {b} in B"
     for name in dict.fromkeys([*columns[0], *columns[1]]):
         pair = [each.get(name) for each in columns]
         for i in range(recipes[0].batch):
@@ -247,7 +237,7 @@ def _of_examples(recipes: list[Recipe], windows: list[dict]) -> Iterator[Fact]:
             if a is None or b is None or a.dtype != b.dtype or a.tobytes() != b.tobytes():
                 shown = {s: "..." if x is None or x.ndim else x.item() for s, x in (("a", a), ("b", b))}
                 numbers = {"example": int(indices[0][i]), "replica": i // size, **shown}
-                yield fact("diff-example", text, name=name, **numbers)
+                yield fact("diff-example", name=name, **numbers)
                 break
 
 
@@ -289,11 +279,9 @@ def _of_replicas(a: _OneStep, b: _OneStep) -> Iterator[Fact]:
     """The first replica whose vector differs and its first operation; otherwise those of the update."""
     for number in range(0, a.recipe.replicas, a.step.together):
         if unlike := _unlike(a.named(number), b.named(number)):
-            text = "replica {replica} is the first that differs, in {what:few}"
-            yield fact("diff-replica", text, replica=number, what=unlike)
+            yield fact("diff-replica", replica=number, what=unlike)
             apart = parted(*(run(one.step.replica, *one.arguments(number)) for one in (a, b)))
-            text = "each operation alone gives the same: the compiled programs are fused differently"
-            yield apart or fact("diff-compiled", text)
+            yield apart or fact("diff-compiled")
             return
     yield fact("diff-update", "all replicas agree, and so does their sum: the update differs")
     given = [(one.step.after, one.state.without("donated"), a.total(), one.window["hyper"]) for one in (a, b)]
