@@ -30,6 +30,13 @@ def sent_bytes(hlo: str, devices: int) -> float:
     return total
 
 
+def least(devices: int, n: int, vectors: int, cover: bool) -> int:
+    """Bytes that a device sends in an exact sum of vectors of `n` values, each chunk on the shortest way: of
+    `vectors` the chunks of all others if they are sums of a cover, otherwise of one; and its own chunk of the
+    sum to all others."""
+    return 4 * (devices - 1) * ((vectors if cover else 1) + 1) * -(-n // devices)
+
+
 def compiled(devices, parts, n):
     mesh = Mesh(np.asarray(jax.devices()[:devices]), (AXIS,))
     sharding = NamedSharding(mesh, P(AXIS))

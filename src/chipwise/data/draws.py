@@ -112,13 +112,8 @@ class Drawn(Wrapped):
         for (index, one), other in zip(first, again, strict=True):
             for name, values in one.items():
                 if name not in other or values.tobytes() != other[name].tobytes():
-                    wrong = (
-                        "{source}[{example}] gives another '{column}' each time: draw from Python's random, "
-                        "np.random or torch, which are seeded for each example, not from a generator of your "
-                        "own; or train with --no-exact, cw.On(exact=False)."
-                    )
                     kind = type(self.source).__name__
-                    raise DataError("draws-unkeyed", wrong, source=kind, example=index, column=name)
+                    raise DataError("draws-unkeyed", source=kind, example=index, column=name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_torch": "torch" in sys.modules}

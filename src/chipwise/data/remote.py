@@ -229,12 +229,8 @@ def _make_room(own: Path, nbytes: int, data: str) -> None:
         shutil.rmtree(entry)
     if left:
         return _make_room(own, nbytes, data)
-    wrong = (
-        "{data} needs {bytes:bytes}; the cache {cache} has {used:bytes} of at most {limit:bytes}, its disk "
-        "{free:bytes} free: remove folders from it, or set CHIPWISE_CACHE_BYTES or CHIPWISE_CACHE."
-    )
     numbers = {"data": data, "bytes": nbytes, "limit": most, "used": used, "free": free}
-    raise DataError("cache-full", wrong, cache=own.parent, **numbers)
+    raise DataError("cache-full", cache=own.parent, **numbers)
 
 
 def _late(seconds: float, nbytes: int = 0) -> str | None:

@@ -185,11 +185,8 @@ class Lazy:
                 arrays = Arrays(classes=self.classes, **self._load())
                 columns, expected = described(arrays.spec), described(self.spec)
                 if (len(arrays), columns) != (self._length, expected):
-                    wrong = (
-                        "Loaded {examples} × {columns:list}, expected {expected_examples} × {expected:list}."
-                    )
                     facts = {"examples": len(arrays), "columns": columns, "expected_examples": self._length}
-                    raise DataError("loaded-differs", wrong, expected=expected, **facts)
+                    raise DataError("loaded-differs", expected=expected, **facts)
                 self._arrays = arrays
         return self._arrays
 

@@ -36,11 +36,8 @@ class Weighted(Wrapped):
         self.weights = np.asarray(weights, np.float64)
         n, w = len(source), self.weights
         if w.shape != (n,) or not np.isfinite(w).all() or w.min() < 0 or not w.sum() > 0:
-            wrong = (
-                "Weights {shape}, from {low:g} to {high:g}: expected ({n},), finite, none below 0, not all 0."
-            )
             low, high = (float(w.min()), float(w.max())) if w.size else (0.0, 0.0)
-            raise DataError("weights-wrong", wrong, shape=list(w.shape), low=low, high=high, n=n)
+            raise DataError("weights-wrong", shape=list(w.shape), low=low, high=high, n=n)
 
     @property
     def manifest(self) -> dict[str, Any]:

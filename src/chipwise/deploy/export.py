@@ -190,9 +190,5 @@ def _compare(
         labels = int(np.sum(wide["outputs"].argmax(1) != actual["outputs"].argmax(1)))
     if not gap <= TOLERANCE * max(largest, _LEAST) or labels:
         facts = {"difference": gap, "largest": largest, "labels": labels or 0}
-        text = (
-            "{format}: outputs differ by up to {difference:digits} of {largest:digits}, and {labels:count "
-            "label} of {examples:count example}. Nothing was written."
-        )
-        raise RecipeError("export-differs", text, format=to, examples=len(next(iter(wide.values()))), **facts)
+        raise RecipeError("export-differs", format=to, examples=len(next(iter(wide.values()))), **facts)
     return gap, largest, labels

@@ -90,10 +90,7 @@ class Graph:
         times = dim // self.batch
         rest = dim - times * self.batch if isinstance(times, int) else None
         if not isinstance(times, int) or not isinstance(rest, int):
-            text = (
-                "ONNX: an array is {dimension} long, no multiple of the batch. Export to stablehlo instead."
-            )
-            raise RecipeError("onnx-dimension", text, dimension=str(dim))
+            raise RecipeError("onnx-dimension", dimension=str(dim))
         if not self._size:
             shape = self.node("Shape", self._first)
             self._size = self.node("Gather", shape, np.asarray([0], np.int64), axis=0)

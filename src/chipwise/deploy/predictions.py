@@ -72,10 +72,7 @@ class Predictions:
     @property
     def _of_classes(self) -> np.ndarray:
         if not isinstance(self.outputs, np.ndarray) or self.outputs.ndim != 2:
-            text = (
-                "Labels and probabilities need logits (examples, classes) in memory, and Task(classes=...)."
-            )
-            raise RecipeError("predictions-without-logits", text)
+            raise RecipeError("predictions-without-logits")
         return self.outputs
 
 
@@ -261,10 +258,7 @@ class _Job:
             return []
         wrong = sorted(name for name in self.about if about.get(name) != self.about[name])
         if wrong:
-            text = (
-                "{folder} has parts of other predictions ({differ:and}): name another --out, or give --fresh."
-            )
-            raise DataError("predictions-of-others", text, path=self.file, folder=self.folder, differ=wrong)
+            raise DataError("predictions-of-others", path=self.file, folder=self.folder, differ=wrong)
         self.about["head"] = head
         parts = self._sorted()
         starts = [int(p.name.split("-")[0]) for p in parts]

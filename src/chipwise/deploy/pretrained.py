@@ -115,12 +115,7 @@ class Weights:
             facts |= {"without": len(match.missing), "other": len(match.shapes)}
             some = [*match.missing, *match.shapes]
             facts |= {"matched": len(match.matched), "some": some, "names": list(self.arrays)}
-            text = (
-                "{path}: {matched:count array} of the model fit, {without} are missing and {other} have "
-                "another shape: {some:few}. The file has {names:few}. Name those to keep as they are "
-                '(fresh=("classifier/*",)), or rename (rename=...).'
-            )
-            raise RecipeError("weights-of-another-model", text, path=self.path, **facts)
+            raise RecipeError("weights-of-another-model", path=self.path, **facts)
         if not match.matched:
             text = "{path}: fresh={fresh} matches every array, so no weights would be loaded."
             raise RecipeError("weights-all-fresh", text, path=self.path, fresh=list(fresh))

@@ -107,14 +107,7 @@ class Evaluator:
     Raises `DataError` when evaluation data is missing or empty, `DeviceError` when a block does not fit.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        placement: Placement,
-        *,
-        batch: int | None = None,
-        on: On = ALL,
-    ):
+    def __init__(self, recipe: Recipe, placement: Placement, *, batch: int | None = None, on: On = ALL):
         source = recipe.task.eval
         if source is None:
             raise DataError("no-evaluation-data")

@@ -110,13 +110,8 @@ class Programs:
             return [()] * len(groups)
         return [cover_merges(layout.covers[group.index]) for group in groups]
 
-    @property
-    def calls(self) -> list[int]:
-        """The calls of "replica" in a step on each local group."""
-        return [len(places) for places in self._places]
-
     @functools.cached_property
-    def _places(self) -> list[list[tuple[jax.Array, ...]]]:
+    def places(self) -> list[list[tuple[jax.Array, ...]]]:
         """For each local group the last arguments of its calls."""
         return [self._placed_replicas(group) for group in self.placement.local]
 
@@ -204,29 +199,26 @@ class Programs:
         """
         if self.blueprint.fused:
             (step,), frozen = self.compiled["step"], carry[0].frozen
-            after, token = step(carry[0].without("donated"), frozen, window[0], data[0], *self._places[0][0])
+            after, token = step(carry[0].without("donated"), frozen, window[0], data[0], *self.places[0][0])
             return [dataclasses.replace(after, frozen=frozen)], token
         self._first = dict.fromkeys((one.group, one.call) for one in again)
         vectors = [self.vectors(g, carry[g], window[g], data[g]) for g in range(len(carry))]
-        made = [self._sums(one.by, self._made_again(one, carry, window, data)) for one in again]
-        if again:
-            own = [self._first[one.group, one.call] for one in again]
-            self.compared.append(list(zip(again, own, made, strict=True)))
+        if made := [(one, self._made_again(one, carry, window, data)) for one in again]:
+            self.compared.append([(one, self._first[one.group, one.call], sums) for one, sums in made])
         self._first = {}
         return self.holding.step(self.compiled, vectors, carry, window, self._sum if watched else None)
 
     def _made_again(self, one: Again, carry: Carry, window: list, data: list) -> Any:
-        """What a call of "replica" returns, by another group: from that one's state, which is equal."""
-        rows, batch, place = window[one.by]["rows"], data[one.by], self._places[one.group][one.call]
+        """The digest's sums of what a call of "replica" makes by another group: from its state, which is
+        equal."""
+        rows, batch, place = window[one.by]["rows"], data[one.by], self.places[one.group][one.call]
         if one.by != one.group:
             there = self.placement.local[one.by]
             indices, place = there.moved((window[one.group]["rows"]["indices"], place))
             rows = {**rows, "indices": indices}
             batch = batch if self.functions.resident else there.moved(data[one.group])
-        return self.compiled["replica"][one.by](*read(carry[one.by]), rows, batch, *place)
-
-    def _sums(self, g: int, made: Any) -> Any:
-        return self.digests.sums(g, pieces("replica", made))
+        made = self.compiled["replica"][one.by](*read(carry[one.by]), rows, batch, *place)
+        return self.digests.sums(one.by, pieces("replica", made))
 
     def _sum(self, parts: list[list[Piece]]) -> None:
         self._summed = [self.digests.start(parts)]
@@ -241,7 +233,7 @@ class Programs:
         """The vectors of one group's replicas, `(n,)` each, or the sums of its cover's nodes, followed by the
         first of these if other groups have more."""
         run = functools.partial(self.compiled["replica"][g], *read(state), window["rows"], data)
-        made = (self._noted(g, i, run(*place)) for i, place in enumerate(self._places[g]))
+        made = (self._noted(g, i, run(*place)) for i, place in enumerate(self.places[g]))
         if not self._pops[g]:
             return list(made)
         if self.blueprint.looped:
@@ -258,7 +250,7 @@ class Programs:
     def _noted(self, g: int, i: int, made: Any) -> Any:
         """What call `i` of local group `g` made. Starts its digest if it is made again."""
         if (g, i) in self._first:
-            self._first[g, i] = self._sums(g, made)
+            self._first[g, i] = self.digests.sums(g, pieces("replica", made))
         return made
 
 

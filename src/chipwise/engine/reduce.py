@@ -55,16 +55,6 @@ class Exchange:
         chunks, whole = self.chunks or self.groups, self.size if self.kind == "gather" else self.cut
         return whole // chunks * windows(chunks, self.groups)[0]
 
-    @property
-    def sent_bytes(self) -> int:
-        """That a device sends, each chunk on the shortest way: of `local` vectors the chunks of all others if
-        they are `exact` sums of a cover, otherwise of one; and its own chunk of the sum to all others."""
-        others = self.groups - 1
-        if self.kind == "gather":
-            return 4 * self.part * others
-        whole, times = -(-(self.size - self.cut) // self.groups), self.local if self.shares else 1
-        return 4 * others * (times * (self.part + whole) + whole)
-
     def program(self, mesh: Mesh) -> Callable[..., Any]:
         """The exchange over `mesh` of groups and shards, jitted: a `reducer`, `scatterer` or `gatherer`."""
         if self.kind == "gather":

@@ -83,7 +83,6 @@ class Session:
         self._placed: list | None = None
         self._carry: list[TrainState] = []
         self._data: Any = None  # `feed.Resident` or `feed.Streamed`, from `begin` on
-        self._windows: Any = None
         self._evaluator: Evaluator | None = None
         self.watch = Watch(recipe.task.train, None, self.placement.share)
         self._open = contextlib.ExitStack()

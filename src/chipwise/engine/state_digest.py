@@ -62,12 +62,8 @@ class Digested:
     unlike: dict[str, list[int]]
 
 
-@dataclass(frozen=True)
-class Pending:
-    """Digests that devices compute. *Fields:* for each local group `pieces`, and their sums `(n, 2)`."""
-
-    pieces: list[list[Piece]]
-    sums: list[Any]
+Pending = tuple[list[list[Piece]], list[Any]]
+"""Digests that devices compute: for each local group its pieces, and their sums `(n, 2)`."""
 
 
 class Digests:
@@ -79,7 +75,7 @@ class Digests:
 
     def start(self, parts: list[list[Piece]]) -> Pending:
         """*Arguments:* `parts`: the pieces of each local group, alike but for `start`."""
-        return Pending(parts, [self.sums(g, own) for g, own in enumerate(parts)])
+        return parts, [self.sums(g, own) for g, own in enumerate(parts)]
 
     def sums(self, g: int, own: list[Piece]) -> Any:
         """The sums of the pieces `own` of local group `g`, `(n, 2)` uint32, on that group."""
@@ -100,8 +96,8 @@ class Digests:
     def read(self, pending: Sequence[Pending]) -> Digested:
         """The digests; waits for the devices, and for all hosts."""
         here: dict[int, dict[str, list[int]]] = {}
-        for one in pending:
-            for group, own, sums in zip(self.placement.local, one.pieces, one.sums, strict=True):
+        for parts, made in pending:
+            for group, own, sums in zip(self.placement.local, parts, made, strict=True):
                 table = np.asarray(sums.addressable_data(0)).astype(np.uint64)
                 for piece, pair in zip(own, table, strict=True):
                     known = here.setdefault(group.index, {}).setdefault(piece.name, [0, 0, 0, 0])

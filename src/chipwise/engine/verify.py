@@ -73,7 +73,7 @@ class Verifier:
         if not self.share:
             return []
         self.collect(step - AHEAD if step % AHEAD == 0 else 0)
-        calls = self.programs.calls
+        calls = [len(places) for places in self.programs.places]
         if step in self._suspects:
             here = {group.index: g for g, group in enumerate(self.placement.local)}
             asked = [(here[group], call) for group, call in self._suspects[step] if group in here]

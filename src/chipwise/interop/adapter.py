@@ -134,17 +134,9 @@ def stated(task: Task, model: str, loss: Any) -> Task:
     traced = jax.make_jaxpr(task.predict)(*first, batch).jaxpr
     last, takes, named = last_activation(traced), _takes(loss), getattr(loss, "__name__", type(loss).__name__)
     if last is not None and last == takes:
-        text = (
-            "{model} ends in a {last}, and {loss} applies one again: leave it out of the model, or give a "
-            "loss of probabilities (in Keras from_logits=False)."
-        )
-        raise RecipeError("activation-twice", text, model=model, last=last, loss=named)
+        raise RecipeError("activation-twice", model=model, last=last, loss=named)
     if (last, takes) == ("linear", "probabilities"):
-        text = (
-            "{loss} takes probabilities, and {model} ends in a linear layer: end it in a softmax or sigmoid, "
-            "or give a loss of logits (in Keras from_logits=True)."
-        )
-        raise RecipeError("loss-of-probabilities", text, model=model, loss=named)
+        raise RecipeError("loss-of-probabilities", model=model, loss=named)
     if last in ("softmax", "sigmoid") or takes == "probabilities":
         returns = "probabilities"
     else:

@@ -169,12 +169,7 @@ def _compiled_metrics(keras: Any, model: Any, loss: Any) -> dict[str, Callable]:
         if isinstance(one, keras.metrics.MeanMetricWrapper):
             one = functools.partial(one._fn, **one._fn_kwargs)
         if not callable(one) or isinstance(one, keras.metrics.Metric):
-            sentence = (
-                "{model} was compiled with the metric {metric}, which is no mean over examples: give "
-                "metrics={{'{metric}': f}}, f(outputs, target) -> values or a cw.Sum, such as those of "
-                "cw.metrics."
-            )
-            raise RecipeError("keras-metric", sentence, model=type(model).__name__, metric=str(name))
+            raise RecipeError("keras-metric", model=type(model).__name__, metric=str(name))
         metrics[name] = functools.partial(_values, one)
     return metrics
 
@@ -238,13 +233,9 @@ def _arranged(keras: Any, model: Any, args: tuple, kwargs: dict) -> tuple[tuple,
     if kwargs:
         args = tuple(kwargs[name] for name in names if name in kwargs)
     if len(args) != len(names):
-        sentence = (
-            "{model} has the inputs {names:and}, and the data gives {columns:and}: name a column for each, "
-            "inputs={{'{first}': 'column', ...}}, or in their order, inputs=('column', ...)."
-        )
         given = sorted(kwargs) or [f"{len(args)} without names"]
         about = {"names": names, "columns": given, "first": names[0]}
-        raise RecipeError("keras-inputs", sentence, model=type(model).__name__, **about)
+        raise RecipeError("keras-inputs", model=type(model).__name__, **about)
     return (keras.tree.pack_sequence_as(model.input, list(args)),), {}
 
 

@@ -164,12 +164,7 @@ def _compare(traced: Traced, eager: _Step, judged: _Step, ours: _Step, ours_judg
             scale = max(float(np.max(np.abs(wide), initial=0)), least, 1e-12)
             off = float(np.max(np.abs(mine[name].astype(np.float64) - wide), initial=0)) / scale
             if not off <= most * half:
-                sentence = (
-                    "A step of {module} differs from PyTorch's: {what} '{name}' by {off:.2g}: look for "
-                    "no_grad, a custom backward or writes to views; check=False trains it anyway."
-                )
-                about = {"what": kind, "name": name, "off": off}
-                raise RecipeError("torch-step-differs", sentence, module=traced.name, **about)
+                raise RecipeError("torch-step-differs", module=traced.name, what=kind, name=name, off=off)
 
 
 def _weighted(leaves: list) -> Any:

@@ -153,11 +153,7 @@ def _take(devices: list[jax.Device], count: int | None, group: int = 1) -> Machi
         text = "JAX runs {processes} processes: leave out jax.distributed.initialize(), chipwise joins them."
         raise DeviceError("joined-by-others", text, processes=jax.process_count())
     if count is not None and count > len(devices):
-        text = (
-            "{count} devices were asked for, but {here} found ({here} × {kind}): use --devices {here}, or "
-            "make {count} CPU devices with --simulate {count}."
-        )
-        raise DeviceError("devices-missing", text, count=count, here=len(devices), kind=kind)
+        raise DeviceError("devices-missing", count=count, here=len(devices), kind=kind)
     return Machine(
         platform=devices[0].platform,
         kind=kind,
@@ -207,11 +203,7 @@ def simulate(n: int) -> None:
     here = jax.devices()
     if here[0].platform == "cpu" and len(here) == n:
         return
-    text = (
-        "JAX has already started with {here} × {kind}: call cw.simulate({count}) before any other use of JAX"
-        " (in a notebook, restart the kernel first), or set JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES={count}."
-    )
-    raise DeviceError("simulate-too-late", text, count=n, here=len(here), kind=here[0].device_kind)
+    raise DeviceError("simulate-too-late", count=n, here=len(here), kind=here[0].device_kind)
 
 
 def started() -> bool:

@@ -106,11 +106,7 @@ class Record:
         schema = stored.get("schema") if isinstance(stored, dict) else None
         facts = {"source": source, "commands": _commands(kind)}
         if schema != SCHEMA:
-            text = (
-                "{source} has the schema {schema:plain}, expected {expected}: make a record with "
-                "{commands:or}."
-            )
-            raise DataError("record-other-schema", text, **facts, schema=str(schema)[:60], expected=SCHEMA)
+            raise DataError("record-other-schema", **facts, schema=str(schema)[:60], expected=SCHEMA)
         try:
             record = typed(cls, stored)
         except Misfit as error:

@@ -86,15 +86,8 @@ def audit(
         text = "Another kind of chip than that of {run} has other bits: metrics of {steps:count step} agree."
     verdict = found[0] if found else fact("audit-passed", text, **facts)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    statement = {
-        "schema": SCHEMA,
-        "time": now,
-        "passed": not found,
-        "verdict": verdict,
-        "found": found,
-        **head,
-    }
-    statement |= {**facts, "ledger": ledger.digest, "same_bits": replay.exact, "made": made}
+    statement = {"schema": SCHEMA, "time": now, "passed": not found, "verdict": verdict, "found": found}
+    statement |= {**head, **facts, "ledger": ledger.digest, "same_bits": replay.exact, "made": made}
     document = json.loads(json.dumps(plain(statement), default=str))
     return verdict, {**document, "digest": sha_of(document)}
 

@@ -236,8 +236,7 @@ def _of_examples(recipes: list[Recipe], windows: list[dict]) -> Iterator[Fact]:
             a, b = (None if column is None else np.asarray(column[i]) for column in pair)
             if a is None or b is None or a.dtype != b.dtype or a.tobytes() != b.tobytes():
                 shown = {s: "..." if x is None or x.ndim else x.item() for s, x in (("a", a), ("b", b))}
-                numbers = {"example": int(indices[0][i]), "replica": i // size, **shown}
-                yield fact("diff-example", name=name, **numbers)
+                yield fact("diff-example", name=name, example=int(indices[0][i]), replica=i // size, **shown)
                 break
 
 

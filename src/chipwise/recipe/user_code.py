@@ -47,12 +47,8 @@ def any_batch(to: str) -> Iterator[None]:
         if not any(word in f"{type(inner)} {inner}" for word in ("_DimExpr", "InconclusiveDimension")):
             raise
         at = line_of(inner)
-        text = (
-            "{format}: predict needs the number of examples{where}, and an export takes any: use x.shape[0], "
-            "in shapes alone, not len(x), int(), a comparison or a loop over examples."
-        )
         where = f" at {at[0]}" if at else ""
-        raise RecipeError("export-any-batch", text, format=to, where=where) from error
+        raise RecipeError("export-any-batch", format=to, where=where) from error
 
 
 def _told(error: Exception, what: str, columns: list[str]) -> RecipeError:

@@ -82,11 +82,7 @@ def _masks(stage: str, example: Example) -> Example:
             raise DataError("mask-size", wrong, stage=stage, column=name, shape=shape, sides=list(sides))
     for name, value in example.items():
         if jnp.shape(value)[:2] == sides and name not in ("image", *masks, *fixed):
-            wrong = (
-                "{stage} moves the image, and '{column}' {shape} has its height and width: give "
-                "compose(..., masks=['{column}']) to move it too, or fixed=['{column}'] to leave it."
-            )
-            raise DataError("column-without-role", wrong, stage=stage, column=name, shape=list(value.shape))
+            raise DataError("column-without-role", stage=stage, column=name, shape=list(value.shape))
     return {name: jnp.asarray(example[name]) for name in masks}
 
 

@@ -313,11 +313,7 @@ class Packing:
         if skipped + len(writer.skipped) > self.max_skipped:
             names = [entry["name"] for entry in writer.skipped[::-1]]
             numbers = {"src": self.src, **writer.skipped[-1], "partial": self.partial}
-            wrong = (
-                "{src}: more than {limit} entries cannot be packed. The last is {name:plain}: {reason} Give "
-                "--max-skipped N, or fix them ({names:few}) and rm -r {partial}."
-            )
-            raise DataError("pack-skipped-many", wrong, limit=self.max_skipped, names=names, **numbers)
+            raise DataError("pack-skipped-many", limit=self.max_skipped, names=names, **numbers)
 
     def _check_size(self, name: str, shape: tuple[int, ...] | None) -> None:
         """Raw packs hold images of one size."""

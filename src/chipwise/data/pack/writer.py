@@ -253,13 +253,8 @@ class Writer:
                 wrong = "Column '{column}' has {rows:count row}, expected {expected}."
                 raise DataError("pack-column-length", wrong, column=name, rows=len(rows[name]), expected=n)
             if known and not image and column != known[name]:
-                wrong = (
-                    "Records must be alike: '{column}' is {dtype}{shape} after {after}, expected "
-                    "{expected_dtype}{expected_shape}."
-                )
                 raise DataError(
                     "pack-column-changed",
-                    wrong,
                     column=name,
                     after=self.written,
                     dtype=column["dtype"],

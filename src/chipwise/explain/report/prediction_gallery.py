@@ -36,11 +36,7 @@ def gallery(model: Trained, on: On = ALL) -> dict[str, Any]:
     predictions = predict(model, data, on=on)
     actual, names = predictions.actual, predictions.class_names
     if actual is None:
-        text = (
-            "{recipe}: --predictions needs a classifier, Task(classes=..., predict=...), and evaluation data "
-            "with a column label."
-        )
-        raise RecipeError("gallery-no-classes", text, recipe=model.recipe.name)
+        raise RecipeError("gallery-no-classes", recipe=model.recipe.name)
     predicted = predictions.labels
     sure = predictions.probabilities[np.arange(len(data)), actual]
     order = np.argsort(sure, kind="stable")

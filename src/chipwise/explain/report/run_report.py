@@ -105,10 +105,6 @@ def _about(run: StoredRun, devices: Mapping[str, Any] | None, total: int | None)
     return [*facts, *_proof(run, devices)]
 
 
-FAULTS = ("devices-unlike", "ledger-differs", "replica-differs", "device-wrong")
-"""Codes of errors that end a process."""
-
-
 def _proof(run: StoredRun, devices: Mapping[str, Any] | None) -> Iterator[Fact]:
     """Facts: the run's ledger, the devices that agreed at its rows, and the faults that ended processes."""
     try:
@@ -124,7 +120,8 @@ def _proof(run: StoredRun, devices: Mapping[str, Any] | None) -> Iterator[Fact]:
         once = verified.get("faults")
         facts = {"replicas": compared, "of": step * (number(run.recipe.get("replicas")) or 0)}
         yield fact("about-verified", **facts, step=step, faults=len(once) if isinstance(once, list) else 0)
-    faults = [one["step"] for one in run.processes if one.get("code") in FAULTS]
+    codes = ("devices-unlike", "ledger-differs", "replica-differs", "device-wrong")
+    faults = [one["step"] for one in run.processes if one.get("code") in codes]
     if faults:
         yield fact("about-faults", count=len(faults), steps=faults)
 
