@@ -200,9 +200,9 @@ def outcome(made: dict, fault: Fault, sound: dict) -> dict:
 
 HEAD = """# Flipped bits, and what finds them
 
-`python benchmarks/faults.py`: JAX {jax}, digits on {devices} simulated CPU devices, {steps} steps, a
-checkpoint every {saves} and a row of the ledger every {rows}. {total} runs, each with one fault: a bit of what a
-device holds is flipped, at a random place, in a random step, or in every step from there on.
+`python benchmarks/faults.py`: JAX {jax}, digits on {devices} simulated CPU devices, {steps} steps,
+a checkpoint every {saves} and a row of the ledger every {rows}. {total} runs, each with one fault: a bit of
+what a device holds is flipped, at a random place, in a random step, or in every step from there on.
 
 Wrong checkpoints are those that a run left whose bytes are not those of a run without faults; the last column
 counts those of them that state that they are verified up to the faulty step.
