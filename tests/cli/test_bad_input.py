@@ -118,6 +118,14 @@ def test_devices_that_are_not_there(refused):
     refused(4, "devices-option", "digits", "--devices", "none", given="none")
     refused(4, "devices-missing", "digits", "--devices", "9", count=9, here=8)
     refused(4, "devices-above-blocks", "digits", "--devices", "3", "--set", "blocks=2", blocks=2, devices=3)
+    for shares, groups in (
+        ("3,3,2", 2),
+        ("4,3", 2),
+    ):  # one of a device that is not there; two that do not add up
+        numbers = {"shares": list(map(int, shares.split(","))), "groups": groups, "blocks": 8}
+        refused(4, "shares-unlike", "digits", "--devices", "2", "--shares", shares, **numbers)
+    refused(4, "shares-unlike", "digits", "--shares", "1,1,1,1,1,1,1,1,1", groups=8, blocks=8)
+    refused(2, "stuck-unreadable", "digits", "--stuck", "5m", stuck="5m")
 
 
 # ---- data
