@@ -235,7 +235,7 @@ def test_slurm_goes_on_with_the_nodes_that_are_left(tmp_path):
     count = 'n=$(($(cat n 2>/dev/null || echo 0) + 1)); echo $n > n; echo "$@" >> calls\n'
     scripts = {
         "scontrol": "printf 'node%s\\n' 1 2 3",
-        "sinfo": "echo node3\necho node1\n",
+        "sinfo": "echo node3 mixed\necho node1 allocated\necho node2 'down*'\n",
         "srun": count + "exit $((n < 3 ? 75 + n : 0))",  # 76, 77, then done
     }
     told = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-3]"}
