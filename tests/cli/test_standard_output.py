@@ -2,6 +2,7 @@
 
 import io
 import os
+import resource
 import subprocess
 import sys
 
@@ -75,6 +76,14 @@ def test_an_output_that_nobody_reads_ends_quietly():
 def test_settings_that_would_hang_are_refused():
     one_line(command("devices", NPROC="999999"))
     one_line(command("devices", NPROC="many"))
+    one_line(command("devices", JAX_ENABLE_X64="perhaps"))
+
+
+def test_a_limit_of_addresses_with_which_xla_would_end_the_process(monkeypatch, capsys):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (10**9, 10**9))
+    one_line(here(capsys, "devices"))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (2 * 10**9, 2 * 10**9))
+    assert here(capsys, "chips")[0] == 0
 
 
 def test_a_cache_that_cannot_be_used(tmp_path, monkeypatch, capsys):

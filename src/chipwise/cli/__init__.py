@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 import sys
 import tomllib
 from importlib.metadata import version
@@ -25,6 +26,7 @@ from ..words.figures import one_line, printable
 from .standard_output import prepare
 
 INTERRUPTED = 130
+LEAST_ADDRESSES = 2_000_000_000  # bytes; of 1.0 GB, XLA's start ends the process by a signal, of 1.5 GB not
 LONGEST = 300  # characters of an error's line, since an argument may be very long
 _WORD = re.compile(r"\S{120,}")
 
@@ -170,12 +172,21 @@ def main(arguments: list[str] | None = None) -> int:
     return code
 
 
+def _check_addresses() -> None:
+    """Raises `DeviceError` under a limit with which XLA would end the process by a signal."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < LEAST_ADDRESSES:
+        text = "A process may have {limit:bytes} of addresses, JAX takes {least:bytes}: ulimit -v unlimited."
+        raise errors.DeviceError("addresses-few", text, limit=limit, least=LEAST_ADDRESSES)
+
+
 def _run(arguments: list[str] | None) -> int:
     from .options import HELD
 
     try:
         prepare()
         check_threads(os.environ)
+        _check_addresses()
         with HELD:
             app()(args=arguments)
         code = 0
@@ -186,7 +197,11 @@ def _run(arguments: list[str] | None) -> int:
         if code == INTERRUPTED:  # not while training, where Ctrl-C is a request to stop
             print("interrupted", file=sys.stderr)
     except Exception as error:
-        in_own_code = own_code(error)
+        if isinstance(error, ValueError) and re.search("environment 'JAX_|JAX flag", str(error)):
+            text = "{reason:plain}: unset the variable, or correct it."
+            in_own_code = errors.DeviceError("jax-setting", text, reason=one_line(error))
+        else:
+            in_own_code = own_code(error)
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             in_own_code = errors.unreadable(error.filename, error)
         if in_own_code is None:
