@@ -21,7 +21,7 @@ from chipwise.data import PackedFolder, materialize, packed, take, write_packed
 from chipwise.data.images import decode
 from chipwise.data.manifest import header, render
 from chipwise.data.pack import Writer
-from chipwise.data.sources import empty, spec_of
+from chipwise.data.sources import data_digest, empty, spec_of
 from chipwise.data.stages import Stages
 from refusals import refused
 
@@ -348,6 +348,37 @@ def test_encoded_images_come_back_as_they_were_and_decoded(tmp_path):
         with pytest.raises(IndexError):
             source.encoded(outside)
     source.verify()
+
+
+def test_packs_of_the_same_images_agree_and_others_do_not(tmp_path):
+    from PIL import Image
+
+    from chipwise.data.pack.packing import Packing
+
+    for name in ("a/1", "a/2", "b/3"):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (9, 9, 9)).save(tmp_path / "photos" / f"{name}.jpg")
+
+    def digest(name, **options):
+        Packing(tmp_path / "photos", tmp_path / name, workers=1, **options).run()
+        return data_digest(PackedFolder(tmp_path / name))
+
+    photos(tmp_path / "cut"), photos(tmp_path / "whole", shard_bytes=1 << 20)
+    cut, whole = (PackedFolder(tmp_path / name) for name in ("cut", "whole"))
+    assert cut.manifest["shards"] != whole.manifest["shards"] and data_digest(cut) == data_digest(whole)
+    raw = digest("raw", size=8)
+    assert raw == digest("jpeg", store="jpeg") == digest("larger", size=12)
+    assert raw.startswith("pack:")
+    (tmp_path / "photos" / "b" / "4.jpg").write_bytes((tmp_path / "photos" / "b" / "3.jpg").read_bytes())
+    more = digest("more", size=8)
+    (tmp_path / "photos" / "b" / "4.jpg").rename(tmp_path / "photos" / "a" / "4.jpg")
+    assert len({raw, more, digest("moved", size=8)}) == 3
+
+
+def test_without_names_packs_agree_by_their_bytes(tmp_path):
+    pack(tmp_path / "one"), pack(tmp_path / "same"), pack(tmp_path / "other", n=6)
+    one, same, other = (data_digest(PackedFolder(tmp_path / n)) for n in ("one", "same", "other"))
+    assert one == same != other
 
 
 def test_images_of_several_sizes_are_cut_to_one(tmp_path):

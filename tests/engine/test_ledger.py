@@ -9,6 +9,7 @@ import pytest
 
 import chipwise as cw
 import tasks
+from chipwise.engine.ledger import of_other_data
 from chipwise.engine.on import On
 from chipwise.engine.session import Session
 from chipwise.engine.stored import DIGESTS, LEDGER, read_ledger
@@ -92,6 +93,14 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path):
         cw.fit(other, run, on=On(devices=1), **HOW)
     cw.fit(other, run, on=On(devices=1), changed_code=True, **HOW)
     assert [head["from"] for head in read_ledger(run).heads] == [0, 7]
+
+
+def test_which_digests_say_that_data_is_another():
+    assert of_other_data("pack:a", "pack:b") and of_other_data("a", "b")
+    assert not of_other_data("pack:a", "pack:a")
+    for there in ("manifest:a", "b", "sample:b", None):  # of an earlier version, or of another kind
+        assert not of_other_data("pack:a", there)
+    assert not of_other_data("manifest:a", "manifest:b")
 
 
 @pytest.fixture(scope="module")

@@ -297,10 +297,12 @@ def sample_digest(source: Any) -> str | None:
 
 
 def data_digest(source: Any) -> str | None:
-    """SHA-256 of all of `source`: of its arrays, or, after "manifest:", of a packed folder's manifest, which
-    has its files' checksums. Of other data, and of arrays above `_WHOLE_BYTES`, that of a sample, which
-    begins with "sample:". `None` for no data, and for custom sources, which may return different examples
-    each time."""
+    """SHA-256 of all of `source`: of its arrays; after "pack:", of a packed folder's labels and names, so
+    that packs of the same images agree (`PackedFolder.content_digest`); after "manifest:", of what others
+    have as `manifest`. Of other data, and of arrays above `_WHOLE_BYTES`, that of a sample, which begins with
+    "sample:". `None` for no data, and for custom sources, which may return different examples each time."""
+    if has(source, "content_digest"):
+        return f"pack:{source.content_digest()}"
     manifest = getattr(source, "manifest", None)
     if isinstance(manifest, dict):
         return f"manifest:{hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()}"

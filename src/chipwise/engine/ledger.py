@@ -127,7 +127,7 @@ class Ledger:
         before = stored.heads[-1]
         for name, digest in now["data"].items():
             there = before["data"].get(name)
-            if digest != there and _comparable(digest, there) and not self._changed:
+            if of_other_data(digest, there) and not self._changed:
                 facts = {"name": name, "there": str(there)[:12], "here": digest[:12]}
                 raise RunError("ledger-of-other-data", run=str(folder.path), **facts)
         later = {step: row for step, row in stored.rows.items() if step > self._begin}
@@ -145,8 +145,8 @@ def _put(folder: RunFolder, heads: list[dict[str, Any]], rows: Rows) -> None:
     folder.replace(LEDGER, [line for *_, line in sorted(lines, key=lambda line: line[:2])])
 
 
-def _comparable(digest: str | None, there: str | None) -> bool:
-    """Whether two digests that differ are of other data. Packs of the same images have other manifests, by
-    how they are stored, so those of packs say nothing here; the rows that are made again do."""
+def of_other_data(digest: str | None, there: str | None) -> bool:
+    """Whether two digests (`data_digest`) are of different data. If they are of different kinds, or of
+    manifests, as earlier versions have them of packs, nothing is known; rows that are made again say it."""
     kinds = {None if one is None else one.rpartition(":")[0] for one in (digest, there)}
-    return len(kinds) == 1 and not kinds & {None, "manifest"}
+    return digest != there and len(kinds) == 1 and not kinds & {None, "manifest"}

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from ..engine.checkpoint import state_of
-from ..engine.ledger import head_of
+from ..engine.ledger import head_of, of_other_data
 from ..engine.on import ALL, On
 from ..engine.session import Session
 from ..engine.stored import (
@@ -101,7 +101,7 @@ def _changes(stored: StoredRun, ledger: StoredLedger, recipe: Recipe, head: dict
         )
     for name, digest in head["data"].items():
         there = ledger.heads[0]["data"].get(name)
-        if there != digest and None not in (there, digest):
+        if of_other_data(digest, there):
             facts = {"here": digest[:16], "there": str(there)[:16]}
             yield fact("audit-other-data", name=name, run=run, **facts)
     stated = (stored.result or {}).get("ledger")
