@@ -147,7 +147,10 @@ def error_line(error: errors.ChipwiseError) -> str:
 
 def own_code(error: Exception) -> errors.ChipwiseError | None:
     """An error with the line of the user's code that raised `error`: the innermost one in a file that is not
-    installed. `None` if there is none; then it is a bug of chipwise."""
+    installed. Or one about a variable that JAX refuses. `None` for others; then it is a bug of chipwise."""
+    if isinstance(error, ValueError) and re.search("environment 'JAX_|JAX flag", str(error)):
+        text = "{reason:plain}: unset the variable, or correct it."
+        return errors.DeviceError("jax-setting", text, reason=one_line(error))
     from ..recipe.user_code import line_of
 
     if (at := line_of(error, installed=False)) is None:
@@ -197,11 +200,7 @@ def _run(arguments: list[str] | None) -> int:
         if code == INTERRUPTED:  # not while training, where Ctrl-C is a request to stop
             print("interrupted", file=sys.stderr)
     except Exception as error:
-        if isinstance(error, ValueError) and re.search("environment 'JAX_|JAX flag", str(error)):
-            text = "{reason:plain}: unset the variable, or correct it."
-            in_own_code = errors.DeviceError("jax-setting", text, reason=one_line(error))
-        else:
-            in_own_code = own_code(error)
+        in_own_code = own_code(error)
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             in_own_code = errors.unreadable(error.filename, error)
         if in_own_code is None:
