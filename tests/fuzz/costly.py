@@ -7,7 +7,9 @@ import http.server
 import io
 import json
 import os
+import pickle
 import random
+import shutil
 import struct
 import threading
 import zipfile
@@ -180,6 +182,64 @@ def checkpoints(root: Path, draw: random.Random) -> Iterator[Case]:
             text = bytes(data)
         bad = copy(file, lambda path, text=text: path.write_bytes(text))
         yield Case(f"{file.name} {text[:50]!r}", (draw.choice(("eval", "report")), str(bad)), True)
+
+
+class Code:
+    """A pickle that would run a command in the current folder, which must stay empty."""
+
+    def __reduce__(self):
+        return os.system, ("touch ran",)
+
+
+def disguised(root: Path, draw: random.Random) -> Iterator[Case]:
+    """Files whose content, or whose name, would choose a reader that executes or opens something else."""
+    code = pickle.dumps(Code(), 2)
+    stream = io.BytesIO()
+    np.save(stream, np.array([Code()], object), allow_pickle=True)
+    contents = {
+        "EPS": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(ran) (w) file closefile\nshowpage\n",
+        "PDF": b"%PDF-1.4\n1 0 obj <</OpenAction <</S/Launch/F(touch ran)>>>> endobj\n",
+        "SVG": b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>',
+        "FITS": b"SIMPLE  =                    T".ljust(2880),
+        "PSD": b"8BPS\0\1" + bytes(100),
+        "XBM": b"#define x_width 8\n#define x_height 8\nstatic char x_bits[] = {\n0 };\n",
+        "a pickle": code,
+        "an array of objects": stream.getvalue(),
+        "a script": b"#!/bin/sh\ntouch ran\n",
+        "a GIF": saved(16, "GIF"),
+    }
+    for number, (about, content) in enumerate(contents.items()):
+        for ending in ("jpg", "png", "webp", "csv", "jsonl", "parquet", "tar", "npz", "pth", "safetensors"):
+            folder = root / f"disguised-{number}-{ending}"
+            folder.mkdir()
+            file = folder / f"x.{ending}"
+            file.write_bytes(content)
+            yield Case(f"{about} as .{ending}", ("pack", str(folder), f"{folder}-out", "--size", "8"), True)
+            if ending in ("csv", "jsonl", "parquet", "tar", "npz"):
+                yield Case(f"{about} alone as .{ending}", ("pack", str(file), f"{folder}-alone"))
+
+
+def planted(root: Path, draw: random.Random) -> Iterator[Case]:
+    """Runs of which one file is a link, a pipe, a device or a folder."""
+    run = trained(root)
+    outside = root / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("{}\n")
+    kinds = {
+        "a pipe": os.mkfifo,
+        "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+        "a link to a file": lambda path: path.symlink_to(outside / "file"),
+        "a link to itself": lambda path: path.symlink_to(path),
+        "a folder": os.mkdir,
+    }
+    for name in ("lock", "recipe.json", "metrics.jsonl", "processes.jsonl", "ledger.jsonl", "checkpoints"):
+        for number, (about, make) in enumerate(kinds.items()):
+            there = root / f"planted-{name}-{number}"
+            shutil.copytree(run, there, ignore=lambda at, names, name=name: {name} & {*names})
+            make(there / name)
+            goes_on = ("train", "digits", "--run", str(there), "--stop-after", "1st", "--quiet")
+            for command in (("report", str(there)), ("eval", str(there)), ("audit", str(there)), goes_on):
+                yield Case(f"{name} is {about}: {command[0]}", command, True)
 
 
 def parquet(root: Path, draw: random.Random) -> Iterator[Case]:
@@ -459,7 +519,7 @@ def environments(root: Path, draw: random.Random) -> Iterator[Case]:
 
 
 PARTS = {
-    pictures: 190, archives: 43, checkpoints: 140, parquet: 44, texts: 70, tokenizers: 92, trees: 12,
-    servers: 27, schemes: 130, options: 60, environments: 160,
+    disguised: 150, planted: 120, pictures: 190, archives: 43, checkpoints: 140, parquet: 44, texts: 70,
+    tokenizers: 92, trees: 12, servers: 27, schemes: 130, options: 60, environments: 160,
 }  # fmt: skip
 """As those of `cases`."""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from chipwise.machine.arithmetic import versions
+
 PROGRAM = """
 import json, jax, numpy as np
 import chipwise as cw
@@ -82,3 +84,7 @@ def test_flags_that_may_change_bits_are_refused_by_name():
     flag = "--xla_cpu_enable_fast_math=true"
     found = told(XLA_FLAGS=f"--xla_force_host_platform_device_count=2 {flag}")
     assert found == {"code": "flags-change-results", "value": flag, "put_back": True}
+
+
+def test_decoders_are_compared_too():
+    assert {"simplejpeg", "pillow", "numpy"} <= {name for name, version in versions().items() if version}

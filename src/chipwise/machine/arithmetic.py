@@ -17,7 +17,7 @@ from .host_facts import installed
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 _FIXED: dict[str, Any] = {"jax_default_matmul_precision": None, **_TABLE["settings"]}
 _HARMLESS = tuple(_TABLE["harmless_flags"])
-_COMPARED = ("chipwise", "jax", "jaxlib", "libtpu", "flax", "optax", "numpy")
+_COMPARED = ("chipwise", "jax", "jaxlib", "libtpu", "flax", "optax", "numpy", "simplejpeg", "pillow")
 _lock, _inside, _before = threading.Lock(), 0, dict[str, Any]()
 
 
@@ -80,5 +80,5 @@ def _flags(platform: str) -> dict[str, str]:
 
 
 def versions() -> dict[str, str | None]:
-    """The versions of the packages that compute."""
+    """The versions of the packages that compute, or decode what is computed with."""
     return {package: installed(package) for package in _COMPARED}
