@@ -210,6 +210,22 @@ counts those of them that state that they are verified up to the faulty step.
 | `--verify` | in | when | faults | found | device named | after steps | lost | wrong saves | "verified" |
 |---|---|---|---|---|---|---|---|---|---|"""
 
+TAIL = """
+**What was not found, and why.**
+
+* At 100 %: a bit that rounding or a larger number swallowed before it changed anything; no checkpoint is
+  wrong.
+* A replica that is computed wrongly once is found if it was drawn: `--verify 10%` finds one in ten. A
+  device that computes wrongly each time is found at every share, and the run goes back to before it did.
+* A wrong bit in one device's parameters also makes its gradient wrong, which all devices then add. If the
+  bit itself is gone again at the next row (rounded away, or flipped back by the next flip), the devices
+  agree, on wrong bits: only a comparison of replicas in between finds it.
+* A flipped exponent can make the loss NaN before the next row, and the parameters of all devices with it:
+  the run ends as one that diverged (`loss-not-finite`), and no device is named.
+* With a sharded optimizer, a device's part of the sum and of the optimizer's state is on no other device:
+  not in this campaign, and not found.
+"""
+
 
 def table(found: dict) -> None:
     about = {"devices": DEVICES, "steps": STEPS, "saves": SAVES, "rows": ROWS, "jax": jax.__version__}
@@ -231,6 +247,7 @@ def table(found: dict) -> None:
     print("\n| --verify | what became of the run | runs |\n|---|---|---|")
     for (share, code), count in sorted(how.items(), key=lambda one: (-float(one[0][0][:-1]), -one[1])):
         print(f"| {share} | {code} | {count} |")
+    print(TAIL, end="")
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""What a row of the ledger costs: steps with the digests of one, by turns with steps without.
+"""What a row of the ledger costs, and replicas that two devices compute: steps with it by turns with others.
 
-    python benchmarks/ledger.py > benchmarks/ledger.md
+    python benchmarks/ledger.py > benchmarks/ledger.md      # needs chipwise[plan] for chips that are not here
 
-On CPUs; random examples in the shapes of each recipe.
+On CPUs, with random examples in the shapes of each recipe; and by the compilers of chips that are not here.
 """
 
 from __future__ import annotations
@@ -12,11 +12,20 @@ import statistics
 import time
 
 import jax
+import numpy as np
 
 import chipwise as cw
+from chipwise.chips.targets import parse
 from chipwise.engine.agenda import Agenda
+from chipwise.engine.layout import Layout
 from chipwise.engine.on import On
 from chipwise.engine.session import Session
+from chipwise.engine.state_digest import word_sums
+from chipwise.engine.step import Step
+from chipwise.planner.compile_answers import CompileRequest
+from chipwise.planner.compile_step import PLATFORM, compile_each, device_speeds, topologies
+from chipwise.planner.time_step import timed
+from chipwise.planner.tracing import Traceable
 
 RECIPES = {"digits": 24, "mnist": 8}
 """Steps of a turn."""
@@ -53,6 +62,48 @@ def measured(name: str, steps: int, devices: int) -> tuple[float, float, float]:
     return without, statistics.median(pair[1] / pair[0] for pair in pairs), share
 
 
+def verified(name: str, steps: int, devices: int, share: float) -> tuple[float, float]:
+    """The replicas that were compared, of all, and the time that this added to that of the steps, of it."""
+    recipe = cw.load(name, ["duration=48ep"], synthetic=name != "digits")
+    with Session(recipe, On(devices=devices, verify="100%")) as session:
+        session.begin()
+        spent = {0.0: 0.0, share: 0.0}
+        for warm in (share, 0.0, 1.0):
+            session.verifier.share = warm
+            seconds(session, 2, False)
+        session.verifier.collect(session.step)
+        before = session.verifier.replicas
+        for _ in range(2 * TURNS):
+            for each in spent:
+                session.verifier.share = each
+                spent[each] += seconds(session, steps, False)
+            session.verifier.share = share
+            session.verifier.collect(session.step)
+        compared = (session.verifier.replicas - before) / (2 * TURNS * steps * recipe.replicas)
+    return compared, spent[share] / spent[0.0] - 1
+
+
+def compiled(name: str, on: str) -> tuple[float, float, float]:
+    """Milliseconds of a step, of a row of the ledger, and of a compared replica's digests, as planned."""
+    recipe, target = cw.load(name, synthetic=True), parse(on)
+    (plan,) = cw.plan(recipe, on=[on])
+    specs = Step(recipe, Layout.of(recipe, 1), resident=False).specs()
+    vector, state = specs["vector"], specs["state"]
+    row = jax.tree.leaves((vector, state.params, state.frozen, state.state, state.optimizer, state.ema))
+
+    def milliseconds(arrays: list) -> float:
+        starts = jax.ShapeDtypeStruct((len(arrays),), np.uint32)
+        program = Traceable.of("digests", word_sums, (arrays, starts)).exported(target.chip)
+        tpu = target.chip.kind == "TPU"
+        about = {"platform": PLATFORM[target.chip.kind], "chip": target.chip.name if tpu else None}
+        speeds = device_speeds(target.chip) if tpu else (None, None)
+        request = CompileRequest("digests", topologies(target)[0], program, (), *speeds, **about)
+        ((_, answer),) = compile_each([[request]])
+        return 1e3 * sum(k.seconds for k in timed(target, recipe.precision, answer.kernels))
+
+    return 1e3 * plan.step_seconds.value, milliseconds(row), 2 * milliseconds([vector])
+
+
 def main() -> None:
     print("# What the ledger costs\n")
     print(f"`python benchmarks/ledger.py`: JAX {jax.__version__}, medians of {TURNS} alternating turns on")
@@ -67,6 +118,22 @@ def main() -> None:
         each = ratio - 1
         cells = name, devices, f"{1e3 * without:.1f}", f"{each:+.1%}", f"{share:.1%}", f"{each * share:+.2%}"
         print("|", " | ".join(map(str, cells)), "|", flush=True)
+    print("\n## Replicas that two devices compute\n")
+    print(f"Sums of {2 * TURNS} alternating turns. The draw decides how many replicas are compared; the last")
+    print("column is what these cost: the part of a step's time over their part of the replicas.\n")
+    print("| recipe | devices | `--verify` | replicas compared | time added | of the share |")
+    print("|---|---|---|---|---|---|")
+    for (name, steps), devices, share in itertools.product(RECIPES.items(), (2, 4), (0.1, 0.5)):
+        compared, added = verified(name, steps, devices, share)
+        cells = name, devices, f"{share:.0%}", f"{compared:.1%}", f"{added:+.1%}", f"{added / compared:.2f}"
+        print("|", " | ".join(map(str, cells)), "|", flush=True)
+    print("\n## By the compilers of chips that are not here\n")
+    print("| recipe | on | ms a step | ms a row | a row each step | ms of a replica's two digests |")
+    print("|---|---|---|---|---|---|")
+    for on in ("a100", "v5e"):
+        step, row, digests = compiled("gpt2-124m", on)
+        cells = "gpt2-124m", on, f"{step:.0f}", f"{row:.1f}", f"{row / step:+.2%}", f"{digests:.1f}"
+        print("|", " | ".join(cells), "|", flush=True)
 
 
 if __name__ == "__main__":
