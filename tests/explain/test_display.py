@@ -6,6 +6,7 @@ import chipwise as cw
 import tasks
 from chipwise.explain import display
 from chipwise.planner.plans import Plans
+from chipwise.study import find_batch, trial
 from planner import documents
 
 
@@ -36,14 +37,16 @@ def test_plans_show_their_table():
     assert plans[0].target in plans[0]._repr_html_()
 
 
-def test_answers_show_tables_and_pictures_and_not_reprs(tmp_path):
+def test_answers_show_tables_and_pictures_and_not_reprs(tmp_path, monkeypatch):
     """Of `find_lr`, `find_batch`, `transfer`, `check` and `sweep`, printed and in a notebook."""
     recipe, one = tasks.recipe(duration="4st"), cw.On(devices=1)
     rates = cw.find_lr(recipe, steps=12, on=one, progress="none")
     study = cw.sweep(
         recipe, {"batch": ["24", "48"]}, seeds=(0, 1), run=tmp_path / "study", on=one, progress="none"
     )
+    monkeypatch.setattr(find_batch, "try_batch", lambda recipe, on: trial.Trial(1000.0))
     answers = {
+        "bound by": cw.find_batch(recipe, at_most=48, on=one),
         "suggestion": rates,
         "why": cw.transfer(recipe, batch=48),
         "given": cw.check(tasks.recipe(optimizer=cw.sgd(lr=30.0))),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -95,6 +96,23 @@ def test_evaluation_reads_its_own_split_whole(name, packs):
         params, state, recipe.task.eval.take(np.arange(16)), None, False
     )
     np.testing.assert_allclose(found["loss"], loss["loss"].value, rtol=1e-5)
+
+
+def test_a_language_model_predicts_from_the_end_of_a_long_prompt():
+    """Of 12 tokens the last 8, its context, count; the documentation says so."""
+    task = cw.load("gpt2-124m", SMALL["gpt2-124m"]).task
+    params, state = jax.jit(task.init)(jax.random.key(0))
+    prompt = np.random.default_rng(0).integers(0, 13, (2, 12)).astype(np.uint16)
+    predict = jax.jit(task.predict)
+
+    def logits(token):
+        return np.asarray(predict(params, state, {"token": token}))
+
+    whole = logits(prompt)
+    assert whole.shape == (2, 13)
+    np.testing.assert_array_equal(logits(prompt[:, 4:]), whole)
+    assert not np.array_equal(logits(prompt[:, :8]), whole)
+    assert "last `context` tokens" in (Path(__file__).parents[2] / "docs" / "after.md").read_text()
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from .cached import Cached as Cached
 from .folder import ImageFolder as ImageFolder
 from .pack.writer import write_packed as write_packed
 from .packed import PackedFolder as PackedFolder
+from .padded import Padded as Padded
 from .sources import Arrays as Arrays
 from .sources import Lazy as Lazy
 from .sources import check_labels as check_labels

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .draws import Drawn, Wrapped
+from .padded import Padded
 from .sources import has
 
 _OF_TORCH = ("TensorDataset", "Subset", "ConcatDataset", "StackDataset")  # their own code draws nothing
@@ -32,6 +33,8 @@ def constant(source: Any) -> bool:
     data sets without a transform, and PyTorch's of tensors.
     """
     kind = type(source)
+    if kind is Padded:
+        return constant(source.source)
     if kind in (list, tuple, Cached) or has(source, "fill") or has(source, "take"):
         return True
     if kind.__module__.startswith("datasets.") and hasattr(source, "format"):
