@@ -96,7 +96,24 @@ _WHOLE_BYTES = 4 << 30  # of arrays, which are hashed at a gigabyte a second
 _PIECE = 2048  # examples that a thread reads at a time when reading everything
 
 
-class Arrays:
+class _Rows:
+    """The rows of `columns`, arrays `(n, ...)`."""
+
+    columns: Any
+
+    def __getitem__(self, index: int) -> Columns:
+        return {name: column[index] for name, column in self.columns.items()}
+
+    def take(self, indices: np.ndarray) -> Columns:
+        """The examples at `indices` `(n,)`: column to `(n, ...)`. `IndexError` outside `len()`."""
+        return {name: np.take(column, indices, axis=0) for name, column in self.columns.items()}
+
+    def fill(self, indices: np.ndarray, out: Columns) -> None:
+        """Writes the examples at `indices` `(n,)` to `out`; several threads may do so at once."""
+        copy_rows(self.columns, indices, out)
+
+
+class Arrays(_Rows):
     """Examples as rows of arrays, in memory or memory-mapped.
 
         Arrays(image=images, label=labels, classes=10)
@@ -138,19 +155,8 @@ class Arrays:
     def __len__(self) -> int:
         return next(iter(self.columns.values())).shape[0]
 
-    def __getitem__(self, index: int) -> Columns:
-        return {name: column[index] for name, column in self.columns.items()}
 
-    def take(self, indices: np.ndarray) -> Columns:
-        """The examples at `indices` `(n,)`: column to `(n, ...)`. `IndexError` outside `len()`."""
-        return {name: np.take(column, indices, axis=0) for name, column in self.columns.items()}
-
-    def fill(self, indices: np.ndarray, out: Columns) -> None:
-        """Writes the examples at `indices` `(n,)` to `out`; several threads may do so at once."""
-        copy_rows(self.columns, indices, out)
-
-
-class Lazy:
+class Lazy(_Rows):
     """Examples of known number, shape and type, loaded at the first access.
 
     Planning, listing and describing a recipe then need no file and no network.
@@ -193,16 +199,9 @@ class Lazy:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int) -> Columns:
-        return self.arrays[index]
-
-    def take(self, indices: np.ndarray) -> Columns:
-        """The examples at `indices` `(n,)`: column to `(n, ...)`. `IndexError` outside `len()`."""
-        return self.arrays.take(indices)
-
-    def fill(self, indices: np.ndarray, out: Columns) -> None:
-        """Writes the examples at `indices` `(n,)` to `out`; several threads may do so at once."""
-        self.arrays.fill(indices, out)
+    @property
+    def columns(self) -> Columns:
+        return self.arrays.columns
 
 
 def nbytes(source: Any) -> int:

@@ -48,30 +48,55 @@ LONG = "1000000"
 
 
 class Schedule(ABC):
-    """One number for each step of a run. Subclasses are frozen dataclasses."""
+    """One number for each step of a run. Subclasses are frozen dataclasses.
+
+    Most are a formula of the numbers and of at most one duration that they name here.
+    """
 
     fits_any_run: ClassVar[bool] = True
     """Whether it ends where the run ends, however long that is."""
+    NUMBERS: ClassVar[tuple[str, ...]] = ()
+    """The fields that are values of it."""
+    RAMP: ClassVar[str] = ""
+    """The field that is a duration, after which the schedule turns."""
+    LATE: ClassVar[str] = ""
+    """The code that says that a run ends before it does, where that is not meant."""
+    INSTEAD: ClassVar[tuple[str, ...]] = ()
+    """What to type in place of a duration of zero."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, *self.NUMBERS)
+        if self.RAMP:
+            _check_length(self, self.RAMP, *self.INSTEAD)
 
     @abstractmethod
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
         """The values at `steps`, (n,) float64 whole numbers, as (n,) float64."""
 
-    @abstractmethod
     def _top(self) -> float | None:
         """The highest of the numbers it was given; None where only a table can tell."""
+        numbers: list[float] = []
 
-    @abstractmethod
+        def seen(value: float) -> float:
+            numbers.append(value)
+            return value
+
+        self._changed(seen, _same)
+        return max(numbers)
+
     def _changed(self, number: Change, length: Lengthen) -> Schedule:
         """This schedule with `number` applied to its values and `length` to its durations."""
+        new: dict[str, Any] = {name: number(getattr(self, name)) for name in self.NUMBERS}
+        new |= {self.RAMP: length(getattr(self, self.RAMP))} if self.RAMP else {}
+        return replace(self, **new)  # type: ignore[type-var]
 
     def lengths(self) -> list[tuple[str, str]]:
         """The durations in it, as (what it is, as written)."""
-        return []
+        return [(self.RAMP, getattr(self, self.RAMP))] if self.RAMP else []
 
     def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
         """What is probably not meant on this clock, of the schedule that is called `setting`."""
-        return []
+        return late(self, self.LATE, getattr(self, self.RAMP), clock, setting) if self.LATE else []
 
     def table(self, clock: Clock, start: int = 0, stop: int | None = None) -> np.ndarray:
         """The values of steps `start` to `stop - 1`: (stop - start,) float32, on the host.
@@ -161,40 +186,13 @@ class Schedule(ABC):
         return clock.total
 
 
-class Curve(Schedule):
-    """A schedule of numbers and at most one duration, all of them fields."""
-
-    NUMBERS: ClassVar[tuple[str, ...]]
-    RAMP: ClassVar[str] = ""
-    """The field that is a duration, after which the schedule turns."""
-    LATE: ClassVar[str] = ""
-    """The code that says that a run ends before it does, where that is not meant."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, *self.NUMBERS)
-
-    def _top(self) -> float | None:
-        return max(getattr(self, name) for name in self.NUMBERS)
-
-    def _changed(self, number: Change, length: Lengthen) -> Schedule:
-        new: dict[str, Any] = {name: number(getattr(self, name)) for name in self.NUMBERS}
-        new |= {self.RAMP: length(getattr(self, self.RAMP))} if self.RAMP else {}
-        return replace(self, **new)  # type: ignore[type-var]
-
-    def lengths(self) -> list[tuple[str, str]]:
-        return [(self.RAMP, getattr(self, self.RAMP))] if self.RAMP else []
-
-    def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
-        return late(self, self.LATE, getattr(self, self.RAMP), clock, setting) if self.LATE else []
-
-
 @dataclass(frozen=True)
-class constant(Curve):
+class constant(Schedule):
     """`value` at every step."""
 
     value: float
 
-    NUMBERS: ClassVar[tuple[str, ...]] = ("value",)
+    NUMBERS = ("value",)
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
         return np.full_like(steps, self.value)
@@ -376,13 +374,13 @@ _SHOWN = 8  # values of a table in a text
 
 
 @dataclass(frozen=True)
-class linear(Curve):
+class linear(Schedule):
     """A straight line from `start` at step 0 to `end` at step `total`."""
 
     start: float
     end: float
 
-    NUMBERS: ClassVar[tuple[str, ...]] = ("start", "end")
+    NUMBERS = ("start", "end")
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
         return _between(self.start, self.end, np.minimum(steps / max(self._total(clock), 1), 1.0))
@@ -406,7 +404,7 @@ class polynomial(linear):
 
 
 @dataclass(frozen=True)
-class cosine(Curve):
+class cosine(Schedule):
     """Half a cosine from `peak` at step 0 to `end` at step `total`.
 
     The decay of SGDR, without restarts (Loshchilov & Hutter, 2017,
@@ -416,7 +414,7 @@ class cosine(Curve):
     peak: float
     end: float = 0.0
 
-    NUMBERS: ClassVar[tuple[str, ...]] = ("peak", "end")
+    NUMBERS = ("peak", "end")
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
         t = np.minimum(steps / max(self._total(clock), 1), 1.0)
@@ -424,7 +422,7 @@ class cosine(Curve):
 
 
 @dataclass(frozen=True)
-class one_cycle(Curve):
+class one_cycle(Schedule):
     """From `start` up to `peak` over `warmup`, then down to `end` at step `total`.
 
     `shape` is "linear" (both halves; DavidNet's), "cosine" (both halves; the
@@ -444,15 +442,15 @@ class one_cycle(Curve):
     end: float = 0.0
     shape: str = "linear"
 
-    NUMBERS: ClassVar[tuple[str, ...]] = ("peak", "start", "end")
-    RAMP: ClassVar[str] = "warmup"
-    LATE: ClassVar[str] = "peak-never-reached"
+    NUMBERS = ("peak", "start", "end")
+    RAMP = "warmup"
+    LATE = "peak-never-reached"
+    INSTEAD = ("linear(peak, end)", "cosine(peak, end)")
     SHAPES: ClassVar[tuple[str, ...]] = ("linear", "cosine", "linear-cosine")
 
     def __post_init__(self) -> None:
-        check_numbers(self, *self.NUMBERS)
+        super().__post_init__()
         _check_shape(self)
-        _check_length(self, "warmup", "linear(peak, end)", "cosine(peak, end)")
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
         total, ramp = self._total(clock), clock.steps(self.warmup)
@@ -467,7 +465,7 @@ class one_cycle(Curve):
 
 
 @dataclass(frozen=True)
-class one_cycle_momentum(Curve):
+class one_cycle_momentum(Schedule):
     """The mirrored half of one-cycle: `high` down to `low` over `warmup`, back to `high` at `total`.
 
     Give it the warm-up and shape of the learning rate: momentum is lowest where
@@ -480,19 +478,19 @@ class one_cycle_momentum(Curve):
     warmup: str = "30%"
     shape: str = "linear"
 
-    NUMBERS: ClassVar[tuple[str, ...]] = ("high", "low")
-    RAMP: ClassVar[str] = "warmup"
-    LATE: ClassVar[str] = "low-never-reached"
+    NUMBERS = ("high", "low")
+    RAMP = "warmup"
+    LATE = "low-never-reached"
+    INSTEAD = ("linear(low, high)",)
 
     def __post_init__(self) -> None:
-        check_numbers(self, *self.NUMBERS)
+        super().__post_init__()
         if not 0 <= self.low <= self.high < 1:
             expected = "0 <= low <= high < 1, such as 0.95 and 0.85"
             raise invalid(
                 "momentum-range", "one_cycle_momentum's high and low", (self.high, self.low), expected
             )
         _check_shape(self)
-        _check_length(self, "warmup", "linear(low, high)")
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
         cycle = one_cycle(self.low, self.warmup, self.high, self.high, self.shape)
@@ -500,7 +498,7 @@ class one_cycle_momentum(Curve):
 
 
 @dataclass(frozen=True)
-class exponential(Curve):
+class exponential(Schedule):
     """`floor + init * decay_rate ** (step / decay)`: multiplied by `decay_rate` every `decay`.
 
     Continuous, not a staircase. `floor` is added, not a lower clip, so step 0 is
@@ -514,15 +512,16 @@ class exponential(Curve):
     floor: float = 0.0
 
     fits_any_run: ClassVar[bool] = False
-    NUMBERS: ClassVar[tuple[str, ...]] = ("init", "floor")
-    RAMP: ClassVar[str] = "decay"
+    NUMBERS = ("init", "floor")
+    RAMP = "decay"
+    INSTEAD = ("constant(value)",)
 
     def __post_init__(self) -> None:
-        check_numbers(self, *self.NUMBERS, "decay_rate")
+        super().__post_init__()
+        check_numbers(self, "decay_rate")
         if self.decay_rate <= 0:
             expected = "above 0, such as 0.96 or 1 / math.e"
             raise invalid("decay-rate-range", "decay_rate", self.decay_rate, expected)
-        _check_length(self, "decay", "constant(value)")
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
         power = functools.partial(_power, self.decay_rate)
@@ -576,9 +575,6 @@ class piecewise(Schedule):
         at, values = zip(*pieces, strict=True)
         return np.array(values, np.float64)[np.searchsorted(at, steps, side="right") - 1]
 
-    def _top(self) -> float | None:
-        return max(value for _, value in self.pieces)
-
     def _changed(self, number: Change, length: Lengthen) -> Schedule:
         return piecewise([(length(key), number(value)) for key, value in self.pieces])
 
@@ -621,9 +617,6 @@ class tabulated(Schedule):
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
         at = np.floor(steps * clock.batch / clock.examples) if self.each == "epoch" else steps
         return np.array(self.values, np.float64)[np.minimum(at.astype(np.int64), len(self.values) - 1)]
-
-    def _top(self) -> float | None:
-        return max(self.values)
 
     def _changed(self, number: Change, length: Lengthen) -> Schedule:
         unit = {"step": "st", "epoch": "ep"}[self.each]

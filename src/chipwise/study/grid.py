@@ -21,6 +21,7 @@ Settings = dict[str, str]  # one point: setting to value
 _SEEDS = 2**32
 _MOST = 1000  # seeds; a higher count is probably a seed given by mistake
 _OPEN, _CLOSED = "([{", ")]}"
+_PART = re.compile(r"\\,|'[^']*'|\"[^\"]*\"|.", re.DOTALL)  # a quote that is not closed is an apostrophe
 _LONGEST = 100  # characters of a folder's name; file systems allow 255 bytes
 _ODD = re.compile(r"[^A-Za-z0-9._+=,-]")
 
@@ -42,27 +43,17 @@ def parse(texts: Sequence[str]) -> dict[str, list[str]]:
 
 def split(text: str) -> list[str]:
     """The values in `text`, in order. Raises `RecipeError` for an open bracket or an empty value."""
-    values, value, depth, at = [], "", 0, 0
-    while at < len(text):
-        c = text[at]
-        end = text.find(c, at + 1) if c in "'\"" else -1
-        if text.startswith("\\,", at):
-            value, at = value + ",", at + 2
-            continue
-        if end > 0:  # a closed quote; otherwise it is an apostrophe
-            value, at = value + text[at : end + 1], end + 1
-            continue
-        depth = max(0, depth + (c in _OPEN) - (c in _CLOSED))
-        if c == "," and not depth:
-            values.append(value)
-            value = ""
+    values, depth = [""], 0
+    for part in _PART.findall(text):
+        depth = max(0, depth + (part in _OPEN) - (part in _CLOSED))
+        if part == "," and not depth:
+            values.append("")
         else:
-            value += c
-        at += 1
+            values[-1] += "," if part == "\\," else part
     if depth:
         wrong = "{text}: a bracket is not closed. Close it, or put quotes around the value."
         raise RecipeError("bracket-open", wrong, text=text)
-    values = [v.strip() for v in [*values, value]]
+    values = [value.strip() for value in values]
     if not all(values):
         wrong = "{text}: a value is missing beside a comma. Write a comma inside a value as \\,."
         raise RecipeError("value-missing", wrong, text=text)
