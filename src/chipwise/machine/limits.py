@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,13 +87,12 @@ def disk(path: str | Path = ".") -> Disk:
     return Disk(str(path), usage.total, usage.free)
 
 
-def _groups(root: Path, controller: str) -> list[Path]:
+def _groups(root: Path, controller: str) -> Iterator[Path]:
     """The directories of the process's control groups for `controller`, innermost first.
 
     In a container, `/proc/self/cgroup` may have a path that is not mounted. The mount's top directory, which
     is then the container's group, is always included.
     """
-    directories = []
     mount = root / "sys/fs/cgroup"
     tops = {mount: "/", mount / controller: "/"}
     for line in text_in(root / "proc/self/cgroup").splitlines():
@@ -104,25 +104,21 @@ def _groups(root: Path, controller: str) -> list[Path]:
     for top, path in tops.items():
         # "/../.." is outside of the mount
         inner = top if ".." in path else top / path.lstrip("/")
-        directories += [d for d in (inner, *inner.parents) if d == top or top in d.parents]
-    return directories
+        yield from (d for d in (inner, *inner.parents) if d == top or top in d.parents)
 
 
-def _cpu_quotas(root: Path) -> list[float]:
-    quotas = []
+def _cpu_quotas(root: Path) -> Iterator[float]:
     for directory in _groups(root, "cpu"):
         fields = text_in(directory / "cpu.max").split()
         if len(fields) != 2:
             fields = [text_in(directory / "cpu.cfs_quota_us"), text_in(directory / "cpu.cfs_period_us")]
         quota, period = fields
         if quota.isdigit() and period.isdigit() and int(period) > 0:  # "max" and -1 mean no quota
-            quotas.append(int(quota) / int(period))
-    return quotas
+            yield int(quota) / int(period)
 
 
-def _memory_limits(root: Path) -> list[tuple[int, int]]:
+def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
     """The limit and the use of each control group, in bytes."""
-    limits = []
     for directory in _groups(root, "memory"):
         for limit_file, used_file, cache in (
             ("memory.max", "memory.current", "inactive_file"),
@@ -137,5 +133,4 @@ def _memory_limits(root: Path) -> list[tuple[int, int]]:
                 line.split() for line in text_in(directory / "memory.stat").splitlines() if " " in line
             )
             droppable = int(stat.get(cache, 0))
-            limits.append((int(limit), max(0, int(used) - droppable) if used.isdigit() else 0))
-    return limits
+            yield int(limit), max(0, int(used) - droppable) if used.isdigit() else 0

@@ -7,6 +7,7 @@ usual comes from the recipe's own `validated` point, moved to the given batch by
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -67,10 +68,10 @@ def check(recipe: Recipe, on: str | None = None) -> Findings:
     recipe.check_batch()
     facts = recipe.warnings()
     if recipe.clock.total:
-        facts += _schedules(recipe) + _rates(recipe)
+        facts += [*_schedules(recipe), *_rates(recipe)]
         if recipe.validated is not None and recipe.validated.point is not None:
             facts += _band(recipe, recipe.validated, recipe.validated.point)
-        facts += _replicas(recipe) + _device(recipe, target)
+        facts += [*_replicas(recipe), *_device(recipe, target)]
         if recipe.task.eval is None:
             facts.append(fact("no-evaluation"))
     return Findings(Finding(one) for one in facts)
@@ -106,35 +107,30 @@ def _interpolates(schedule: Schedule) -> bool:
     return name.startswith("piecewise_interpolate_schedule.")
 
 
-def _rates(recipe: Recipe) -> list[Fact]:
+def _rates(recipe: Recipe) -> Iterator[Fact]:
     optimizer, clock = recipe.optimizer, recipe.clock
     if optimizer.usual_rates is None:
-        return []
+        return
     rate, (low, high) = optimizer.hyper["lr"].highest(clock), optimizer.usual_rates
-    facts = []
     if recipe.validated is None and not low <= rate <= high:
         kind, clipped = optimizer.describe()["optimizer"], min(max(rate, low), high)
-        facts.append(fact("rate-unusual", optimizer=kind, lr=rate, low=low, high=high, near=clipped))
+        yield fact("rate-unusual", optimizer=kind, lr=rate, low=low, high=high, near=clipped)
     if "momentum" in optimizer.settings and recipe.starts_at_its_peak:
         momentum = as_schedule(optimizer.settings["momentum"]).highest(clock)
         sudden = rounded(rate / (1 - momentum))
         if sudden > _SUDDEN:
-            facts.append(fact("rate-sudden", lr=rate, with_momentum=sudden, limit=_SUDDEN))
-    return facts
+            yield fact("rate-sudden", lr=rate, with_momentum=sudden, limit=_SUDDEN)
 
 
-def _band(recipe: Recipe, validated: Validated, point: Recipe) -> list[Fact]:
+def _band(recipe: Recipe, validated: Validated, point: Recipe) -> Iterator[Fact]:
     """How far the settings are from where the recipe worked."""
-    facts: list[Fact] = []
     factor = point.optimizer.rate_factor(Fraction(recipe.batch, point.batch))
     if factor is None or type(recipe.optimizer) is not type(point.optimizer):
-        return facts
+        return
     rate = recipe.optimizer.hyper["lr"].highest(recipe.clock)
     expected = rounded(point.optimizer.hyper["lr"].highest(point.clock) * float(factor), 3)
     if rate <= expected / _FAR or rate >= expected * _FAR:
-        facts.append(
-            fact("rate-far", lr=rate, batch=recipe.batch, expected=expected, point_batch=point.batch)
-        )
+        yield fact("rate-far", lr=rate, batch=recipe.batch, expected=expected, point_batch=point.batch)
     now, then, source = recipe.forgetting, point.forgetting, validated.source
     if now is not None and then:
         low, high = validated.forgetting or (rounded(then / 2, 3), rounded(then * 2, 3))
@@ -146,15 +142,12 @@ def _band(recipe: Recipe, validated: Validated, point: Recipe) -> list[Fact]:
             about |= {"low": low, "high": high, "source": source}
             if rate:
                 near = rounded(then / (rate * steps), 3)
-                facts.append(Fact("forgetting-far", about | {"near": near}))
+                yield Fact("forgetting-far", about | {"near": near})
             else:
-                facts.append(Fact("forgetting-zero", about))
+                yield Fact("forgetting-zero", about)
     epochs, usual = recipe.epochs, point.epochs
     if epochs < usual / 2:
-        facts.append(
-            fact("epochs-few", epochs=epochs, usual=usual, source=source, duration=str(point.duration))
-        )
-    return facts
+        yield fact("epochs-few", epochs=epochs, usual=usual, source=source, duration=str(point.duration))
 
 
 def _replicas(recipe: Recipe) -> list[Fact]:
@@ -170,26 +163,24 @@ def _replicas(recipe: Recipe) -> list[Fact]:
     return [fact("batch-norm-few", group=group, batch=batch, replicas=replicas, least=least, near=fewer)]
 
 
-def _device(recipe: Recipe, target: Target | None) -> list[Fact]:
-    facts = []
+def _device(recipe: Recipe, target: Target | None) -> Iterator[Fact]:
     batch, replicas = recipe.batch, recipe.replicas
     group = batch // replicas
     if target is not None and target.chip.kind == "TPU" and group % SUBLANES:
         full = -(-group // SUBLANES) * SUBLANES
         below = full - SUBLANES  # where there are not examples enough for more
         fits = full if full * replicas <= recipe.clock.examples or not below else below
-        facts.append(fact("padding", group=group, full=full, share=1 - group / full, near=fits * replicas))
+        yield fact("padding", group=group, full=full, share=1 - group / full, near=fits * replicas)
     if target is not None and recipe.precision == "bf16" and target.chip.kind == "GPU":
         chip = target.chip
         half, single = chip.fp16_dense_tflops, chip.fp32_tflops
         if chip.bf16_dense_tflops is None and half is not None and single is not None:
-            facts.append(fact("bf16-emulated-on", target=target.name, ratio=half / single))
+            yield fact("bf16-emulated-on", target=target.name, ratio=half / single)
     blocks = recipe.block_count
     if target is None or replicas % target.devices:
-        return facts
+        return
     if target.chip.kind != "CPU" and blocks >= IN_TURN * target.devices:
-        facts.append(_in_turn(recipe, target))
-    return facts
+        yield _in_turn(recipe, target)
 
 
 def _in_turn(recipe: Recipe, target: Target) -> Fact:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -322,14 +323,12 @@ def _of_the_optimizer(new: Recipe) -> list[Fact]:
     return facts
 
 
-def _of_batch_norm(batch: int, before: int, group: int, k: float) -> list[Fact]:
-    facts = []
+def _of_batch_norm(batch: int, before: int, group: int, k: float) -> Iterator[Fact]:
     if group != before:
         same, rest = divmod(batch, before)
         code = "limit-batch-norm-group" if rest else "limit-batch-norm-group-mended"
-        facts.append(fact(code, group=group, before=before, replicas=same))
+        yield fact(code, group=group, before=before, replicas=same)
     if group < min(LEAST_FOR_BATCH_NORM, before):
-        facts.append(fact("limit-batch-norm-few", group=group, least=LEAST_FOR_BATCH_NORM))
+        yield fact("limit-batch-norm-few", group=group, least=LEAST_FOR_BATCH_NORM)
     if k != 1:
-        facts.append(fact("limit-batch-norm-momentum", k=k, example=0.9**k))
-    return facts
+        yield fact("limit-batch-norm-momentum", k=k, example=0.9**k)

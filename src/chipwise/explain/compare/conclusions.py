@@ -3,7 +3,7 @@ means anything, which row is faster, and what a run takes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...recipe.metrics import lower_is_better
@@ -21,13 +21,13 @@ def conclusions(document: Document) -> dict[str, list[Fact]]:
     speeds; `wall`, `target` and `metric`."""
     rows = [row for row in document["rows"] if row["examples_per_second"]]
     result = _better(document)
-    speed = _faster(document, rows) if len(rows) > 1 else []
+    speed, metric = _faster(document, rows) if len(rows) > 1 else [], list(_metric(document))
     return {
-        "headline": [*result, *speed] or _metric(document)[:1] or [fact("nothing-to-compare")],
-        "speed": _speed(rows),
-        "wall": _wall(document["rows"]),
-        "target": _target(document),
-        "metric": _metric(document),
+        "headline": [*result, *speed] or metric[:1] or [fact("nothing-to-compare")],
+        "speed": [*_speed(rows)],
+        "wall": [*_wall(document["rows"])],
+        "target": [*_target(document)],
+        "metric": metric,
     }
 
 
@@ -78,30 +78,25 @@ def _faster(document: Document, rows: list[Document]) -> list[Fact]:
     return told
 
 
-def _speed(rows: list[Document]) -> list[Fact]:
-    facts = []
+def _speed(rows: list[Document]) -> Iterator[Fact]:
     batches = sorted({row["batch"] for row in rows if row["batch"] is not None})
     if len(batches) > 1:
-        facts.append(fact("batches-differ", batches=batches))
+        yield fact("batches-differ", batches=batches)
     if single := [row["label"] for row in rows if row["within_one_run"]]:
-        facts.append(fact("interval-within-one-run", labels=single))
-    return facts
+        yield fact("interval-within-one-run", labels=single)
 
 
-def _wall(rows: list[Document]) -> list[Fact]:
-    facts = []
+def _wall(rows: list[Document]) -> Iterator[Fact]:
     for row in rows:
         if row["wall_seconds"]:
             parts = {name: s for name, s in row["seconds"].items() if name != "total" and s}
             more = [*_against(row["wall_ratio"]), *([fact("wall-parts", parts=parts)] if parts else [])]
             if row["cost"]:
                 more.append(fact("run-cost", usd=row["cost"]["usd"], how=row["cost"]["how"]["text"]))
-            facts.append(fact("wall-time", label=row["label"], wall=row["wall_seconds"], more=more))
-    return facts
+            yield fact("wall-time", label=row["label"], wall=row["wall_seconds"], more=more)
 
 
-def _target(document: Document) -> list[Fact]:
-    facts = []
+def _target(document: Document) -> Iterator[Fact]:
     for row in document["rows"] if document["target"] is not None else ():
         time = row["target"]
         times = []
@@ -110,17 +105,15 @@ def _target(document: Document) -> list[Fact]:
         if time["wall"]:
             times.append(fact("wall-time-to-target", seconds=time["wall"]))
         of = {"label": row["label"], "target": document["target"]["words"], "why": time["how"]["text"]}
-        facts.append(fact("time-to-target", **of, times=times) if times else fact("target-unreached", **of))
-    return facts
+        yield fact("time-to-target", **of, times=times) if times else fact("target-unreached", **of)
 
 
-def _metric(document: Document) -> list[Fact]:
-    facts = []
+def _metric(document: Document) -> Iterator[Fact]:
     for row in document["rows"]:
         if not (final := row["metric"]):
             if some := row["diverged"]:
                 code = "row-diverged" if some["runs"] == some["of"] else "some-diverged"
-                facts.append(fact(code, label=row["label"], **_divergence(some)))
+                yield fact(code, label=row["label"], **_divergence(some))
             continue
         runs = fact("final-of-one")
         if known(final["low"]):
@@ -136,14 +129,13 @@ def _metric(document: Document) -> list[Fact]:
             code = "final-apart-by-pairs" if final["by_pairs"] else "final-apart"
             more.append(fact(code, value=apart["value"], verdict=fact(apart["verdict"])))
         of = {"metric": document["metric"], "mean": final["mean"]}
-        facts.append(fact("final", label=row["label"], **of, runs=runs, more=more))
+        yield fact("final", label=row["label"], **of, runs=runs, more=more)
     finals = [row["metric"] for row in document["rows"] if row["metric"]]
     if any(1 < final["n"] < FEW for final in finals):
-        facts.append(fact("few-seeds", enough=FEW))
+        yield fact("few-seeds", enough=FEW)
     compared = sum(bool(final["difference"]) and known(final["difference"]["low"]) for final in finals)
     if compared >= _MANY:
-        facts.append(fact("many-comparisons", n=compared, chance=1 - CONFIDENCE**compared))
-    return facts
+        yield fact("many-comparisons", n=compared, chance=1 - CONFIDENCE**compared)
 
 
 def _against(ratio: Document | None) -> list[Fact]:

@@ -28,7 +28,7 @@ def parts(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield from (Text(f"note: {text}", style="yellow") for text in _texts(document["notes"]))
     yield " ".join(_texts(document["status"]["facts"]))
     yield ""
-    yield grid(_metrics(document) + _figures(document))
+    yield grid([*_metrics(document), *_figures(document)])
     yield _title("\nSettings")
     yield grid(document["settings"])
     if "note" in document["schedule"]:
@@ -78,19 +78,17 @@ def beside(batch: Any, replicas: Any) -> str:
     return f"batch {batch if type(batch) is int else 'unknown'}, {of}"
 
 
-def _metrics(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    rows, steps = [], document["metric_steps"]
+def _metrics(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    steps = document["metric_steps"]
     if (best := document["best"]) is not None:
         at = f" at step {best['step']:,}"
-        rows += [(f"best {name}", metric(value) + at) for name, value in best["metrics"].items()]
+        yield from ((f"best {name}", metric(value) + at) for name, value in best["metrics"].items())
     for name, value in document["metrics"].items():
         step = steps.get(name.partition("/")[0])
-        rows.append((name, metric(value) + (f" at step {step:,}" if step is not None else "")))
-    return rows
+        yield name, metric(value) + (f" at step {step:,}" if step is not None else "")
 
 
-def _figures(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    rows = []
+def _figures(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     fast, time = document["speed"], document["seconds"]
     if fast is not None:
         text = f"{fast['examples_per_second']:,.0f} examples/s"
@@ -99,12 +97,11 @@ def _figures(document: Mapping[str, Any]) -> list[tuple[str, str]]:
         text += f" at {beside(fast['batch'], fast['replicas'])}"
         if known(fast["share_of_peak"]):
             text += f", {share(fast['share_of_peak'])} of peak"
-        rows.append(("speed", text))
+        yield "speed", text
     if time is not None:
-        rows.append(("time", f"{seconds(time['total'])}, {time['covers']['text']}"))
+        yield "time", f"{seconds(time['total'])}, {time['covers']['text']}"
     if document["fingerprint"]:
-        rows.append(("fingerprint", document["fingerprint"]))
-    return rows
+        yield "fingerprint", document["fingerprint"]
 
 
 def _curves(document: Mapping[str, Any]) -> Table:

@@ -227,26 +227,25 @@ def _curves(run: StoredRun) -> dict[str, list[list[float | None]]]:
 # ---- sources
 
 
-def _sources(run: StoredRun, time: TimeSpent | None, fast: Speed | None) -> list[Fact]:
+def _sources(run: StoredRun, time: TimeSpent | None, fast: Speed | None) -> Iterator[Fact]:
     """Facts: the sources of the figures."""
-    facts = [fact("source-settings")]
+    yield fact("source-settings")
     if run.rows:
-        facts.append(fact("source-curves", rows=len(run.rows)))
+        yield fact("source-curves", rows=len(run.rows))
     if fast is not None:
-        facts.append(fact("source-speed", of=fast.of, intervals=fast.intervals or 0))
+        yield fact("source-speed", of=fast.of, intervals=fast.intervals or 0)
     if time is not None:
-        facts.append(fact("source-seconds", of=time.of, covers=str(time.covers)))
+        yield fact("source-seconds", of=time.of, covers=str(time.covers))
     devices = _devices(run)
     title, versions = stated(_of_the_machine(run, "machine"))
     if devices is None:
-        facts.append(fact("source-machine-unknown"))
+        yield fact("source-machine-unknown")
     else:
         code = "source-machine-simulated" if devices.get("simulated") is True else "source-machine"
         numbers = {name: devices.get(name) for name in ("count", "kind", "platform")}
-        facts.append(Fact(code, {"machine": one_line(title or "not named"), **numbers}))
+        yield Fact(code, {"machine": one_line(title or "not named"), **numbers})
     pairs = [f"{one_line(name)} {one_line(version)}" for name, version in versions.items()]
-    facts.append(fact("source-versions", versions=pairs) if pairs else fact("source-versions-unknown"))
+    yield fact("source-versions", versions=pairs) if pairs else fact("source-versions-unknown")
     if run.starts:
         starts = [f"{one_line(s.get('time'))} at step {s['step'] + 1:,}" for s in run.starts]
-        facts.append(fact("source-processes", processes=len(starts), starts=starts))
-    return facts
+        yield fact("source-processes", processes=len(starts), starts=starts)

@@ -7,7 +7,7 @@ Stored text is data: nothing of it is executed.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -108,7 +108,9 @@ def typed(run: StoredRun, setting: str | None = None) -> str | None:
     return command(*words)
 
 
-def next_commands(run: StoredRun, state: str, devices: Mapping[str, Any], lower: str | None) -> list[Fact]:
+def next_commands(
+    run: StoredRun, state: str, devices: Mapping[str, Any], lower: str | None
+) -> Iterator[Fact]:
     """The next commands to type, in order. A run that diverged would do so again, so it is tried with a
     `lower` rate, such as `lr=0.1`, if known."""
     path, again = command(str(run.path)), command(f"{run.path}-again")
@@ -116,12 +118,15 @@ def next_commands(run: StoredRun, state: str, devices: Mapping[str, Any], lower:
     if recipe is None:
         if state == "diverged":
             tried = fact("next-try-again-in-program")
-            return [tried if lower is None else fact("next-try-again-with-in-program", setting=lower)]
+            yield tried if lower is None else fact("next-try-again-with-in-program", setting=lower)
+            return
         given = {} if kept is None else {"keep_best": kept.metric, "patience": kept.patience}
         options = "".join(f", {name}={one_line(value)!r}" for name, value in given.items() if value)
         resume = [fact("next-resume-in-program", run=one_line(run.path), options=options)]
         repeat = fact("next-repeat-in-program", options=options)
-        return [*(resume if state in ("unfinished", "empty") else []), repeat]
+        yield from resume if state in ("unfinished", "empty") else []
+        yield repeat
+        return
     source = run.source or {}
     pairs = {"--from": source.get("from"), "--eval-data": source.get("eval_data")}
     if kept is not None:
@@ -132,17 +137,13 @@ def next_commands(run: StoredRun, state: str, devices: Mapping[str, Any], lower:
         more += f" --simulate {devices['count']:g}"
     if devices.get("exact") is False:
         more += " --no-exact"
-    facts = []
     if state == "diverged":
         lowered = f"chipwise train {typed(run, lower)}{more} --run {again}"
-        facts.append(
-            fact("next-try-again", command=f"chipwise find-lr {recipe}" if lower is None else lowered)
-        )
+        yield fact("next-try-again", command=f"chipwise find-lr {recipe}" if lower is None else lowered)
     else:
         if state in ("unfinished", "empty"):
-            facts.append(fact("next-resume", command=f"chipwise train {recipe}{more} --run {path}"))
-        facts.append(fact("next-repeat", command=f"chipwise train {recipe}{more} --run {again}"))
+            yield fact("next-resume", command=f"chipwise train {recipe}{more} --run {path}")
+        yield fact("next-repeat", command=f"chipwise train {recipe}{more} --run {again}")
     if run.checkpoints:
         best = " --best" * (kept is not None and bool(kept.step))
-        facts.append(fact("next-evaluate", command=f"chipwise eval {path}{best}"))
-    return facts
+        yield fact("next-evaluate", command=f"chipwise eval {path}{best}")
