@@ -1,4 +1,4 @@
-"""Files written whole or not at all, read without waiting for ever, and JSON values read with their types.
+"""Files written whole or not at all, read without waiting for ever; JSON values and messages read with types.
 
 A folder of a run, a study, a pack or predictions may come from somebody else. The functions called
 `..._inside` and `hold` open its files: no link, pipe or device at a file's name is followed, waited for or
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
 import secrets
@@ -18,6 +19,7 @@ import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any, BinaryIO, get_args, get_origin, get_type_hints
 
@@ -243,3 +245,17 @@ def typed(kind: Any, value: Any, field: str = "") -> Any:
 
 _JSON = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
 _JSON[type(None)] = "null"
+
+
+# ---- messages of protobuf
+
+
+@functools.cache
+def message_class(package: str, schema: str, name: str) -> Any:
+    """The class of the message `name`, from `schema`, a `FileDescriptorProto` as text in a folder of the
+    package."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+
+    text, pool = resources(package).joinpath(schema).read_text("utf-8"), descriptor_pool.DescriptorPool()
+    pool.Add(text_format.Parse(text, descriptor_pb2.FileDescriptorProto()))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))

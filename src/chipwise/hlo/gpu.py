@@ -132,7 +132,7 @@ def _multiplied(op: Instruction, dtype: str) -> str:
         return dtype
     stated = op.config.get("gemm_backend_config", {}).get("precision_config", {})
     asked = stated.get("operand_precision", [])
-    highest = "HIGHEST" in asked or 2 in op.proto.message(51).numbers(1)
+    highest = "HIGHEST" in asked or 2 in op.proto.precision_config.operand_precision
     return "f32" if highest else "tf32"
 
 

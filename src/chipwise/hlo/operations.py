@@ -72,7 +72,7 @@ def turned(op: Instruction) -> bool:
         if part.opcode not in ("copy", "transpose") or not part.operand_shapes:
             continue
         (before, *_), (after, *_) = part.operand_shapes, part.shapes
-        came_from = tuple(part.proto.numbers(14)) or tuple(range(len(after.dims)))
+        came_from = tuple(part.proto.dimensions) or tuple(range(len(after.dims)))
         first, second = (next((i for i in s.order if s.dims[i] > 1), None) for s in (before, after))
         if second is not None and came_from[second] != first:
             return True
@@ -133,13 +133,17 @@ class _Arrays:
 def _windows(op: Instruction) -> list[_Window]:
     """The windows of a convolution's spatial dimensions (`ConvolutionDimensionNumbers`,
     `WindowDimension`)."""
-    labels, dims = op.proto.message(16), op.proto.message(15).messages(1)
-    at = _Arrays.of(op)
+    labels, dims, at = op.proto.convolution_dimension_numbers, op.proto.window.dimensions, _Arrays.of(op)
     lhs, rhs, out = at.inputs, at.kernel, at.outputs
     return [
-        _Window(lhs[a], rhs[b], out[c], w.number(2) or 1, w.number(3), w.number(6) or 1, w.number(5) or 1)
-        for a, b, c, w in zip(labels.numbers(11), labels.numbers(6), labels.numbers(12), dims, strict=True)
-    ]
+        _Window(
+            lhs[a], rhs[b], out[c], w.stride or 1, w.padding_low, w.base_dilation or 1, w.window_dilation or 1
+        )
+        for a, b, c, w in zip(
+            labels.input_spatial_dimensions, labels.kernel_spatial_dimensions,
+            labels.output_spatial_dimensions, dims, strict=True,
+        )
+    ]  # fmt: skip
 
 
 def _is_matmul(op: Instruction) -> bool:
@@ -156,9 +160,9 @@ def _is_matmul(op: Instruction) -> bool:
 def convolution_flops(op: Instruction) -> float:
     """The FLOPs, 2 for each multiply-add. Window positions in the padding or between dilated elements do not
     count."""
-    labels, at = op.proto.message(16), _Arrays.of(op)
-    products = float(at.outputs[labels.number(9)] * at.outputs[labels.number(10)])
-    products *= at.kernel[labels.number(3)]
+    labels, at = op.proto.convolution_dimension_numbers, _Arrays.of(op)
+    products = float(at.outputs[labels.output_batch_dimension] * at.outputs[labels.output_feature_dimension])
+    products *= at.kernel[labels.kernel_input_feature_dimension]
     return 2 * products * math.prod(w.meetings for w in _windows(op))
 
 
@@ -166,17 +170,18 @@ def convolution_sizes(op: Instruction, flops: float) -> tuple[int, int, int, int
     """`(m, n, k, groups)` of the matrix products of a convolution of `flops`. Forward: pixels of the batch by
     outputs; input gradient: pixels by inputs; kernel gradient: inputs and window by outputs, summed over
     pixels. `k` follows from `flops`."""
-    labels, at = op.proto.message(16), _Arrays.of(op)
-    groups = max(op.proto.number(50), 1)
-    features = at.outputs[labels.number(10)] // groups
-    inputs = at.kernel[labels.number(3)]
+    labels, at = op.proto.convolution_dimension_numbers, _Arrays.of(op)
+    groups = max(op.proto.feature_group_count, 1)
+    features = at.outputs[labels.output_feature_dimension] // groups
+    inputs = at.kernel[labels.kernel_input_feature_dimension]
     if "BackwardFilter" in op.target:
-        m, n = inputs * math.prod(at.kernel[i] for i in labels.numbers(6)), features
+        m, n = inputs * math.prod(at.kernel[i] for i in labels.kernel_spatial_dimensions), features
     else:
         backwards = "BackwardInput" in op.target
-        image, spatial = (at.inputs, 11) if backwards else (at.outputs, 12)
-        batch = image[labels.number(7 if backwards else 9)]
-        m = batch * math.prod(image[i] for i in labels.numbers(spatial))
+        image, batch, spatial = at.outputs, labels.output_batch_dimension, labels.output_spatial_dimensions
+        if backwards:
+            image, batch, spatial = at.inputs, labels.input_batch_dimension, labels.input_spatial_dimensions
+        m = image[batch] * math.prod(image[i] for i in spatial)
         n = inputs if backwards else features
     return m, n, max(1, round(flops / 2 / groups / max(m * n, 1))), groups
 
@@ -190,12 +195,11 @@ def convolution_window(op: Instruction) -> tuple[int, ...]:
 def dot_sizes(op: Instruction) -> tuple[int, int, int, int]:
     """`(m, n, k, groups)` of a matrix product: a `dot`, or a call of cuBLAS."""
     left, right = op.operand_shapes[0].dims, op.operand_shapes[1].dims
+    names = ("lhs_contracting_dimensions", "rhs_contracting_dimensions", "lhs_batch_dimensions")
     if op.opcode == "dot":
-        numbers = op.proto.message(30)
-        summed, others, batch = (list(numbers.numbers(i)) for i in (1, 2, 3))
+        summed, others, batch = (getattr(op.proto.dot_dimension_numbers, name) for name in names)
     else:
         stated = op.config.get("gemm_backend_config", {}).get("dot_dimension_numbers", {})
-        names = ("lhs_contracting_dimensions", "rhs_contracting_dimensions", "lhs_batch_dimensions")
         summed, others, batch = ([int(i) for i in stated.get(name, ())] for name in names)
     k, groups = math.prod(left[i] for i in summed), math.prod(left[i] for i in batch)
     m = math.prod(left) // max(k * groups, 1)

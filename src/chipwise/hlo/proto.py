@@ -1,8 +1,7 @@
 """Reads a compiled program from XLA's protobuf messages: computations, instructions, tiled shapes.
 
 `program_bytes` takes the `HloModuleProto` from an executable, and `parse` reads the fields that plans and
-profiles need. No installed package has the messages' schema, so fields are read by number, which protobuf
-never changes: xla/service/hlo.proto and xla/xla_data.proto of https://github.com/openxla/xla.
+profiles need. No installed package has the messages' schema, so `hlo.textproto` states that of these fields.
 """
 
 from __future__ import annotations
@@ -12,76 +11,16 @@ import math
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from ..atomic import message_class
 
 
 def program_bytes(compiled: Any) -> bytes:
     """The `HloModuleProto` of an executable from `jax.jit(...).lower(...).compile()`."""
     return compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
-
-
-class Message:
-    """A protobuf message without its schema; fields are read by number."""
-
-    def __init__(self, data: bytes | memoryview):
-        fields: dict[int, list[int | memoryview]] = {}
-        data, at, end = memoryview(data), 0, len(data)
-        while at < end:
-            key, at = _varint(data, at)
-            wire = key & 7
-            value: int | memoryview
-            if wire == 0:
-                value, at = _varint(data, at)
-            else:
-                length, at = _varint(data, at) if wire == 2 else ({1: 8, 5: 4}[wire], at)
-                value = data[at : at + length]
-                at += length
-            fields.setdefault(key >> 3, []).append(value)
-        self._fields = fields
-
-    def number(self, field: int) -> int:
-        """An integer; 0, the default of protobuf, if it is missing."""
-        return next(self.numbers(field), 0)
-
-    def numbers(self, field: int) -> Iterator[int]:
-        for value in self._fields.get(field, ()):
-            if isinstance(value, int):
-                yield _signed(value)
-            else:
-                at = 0
-                while at < len(value):
-                    packed, at = _varint(value, at)
-                    yield _signed(packed)
-
-    def text(self, field: int) -> str:
-        return next((bytes(v).decode() for v in self._fields.get(field, ()) if not isinstance(v, int)), "")
-
-    def parts(self, field: int) -> list[memoryview]:
-        return [v for v in self._fields.get(field, ()) if not isinstance(v, int)]
-
-    def messages(self, field: int) -> list[Message]:
-        return [Message(v) for v in self.parts(field)]
-
-    def message(self, field: int) -> Message:
-        """A message; an empty one if it is missing."""
-        return next(iter(self.messages(field)), Message(b""))
-
-
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    if (value := data[at]) < 128:  # most of them
-        return value, at + 1
-    value = shift = 0
-    while True:
-        byte = data[at]
-        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
-        if byte < 128:
-            return value, at
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value
 
 
 NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text("utf-8"))
@@ -131,26 +70,19 @@ class Shape:
         return self.padded_bytes if self.memory == 0 else 0
 
 
-@lru_cache(1000)
-def _shapes_of(proto: bytes) -> tuple[Shape, ...]:
-    """Once for the many instructions with equal results."""
-    return tuple(_shapes(Message(proto)))
-
-
-def _shapes(proto: Message) -> Iterator[Shape]:
+def _shapes(proto: Any) -> Iterator[Shape]:
     """All arrays of a `ShapeProto` in order, with tuples flattened."""
-    parts = proto.messages(4)
-    if parts:
-        for part in parts:
+    if proto.tuple_shapes:
+        for part in proto.tuple_shapes:
             yield from _shapes(part)
-    elif proto.number(2) != 13:  # an empty tuple
-        layout, dims = proto.message(5), tuple(proto.numbers(3))
-        order = tuple(layout.numbers(1))
+    elif proto.element_type != 13:  # an empty tuple
+        layout, dims = proto.layout, tuple(proto.dimensions)
+        order = tuple(layout.minor_to_major)
         if len(order) != len(dims):
             order = tuple(reversed(range(len(dims))))
-        name, bits = _TYPES.get(proto.number(2), ("token", 0))
-        tile = tuple(layout.message(6).numbers(1))
-        yield Shape(name, bits, dims, order, tile, layout.number(8), any(proto.numbers(6)))
+        name, bits = _TYPES.get(proto.element_type, ("token", 0))
+        tile = tuple(layout.tiles[0].dimensions) if layout.tiles else ()
+        yield Shape(name, bits, dims, order, tile, layout.memory_space, any(proto.is_dynamic_dimension))
 
 
 class Instruction:
@@ -159,23 +91,24 @@ class Instruction:
     of a comparison, "LT", "GE" and so on; `target`: of a custom call; `channel`: the number that a collective
     has on all devices, 0 if it has none."""
 
-    def __init__(self, proto: Message, inside: Computation):
+    def __init__(self, proto: Any, inside: Computation):
         self.proto, self.inside = proto, inside
-        self.id, self.name, self.opcode = proto.number(35), proto.text(1), proto.text(2)
-        self.direction, self.target, self.channel = proto.text(63), proto.text(28), proto.number(26)
+        self.id, self.name, self.opcode = proto.id, proto.name, proto.opcode
+        self.direction, self.target = proto.comparison_direction, proto.custom_call_target
+        self.channel = proto.channel_id
 
     @cached_property
     def operands(self) -> list[Instruction]:
-        return [self.inside.instructions[i] for i in self.proto.numbers(36)]
+        return [self.inside.instructions[i] for i in self.proto.operand_ids]
 
     @property
     def called(self) -> list[Computation]:
-        return [self.inside.module.computations[i] for i in self.proto.numbers(38)]
+        return [self.inside.module.computations[i] for i in self.proto.called_computation_ids]
 
     @cached_property
     def shapes(self) -> tuple[Shape, ...]:
         """The arrays of its result."""
-        return _shapes_of(bytes(next(iter(self.proto.parts(3)), b"")))
+        return tuple(_shapes(self.proto.shape))
 
     @cached_property
     def operand_shapes(self) -> list[Shape]:
@@ -185,35 +118,35 @@ class Instruction:
     @property
     def parameter(self) -> int | None:
         """The number of a parameter in its computation."""
-        return self.proto.number(9) if self.opcode == "parameter" else None
+        return self.proto.parameter_number if self.opcode == "parameter" else None
 
     @property
     def index(self) -> int | None:
         """The index of a `get-tuple-element` in the tuple."""
-        return self.proto.number(13) if self.opcode == "get-tuple-element" else None
+        return self.proto.tuple_index if self.opcode == "get-tuple-element" else None
 
     @property
     def value(self) -> int | None:
         """The value of an integer constant with one element."""
-        literal = self.proto.message(8) if self.opcode == "constant" else Message(b"")
-        values = [value for field in (4, 5, 6, 7) for value in literal.numbers(field)]  # s32, s64, u32, u64
-        return values[0] if len(values) == 1 else None
+        literal = self.proto.literal
+        values = [*literal.s32s, *literal.s64s, *literal.u32s, *literal.u64s]
+        return values[0] if self.opcode == "constant" and len(values) == 1 else None
 
     @property
     def source(self) -> str:
         """JAX's name for it."""
-        return self.proto.message(7).text(2)
+        return self.proto.metadata.op_name
 
     @property
     def line(self) -> str:
         """The user's line that it comes from; see `Module.line`."""
-        return self.inside.module.line(self.proto.message(7).number(15))
+        return self.inside.module.line(self.proto.metadata.stack_frame_id)
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """The back end's configuration of an operation."""
         try:
-            config = json.loads(self.proto.text(43) or "{}")
+            config = json.loads(self.proto.backend_config or "{}")
         except ValueError:  # of a custom call
             return {}
         return config if isinstance(config, dict) else {}
@@ -221,37 +154,36 @@ class Instruction:
     @property
     def group_size(self) -> int:
         """The number of devices in a collective."""
-        tiled = self.proto.message(92).number(2) or self.proto.message(87).message(2).number(2)
-        listed = self.proto.messages(49) or self.proto.message(87).messages(1)
-        return tiled or (len(list(listed[0].numbers(1))) if listed else self.inside.module.devices)
+        listed = self.proto.collective_device_list
+        for tiled in (self.proto.iota_replica_group_list, listed.iota_replica_group_list):
+            if tiled.num_devices_per_group:
+                return tiled.num_devices_per_group
+        groups = self.proto.replica_groups or listed.replica_groups
+        return len(groups[0].replica_ids) if groups else self.inside.module.devices
 
 
 class Computation:
     """`instructions` by their numbers: in the order of the schedule, if the module has one."""
 
-    def __init__(self, proto: Message, module: Module):
-        self.module, self.id = module, proto.number(5)
-        listed = {i.id: i for i in (Instruction(part, self) for part in proto.messages(2))}
+    def __init__(self, proto: Any, module: Module):
+        self.module, self.id = module, proto.id
+        listed = {i.id: i for i in (Instruction(part, self) for part in proto.instructions)}
         self.instructions = {i: listed[i] for i in module.schedule.get(self.id, listed)}
-        self.root = self.instructions[proto.number(6)]
+        self.root = self.instructions[proto.root_id]
 
 
 class Module:
     """A program. `devices`: the number that it runs on; `schedule`: by computation, the numbers of its
     instructions in the order in which they run."""
 
-    def __init__(self, proto: Message):
-        self.name = proto.text(1)
-        assigned = proto.message(15)
-        self.devices = max(assigned.number(1), 1) * max(assigned.number(2), 1)
-        entries = proto.message(7).messages(1)
-        self.schedule = {entry.number(1): list(entry.message(2).numbers(1)) for entry in entries}
-        self.computations = {c.id: c for c in (Computation(part, self) for part in proto.messages(3))}
-        self.entry = self.computations[proto.number(6)]
-        frames = proto.message(17)
-        self._files = [bytes(name).decode() for name in frames.parts(1)]
-        self._places = [(place.number(1), place.number(3)) for place in frames.messages(3)]
-        self._frames = [(frame.number(1), frame.number(2)) for frame in frames.messages(4)]
+    def __init__(self, proto: Any):
+        self.name, assigned = proto.name, proto.device_assignment
+        self.devices = max(assigned.replica_count, 1) * max(assigned.computation_count, 1)
+        entries = proto.schedule.sequences
+        self.schedule = {entry.key: entry.value.instruction_ids for entry in entries}
+        self.computations = {c.id: c for c in (Computation(part, self) for part in proto.computations)}
+        self.entry = self.computations[proto.entry_computation_id]
+        self._sources = proto.stack_frame_index
         self._lines: dict[int, str] = {}
 
     def line(self, frame: int) -> str:
@@ -260,15 +192,16 @@ class Module:
         if frame not in self._lines:
             candidates: dict[int, str] = {}
             at = frame
-            while 0 < at <= len(self._frames):
-                place, parent = self._frames[at - 1]
-                file, number = self._places[place - 1]
-                rank = _rank(self._files[file - 1])
+            while 0 < at <= len(self._sources.stack_frames):
+                called = self._sources.stack_frames[at - 1]
+                place = self._sources.file_locations[called.file_location_id - 1]
+                file = self._sources.file_names[place.file_name_id - 1]
+                rank = _rank(file)
                 if rank != _EXPORT:
-                    candidates.setdefault(rank, f"{self._files[file - 1]}:{number}")
-                if rank >= _DRIVER or parent == at:
+                    candidates.setdefault(rank, f"{file}:{place.line}")
+                if rank >= _DRIVER or called.parent_frame_id == at:
                     break
-                at = parent
+                at = called.parent_frame_id
             self._lines[frame] = candidates[min(candidates)] if candidates else ""
         return self._lines[frame]
 
@@ -290,7 +223,9 @@ def _rank(file: str) -> int:
 
 def parse(program: bytes) -> Module:
     """The module in a serialized `HloModuleProto`. Raises `ValueError` for other bytes."""
+    from google.protobuf.message import DecodeError
+
     try:
-        return Module(Message(program))
-    except (KeyError, IndexError) as error:
+        return Module(message_class(__package__, "hlo.textproto", "hlo.HloModuleProto").FromString(program))
+    except (DecodeError, KeyError, IndexError) as error:
         raise ValueError(f"no HloModuleProto: {error}") from error

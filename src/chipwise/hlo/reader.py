@@ -134,7 +134,7 @@ class Reader:
         """Records operations whose time is unknown."""
         for part in parts(op):
             code, source = part.opcode, part.source or part.name
-            if code in ("send", "recv") and part.proto.number(47):  # is_host_transfer
+            if code in ("send", "recv") and part.proto.is_host_transfer:
                 self.note("program-host-transfer", source=source)
             elif code in ("infeed", "outfeed"):
                 self.note("program-host-queue", opcode=code, source=source)

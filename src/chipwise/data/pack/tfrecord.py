@@ -8,16 +8,15 @@ from names to lists of bytes, float32 or int64.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...atomic import message_class
 from ...errors import DataError, library
 from .columns import chosen, labels_of, split_of
 from .folders import Listing, Numbered, Split
@@ -50,24 +49,11 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
             offset += 16 + length
 
 
-@functools.cache
-def _example_class() -> Any:
-    """The class of `tf.train.Example`, from `example.textproto`."""
-    library("google.protobuf", "pack-library", library="protobuf")
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
-
-    schema = resources(__package__).joinpath("example.textproto").read_text("utf-8")
-    file = text_format.Parse(schema, descriptor_pb2.FileDescriptorProto())
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("chipwise.Example"))
-
-
 def example(data: bytes) -> dict[str, Value]:
     """The features of a `tf.train.Example`. Raises `ValueError` for other bytes."""
-    read = _example_class()
     from google.protobuf.message import DecodeError
 
+    read = message_class(__package__, "example.textproto", "chipwise.Example")
     try:
         entries = read.FromString(data).features.feature
     except DecodeError as error:
