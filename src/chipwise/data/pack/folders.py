@@ -48,6 +48,13 @@ class Split:
     content: str = ""
     threads: bool = True
 
+    @classmethod
+    def numbered(
+        cls, n: int, read: Callable[[int], Mapping[str, Any]], labels: Columns, **more: Any
+    ) -> Split:
+        """`n` entries without names. *Arguments:* `more`: the other fields."""
+        return cls(Numbered(n), np.zeros(n, np.int64), labels, read, **more)
+
     def __len__(self) -> int:
         return len(self.names)
 
@@ -99,6 +106,11 @@ class Listing:
     names: tuple[str, ...] = ()
     below: Mapping[str, int] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+
+    @classmethod
+    def classified(cls, splits: Mapping[str, Split], classes: tuple[str, ...]) -> Listing:
+        """Entries with a label of one of `classes`, if there are any."""
+        return cls(splits, classes, {"label": len(classes)} if classes else {})
 
 
 def divided(listing: Listing, share: float) -> Listing:

@@ -25,7 +25,7 @@ from ...errors import DataError, RecipeError, library
 from ...words.figures import one_line
 from ..remote import home
 from .columns import chosen, labels_of, split_of
-from .folders import Listing, Numbered, Split
+from .folders import Listing, Split
 
 _HUB = "hf://datasets/"
 _FILES = {"parquet": re.compile(r".*\.parquet"), "tfrecord": re.compile(r".*\.tfrecords?|.*-\d+-of-\d+")}
@@ -182,19 +182,11 @@ def from_datasets(
             kept = [image] if image else others
             read[split] = _reader(data.select_columns(kept), image, path)
     labels, found = labels_of(values)
-    entries = {
-        split: Split(
-            names=Numbered(len(data)),
-            sizes=np.zeros(len(data), np.int64),
-            labels=labels[split],
-            read=read[split],
-            content=content.get(split, data._fingerprint),
-            threads=False,
-        )
-        for split, data in splits.items()
-    }
-    names = classes or found
-    return Listing(entries, names, {"label": len(names)} if names else {})
+    entries = {}
+    for split, data in splits.items():
+        known = content.get(split, data._fingerprint)
+        entries[split] = Split.numbered(len(data), read[split], labels[split], content=known, threads=False)
+    return Listing.classified(entries, classes or found)
 
 
 def _reader(data: Any, image: str | None, path: Any) -> Any:

@@ -14,7 +14,7 @@ from ...errors import DataError, unreadable
 from .. import remote
 from ..folder import TARS, list_tar, walk
 from ..sources import Columns, check_labels
-from .folders import Listing, Numbered, Split, arrange, listed_by
+from .folders import Listing, Split, arrange, listed_by
 from .hub import files_at, from_datasets, from_hub, from_parquet, on_hub
 from .tables import EVAL, read_table
 from .tfrecord import from_tfrecords
@@ -76,10 +76,10 @@ def from_objects(
         own_classes, labels = _labels(source)
         classes = classes or own_classes
         splits[split] = _of_object(source, labels)
-    below = {"label": len(classes)} if classes else {}
+    listing = Listing.classified(splits, classes)
     for split, entries in splits.items():
-        check_labels(entries.labels, below.get("label"), f"{split}:")
-    return Listing(splits, classes, below)
+        check_labels(entries.labels, listing.below.get("label"), f"{split}:")
+    return listing
 
 
 def _labels(source: Any) -> tuple[tuple[str, ...], Columns]:
@@ -123,4 +123,4 @@ def _of_object(source: Any, labels: Columns) -> Split:
         for name, value in sorted(example.items()):
             content = value if isinstance(value, bytes) else np.asarray(value).tobytes()
             digest.update(name.encode() + content)
-    return Split(Numbered(n), np.zeros(n, np.int64), labels, read, digest.hexdigest(), threads=False)
+    return Split.numbered(n, read, labels, content=digest.hexdigest(), threads=False)

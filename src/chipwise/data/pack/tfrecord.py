@@ -19,7 +19,7 @@ import numpy as np
 from ...atomic import message_class
 from ...errors import DataError, library
 from .columns import chosen, labels_of, split_of
-from .folders import Listing, Numbered, Split
+from .folders import Listing, Split
 
 MOST = 1 << 30  # bytes of a record; a larger length is damage
 _MASK = 0xA282EAD8
@@ -106,18 +106,12 @@ def from_tfrecords(files: Sequence[Path], columns: Mapping[str, str]) -> Listing
         return read
 
     labels, classes = labels_of(values)
-    splits: dict[str, Split] = {
-        split: Split(
-            names=Numbered(len(places[split])),
-            sizes=np.zeros(len(places[split]), np.int64),
-            labels=labels[split],
-            read=reader(places[split]),
-            content=digests[split],
-        )
+    splits = {
+        split: Split.numbered(len(at), reader(at), labels[split], content=digests[split])
         for split in ("train", "eval")
-        if split in places
+        if (at := places.get(split))
     }
-    return Listing(splits, classes, {"label": len(classes)} if classes else {})
+    return Listing.classified(splits, classes)
 
 
 def _features(path: Path, offset: int, data: bytes) -> dict[str, Value]:

@@ -22,7 +22,7 @@ from ...atomic import read_regular
 from ...errors import DataError, RecipeError, library
 from ..deadline import in_time
 from .documents import Document, documents
-from .folders import Listing, Numbered, Split
+from .folders import Listing, Split
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _MOST = 1 << 22  # tokens of an example
@@ -145,7 +145,7 @@ def _sequences(spool: _Spool, form: TextForm, first: int, stop: int) -> Split:
         begin = (first + i) * step
         return {"token": np.asarray(stream[begin : begin + form.tokens])}
 
-    return Split(Numbered(stop - first), np.zeros(stop - first, np.int64), {}, read, spool.digest)
+    return Split.numbered(stop - first, read, {}, content=spool.digest)
 
 
 class _Spool:

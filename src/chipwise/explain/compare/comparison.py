@@ -18,7 +18,7 @@ from ...study.stats import Spread, difference, paired
 from ...words.facts import plain
 from ..row import Repeat, Row
 from ..row_sources import read
-from .agreement import Agreement, agreement, differing, same_device
+from .agreement import agreement, differing, same_device
 from .conclusions import conclusions
 from .row_figures import (
     FEW,
@@ -75,8 +75,12 @@ def document(
     stated_rows = []
     for row, time in zip(rows, times, strict=True):
         stated = _stated(row) | _figures(row, base, speeds, (time, base_time), one_batch)
-        stated |= _same(row, base, agreements.get(row.label)) | {"metric": _final(row, base, metric)}
-        stated_rows.append(stated | {"repeats": [_repeat(r) for r in row.repeats]})
+        stated_rows.append(stated | {
+            "same_computation": row is base or agreements[row.label].same,
+            "same_device": None if row is base else same_device(row, base),
+            "metric": _final(row, base, metric),
+            "repeats": [_repeat(r) for r in row.repeats],
+        })  # fmt: skip
     names = list(dict.fromkeys(row.recipe for row in rows))
     comparison = plain(
         {
@@ -136,12 +140,6 @@ def _figures(
         "target": time,
         "target_ratio": against(*(None if t is None else t.training for t in times)),
     }
-
-
-def _same(row: Row, base: Row, beside: Agreement | None) -> dict[str, Any]:
-    """Whether a row shares the computation and the device with the baseline."""
-    same = True if beside is None else beside.same
-    return {"same_computation": same, "same_device": None if row is base else same_device(row, base)}
 
 
 def _baseline(rows: Sequence[Row], speeds: dict[str, Figure | None], label: str | None) -> Row:
