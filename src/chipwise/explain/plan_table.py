@@ -83,9 +83,7 @@ def _alone(plans: Sequence[Plan]) -> Fact:
 
 def statements(plans: Sequence[Plan]) -> list[Fact]:
     """The facts below the table, except notes."""
-    facts = list(judge(plans).more)
-    facts += _shared((p.target, p.advice) for p in plans)
-    return facts
+    return [*judge(plans).more, *_shared((p.target, p.advice) for p in plans)]
 
 
 def _shared(texts: Iterable[tuple[str, Iterable[Fact]]]) -> Iterator[Fact]:

@@ -290,9 +290,9 @@ class PlanQuestion:
         )
         return replace(
             one,
-            decisive=decisive(recipe, target, one),
+            decisive=tuple(decisive(recipe, target, one)),
             notes=(*one.notes, *_about_spot(one)),
-            advice=advice(recipe, target, step, one, time),
+            advice=tuple(advice(recipe, target, step, one, time)),
         )
 
     def blocks(self, target: Target, step: TracedStep) -> int:

@@ -71,43 +71,41 @@ def _emulates_bf16(target: Target) -> bool:
     return chip.kind == "GPU" and chip.bf16_dense_tflops is None and chip.fp32_tflops is not None
 
 
-def decisive(recipe: Recipe, target: Target, plan: Plan) -> tuple[Fact, ...]:
+def decisive(recipe: Recipe, target: Target, plan: Plan) -> Iterator[Fact]:
     """What matters more than any number: the chip lacks the recipe's precision, or the host cannot feed
     it."""
-    facts: list[Fact] = []
     if recipe.precision == "bf16" and _emulates_bf16(target):
-        facts.append(fact("bf16-emulated", chip=target.chip.name))
+        yield fact("bf16-emulated", chip=target.chip.name)
     if plan.bound == "input" and plan.feeding is not None and plan.feeding.cores_needed is not None:
-        facts.append(fact("advice-input", needed=plan.feeding.cores_needed, cores=plan.feeding.cores))
-    return tuple(facts)
+        yield fact("advice-input", needed=plan.feeding.cores_needed, cores=plan.feeding.cores)
 
 
-def advice(recipe: Recipe, target: Target, step: TracedStep, plan: Plan, time: StepTime) -> tuple[Fact, ...]:
+def advice(recipe: Recipe, target: Target, step: TracedStep, plan: Plan, time: StepTime) -> Iterator[Fact]:
     """Advice for one target, most useful first; may be empty."""
-    facts: list[Fact] = []
     if target.chip.kind == "GPU" and "float64" in time.dtypes:
-        facts.append(fact("advice-float64"))
+        yield fact("advice-float64")
     groups, rest = divmod(plan.devices_found, recipe.shards)
     if not rest and not (step.layout.aligned and groups == step.layout.groups):
-        facts.append(_uneven(recipe, step.layout, groups))
+        yield _uneven(recipe, step.layout, groups)
     each = recipe.batch // recipe.replicas
     if plan.problem is not None and plan.problem.code in ("batch-does-not-fit", "batch-of-all-fits"):
-        facts += _more_replicas(recipe, plan)
+        yield from _more_replicas(recipe, plan)
     padded = _multiple(each, SUBLANES)
     if target.chip.kind == "TPU" and each < padded and _fits(plan, padded / each):
         wasted = 1 - each / padded
         numbers = {"each": each, "padded": padded, "wasted": wasted, "batch": padded * recipe.replicas}
-        facts.append(fact("advice-padded", **numbers))
-    return (*facts, *_speed(recipe, step, plan), *time.warnings)
+        yield fact("advice-padded", **numbers)
+    yield from _speed(recipe, step, plan)
+    yield from time.warnings
 
 
-def _more_replicas(recipe: Recipe, plan: Plan) -> list[Fact]:
+def _more_replicas(recipe: Recipe, plan: Plan) -> Iterator[Fact]:
     """A number of replicas with which a device computes the batch in parts that fit."""
     fits = (plan.largest_batch or 0) // recipe.replicas
     for replicas, each in _divisions(recipe):
         if replicas > recipe.replicas and each <= fits:
-            return [fact("room-more-replicas", batch=recipe.batch, replicas=replicas, each=each)]
-    return []
+            yield fact("room-more-replicas", batch=recipe.batch, replicas=replicas, each=each)
+            return
 
 
 def _divisions(recipe: Recipe) -> Iterator[tuple[int, int]]:
@@ -148,17 +146,16 @@ def _fits(plan: Plan, times: float) -> bool:
     return memory is not None and memory.needed + (times - 1) * memory.activations <= memory.available
 
 
-def _speed(recipe: Recipe, step: TracedStep, plan: Plan) -> list[Fact]:
-    facts = []
+def _speed(recipe: Recipe, step: TracedStep, plan: Plan) -> Iterator[Fact]:
     if plan.bound == "launch":
         dispatch = plan.step_parts.get("dispatch", 0.0)
         small = dispatch <= sum(plan.step_parts.values()) - dispatch
         dispatched = fact("advice-dispatch", microseconds=dispatch * 1e6)
-        facts.append(fact("advice-small-kernels") if small else dispatched)
+        yield fact("advice-small-kernels") if small else dispatched
     if plan.bound == "interconnect":
-        facts.append(fact("advice-interconnect"))
+        yield fact("advice-interconnect")
     if recipe.precision == "f32" and plan.chip.startswith("TPU") and plan.bound != "launch":
-        facts.append(fact("advice-precision"))
+        yield fact("advice-precision")
     if step.calls > 1 and plan.bound in ("launch", "memory") and _fits(plan, step.calls):
         layout = step.layout
         about = {
@@ -167,5 +164,4 @@ def _speed(recipe: Recipe, step: TracedStep, plan: Plan) -> list[Fact]:
             "devices": layout.devices,
         }
         code = "advice-blocks-in-turn" if step.exact else "advice-blocks-in-turn-free"
-        facts.append(fact(code, calls=step.calls, **about))
-    return facts
+        yield fact(code, calls=step.calls, **about)

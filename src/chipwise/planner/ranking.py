@@ -7,7 +7,7 @@ compiling, they are ranked by the steps alone, since those two are only assumed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,9 +130,10 @@ def _fastest(ranked: list[_Ranked], plans: Sequence[Plan], by_step: bool) -> Fac
     return fact(f"{code}-tied" if first.seconds.overlaps(second.seconds) else code, **numbers)
 
 
-def _cheapest(ranked: list[_Ranked], deciding: list[_Ranked], by_step: bool) -> list[Fact]:
+def _cheapest(ranked: list[_Ranked], deciding: list[_Ranked], by_step: bool) -> Iterator[Fact]:
     if not ranked:
-        return [fact("plan-no-price")]
+        yield fact("plan-no-price")
+        return
     first, cost, numbers = ranked[0], ranked[0].cost, ranked[0].numbers
     assert cost is not None
     code = "plan-only-market" if cost.market else "plan-cheapest-alone"
@@ -141,17 +142,16 @@ def _cheapest(ranked: list[_Ranked], deciding: list[_Ranked], by_step: bool) -> 
         numbers |= {"second": second.target, "second_usd": second.usd.value}
         code = "plan-cheapest-step" if by_step else "plan-cheapest"
         code += "-tied" if first.usd.overlaps(second.usd) else ""
-    facts = [fact(code, **numbers)]
+    yield fact(code, **numbers)
     if cost.includes == "accelerator alone":
-        facts.append(fact("price-without-host"))
+        yield fact("price-without-host")
     if cost.machines > 1:
-        facts.append(fact("price-separate-machines", machines=cost.machines))
+        yield fact("price-separate-machines", machines=cost.machines)
     lower = min(_whole_machines(ranked), key=lambda one: one.usd.value, default=first)
     if lower.usd.value < first.usd.value:
-        facts.append(fact("plan-offered-lower", **lower.numbers))
+        yield fact("plan-offered-lower", **lower.numbers)
     if cost.old:
-        facts.append(fact("plan-price-old", days=OLD_DAYS))
-    return facts
+        yield fact("plan-price-old", days=OLD_DAYS)
 
 
 def _unpriced(ranked: list[_Ranked]) -> list[Fact]:

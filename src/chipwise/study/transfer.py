@@ -280,47 +280,47 @@ _LARGEST_LINEAR = 8192  # Goyal et al. 2017, figure 1
 _FEWEST_STEPS, _FEWEST_AN_EPOCH = 200, 10
 
 
-def limits(old: Recipe, new: Recipe, k: Fraction, run: Fraction, by_hand: bool = False) -> list[Fact]:
+def limits(old: Recipe, new: Recipe, k: Fraction, run: Fraction, by_hand: bool = False) -> Iterator[Fact]:
     """Reasons why `new`, the transferred recipe, may train differently from `old`.
 
     *Arguments:* `k`: new batch over old; `run`: examples of the whole run, new over old; `by_hand`: whether
     the rate was set by the caller.
     """
-    facts = _of_the_optimizer(new) if k > 1 else []
+    if k > 1:
+        yield from _of_the_optimizer(new)
     if k != 1 or run != 1:
         steps = new.clock.total or 0
         an_epoch = new.clock.examples / new.batch
         if steps < _FEWEST_STEPS:
-            facts.append(fact("limit-few-steps", steps=steps, fewest=_FEWEST_STEPS))
+            yield fact("limit-few-steps", steps=steps, fewest=_FEWEST_STEPS)
         elif k > 1 and an_epoch < _FEWEST_AN_EPOCH:
-            facts.append(fact("limit-few-steps-an-epoch", steps=an_epoch, fewest=_FEWEST_AN_EPOCH))
+            yield fact("limit-few-steps-an-epoch", steps=an_epoch, fewest=_FEWEST_AN_EPOCH)
     if run != 1:
-        facts.append(fact("limit-other-length"))
+        yield fact("limit-other-length")
     if by_hand:
-        facts.append(fact("limit-rate-by-hand"))
+        yield fact("limit-rate-by-hand")
     before, group = old.batch // old.replicas, new.batch // new.replicas
     if new.task.has_batch_norm:
-        facts += _of_batch_norm(new.batch, before, group, float(k))
+        yield from _of_batch_norm(new.batch, before, group, float(k))
     elif group < min(SUBLANES, before):
-        facts.append(fact("limit-padding", group=group))
-    return facts
+        yield fact("limit-padding", group=group)
 
 
-def _of_the_optimizer(new: Recipe) -> list[Fact]:
+def _of_the_optimizer(new: Recipe) -> Iterator[Fact]:
     """Limits of the optimizer's rules at a larger batch."""
-    optimizer, clock, facts = new.optimizer, new.clock, [fact("limit-critical-batch")]
+    optimizer, clock = new.optimizer, new.clock
+    yield fact("limit-critical-batch")
     if optimizer.rate_power == 1:
         if new.batch > _LARGEST_LINEAR:
-            facts.append(fact("limit-linear-rule", batch=new.batch, largest=_LARGEST_LINEAR))
+            yield fact("limit-linear-rule", batch=new.batch, largest=_LARGEST_LINEAR)
         if new.starts_at_its_peak:
-            facts.append(fact("limit-no-warmup"))
+            yield fact("limit-no-warmup")
     elif optimizer.rate_power is not None:
         highest, memory = optimizer.hyper["lr"].highest(clock), optimizer.hyper["b1"].highest(clock)
         if highest > HIGHEST_ADAM:
-            facts.append(fact("limit-adam-rate", lr=highest, highest=HIGHEST_ADAM))
+            yield fact("limit-adam-rate", lr=highest, highest=HIGHEST_ADAM)
         if memory < 0.5:
-            facts.append(fact("limit-adam-memory", b1=memory))
-    return facts
+            yield fact("limit-adam-memory", b1=memory)
 
 
 def _of_batch_norm(batch: int, before: int, group: int, k: float) -> Iterator[Fact]:

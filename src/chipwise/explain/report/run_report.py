@@ -92,17 +92,17 @@ def run_document(run: StoredRun) -> dict[str, Any]:
     }
 
 
-def _about(run: StoredRun, devices: Mapping[str, Any] | None, total: int | None) -> list[Fact]:
+def _about(run: StoredRun, devices: Mapping[str, Any] | None, total: int | None) -> Iterator[Fact]:
     """Facts: what was trained, and on what."""
-    facts, clock = [], run.clock
+    clock = run.clock
     if (many := number((devices or {}).get("parameters"))) is not None:
-        facts.append(fact("about-parameters", parameters=many))
+        yield fact("about-parameters", parameters=many)
     if clock is not None and total is not None:
-        facts.append(fact("about-examples", examples=clock.examples))
-        facts.append(fact("about-steps", steps=total, batch=clock.batch))
+        yield fact("about-examples", examples=clock.examples)
+        yield fact("about-steps", steps=total, batch=clock.batch)
     if run.recipe.get("precision"):
-        facts.append(fact("about-precision", precision=one_line(run.recipe["precision"])))
-    return [*facts, *_proof(run, devices)]
+        yield fact("about-precision", precision=one_line(run.recipe["precision"]))
+    yield from _proof(run, devices)
 
 
 def _proof(run: StoredRun, devices: Mapping[str, Any] | None) -> Iterator[Fact]:
