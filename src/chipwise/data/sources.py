@@ -96,7 +96,7 @@ _WHOLE_BYTES = 4 << 30  # of arrays, which are hashed at a gigabyte a second
 _PIECE = 2048  # examples that a thread reads at a time when reading everything
 
 
-class _Rows:
+class ByRow:
     """The rows of `columns`, arrays `(n, ...)`."""
 
     columns: Any
@@ -113,7 +113,7 @@ class _Rows:
         copy_rows(self.columns, indices, out)
 
 
-class Arrays(_Rows):
+class Arrays(ByRow):
     """Examples as rows of arrays, in memory or memory-mapped.
 
         Arrays(image=images, label=labels, classes=10)
@@ -156,7 +156,7 @@ class Arrays(_Rows):
         return next(iter(self.columns.values())).shape[0]
 
 
-class Lazy(_Rows):
+class Lazy(ByRow):
     """Examples of known number, shape and type, loaded at the first access.
 
     Planning, listing and describing a recipe then need no file and no network.
