@@ -136,7 +136,7 @@ def main() -> None:
             else:
                 given, step = KINDS[kind](draw)
             verdict, statement = audit(copy, given, steps=None if "byte" in kind else "0:", on=On(devices=1))
-            at = verdict.facts.get("step") if not statement["passed"] else None
+            at = verdict["step"] if not statement["passed"] else None
             # The row after the change, or the checkpoint or row that was changed
             due = step if kind in IN_THE_FOLDER else -(-step // ROWS) * ROWS
             told[kind].append((not statement["passed"], at == due))

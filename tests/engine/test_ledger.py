@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import chipwise as cw
+import processes
 import tasks
 from chipwise.engine.ledger import of_other_data
 from chipwise.engine.on import On
@@ -46,6 +47,59 @@ def test_rows_are_equal_on_other_devices_also_after_a_stop(whole, tmp_path, devi
     result = cw.fit(recipe, run, on=On(devices=1), **HOW)
     assert read_ledger(run).rows == whole[2].rows and result.ledger == whole[1].ledger
     assert len(read_ledger(run).heads) == 1
+
+
+HOSTS = """
+import json, sys
+import numpy as np
+import chipwise as cw
+import jax
+import tasks
+from chipwise.engine.programs import Programs
+from chipwise.machine.hosts import hosts
+
+run, verify, faulty = json.loads(sys.argv[1])
+compiled = Programs.compile
+
+def compile(self):  # the second host's first device computes step 10 wrongly, once
+    compiled(self)
+    replica, left = self.compiled["replica"][0], [faulty and hosts().index == 1]
+    def computed(*given):
+        made = replica(*given)
+        if left[0] and int(given[3]) == 9:
+            left[0] = False
+            bits = np.array(made)
+            bits.view(np.uint32)[3] ^= np.uint32(1)
+            made = jax.device_put(bits, made.sharding)
+        return made
+    self.compiled["replica"][0] = computed
+
+Programs.compile = compile
+how = {"progress": "none", "log_every": "4st", "eval_every": None, "checkpoint_every": "7st"}
+result = cw.fit(tasks.recipe(), run, on=cw.On(verify=verify), **how)
+print(json.dumps({"ledger": result.ledger, "verified": result.verified}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verify, faulty", [("0%", False), ("30%", False), ("100%", True)])
+def test_rows_are_equal_over_two_hosts_also_if_they_compare_replicas(whole, tmp_path, verify, faulty):
+    run = tmp_path / "run"
+    said = processes.answer(processes.start(HOSTS, 2, 4, json.dumps([str(run), verify, faulty])))
+    assert read_ledger(run).rows == whole[2].rows and said["ledger"] == whole[1].ledger
+    assert (said["verified"]["replicas"] > 0) == (verify != "0%")
+    faults = [(one["step"], one["groups"]) for one in said["verified"]["faults"]]
+    assert faults == [(10, [4])] * faulty
+
+
+@pytest.mark.slow
+def test_rows_are_equal_on_any_number_of_groups(tmp_path):
+    recipe, rows = tasks.recipe(shards=2, batch=32), []
+    for devices in (2, 4, 8):
+        run = tmp_path / str(devices)
+        cw.fit(recipe, run, on=On(devices=devices), **HOW)
+        rows.append(read_ledger(run).rows)
+    assert list(rows[0]) == STEPS and rows[0] == rows[1] == rows[2]
 
 
 def test_every_step_may_have_a_row(whole, tmp_path):

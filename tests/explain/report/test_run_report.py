@@ -43,11 +43,19 @@ def test_the_ledger_and_the_faults_of_a_run(tmp_path):
     head = {"ledger": 1, "from": 0, "recipe": "a", "data": {}, "computed": {}}
     rows = [{"step": step, "parameters": f"{step:016x}"} for step in (40, 80)]
     (run / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (head, *rows)))
-    with open(run / "processes.jsonl", "a") as file:
-        file.write(json.dumps({"event": "end", "step": 90, "how": "failed", "code": "devices-unlike"}) + "\n")
+    end = {"event": "end", "step": 90, "how": "failed", "code": "devices-unlike"}
+    for verified in (
+        [],
+        {"replicas": "x", "step": 80},
+        {"replicas": 6, "step": 80, "faults": [{"step": 30}]},
+    ):
+        assert "about-verified" not in {one["code"] for one in report(run)["about"]}
+        with open(run / "processes.jsonl", "a") as file:
+            file.write(json.dumps({**end, "verified": verified}) + "\n")
     told = {one["code"]: one for one in report(run)["about"]}
     assert (told["about-ledger"]["rows"], told["about-ledger"]["step"]) == (2, 80)
-    assert (told["about-faults"]["count"], told["about-faults"]["steps"]) == (1, [90])
+    assert [told["about-verified"][name] for name in ("replicas", "of", "step", "faults")] == [6, 400, 80, 1]
+    assert (told["about-faults"]["count"], told["about-faults"]["steps"]) == (3, [90] * 3)
     (run / "ledger.jsonl").write_text("{}\n")
     assert "about-ledger-damaged" in {one["code"] for one in report(run)["about"]}
 
