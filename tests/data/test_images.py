@@ -141,6 +141,16 @@ def shown(data):
         return np.asarray(image.convert("RGB"))
 
 
+@pytest.mark.parametrize("kind", ["EPS", "PDF", "ICO", "TGA", "SGI", "JPEG2000", "PCX", "DDS"])
+def test_only_the_formats_that_are_named_are_opened(kind, monkeypatch):
+    """Whatever the file is called. Pillow would give PostScript to Ghostscript, which runs what is in it."""
+    monkeypatch.setattr("subprocess.Popen", None)
+    stream = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(stream, kind)
+    with refused(DataError, "image-damaged"):
+        decode(stream.getvalue())
+
+
 def test_transparency_is_laid_on_white():
     pixels = np.dstack([smooth(), np.full((16, 24), 255, np.uint8)])
     pixels[:8, :, 3] = 0
