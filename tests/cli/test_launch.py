@@ -73,6 +73,30 @@ def test_a_recipe_travels_with_what_it_imports_and_this_chipwise(chipwise, plans
     assert " scikit-learn==" in text and " some-package==1\n" in text
 
 
+def test_a_wheel_of_ones_own_goes_along(chipwise, plans, tmp_path):
+    wheel = tmp_path / "chipwise-9-py3-none-any.whl"
+    wheel.write_bytes(b"a wheel")
+    words = ["--on", "a100", "--to", "docker", "--package", wheel, "--out", tmp_path / "out"]
+    assert chipwise("launch", "digits", *words).code == 0
+    assert (tmp_path / "out" / "chipwise-digits-files" / wheel.name).read_bytes() == b"a wheel"
+    assert f" /app/{wheel.name} " in (tmp_path / "out" / "chipwise-digits.Dockerfile").read_text()
+    given = [
+        "--on",
+        "a100",
+        "--to",
+        "docker",
+        "--package",
+        "git+https://example.org/x",
+        "--out",
+        tmp_path / "git",
+    ]
+    assert chipwise("launch", "digits", *given).code == 0
+    assert sorted(path.name for path in (tmp_path / "git").iterdir()) == [
+        "chipwise-digits.Dockerfile",
+        "chipwise-digits.sh",
+    ]
+
+
 @pytest.mark.parametrize(
     "arguments, code",
     [
