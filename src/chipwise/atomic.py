@@ -17,7 +17,7 @@ import secrets
 import socket
 import stat
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from importlib.resources import files as resources
 from pathlib import Path
@@ -185,6 +185,21 @@ def hold(folder: Path, *names: str) -> BinaryIO:
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
     return lock
+
+
+@contextlib.contextmanager
+def alone(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """A context with the lock file `path`, which is released when the process ends for any reason.
+
+    *Arguments:* `waiting`: called before it waits for another process.
+    """
+    with open(path, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def remove_temporaries(folder: Path, *names: str) -> None:

@@ -308,8 +308,8 @@ def test_one_that_fails_ends_the_other(child, tmp_path):
 HOLD = """
 import sys, time
 from pathlib import Path
-from chipwise.planner import compile_processes
-with compile_processes._alone(Path(sys.argv[1]), "tpu"):
+from chipwise.atomic import alone
+with alone(Path(sys.argv[1]) / "compiler-tpu.lock", print):
     print("held", flush=True)
     sys.stdin.read()
 """

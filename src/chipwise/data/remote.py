@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
-from ..atomic import MOST_BYTES
+from ..atomic import MOST_BYTES, alone
 from ..errors import DataError
 from ..words.facts import fact
 from ..words.figures import one_line
@@ -136,12 +135,8 @@ class RemoteFile:
 
 def _fetched(url: _Url, files: list[RemoteFile], entry: Path) -> bool:
     """Fetches `files` into `entry`, which appears when it is complete; false if they changed meanwhile."""
-    with open(entry.parent / ".lock", "a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            url.say(str(fact("fetched-elsewhere", data=url.shown)))
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    elsewhere = str(fact("fetched-elsewhere", data=url.shown))
+    with alone(entry.parent / ".lock", lambda: url.say(elsewhere)):
         if entry.is_dir():
             return True
         partial = entry.with_name(f"{entry.name}.partial")

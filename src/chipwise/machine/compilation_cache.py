@@ -15,7 +15,6 @@ import os
 import platform
 import stat
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +24,7 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
+from ..atomic import put_inside
 from .plugins import text_in
 
 BYTES = 1 << 30  # of the folder; the least recently used programs are deleted
@@ -176,14 +176,7 @@ def portable_entries() -> Iterator[None]:
         if cache.eviction_enabled or not entry.parent.is_dir():  # JAX has a lock, or it is no local folder
             put(cache, key, value)
         elif not entry.exists():
-            temporary = entry.with_name(f".{uuid.uuid4().hex}")
-            try:
-                # With the user's umask, since others may share the user's folder.
-                temporary.write_bytes(value)
-                os.replace(temporary, entry)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
+            put_inside(entry, value)  # with the user's umask, since others may share the user's folder
 
     get.__wrapped__ = key  # type: ignore[attr-defined]
     cache_key.get, LRUCache.put = get, put_atomically  # type: ignore[method-assign,assignment]

@@ -20,14 +20,13 @@ from .. import chips
 from ..words.facts import Fact, fact, text_of
 from . import guard
 from .detect import jax_errors, setting
-from .host_facts import HostFacts, gather, installed
+from .host_facts import LISTED, HostFacts, gather, installed
 from .hosts import joined
 from .limits import Cores, Disk, HostMemory, cores, disk, memory
 
 SCHEMA = 2
 """Increases when a key of `DevicesReport.to_json` is removed or changes its meaning; not for new keys."""
 
-LISTED = ("chipwise", "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "numpy")
 SEVERITIES = ("error", "warning", "note")
 GiB = 2**30
 

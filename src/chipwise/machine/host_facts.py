@@ -28,8 +28,9 @@ MARKERS = (
     "content/sample_data",
 )
 
+LISTED = ("chipwise", "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "numpy")
 PACKAGES = (
-    *("chipwise", "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "numpy"),
+    *LISTED,
     *("jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt", "torch-xla"),
 )
 

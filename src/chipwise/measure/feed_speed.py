@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -123,26 +124,20 @@ class Copy:
     def rate(self, threads: int, seconds: float) -> float:
         """Bytes a second copied by `threads` threads together, each for `seconds`."""
         source, length = self._from, len(self._from)
-        rates = [0.0] * threads
         targets = np.ones((threads, 2, source.shape[1]), np.uint8)  # two each in turn, as for batches
         ready = threading.Barrier(threads)
 
-        def copy(thread: int) -> None:
+        def copy(thread: int) -> float:
             out, copied, start = targets[thread], 0, thread * length // threads
             ready.wait()
             began = time.perf_counter()
             while (taken := time.perf_counter() - began) < seconds or not copied:
                 np.copyto(out[copied % 2], source[(start + copied) % length])
                 copied += 1
-            rates[thread] = copied * source.shape[1] / taken
+            return copied * source.shape[1] / taken
 
-        others = [threading.Thread(target=copy, args=(thread,)) for thread in range(1, threads)]
-        for other in others:
-            other.start()
-        copy(0)
-        for other in others:
-            other.join()
-        return sum(rates)
+        with ThreadPoolExecutor(threads) as pool:
+            return sum(pool.map(copy, range(threads)))
 
 
 class _Reader:
@@ -196,18 +191,21 @@ class _Reader:
     def _calibrated(self, batch: int, seconds: float) -> int:
         """The examples of a read: one at first, then more while reads are quick."""
         rows = 1
-        (buffer,) = self._made(rows, 1)
-        self._submit(rows, buffer).result()  # untimed: a source may open files or load its data now
-        buffer.close()
+        self._read(rows)  # untimed: a source may open files or load its data now
         while True:
-            (buffer,) = self._made(rows, 1)
-            began = time.perf_counter()
-            self._submit(rows, buffer).result()
-            taken = time.perf_counter() - began
-            buffer.close()
+            taken = self._read(rows)
             if rows == batch or taken * 8 > seconds:
                 return max(1, min(batch, int(rows * seconds / max(taken, 1e-9))))
             rows = min(batch, rows * 8)
+
+    def _read(self, rows: int) -> float:
+        """The seconds of a read."""
+        (buffer,) = self._made(rows, 1)
+        began = time.perf_counter()
+        self._submit(rows, buffer).result()
+        taken = time.perf_counter() - began
+        buffer.close()
+        return taken
 
 
 def verdict(record: Record) -> list[Fact]:

@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..atomic import alone
 from ..errors import ChipwiseError, DeviceError
 from ..machine.host_facts import installed
 from ..machine.plugins import COMPILING, LIBTPU
@@ -208,7 +209,8 @@ class CompilerProcesses:
 
     def _run(self, compiler: Compiler, requests: dict[str, CompileRequest]) -> None:
         try:
-            with _told(compiler), _alone(self._folder, compiler.platform):
+            lock = self._folder / f"compiler-{compiler.platform}.lock"
+            with _told(compiler), alone(lock, lambda: _wait(compiler.platform)):
                 for pair in self._ask(requests, compiler):
                     self._events.put(pair)
             self._events.put(None)
@@ -318,18 +320,8 @@ def _told(compiler: Compiler) -> Iterator[None]:
         ) from None  # fmt: skip
 
 
-@contextlib.contextmanager
-def _alone(folder: Path, platform: str) -> Iterator[None]:
-    """Waits for a compiler's lock and holds it. The operating system releases it when the process ends."""
-    import fcntl  # Windows lacks it, and the compilers too
-
-    with open(folder / f"compiler-{platform}.lock", "a", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(fact("compiler-waited-for", chips=CHIPS[platform]), file=sys.stderr)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _wait(platform: str) -> None:
+    print(fact("compiler-waited-for", chips=CHIPS[platform]), file=sys.stderr)
 
 
 CHIPS = {"tpu": "TPU", "cuda": "GPU"}

@@ -8,7 +8,7 @@ over groups wait for the last replica.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..chips.gpus import compiled_as
@@ -131,7 +131,7 @@ def timed_away(step: TracedStep, target: Target, answers: Answers) -> StepTime:
     )
     if problems:  # `memory` says what was refused for memory
         return replace(made, problem=None if problems[0].code == "refused-for-memory" else problems[0])
-    made = replace(made, notes=_notes(target, precision))
+    made = replace(made, notes=tuple(_notes(target, precision)))
     try:
         kernels = {name: timed(target, precision, one.kernels) for name, one in stepping.items()}
         if predicts(step):
@@ -147,19 +147,19 @@ def timed_away(step: TracedStep, target: Target, answers: Answers) -> StepTime:
     return finished(made, step, target, kernels)
 
 
-def _notes(target: Target, precision: str) -> tuple[Fact, ...]:
+def _notes(target: Target, precision: str) -> Iterator[Fact]:
     """Where the figures come from."""
     chip = target.chip
     if chip.kind == "TPU":
-        passes = TPU_PASSES[precision]
-        counted = [fact("passes-counted", precision=precision, passes=passes)] if passes > 1 else []
-        return fact("compiled-by-own-compiler"), *counted
-    notes = [fact("kernels-timed")]
+        yield fact("compiled-by-own-compiler")
+        if (passes := TPU_PASSES[precision]) > 1:
+            yield fact("passes-counted", precision=precision, passes=passes)
+        return
+    yield fact("kernels-timed")
     if (stands_in := compiled_as(chip)) is not chip:
-        notes.append(fact("compiled-as-another", chip=chip.name, other=stands_in.name))
+        yield fact("compiled-as-another", chip=chip.name, other=stands_in.name)
     if precision == "bf16" and chip.bf16_dense_tflops is None:
-        notes.append(fact("chip-without-matrix-units", chip=chip.name, precision="bf16"))
-    return tuple(notes)
+        yield fact("chip-without-matrix-units", chip=chip.name, precision="bf16")
 
 
 def _with_latency(made: StepTime, step: TracedStep, target: Target, answers: Answers) -> StepTime:

@@ -152,16 +152,17 @@ def _gap(run: StoredRun) -> Iterator[Observation]:
 
 def slow(
     run: StoredRun, timed: Sequence[Interval], spent: TimeSpent | None, speed: Speed | None, recipe: str
-) -> list[Observation]:
+) -> Iterator[Observation]:
     """Findings about time, largest cost first. *Arguments:* `recipe`: as typed in a command."""
-    found = [*_input(run, timed, recipe), *_sections(run, spent), *_intervals(timed)]
+    yield from _input(run, timed, recipe)
+    yield from _sections(run, spent)
+    yield from _intervals(timed)
     if speed is not None and speed.share_of_peak and speed.share_of_peak < LOW_PEAK:
         precision = run.recipe.get("precision")
         finding = fact("chip-little-used", share=speed.share_of_peak, precision=one_line(precision))
         commands = ["--set precision=bf16"] * (precision == "f32")
         commands += [f"chipwise bench {recipe} --largest-batch", f"chipwise bench {recipe} --profile"]
-        found.append(Observation("time", finding, commands))
-    return found
+        yield Observation("time", finding, commands)
 
 
 def _input(run: StoredRun, timed: Sequence[Interval], recipe: str) -> Iterator[Observation]:

@@ -31,7 +31,6 @@ def _run(document: Mapping[str, Any]) -> dict[str, Any]:
         "left_out": names[CHARTS:],
         "schedule": schedule,
         "bar": time_bar(time) if time is not None else [],
-        "first_metric": _best_known(document["metrics"]),
         "metrics_of": _by_step(document),
         "never_waited": bool(waits) and not any(y > 0 for _, y in waits),
     }
@@ -94,9 +93,3 @@ def _by_step(document: Mapping[str, Any]) -> list[tuple[int | None, list[tuple[s
     for name, value in sorted(document["metrics"].items(), key=lambda item: not item[0].startswith("eval/")):
         steps.setdefault(document["metric_steps"].get(name.partition("/")[0]), []).append((name, value))
     return list(steps.items())
-
-
-def _best_known(metrics: Mapping[str, float | None]) -> str | None:
-    """The most important metric."""
-    first = ("eval/accuracy", "eval/loss", "train/accuracy", "train/loss")
-    return next((name for name in first if name in metrics), next(iter(metrics), None))
