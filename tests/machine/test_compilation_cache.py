@@ -127,7 +127,7 @@ def test_xlas_own_folder_stays_when_programs_are_deleted(tmp_path, monkeypatch):
 
 
 def test_an_entry_is_written_completely_or_not_at_all(tmp_path, monkeypatch):
-    def full(*paths):
+    def full(*paths, **folders):
         raise OSError("No space left on device")
 
     monkeypatch.setitem(cache.SETTINGS, "jax_persistent_cache_min_compile_time_secs", 0.0)
