@@ -64,6 +64,10 @@ def test_a_recipe_travels_with_what_it_imports_and_this_chipwise(chipwise, plans
     file = tmp_path / "own.py"
     file.write_text("import sklearn\nfrom mine import recipe\n")
     words = ["--on", "a100", "--to", "docker", "--also", "some-package==1", "--out", tmp_path / "out"]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "a-link.py").symlink_to(file)
+    assert chipwise("launch", f"{tmp_path}/other/a-link.py:recipe", *words).code == 0
+    assert "train /app/own.py:recipe " in (tmp_path / "out" / "chipwise-a-link.sh").read_text()
     assert chipwise("launch", f"{file}:recipe", *words).code == 0
     carried = {path.name for path in (tmp_path / "out" / "chipwise-own-files").iterdir()}
     assert {"own.py", "mine.py"} < carried

@@ -10,7 +10,7 @@ from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DeviceError, RecipeError, invalid
+from ..errors import DeviceError, RecipeError
 from ..explain.terminal import console, grid
 from ..words.facts import Fact, fact, say
 from . import options
@@ -60,7 +60,7 @@ def launch(
     data = jobs.local_data(recipe.data)
     words = recipe.words() if data is None else replace(recipe, data=None).words()
     target, file = places.lent(where, parse(on)), jobs.recipe_file(recipe.recipe)
-    brought = _chipwise(package)
+    brought = carried.chipwise(package)
     own, imports = carried.modules(file) if file else ({}, set())
     more = [*carried.requirements(imports, also or ()), *(also or ())]
     packages = jobs.packages(target, recipe.data, next(iter(brought), package), more)
@@ -73,29 +73,14 @@ def launch(
     places.check(where, to_launch)
     (chosen,) = plan(loaded, [target.name], prices=prices)
     if chosen.problem is not None:
-        text = "{recipe} does not run on {target}: {problem}"
         numbers = {"target": chosen.target, "problem": chosen.problem}
-        raise DeviceError("launch-cannot-run", text, recipe=recipe.recipe, **numbers)
+        raise DeviceError("launch-cannot-run", recipe=recipe.recipe, **numbers)
     to_launch = replace(to_launch, hours=_hours(chosen), about=about(loaded, chosen, where, spot))
     files = places.write(where, to_launch)
     for name, content in files.items():
         written = content.encode() if isinstance(content, str) else content
         replace_bytes(out / name, written, "launch-file-unwritable")
     _show(where, to_launch, out, list(files), json_)
-
-
-def _chipwise(package: str | None) -> dict[str, bytes]:
-    """The wheel that the job carries: the one given, or of what runs here, if no package index has that."""
-    from ..atomic import read_regular
-    from ..launch import carried
-
-    if package is None:
-        return {} if carried.released() else carried.wheel()
-    if not Path(package).exists():
-        return {}
-    if not package.endswith(".whl"):
-        raise invalid("launch-package-local", "--package", package, "a file .whl, or a URL")
-    return {Path(package).name: read_regular(package)}
 
 
 def about(recipe: Recipe, plan: Plan, where: Place, spot: bool) -> tuple[Fact, ...]:
@@ -131,8 +116,7 @@ def _check_used(where: Place, **values: str | None) -> None:
     used = {"bucket": where.keeps, "zone": where.name == "gcloud"}
     for name, value in values.items():
         if value is not None and not used.get(name, where.name == "slurm"):
-            text = "{place} does not use {option}: leave it out."
-            raise RecipeError("launch-option-unused", text, place=where.name, option=f"--{name}")
+            raise RecipeError("launch-option-unused", place=where.name, option=f"--{name}")
 
 
 def _show(where: Place, job: LaunchJob, out: Path, files: list[str], json_: bool) -> None:

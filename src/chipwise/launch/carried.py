@@ -14,16 +14,24 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from ..errors import RecipeError
+from ..atomic import read_regular
+from ..errors import RecipeError, invalid
 from ..machine import host_facts
 
 Carried = dict[str, bytes]
 """Files by their path in the job's folder."""
 
 
-def released() -> bool:
-    """Whether pip took this chipwise from a package index, by its version, and not from a folder or a URL."""
-    return metadata.distribution("chipwise").read_text("direct_url.json") is None
+def chipwise(package: str | None) -> Carried:
+    """The wheel that the job carries: the file `package`, if it is one; without it, one of what runs here, if
+    pip took that from a folder or a URL and not by its version."""
+    if package is None:
+        return {} if metadata.distribution("chipwise").read_text("direct_url.json") is None else wheel()
+    if not Path(package).exists():
+        return {}
+    if not package.endswith(".whl"):
+        raise invalid("launch-package-local", "--package", package, "a file .whl, or a URL")
+    return {Path(package).name: read_regular(package)}
 
 
 def wheel() -> Carried:
@@ -103,17 +111,10 @@ def requirements(names: set[str], also: Sequence[str]) -> list[str]:
         for package in packages:
             installed = metadata.distribution(package)
             if "dir_info" in (url := json.loads(installed.read_text("direct_url.json") or "{}")):
-                raise _elsewhere(name, url["url"])
+                raise RecipeError("launch-import-elsewhere", name=name, where=url["url"])
             needs[package] = installed.version.partition("+")[0]  # +cpu is no version of a package index
         if not packages and (spec := importlib.util.find_spec(name)) is not None:
-            raise _elsewhere(name, spec.origin or "a folder")
+            raise RecipeError("launch-import-elsewhere", name=name, where=spec.origin or "a folder")
     if "torch" in needs and (version := host_facts.installed("torchax")):  # chipwise imports it
         needs["torchax"] = version
     return [f"{package}=={version}" for package, version in needs.items()]
-
-
-def _elsewhere(name: str, where: str) -> RecipeError:
-    text = (
-        "The recipe imports {name}, which is here alone ({where}): put it beside the recipe, or --also SPEC."
-    )
-    return RecipeError("launch-import-elsewhere", text, name=name, where=where)

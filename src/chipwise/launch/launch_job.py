@@ -74,9 +74,9 @@ def name_of(recipe: str) -> str:
 
 
 def recipe_file(recipe: str) -> Path | None:
-    """The file of `path.py:name`; `None` for a built-in recipe."""
+    """The file of `path.py:name`, no link; `None` for a built-in recipe."""
     path = recipe.partition(":")[0]
-    return Path(path) if path.endswith(".py") else None
+    return Path(path).resolve() if path.endswith(".py") else None
 
 
 def local_data(data: str | None) -> Path | None:
@@ -121,11 +121,8 @@ def check(job: LaunchJob) -> None:
         if value is not None and not value.isprintable():
             raise invalid("unprintable", what, value, "no control characters")
     if job.bucket is not None and not BUCKET.fullmatch(job.bucket):
-        text = "--bucket {bucket}: expected gs://NAME or s3://NAME, and optionally /FOLDER."
-        raise RecipeError("launch-bucket", text, bucket=job.bucket)
+        raise RecipeError("launch-bucket", bucket=job.bucket)
     if job.target.chip.kind == "CPU":
-        text = "There is no need to rent a CPU: chipwise train {recipe}"
-        raise DeviceError("launch-cpu", text, recipe=job.words[0])
+        raise DeviceError("launch-cpu", recipe=job.words[0])
     if job.target.rented_as:
-        text = "{target} is half a chip and cannot be rented alone: use --on {rented_as}."
-        raise DeviceError("launch-part", text, target=job.target.name, rented_as=job.target.rented_as)
+        raise DeviceError("launch-part", target=job.target.name, rented_as=job.target.rented_as)

@@ -110,9 +110,8 @@ PLACES = {name: Place(name, **table) for name, table in _TABLES["places"].items(
 def place(name: str) -> Place:
     """The place called `name`. Raises `RecipeError` with the nearest name otherwise."""
     if name not in PLACES:
-        text = "--to {place}: expected {places:or}.{hint:near}"
         hint = near(name, PLACES)
-        raise RecipeError("launch-place-unknown", text, place=name, hint=hint, places=list(PLACES))
+        raise RecipeError("launch-place-unknown", place=name, hint=hint, places=list(PLACES))
     return PLACES[name]
 
 
@@ -132,20 +131,15 @@ def check(where: Place, job: LaunchJob) -> None:
     """Raises `DeviceError` or `RecipeError` for what the place cannot do."""
     if not where.offers(job.target):
         has = [target.name for target in offered(where)]
-        text = "{place} does not offer {target}. It offers {has:few}. Choose another --on or --to."
-        raise DeviceError("launch-not-offered", text, place=where.name, target=job.target.name, has=has)
+        raise DeviceError("launch-not-offered", place=where.name, target=job.target.name, has=has)
     if where.keeps and job.bucket is None:
-        text = "--to {place} deletes its machine: add a bucket for the run folder, --bucket gs://NAME."
-        raise RecipeError("launch-without-bucket", text, place=where.name)
+        raise RecipeError("launch-without-bucket", place=where.name)
     if where.google and not str(job.bucket).startswith("gs://"):
-        text = "--bucket {bucket}: {place} keeps runs at Google, expected gs://NAME."
-        raise RecipeError("launch-bucket-of-google", text, place=where.name, bucket=job.bucket)
+        raise RecipeError("launch-bucket-of-google", place=where.name, bucket=job.bucket)
     if job.data is not None and not where.sends:
-        text = "--data {data} is a folder here: copy it to a bucket, which {place} can reach."
-        raise RecipeError("launch-data-local", text, place=where.name, data=job.data)
+        raise RecipeError("launch-data-local", place=where.name, data=job.data)
     if job.spot and not where.spot:
-        text = "{place} has no spot machines: leave --spot out."
-        raise RecipeError("launch-no-spot", text, place=where.name)
+        raise RecipeError("launch-no-spot", place=where.name)
 
 
 # ---- the texts
