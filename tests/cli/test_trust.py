@@ -44,3 +44,8 @@ def test_diff_says_where_two_part_and_why(chipwise):
 def test_a_run_has_its_own_settings(chipwise, run):
     refused = chipwise("diff", "digits", run, "--set", "seed=1", "--devices", 1)
     assert refused.refused(5, "diff-set-of-run", run=str(run))
+
+
+def test_a_part_of_the_replicas_is_a_percentage(chipwise):
+    said = chipwise("train", "digits", "--devices", 1, "--verify", "1")
+    assert (said.code, said.error.code, said.error.facts["verify"]) == (2, "verify-share", "1")
