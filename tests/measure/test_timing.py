@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import jax.numpy as jnp
 import pytest
@@ -22,7 +23,7 @@ class Counted:
     def at(self, step, idle=None, stopped=None):
         return {}
 
-    def step(self, carry, window, data, watched):
+    def step(self, carry, window, data, watched, again):
         return carry, jnp.int32(0)
 
 
@@ -32,7 +33,9 @@ def counting():
     session.step, session.total = 0, 10**6
     session.programs, session._carry, session._queued = counted, [], deque()
     session._data = session._windows = counted
-    session.placement = SimpleNamespace(lead=SimpleNamespace(platform="cpu"), devices=(0,))
+    lead, hosts = SimpleNamespace(platform="cpu"), SimpleNamespace(pace=Mock())
+    session.placement = SimpleNamespace(lead=lead, devices=(0,), hosts=hosts)
+    session.recipe, session.verifier, session.watched = SimpleNamespace(seed=0), Mock(), ()
     return session
 
 
