@@ -57,6 +57,11 @@ def answer(
         lines(to, "", fact("written", path=html))
 
 
+def texts(facts: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The sentences of a document's facts."""
+    return [one["text"] for one in facts]
+
+
 def text(value: Any) -> Text:
     """What a cell holds: nothing in it is markup, and nothing moves the cursor."""
     return value if isinstance(value, Text) else Text(printable(str(value)))

@@ -8,7 +8,8 @@ from typing import Any
 from ...words.figures import interval, pair
 from .. import page
 from ..charts import Measure, Panel, StripChart, Trace, panel, strips, style_of
-from .compare_table import result, sources, stated, texts, times, values, verdict
+from ..terminal import texts
+from .compare_table import result, sources, stated, times, values, verdict
 
 Document = Mapping[str, Any]
 

@@ -13,7 +13,7 @@ from ...recipe.metrics import lower_is_better
 from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE
 from ...words.facts import fact
 from ...words.figures import digits, dollars, duration, figure, interval, pair, printable
-from ..terminal import table
+from ..terminal import table, texts
 
 Document = Mapping[str, Any]
 _MANY = 4  # rows; with more, the values of a difference are grouped
@@ -48,11 +48,6 @@ def _part(title: str, lines: Sequence[str]) -> Iterator[Text]:
     if lines:
         yield Text(f"\n{title}", style="bold")
     yield from map(_line, lines)
-
-
-def texts(facts: Sequence[Document]) -> list[str]:
-    """The sentences of a document's facts."""
-    return [fact["text"] for fact in facts]
 
 
 # ---- tables

@@ -13,7 +13,7 @@ from rich.text import Text
 from ...words.figures import counted, figure, known, share, sparkline
 from ...words.figures import duration as seconds
 from ..charts import LOG_FROM, Part, spread_out, stack
-from ..terminal import grid, table
+from ..terminal import grid, table, texts
 from .time_spent import PARTS
 
 _CELLS = 40  # of the bar of time
@@ -23,10 +23,10 @@ _SPARKS = 24  # of a curve
 def parts(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     """The parts to print, in order."""
     yield _title(f"{document['name']}: the run")
-    yield " · ".join(_texts(document["about"]))
+    yield " · ".join(texts(document["about"]))
     yield document["run"]
-    yield from (Text(f"note: {text}", style="yellow") for text in _texts(document["notes"]))
-    yield " ".join(_texts(document["status"]["facts"]))
+    yield from (Text(f"note: {text}", style="yellow") for text in texts(document["notes"]))
+    yield " ".join(texts(document["status"]["facts"]))
     yield ""
     yield grid([*_metrics(document), *_figures(document)])
     yield _title("\nSettings")
@@ -53,15 +53,11 @@ def _title(text: str) -> Text:
     return Text(text, style="bold underline" if text.startswith("\n") else "bold")
 
 
-def _texts(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [one["text"] for one in facts]
-
-
 def _advice(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     for finding in document["advice"]:
         yield Text(f"- {finding['text']}", style="bold")
         yield f"  {finding['evidence']}"
-        for text in _texts(finding["try"]):
+        for text in texts(finding["try"]):
             yield Text(f"  try: {text}", style="green")
     if not document["advice"]:
         yield "Nothing stood out: no rule of this report found a figure past its threshold."
