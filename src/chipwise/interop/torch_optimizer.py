@@ -174,7 +174,7 @@ def _scheduled(kind: str, scheduler: Any, step: str | None, length: int | None) 
     if step not in ("step", "epoch"):
         raise invalid("torch-scheduler-step", "step", step, "'step' or 'epoch'")
     if isinstance(scheduler, torch_library().optim.lr_scheduler.ReduceLROnPlateau):
-        sentence = "{kind} follows losses, unknown in advance: give cw.schedules.cosine(0.1)."
+        sentence = "{kind} follows losses: let --patience end the run, go on by --from RUN --with-optimizer."
         raise RecipeError("torch-scheduler-reads-loss", sentence, kind=name)
     if steps := getattr(scheduler, "last_epoch", 0):
         sentence = "{kind} has made {steps:count step}: give a new one."

@@ -226,7 +226,8 @@ def floats(values: Any, name: str, ndim: int | None = None) -> jax.Array:
             "not-floats", f"the dtype of {name}", str(values.dtype), "floats of any width", name=name
         )
     if values.ndim == 0 or (ndim is not None and values.ndim != ndim):
-        expected = "(batch, classes)" if ndim == 2 else "(batch, ...)"
+        rows = "(batch, classes); pixels or tokens are rows of it, logits.reshape(-1, classes)"
+        expected = rows if ndim == 2 else "(batch, ...)"
         raise invalid("axes-differ", f"the shape of {name}", values.shape, expected, name=name)
     return values if values.dtype == jnp.float64 else values.astype(jnp.float32)
 
