@@ -92,6 +92,7 @@ BEFORE = {
     "README": "",
     "after": f"""
 mnist(); photographs("PHOTOS")
+Path("book.txt").write_text("One morning he woke up and was still a classifier. " * 100)
 done("train mnist --set duration=1st --run runs/mnist --quiet")
 done("train my_task.py:recipe --set duration=1st --run runs/mine --quiet")
 images = np.stack([digits.eval[i]["image"] for i in range(9)])

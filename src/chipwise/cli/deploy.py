@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..errors import DataError
 from ..words.facts import Fact, fact
 from . import options
 from .options import flag, option
@@ -55,7 +54,7 @@ def predict(
 
     model = trained(run, recipe, say, with_data=data is None, best=best)
     settings: dict[str, Any] = {"top": top, "probabilities": probabilities, "fresh": fresh, "say": say}
-    predictions = predicted(model, _source(model, recipe, data), on=on, batch=batch, out=out, **settings)
+    predictions = predicted(model, _source(model, data), on=on, batch=batch, out=out, **settings)
     if json_:
         shown = {"run": run, "steps": model.steps, "examples": predictions.examples}
         shown |= {"out": str(predictions.file), "accuracy": predictions.accuracy}
@@ -97,9 +96,7 @@ def export(
         typer.echo(str(message), err=True)
 
     model = trained(run, recipe, say, best=best)
-    result = exported(
-        model, to, out, data=_source(model, recipe, data), examples=examples, fresh=fresh, say=say
-    )
+    result = exported(model, to, out, data=_source(model, data), examples=examples, fresh=fresh, say=say)
     if json_:
         print(json.dumps({"run": run, **dataclasses.asdict(result), "file": str(result.file)}))
         return
@@ -109,23 +106,9 @@ def export(
     print(fact("written", path=result.file))
 
 
-def _source(model: Trained, recipe: str | None, data: str | None) -> Any:
+def _source(model: Trained, data: str | None) -> Any:
     """The source for `--data`: a folder or file of examples, or the recipe's data set in another folder."""
-    if data is None:
-        return None
-    from ..deploy.inputs import open_data
-    from ..deploy.model import settings_of
+    from ..deploy.inputs import open_for
     from ..engine.predict import inputs_of
-    from ..engine.stored import read_run
-    from ..recipe.settings import load
 
-    try:
-        return open_data(data, inputs_of(model.recipe))
-    except DataError as error:
-        if error.code != "predict-data-unknown":
-            raise
-        try:
-            spec = recipe or (read_run(model.run).source or {})["recipe"]
-            return load(spec, settings_of(model.run), data).task.eval
-        except Exception:
-            raise error from None
+    return None if data is None else open_for(model.recipe, data, inputs_of(model.recipe))

@@ -116,13 +116,10 @@ def open_data(data: Any, inputs: Spec) -> Source:
     raise DataError("predict-data-unknown", path=path, expected=described(inputs))
 
 
-def with_evaluation(recipe: Recipe, data: Any) -> Recipe:
-    """`recipe` with `data` to evaluate on: a source or a path as in `evaluate`, or another folder with the
-    data set of a recipe that the command line made. Raises `DataError` for what it cannot read, and for
-    columns other than those of the training data."""
-    expected = spec_of(recipe.task.train)
+def open_for(recipe: Recipe, data: Any, inputs: Spec) -> Source:
+    """`open_data`, and for a recipe that the command line made also another folder with its data set."""
     try:
-        source = open_data(data, expected)
+        return open_data(data, inputs)
     except DataError as error:
         named = recipe.source or {}
         if error.code != "predict-data-unknown" or not named:
@@ -133,7 +130,14 @@ def with_evaluation(recipe: Recipe, data: Any) -> Recipe:
             raise error from None
         if held_out is None:
             raise
-        source = held_out
+        return held_out
+
+
+def with_evaluation(recipe: Recipe, data: Any) -> Recipe:
+    """`recipe` with `data` to evaluate on, as `open_for` opens it. Raises `DataError` for what it cannot
+    read, and for columns other than those of the training data."""
+    expected = spec_of(recipe.task.train)
+    source = open_for(recipe, data, expected)
     given = spec_of(source)
     if wrong := [n for n, s in expected.items() if n not in given or given[n].shape != s.shape]:
         raise DataError(

@@ -125,11 +125,6 @@ def _loaded(
     return loaded
 
 
-def settings_of(run: str | Path) -> list[str]:
-    """The settings, such as `"lr=0.2"`, with which the command line trained a run."""
-    return list((read_run(run).source or {}).get("set", ()))
-
-
 def recipe_of(run: StoredRun, recipe: str | None = None, data: str | None = None) -> Recipe:
     """The recipe of a run, with the run's data or the data at `data`.
 

@@ -93,6 +93,17 @@ def functional(make_model: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable, 
     return init, apply
 
 
+def decoder(make_model: Callable[[nnx.Rngs], nnx.Module]) -> Callable:
+    """The value for `Task(decode=...)` of a module with a method `decode(tokens, cache, position)`, which
+    returns logits and the next cache."""
+    functions = functools.cache(lambda: _functions(make_model))
+
+    def decode(params: Tree, state: Tree, tokens, cache, position):
+        return functions()[1](params, state, (tokens, cache, position), {}, None, False, "decode")[0]
+
+    return decode
+
+
 def _functions(make_model: Callable) -> tuple[Callable, Callable]:
     """Like `functional`, for modules with any arguments: `call(params, state, args, kwargs, key, train)`."""
     if isinstance(make_model, nnx.Module) or not callable(make_model):
@@ -106,7 +117,7 @@ def _functions(make_model: Callable) -> tuple[Callable, Callable]:
         _, params, _, state = nnx.split(model, nnx.Param, nnx.RngState, ...)  # type: ignore[misc]
         return _to_tree(params), _to_tree(state)
 
-    def call(params: Tree, state: Tree, args: tuple, kwargs: dict, key, train: bool):
+    def call(params: Tree, state: Tree, args: tuple, kwargs: dict, key, train: bool, method="__call__"):
         if not isinstance(train, bool):
             expected = "True or False; under jax.jit name it in static_argnames"
             raise invalid("nnx-train-no-bool", "train", train, expected)
@@ -117,7 +128,7 @@ def _functions(make_model: Callable) -> tuple[Callable, Callable]:
         ]
         patterns = freezing.patterns() if train else ()
         model = nnx.merge(holding(patterns) if patterns else graphs[train], *parts)
-        outputs = model(*args, **kwargs)
+        outputs = getattr(model, method)(*args, **kwargs)
         if not train:
             return outputs, state
         _, _, _, new_state = nnx.split(model, nnx.Param, nnx.RngState, ...)  # type: ignore[misc]

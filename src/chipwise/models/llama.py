@@ -10,6 +10,7 @@ and each is a layer of `cw.models.fsdp`: see `chipwise.models.transformer`.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from jax.ad_checkpoint import checkpoint_name
 from . import wide
 from .attention import attention
 from .chip_traits import traits
+from .kv_cache import KVCache
 from .large import fsdp
 from .tied import embed
 from .transformer import QKV, Blocks, Embedding
@@ -42,13 +44,19 @@ class RMSNorm(nnx.Module):
         return (y * scale).astype(x.dtype)
 
 
-def rotated(x: jax.Array, base: float) -> jax.Array:
+def rotated(x: jax.Array, base: float, first: jax.Array | None = None) -> jax.Array:
     """Rotates entries `i` and `i + d / 2` of `(batch, t, heads, d)` by `position / base ** (2 i / d)`, the
-    order of the weights at huggingface.co. Angles are float32, whatever the dtype of `x`."""
+    order of the weights at huggingface.co. Angles are float32, whatever the dtype of `x`. `first` `(batch,)`:
+    the position of the first of the `t`, instead of 0."""
     t, half = x.shape[1], x.shape[3] // 2
     frequencies = jnp.float32(base) ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angles = jnp.arange(t, dtype=jnp.float32)[:, None] * frequencies[None]
-    cos, sin = (f(angles)[None, :, None, :] for f in (jnp.cos, jnp.sin))
+    if first is None:
+        angles = jnp.arange(t, dtype=jnp.float32)[:, None] * frequencies[None]
+        cos, sin = (f(angles)[None, :, None, :] for f in (jnp.cos, jnp.sin))
+    else:
+        places = (first[:, None] + jnp.arange(t)[None]).astype(jnp.float32)
+        angles = places[..., None] * frequencies[None, None]
+        cos, sin = (f(angles)[:, :, None, :] for f in (jnp.cos, jnp.sin))
     left, right = (part.astype(jnp.float32) for part in (x[..., :half], x[..., half:]))
     turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
     return turned.astype(x.dtype)
@@ -80,13 +88,15 @@ class GroupedQueryAttention(nnx.Module):
         self.k, self.v = (linear(width, width // heads * kv_heads) for _ in range(2))
         self.heads, self.kv_heads, self.base = heads, kv_heads, base
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, cache: KVCache | None = None) -> jax.Array:
+        first = None if cache is None else cache.position
         q, k, v = (
             by_heads(x, layer.kernel[...], heads)
             for layer, heads in ((self.q, self.heads), (self.k, self.kv_heads), (self.v, self.kv_heads))
         )
-        parts = zip((rotated(q, self.base), rotated(k, self.base), v), QKV, strict=True)
-        attended = attention(*(checkpoint_name(part, name) for part, name in parts), causal=True)
+        parts = zip((rotated(q, self.base, first), rotated(k, self.base, first), v), QKV, strict=True)
+        q, k, v = (checkpoint_name(part, name) for part, name in parts)
+        attended = attention(q, k, v, causal=True) if cache is None else cache.attend(q, k, v)
         return checkpoint_name(joined(attended, self.out.kernel[...]), "out_proj")
 
 
@@ -101,8 +111,8 @@ class LlamaBlock(nnx.Module):
         self.attention = GroupedQueryAttention(width, heads, kv_heads, base, rngs=rngs)
         self.gate, self.up, self.down = linear(width, hidden), linear(width, hidden), linear(hidden, width)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = x + self.attention(self.norm1(x))
+    def __call__(self, x: jax.Array, cache: KVCache | None = None) -> jax.Array:
+        x = x + self.attention(self.norm1(x), cache)
         y = self.norm2(x)
         gate = jax.nn.silu(checkpoint_name(self.gate(y), "mlpwi_0"))
         return x + checkpoint_name(self.down(gate * checkpoint_name(self.up(y), "mlpwi_1")), "mlpwo")
@@ -129,3 +139,8 @@ class Llama(nnx.Module):
         x = self.blocks(fsdp(embed, self.words.embedding[...], tokens))
         graph, norm = nnx.split(self.norm)
         return fsdp(lambda whole, x: nnx.merge(graph, whole)(x), norm, x)
+
+    def decode(self, tokens: jax.Array, cache: Any, position: jax.Array) -> tuple[jax.Array, Any]:
+        """As of `transformer.GPT2`."""
+        x, cache = self.blocks.decode(embed(self.words.embedding[...], tokens), cache, position)
+        return self.norm(x), cache

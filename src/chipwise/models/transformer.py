@@ -16,6 +16,7 @@ a loop over convolutions is slow on the CPU; one over matrix products is not.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from . import wide
 from .attention import attention
 from .chip_traits import on_gpu, platform
 from .conv import conv
+from .kv_cache import KVCache
 from .large import fsdp, grouped
 from .remat import remat
 from .tied import embed
@@ -75,17 +77,23 @@ class Attention(nnx.Module):
         self.out = nnx.Linear(width, width, kernel_init=out_init, rngs=rngs)
         self.heads, self.causal = heads, causal
 
-    def __call__(self, x: jax.Array, seen: jax.Array | None = None) -> jax.Array:
-        """`seen` `(b, t)` bool: False for positions to ignore; None for all True."""
+    def __call__(
+        self, x: jax.Array, seen: jax.Array | None = None, cache: KVCache | None = None
+    ) -> jax.Array:
+        """`seen` `(b, t)` bool: False for positions to ignore; None for all True. `cache`: of the positions
+        before."""
         b, t, width = x.shape
         if platform() == "tpu":
-            return self._by_heads(x, seen)
+            return self._by_heads(x, seen, cache)
         qkv = self.qkv(x).reshape(b, t, 3, self.heads, width // self.heads)
         q, k, v = (checkpoint_name(qkv[:, :, i], name) for i, name in enumerate(QKV))
-        y = attention(q, k, v, causal=self.causal, seen=seen)
+        y = self._attended(q, k, v, seen, cache)
         return checkpoint_name(self.out(y.reshape(b, t, width)), "out_proj")
 
-    def _by_heads(self, x: jax.Array, seen: jax.Array | None) -> jax.Array:
+    def _attended(self, q, k, v, seen, cache) -> jax.Array:
+        return attention(q, k, v, causal=self.causal, seen=seen) if cache is None else cache.attend(q, k, v)
+
+    def _by_heads(self, x: jax.Array, seen: jax.Array | None, cache: KVCache | None) -> jax.Array:
         """The same by products that give and take arrays of heads. A TPU lays these out in tiles of their own
         and would copy what comes of one product to get there: with 16 heads of 64 on a v4, over a quarter of
         the layer's time by its compiler."""
@@ -96,7 +104,7 @@ class Attention(nnx.Module):
             checkpoint_name(jnp.einsum("btw,whd->bthd", x, kernel[:, i]) + bias[i], name)
             for i, name in enumerate(QKV)
         )
-        y = attention(q, k, v, causal=self.causal, seen=seen)
+        y = self._attended(q, k, v, seen, cache)
         y = jnp.einsum("bthd,hdw->btw", y, out.reshape(self.heads, -1, width)) + out_bias[None, None]
         return checkpoint_name(y, "out_proj")
 
@@ -119,8 +127,8 @@ class PreNormBlock(nnx.Module):
         self.out = nnx.Linear(4 * width, width, kernel_init=out_init, rngs=rngs)
         self.tanh = tanh
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = x + self.attention(self.norm1(x))
+    def __call__(self, x: jax.Array, cache: KVCache | None = None) -> jax.Array:
+        x = x + self.attention(self.norm1(x), cache=cache)
         hidden = checkpoint_name(self.hidden(self.norm2(x)), "mlpwi")
         return x + checkpoint_name(self.out(jax.nn.gelu(hidden, approximate=self.tanh)), "mlpwo")
 
@@ -153,6 +161,20 @@ class Blocks(nnx.Module):
             return fsdp(lambda whole, x, *more: nnx.merge(graph, whole)(x, *more), layer, x, *more), None
 
         return lax.scan(step, x, layers, unroll=unroll)[0]
+
+    def decode(self, x: jax.Array, kept: Any, position: jax.Array) -> tuple[jax.Array, Any]:
+        """The same for blocks that take a `KVCache`: what they `kept`, or None, and what they keep now."""
+        graph, layers = nnx.split(self.stack)
+
+        def step(carry, at):
+            (x, kept), (layer, number) = carry, at
+            cache = KVCache(kept, number, position)
+            x = nnx.merge(graph, layer)(x, cache)
+            return (x, cache.kept), cache.new
+
+        numbers = jnp.arange(len(jax.tree.leaves(layers)[0]))
+        (x, kept), new = lax.scan(step, (x, kept), (layers, numbers))
+        return x, new if kept is None else kept
 
 
 def kernels(path: str, leaf) -> bool:
@@ -191,6 +213,13 @@ class GPT2(nnx.Module):
         x = self.blocks(fsdp(begin, (self.words.embedding[...], self.places.embedding[...]), tokens))
         graph, norm = nnx.split(self.norm)
         return fsdp(lambda whole, x: nnx.merge(graph, whole)(x), norm, x)
+
+    def decode(self, tokens: jax.Array, cache: Any, position: jax.Array) -> tuple[jax.Array, Any]:
+        """The states of `tokens` `(batch, t)` at `position` `(batch,)` and behind, and the next cache."""
+        places = position[:, None] + jnp.arange(tokens.shape[1])[None]
+        x = embed(self.words.embedding[...], tokens) + self.places.embedding[...][places]
+        x, cache = self.blocks.decode(x, cache, position)
+        return self.norm(x), cache
 
 
 class Embedding(nnx.Module):

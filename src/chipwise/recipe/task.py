@@ -92,6 +92,11 @@ class Task:
     - `predict`: `(params, state, inputs) -> outputs`, what the trained model predicts for `inputs`, the
       columns of a batch without `label`: an array `(batch, ...)` or a dict of such arrays. Examples must
       not depend on each other. `cw.predict` and `cw.export` run it.
+    - `decode`: `(params, state, tokens, cache, position) -> (logits, cache)`, for `examples/generate.py`: the
+      logits `(batch, t, vocabulary)` of what follows `tokens` `(batch, t)` int32, which stand at `position`
+      `(batch,)` and behind; t is 1, or they begin at position 0. `cache`: what an earlier call returned, a
+      tree of arrays with room for a number of positions; None: make it, with room for these. What is computed
+      at a position again replaces what was there. `context`: the most positions that it takes.
     - `returns`: what these outputs are: "logits", "probabilities" or "values". By default, with `classes`, an
       array `(batch, classes)` is probabilities if a softmax or sigmoid is the last operation of `predict`,
       else logits; all else is values.
@@ -115,6 +120,8 @@ class Task:
     mix: Callable[[dict, jax.Array], dict] | None = None
     classes: int | None = None
     predict: Callable[[Tree, Tree, dict[str, jax.Array]], Any] | None = None
+    decode: Callable[[Tree, Tree, jax.Array, Any, jax.Array], tuple[jax.Array, Any]] | None = None
+    context: int | None = None
     returns: str | None = None
     class_names: tuple[str, ...] = ()
     from_data: Callable[[Source], Mapping[str, Any]] | None = None
@@ -129,10 +136,14 @@ class Task:
             raise invalid("class-names-number", "the number of class_names", len(self.class_names), expected)
         if self.returns not in (None, *RETURNS):
             raise unknown("task-returns", "kind of outputs", self.returns, RETURNS)
-        for name in ("init", "loss", "augment", "mix", "predict", "from_data", "sharding"):
+        for name in ("init", "loss", "augment", "mix", "predict", "decode", "from_data", "sharding"):
             given = getattr(self, name)
             if not callable(given) and (given is not None or name in ("init", "loss")):
                 raise invalid("task-function-expected", f"Task.{name}", given, "a function", name=name)
+        if (self.decode is None) != (self.context is None):
+            raise invalid(
+                "task-context", "context", self.context, "the most positions of decode, with decode"
+            )
         for name in ("train", "eval"):
             given = getattr(self, name)
             if given is None and name == "eval":

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import lax
 
 from ..data.packed import PackedFolder
 from ..data.synthetic import Absent
 from ..errors import DataError
-from ..interop.nnx import functional
+from ..interop.nnx import decoder, functional
 from ..models.tied import tied_loss
 from ..recipe.metrics import perplexity
 from ..recipe.source import Source
@@ -31,6 +32,7 @@ def language(
 
     `predict` gives the logits of the token that follows the last one, from the last `context` tokens."""
     init, apply = functional(net)
+    states_of = decoder(net)
 
     def loss(params, state, batch, key, train):
         text = batch["token"].astype(jnp.int32)
@@ -44,8 +46,16 @@ def language(
         last = apply(params, state, text, None, False)[0][:, -1]
         return (last @ params[table]["embedding"].T).astype(jnp.float32)
 
+    def decode(params, state, text, cache, position):
+        states, cache = states_of(params, state, text, cache, position)
+        words, last = params[table]["embedding"], (((2,), (1,)), ((), ()))
+        return lax.dot_general(states, words, last, preferred_element_type=jnp.float32), cache
+
     train, held_out = tokens(data, context, vocabulary, sequences)
-    return Task(init=init, loss=loss, train=train, eval=held_out, predict=predict, returns="logits")
+    return Task(
+        init=init, loss=loss, train=train, eval=held_out, predict=predict, decode=decode, context=context,
+        returns="logits",
+    )  # fmt: skip
 
 
 def tokens(
