@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from chipwise.machine import hosts
 from chipwise.machine.cluster import Seat
 from chipwise.machine.hosts import Hosts
 
@@ -32,6 +33,7 @@ def ended(code):
 @pytest.fixture
 def here(monkeypatch):
     monkeypatch.setattr(os, "_exit", ended)
+    monkeypatch.setattr(hosts, "_ABORT_SECONDS", 0)
     monkeypatch.delattr(sys, "last_value", raising=False)
     return Hosts(Seat(1, 2, "localhost"), Channel(), ("a", "b"))
 

@@ -133,10 +133,10 @@ class Hosts:
             self.shows = self.first
             return
         self._code = getattr(error, "exit_code", 130 if isinstance(error, KeyboardInterrupt) else 1)
-        if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError"):
-            time.sleep(
-                self.channel.silence + 1
-            )  # a collective broke: the channel finds out why, and ends this host
+        if not isinstance(error, ChipwiseError | KeyboardInterrupt):
+            # A broken collective, most often: the channel finds out why, and ends this host
+            of_jax = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
+            time.sleep(self.channel.silence + 1 if of_jax else _ABORT_SECONDS)
         text = str(error) if isinstance(error, ChipwiseError) else f"{type(error).__name__}: {error}"
         text = str(fact("host-failed", host=self.index, host_name=self.names[self.index], text=text))
         alike = isinstance(error, (DivergedError, RecipeError, DeviceError))
