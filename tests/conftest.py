@@ -39,7 +39,7 @@ _ENTRIES.__enter__()
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-_NAMES = "blocks compile evaluate groups hosts layers predict reduce scaling sharding state step."
+_NAMES = "blocks compile evaluate groups hosts leaves predict reduce scaling sharding state step."
 OPTIMIZED = (
     *(f"tests/engine/test_{name}" for name in _NAMES.split()),
     "tests/data/augment/test_every.py",

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 import tasks
 from chipwise.engine.layout import (
     Layout,
+    Ranges,
+    balanced,
     cover_merges,
     covered_sum,
     merges,
     shares_by_speed,
     tree_sum,
     usable_devices,
-    windows,
 )
 from chipwise.errors import DeviceError, RecipeError
 from refusals import refused
@@ -108,9 +109,23 @@ def test_a_cut_sends_as_few_vectors_as_equal_shares_can(blocks, groups, vectors)
 @given(st.integers(1, 64), st.data())
 def test_windows_have_every_chunk_and_equally_many(chunks, data):
     groups = data.draw(st.integers(1, chunks))
-    each, firsts = windows(chunks, groups)
-    assert {first + i for first in firsts for i in range(each)} == set(range(chunks))
-    assert each == -(-chunks // groups) and list(firsts) == sorted(firsts)
+    windows = Ranges.even(chunks, groups)
+    starts = [windows.start(group) for group in range(groups)]
+    assert {first + i for first in starts for i in range(windows.part)} == set(range(chunks))
+    assert windows.part == -(-chunks // groups) and starts == sorted(starts)
+    owned = [(s + a, s + b) for s, (a, b) in zip(starts, map(windows.own, range(groups)), strict=True)]
+    assert [i for first, after in owned for i in range(first, after)] == list(range(chunks))
+
+
+@given(st.lists(st.integers(0, 9), max_size=9), st.integers(1, 9))
+def test_the_largest_of_balanced_ranges_is_as_small_as_can_be(sizes, groups):
+    bounds = balanced(sizes, groups)
+    assert len(bounds) == groups + 1 and list(bounds) == sorted(bounds)
+    assert (bounds[0], bounds[-1]) == (0, len(sizes))
+    cuts = itertools.combinations_with_replacement(range(len(sizes) + 1), groups - 1)
+    every = (itertools.pairwise((0, *inner, len(sizes))) for inner in cuts)
+    most = [max(sum(sizes[a:b]) for a, b in pairs) for pairs in every]
+    assert max(sum(sizes[a:b]) for a, b in itertools.pairwise(bounds)) == min(most)
 
 
 @given(st.lists(st.fractions(), min_size=1, max_size=40))

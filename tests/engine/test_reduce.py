@@ -5,7 +5,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from chipwise.engine.layout import Layout, tree_sum, windows
+from chipwise.engine.layout import Layout, Ranges, tree_sum
 from chipwise.engine.reduce import AXIS, gatherer, reducer, scatterer
 from traffic import compiled, least, sent_bytes
 
@@ -61,7 +61,8 @@ def test_any_cut_adds_in_tree_order_and_sends_what_is_counted(shares, n):
 
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("devices, chunks, unit, rest", [(3, 8, 43, 1), (5, 8, 6000, 9), (7, 8, 1, 2)])
-def test_windows_of_a_scattered_sum_gather_to_the_whole(devices, chunks, unit, rest, exact):
+@pytest.mark.parametrize("even", [True, False])
+def test_windows_of_a_scattered_sum_gather_to_the_whole(devices, chunks, unit, rest, exact, even):
     layout = Layout(8, 8, devices, exact)
     parts = np.random.default_rng(rest).integers(-9, 9, (8, chunks * unit + rest)).astype(np.float32)
     sums = [[parts[a:b].sum(0) for a, b in nodes] for nodes in layout.covers]  # added exactly
@@ -71,12 +72,15 @@ def test_windows_of_a_scattered_sum_gather_to_the_whole(devices, chunks, unit, r
         jax.device_put(np.concatenate([(own + own[:1] * 8)[k] for own in sums]), sharding)
         for k in range(layout.vectors)
     ]
-    scattered, beside = scatterer(mesh, chunks * unit, exact, chunks, layout.shares)(vectors)
-    each, firsts = windows(chunks, devices)
-    for first, shard in zip(firsts, scattered.addressable_shards, strict=True):
-        part = slice(first * unit, (first + each) * unit)
+    windows = Ranges.even(chunks, devices, unit)
+    if not even:  # one device has nothing
+        cut = sorted(np.random.default_rng(rest).integers(0, chunks * unit, devices - 2).tolist())
+        windows = Ranges((0, *cut, cut[-1], chunks * unit))
+    scattered, beside = scatterer(mesh, windows, exact, layout.shares)(vectors)
+    for group, shard in enumerate(scattered.addressable_shards):
+        part = slice(windows.start(group), windows.start(group) + windows.part)
         np.testing.assert_array_equal(shard.data, parts.sum(0)[part])
-    whole = gatherer(mesh, chunks)(scattered)
+    whole = gatherer(mesh, windows)(scattered)
     np.testing.assert_array_equal(np.concatenate([whole, beside]), parts.sum(0))
 
 
@@ -89,15 +93,16 @@ def test_a_scattered_sum_gathers_to_the_whole(devices, part, rest, exact):
     each = 8 // devices
     sharding = NamedSharding(mesh, P(AXIS))
     vectors = [jax.device_put(parts[local::each].reshape(-1), sharding) for local in range(each)]
-    scattered, beside = scatterer(mesh, cut, exact)(vectors)
+    scattered, beside = scatterer(mesh, Ranges.even(devices, devices, part), exact)(vectors)
     assert {shard.data.shape for shard in scattered.addressable_shards} == {(cut // devices,)}
-    whole = gatherer(mesh)(scattered)
+    whole = gatherer(mesh, Ranges.even(devices, devices, part))(scattered)
     np.testing.assert_array_equal(np.concatenate([whole, beside]), parts.sum(0))
 
 
 def test_the_back_end_chooses_the_order_of_a_scattered_sum_unless_it_is_exact():
     mesh = Mesh(np.asarray(jax.devices()[:4]), (AXIS,))
     shape = jax.ShapeDtypeStruct((4 * 2052,), jnp.float32, sharding=NamedSharding(mesh, P(AXIS)))
-    exact, free = (scatterer(mesh, 2048, exact).lower([shape]).as_text() for exact in (True, False))
+    windows = Ranges.even(4, 4, 512)
+    exact, free = (scatterer(mesh, windows, exact).lower([shape]).as_text() for exact in (True, False))
     assert "all_to_all" in exact and "reduce_scatter" not in exact
     assert "reduce_scatter" in free and "all_to_all" not in free

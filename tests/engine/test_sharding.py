@@ -13,7 +13,7 @@ from chipwise.engine.layout import Layout
 from chipwise.engine.session import Session
 from chipwise.engine.state import abstract_state
 from chipwise.engine.step import Step
-from chipwise.engine.update import WORTH_BYTES, shares_out
+from chipwise.engine.update import WORTH_BYTES, Update, shares_out
 
 RATE = cw.one_cycle(0.02, warmup="20%")
 OPTIMIZERS = {
@@ -28,7 +28,7 @@ def trained(recipe, shard, devices, **more):
     return cw.fit(recipe, on=on, log_every="3st", progress="none", **more)
 
 
-@pytest.mark.slow  # `test_layers` has one that is not
+@pytest.mark.slow  # `test_leaves` has one that is not
 @pytest.mark.parametrize("name, counts", [(name, (2, 4)) for name in OPTIMIZERS])
 def test_the_bits_are_those_of_the_whole_update(name, counts):
     recipe = tasks.recipe(optimizer=OPTIMIZERS[name], ema=0.9, duration="12st")
@@ -99,15 +99,16 @@ def test_a_device_holds_its_part_and_a_checkpoint_all(tmp_path):
 def test_it_is_shared_where_that_saves_much_and_changes_nothing():
     recipe = tasks.recipe()
     state = abstract_state(recipe)
-    assert not shares_out(recipe, state, 8, None) and shares_out(recipe, state, 8, True)
-    assert not shares_out(recipe, state, 1, True)  # there is nobody to share with
+    updates = Update(recipe, state)
+    assert not shares_out(updates, state, 8, None) and shares_out(updates, state, 8, True)
+    assert not shares_out(updates, state, 1, True)  # there is nobody to share with
 
     class Large:
         params, optimizer, ema = state.params, jax.ShapeDtypeStruct((2 * WORTH_BYTES,), "uint8"), None
 
-    assert shares_out(recipe, Large, 2, None) and not shares_out(recipe, Large, 2, False)
+    assert shares_out(updates, Large, 2, None) and not shares_out(updates, Large, 2, False)
     Large.optimizer = jax.ShapeDtypeStruct((2 * WORTH_BYTES - 2,), "uint8")
-    assert not shares_out(recipe, Large, 2, None)
+    assert not shares_out(updates, Large, 2, None)
 
 
 def test_a_plan_counts_a_part():

@@ -57,24 +57,6 @@ def test_the_links_take_the_place_of_what_a_collective_moves_meanwhile(name, mon
     assert step.bound == "compute" and step.seconds.low < step.seconds.value < step.seconds.high
 
 
-@pytest.mark.parametrize("name", ["a100:8", "v5e-8"])
-def test_the_lengths_of_rows_are_gathered_and_measuring_them_is_part_of_the_update(name, monkeypatch):
-    monkeypatch.setattr(time_step, "dispatch_seconds", lambda step, target: 1e-5)
-    target, of = parse(name), programs(3, 3, 8)
-    of.gathered = SIZE // 100
-    ring, gathered = time_step.between(of, target, [])
-    assert gathered.seconds == sum_seconds(4.0 * SIZE / 100, target, 8) / 2 < ring.seconds / 50
-    assert gathered.bytes == pytest.approx(ring.bytes / 200)
-    one = Kernel("lamb", "elementwise", seconds=0.02, bound="memory")
-    empty = StepTime("compiled")
-    kernels = {"replica": [one], "update": [one], "measure": [one]}
-    step = time_step.finished(empty, of, target, kernels)
-    assert step.parts["update"] == pytest.approx(0.04) and {k.program for k in step.kernels} == {
-        "replica",
-        "update",
-    }
-
-
 @pytest.mark.parametrize("name", ["h100:8", "v5e-8"])
 def test_in_a_group_a_collective_takes_what_no_computation_hides_and_each_hides_once(name):
     target, group = parse(name), SimpleNamespace(shards=8)

@@ -339,6 +339,4 @@ def test_which_optimizers_move_each_value_by_itself():
     assert all(o.elementwise for o in (sgd(0.1), adam(0.1), adamw(0.1, decay="kernels", clip=1.0)))
     assert not from_optax(optax.lamb, learning_rate=0.1).elementwise
     assert from_optax(optax.lion, elementwise=True, learning_rate=0.1).elementwise
-    assert [(o.elementwise, o.by_layer, o.on_vector) for o in (lamb(0.1), lars(0.1), sgd(0.1))] == [
-        (False, True, True), (False, True, True), (True, False, True)
-    ]  # fmt: skip
+    assert not any(o.elementwise for o in (lamb(0.1), lars(0.1)))

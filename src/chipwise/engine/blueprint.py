@@ -97,15 +97,14 @@ class Blueprint(Generic[P]):
     """A step of `recipe` in `layout`, on one device, or on one group of several: one that has most blocks.
 
     The programs are "replica", called `calls` times, which makes vectors of `size` float32; the exchange
-    "reduce" of these over all replicas; "square" for clipping, "measure" and "ratios" with LAMB or LARS; and
-    "update". If the optimizer's state is sharded, the exchange "gather" follows. A `fused` step is the single
-    program "step".
+    "reduce" of these over all replicas; "square" for clipping; and "update". If the optimizer's state is
+    sharded, the exchange "gather" follows. A `fused` step is the single program "step".
 
     *Fields:* `resident`: whether data holds every example, on the device; `cut`: how many values of the sum,
-    the parameters', are cut over the devices if the optimizer's state is sharded, otherwise 0; `gathered`:
-    float32 that devices exchange for norms of layers then; `looped`: whether one call of "replica" computes
-    all of a device's replicas; `eval_block`: the examples of a block of the evaluation, if a plan has added
-    that to the programs. Bytes are of one device, except those of `whole` and of a checkpoint.
+    the parameters', are cut over the devices if the optimizer's state is sharded, otherwise 0; `bounds` of
+    the devices' parts of them; `looped`: whether one call of "replica" computes all of a device's replicas;
+    `eval_block`: the examples of a block of the evaluation, if a plan has added that to the programs. Bytes
+    are of the device that has most of the optimizer's state, except those of `whole` and of a checkpoint.
     """
 
     recipe: Recipe
@@ -121,7 +120,7 @@ class Blueprint(Generic[P]):
     data_bytes: int
     whole: Whole
     cut: int = 0
-    gathered: int = 0
+    bounds: tuple[int, ...] = ()
     looped: bool = False
     eval_block: int = 0
 
@@ -150,11 +149,10 @@ class Blueprint(Generic[P]):
         groups = self.layout.groups
         if groups == 1 and self.calls == 1:
             return {}
-        chunks = self.recipe.replicas if self.cut else 0
         shares = () if self.layout.aligned else self.layout.shares
-        about = (self.size, self.local_vectors, self.exact, self.shards, self.cut, chunks, shares)
+        about = (self.size, self.local_vectors, self.exact, self.shards, self.cut, self.bounds, shares)
         reduce = Exchange("reduce", groups, *about)
-        gather = {"gather": Exchange("gather", groups, self.cut, chunks=chunks)} if self.cut else {}
+        gather = {"gather": Exchange("gather", groups, self.cut, bounds=self.bounds)} if self.cut else {}
         return {"reduce": reduce} | gather
 
     @property
@@ -241,7 +239,7 @@ def blueprint(step: Step, *, platform: str | None = None, apart: bool = False) -
         data_bytes=ahead * nbytes(data) + 2 * nbytes(window),
         whole=Whole(nbytes((whole.params, whole.frozen, whole.optimizer, whole.ema)), count(whole.params)),
         cut=updates.flat.size if step.sharded else 0,
-        gathered=updates.lengths.size if updates.lengths is not None and step.sharded else 0,
+        bounds=step.windows[0].bounds if step.sharded else (),
         looped=looped,
     )
 
@@ -251,9 +249,6 @@ def after_replicas(step: Step, hyper: dict) -> Iterator[Program]:
     update = step.update_specs(hyper)
     if step.updates.squares is not None:
         yield Program("square", step.square, (update[1],))
-    if step.updates.lengths is not None:
-        yield Program("measure", step.measure_chunk if step.sharded else step.measure, update[:-1])
-        yield Program("ratios", step.ratios, step.ratios_specs(hyper))
     yield Program("update", step.update_chunk if step.sharded else step.update, update, (0,))
 
 

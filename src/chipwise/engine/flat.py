@@ -1,8 +1,7 @@
 """Trees as flat vectors, which are summed over replicas, and which an elementwise optimizer updates.
 
 The vector is padded to `chunks` equal chunks. The bits of an elementwise update do not depend on where the
-vector is cut, so the optimizer's state may be distributed over several devices, some chunks on each. For
-optimizers with a ratio for each layer, each layer begins a row of the vector: see `engine.layers`.
+vector is cut, so the optimizer's state may be distributed over several devices, some chunks on each.
 
 In a group of several devices, each device has a part of every leaf, and concatenates its parts to a vector. A
 `Cut` is the concatenation of these vectors.
@@ -11,12 +10,10 @@ In a group of several devices, each device has a part of every leaf, and concate
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from ..models.chip_traits import platform
@@ -27,30 +24,18 @@ class Flat:
     """The layout of a tree's leaves in a vector, one after another in JAX's order.
 
     *Arguments:* `tree` of arrays or shapes; `chunks`, the number of equal chunks to which the vector is
-    padded; `dtype` of the vector; `row`, the values to a multiple of which each layer is padded, and each
-    half of a chunk if it is not 1; `layers`, the number of layers in each leaf, one after another, by default
-    1.
+    padded; `dtype` of the vector.
 
-    *Fields:* `used`, the number of values in the leaves, padded; `chunk`, the number of values in a chunk;
-    `size` of the vector.
+    *Fields:* `used`, the number of values in the leaves; `chunk`, the number of values in a chunk; `size` of
+    the vector.
     """
 
-    def __init__(
-        self,
-        tree: Tree,
-        chunks: int = 1,
-        dtype: Any = jnp.float32,
-        row: int = 1,
-        layers: Sequence[int] | None = None,
-    ):
+    def __init__(self, tree: Tree, chunks: int = 1, dtype: Any = jnp.float32):
         leaves, self._structure = jax.tree.flatten(tree)
         self._leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-        self.row, self.layers = row, tuple(layers or [1] * len(leaves))
-        self._own = [math.prod(x.shape) // n for x, n in zip(leaves, self.layers, strict=True)]  # of a layer
-        self._padded = [_up(size, row) for size in self._own]
-        self._sizes = [n * size for n, size in zip(self.layers, self._padded, strict=True)]
+        self._sizes = [math.prod(leaf.shape) for leaf in leaves]
         self.used, self.chunks, self.dtype = sum(self._sizes), chunks, jnp.dtype(dtype)
-        self.chunk = _up(-(-self.used // chunks), row if row == 1 else 2 * row)
+        self.chunk = -(-self.used // chunks)
         self.size = self.chunk * chunks
 
     @property
@@ -71,13 +56,7 @@ class Flat:
 
     def of(self, tree: Tree, dtype: Any) -> Flat:
         """The same layout for leaves of other dtypes."""
-        return Flat(tree, self.chunks, dtype, self.row, self.layers)
-
-    @property
-    def bounds(self) -> np.ndarray:
-        """The first row of each layer, and the row after the last layer, `(layers + 1,)` int32."""
-        sizes = [size for n, size in zip(self.layers, self._padded, strict=True) for _ in range(n)]
-        return (np.cumsum([0, *sizes]) // self.row).astype(np.int32)
+        return Flat(tree, self.chunks, dtype)
 
     @property
     def rounds(self) -> bool:
@@ -89,37 +68,17 @@ class Flat:
         """The vector's shape."""
         return jax.ShapeDtypeStruct((self.size,), self.dtype)
 
-    def pack_host(self, tree: Tree) -> np.ndarray:
-        """`pack` of NumPy arrays, on the host."""
-        vector = np.zeros(self.size, self.dtype)
-        start = 0
-        for i, leaf in enumerate(jax.tree.leaves(tree)):
-            part = vector[start : start + self._sizes[i]].reshape(self.layers[i], -1)
-            part[:, : self._own[i]] = np.asarray(leaf).reshape(self.layers[i], -1)
-            start += self._sizes[i]
-        return vector
-
-    def pack(self, tree: Tree) -> jax.Array:
-        """The vector `(size,)` of the leaves of `tree`, which has this structure, and zeros after them."""
-        parts = []
-        for i, leaf in enumerate(jax.tree.leaves(tree)):
-            leaf, padding = jnp.asarray(leaf).astype(self.dtype), self._padded[i] - self._own[i]
-            if padding and self.layers[i] > 1:
-                leaf = jnp.pad(leaf.reshape(self.layers[i], -1), ((0, 0), (0, padding)))
-            parts.append(leaf.reshape(-1))
-            if padding and self.layers[i] == 1:
-                parts.append(jnp.zeros(padding, self.dtype))
-        parts.append(jnp.zeros(self.size - self.used, self.dtype))
-        return jnp.concatenate(parts)
+    def pack(self, tree: Tree, numpy: Any = jnp) -> Any:
+        """The vector `(size,)` of the leaves of `tree`, which has this structure, and zeros after them; an
+        array of `numpy`."""
+        parts = [numpy.asarray(x).astype(self.dtype, copy=False).reshape(-1) for x in jax.tree.leaves(tree)]
+        return numpy.concatenate([*parts, numpy.zeros(self.size - self.used, self.dtype)])
 
     def unpack(self, vector: Any) -> Tree:
         """The inverse of `pack`, of a traced or NumPy `vector`; each leaf in its own dtype."""
         leaves, start = [], 0
-        for i, leaf in enumerate(self._leaves):
-            size = self._sizes[i]
-            part = vector[start : start + (size if self.layers[i] > 1 else self._own[i])]
-            if self.layers[i] > 1 and self._padded[i] != self._own[i]:
-                part = part.reshape(self.layers[i], -1)[:, : self._own[i]]
+        for leaf, size in zip(self._leaves, self._sizes, strict=True):
+            part = vector[start : start + size]
             if leaf.ndim > 1 and isinstance(part, jax.Array) and platform() == "tpu":
                 # Otherwise the compiler rounds and reshapes the whole vector, once for each shape, and only
                 # then slices. With two columns it pads rows to 128 values: 87 GB for BERT-Large.
@@ -191,11 +150,6 @@ class Cut:
             values.append(value.astype(leaf.dtype))
             start += part.size
         return jax.tree.unflatten(structure, values)
-
-
-def _up(size: int, unit: int) -> int:
-    """`size`, rounded up to a multiple of `unit`."""
-    return -(-size // unit) * unit
 
 
 def _all_of(tree: Tree, dtype: Any) -> Tree:

@@ -104,11 +104,6 @@ class GroupStep(Step):
             "squares": _shapes(mesh, self.updates.squares),
         }
 
-    def update_specs(self, hyper: dict) -> tuple[Any, ...]:
-        """The shapes of the inputs of `update`."""
-        specs = self.specs()
-        return specs["state"].without("donated"), specs["vector"], hyper, specs["squares"], None
-
     # ---- programs
 
     def replica(self, params, frozen, state, step, scale, at, data, place) -> jax.Array:
@@ -142,12 +137,11 @@ class GroupStep(Step):
         body = jax.shard_map(gathered, mesh=self.mesh, in_specs=P(SHARD), out_specs=P(), check_vma=False)
         return body(total)
 
-    def update(self, state: TrainState, total: jax.Array, hyper: dict, squares: Any, ratios: Any = None):
-        """As in `Update`; each device updates its own row. `state` lacks its frozen part. There are no
-        ratios: a layer is on several devices."""
+    def update(self, state: TrainState, total: jax.Array, hyper: dict, squares: Any):
+        """As in `Update`; each device updates its own row. `state` lacks its frozen part."""
         parts = self.parts.without("donated")
         body = jax.shard_map(
-            self.updates,
+            super().update,
             mesh=self.mesh,
             in_specs=(parts, P(SHARD), P(), P()),
             out_specs=(parts, P()),

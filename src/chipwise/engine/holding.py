@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,11 +24,11 @@ from ..recipe.task import Tree
 from .blueprint import Blueprint, Program
 from .freeze import whole_params
 from .group_step import GroupStep
-from .layout import windows
-from .placement import Group, Placement
+from .placement import Placement
+from .reduce import gatherer
 from .state import TrainState, first_maker, first_state
 from .state_digest import Piece, pieces
-from .step import Step
+from .step import RowRange, Step
 
 Carry = list[TrainState]
 Compiled = Mapping[str, Sequence[Any]]
@@ -117,16 +118,12 @@ class Holding:
             totals = self.placement.split(self._summed(vectors))
         if summed is not None:
             summed([[Piece("gradient", total)] for total in totals])
-        square, measure = compiled.get("square"), compiled.get("measure")
+        square = compiled.get("square")
         after, tokens = [], []
         for g, (before, total) in enumerate(zip(carry, totals, strict=True)):
-            hyper, squares, ratios = window[g]["hyper"], None, None
-            if square is not None:
-                squares = square[g](total)
-            given = (before.without("donated"), total, hyper, squares)
-            if measure is not None:
-                ratios = compiled["ratios"][g](measure[g](*given), before.step, hyper)
-            state, token = compiled["update"][g](*given, ratios)
+            squares = None if square is None else square[g](total)
+            given = (before.without("donated"), total, window[g]["hyper"], squares)
+            state, token = compiled["update"][g](*given)
             after.append(dataclasses.replace(state, frozen=before.frozen))
             tokens.append(token)
         return after, tokens[0]
@@ -181,7 +178,7 @@ def _made(recipe: Recipe, make: Any, placement: Placement) -> TrainState:
 
 
 def _packed(step: Step, state: TrainState) -> TrainState:
-    packed = step.updates.flat.pack_host(jax.device_get(state.params))
+    packed = step.updates.flat.pack(jax.device_get(state.params), np)
     return dataclasses.replace(state, params=packed, sums=_sums(step, state))
 
 
@@ -206,75 +203,69 @@ class ShardedOptimizer(Replicated):
     """The optimizer's state and the average sharded over the devices (ZeRO-1: Rajbhandari et al., 2020), with
     the same bits if sums are exact.
 
-    Each device adds and updates its own chunks of the flat vector, and the parameters are gathered. Where the
-    devices do not divide the chunks, several update some of them, to the same bits (`layout.windows`):
+    Each device adds and updates its own chunks of the flat vector, or by leaf its own leaves, and the
+    parameters are gathered. Where devices do not share these out evenly, their windows overlap
+    (`layout.Ranges`):
 
         scatter   exchange the replicas' vectors and add them in tree order, or in the back end's if sums need
-                  not be exact; each device has the sum of its chunks
-        square    the squares of a device's chunks, for clipping by norm, sent to all devices
-        slice     a device's chunks of the parameters
-        measure   the lengths of a device's rows, for norms of layers, sent to all devices
-        ratios    of all rows, and the slice of a device's
-        update    optimizer and average, for a device's chunks
+                  not be exact; each device has the sum of its window
+        square    the squares of a device's chunks or leaves, for clipping by norm, sent to all devices
+        slice     a device's window of the parameters
+        update    optimizer and average, for a device's part
         gather    the parameters, whole on every device
 
     The traffic is that of an all-reduce. An elementwise update does not depend on where the vector is cut,
-    the norm is always summed chunk by chunk, and slices and collectives round nothing. So the bits are those
-    of the unsharded update, on any number of devices.
+    one by leaf not on where a leaf is (`engine.leaves`), the norm is always summed in one order, and slices
+    and collectives round nothing. So the bits are those of the unsharded update, on any number of devices.
     """
 
     sharded = True
 
     def __init__(self, step: Step, made: Blueprint[Program], placement: Placement):
         super().__init__(step, made, placement)
-        flat = self._flat
-        self.part, self._firsts = step.part, windows(flat.chunks, placement.groups)[1]
+        values, squares = step.windows
         # No device has all of the optimizer's state and the average, even at first.
-        self._make = first_maker(step.recipe, moments=False)
-        self._init = jax.jit(step.recipe.optimizer.init)
-        self._gather = made.exchanges["gather"].program(placement.mesh)
+        self._make = first_maker(
+            step.recipe, lambda state: dataclasses.replace(state, optimizer=None, ema=None)
+        )
+        self._begin = [
+            jax.jit(functools.partial(self._moments, group=group.index)) for group in placement.local
+        ]
+        self._gather, self._gather_squares = (gatherer(placement.mesh, one) for one in (values, squares))
         # Slices are not part of the update's program: the compiler would fuse them with its arithmetic, and
         # change the bits.
-        self._slice = jax.jit(lambda vector, start: lax.dynamic_slice(vector, (start,), (self.part,)))
-        self._cleared = jax.jit(lambda vector, n: jnp.where(jnp.arange(vector.size) < n, 0, vector))
-        row, rows = flat.row, self.part // flat.row
-        self._slice_rows = jax.jit(lambda by_row, start: lax.dynamic_slice(by_row, (start // row,), (rows,)))
+        self._slice = jax.jit(lambda vector, start: lax.dynamic_slice(vector, (start,), (values.part,)))
+        places = jax.jit(lambda vector: jnp.arange(vector.size, dtype=jnp.int32))
+        self._cleared = jax.jit(lambda x, a, b: jnp.where((places(x) >= a) & (places(x) < b), x, 0))
 
     @functools.cached_property
-    def _starts(self) -> list[jax.Array]:
-        """Where each device's chunks begin, on that device."""
-        return [jax.device_put(np.int32(self._start(g)), g.device) for g in self.placement.local]
+    def _windows(self) -> list[tuple[jax.Array, Tree]]:
+        """On each device, where its window begins, and its part of the update's masks (`Update.masks`)."""
+        values, masks = self.step_of.windows[0], self.step_of.updates.spread(np)
 
-    def _start(self, group: Group) -> int:
-        return self._firsts[group.index] * self._flat.chunk
+        def window(start: int) -> tuple[np.int32, Tree]:
+            return np.int32(start), {n: mask[start : start + values.part] for n, mask in masks.items()}
 
-    @functools.cached_property
-    def _masks(self) -> list[Tree]:
-        """Each device's part of the update's masks (`Update.masks`)."""
-        masks = self.step_of.updates.host_masks()
-        return [
-            jax.device_put({name: self._part(mask, group) for name, mask in masks.items()}, group.device)
-            for group in self.placement.local
-        ]
+        return [jax.device_put(window(values.start(g.index)), g.device) for g in self.placement.local]
 
-    def _part(self, leaf: Any, group: Group) -> Any:
-        """A device's part of a NumPy array, if it has one value for each value of the parameter vector."""
-        start = self._start(group)
-        return leaf[start : start + self.part] if self.step_of.is_flat(leaf) else leaf
+    def _moments(self, params: jax.Array, group: int) -> dict[str, Tree]:
+        """A device's part of the first optimizer's state and average, from the vector of parameters."""
+        step, optimizer = self.step_of, self.step_of.recipe.optimizer
+        first = optimizer.init(params if optimizer.elementwise else self._flat.unpack(params))
+        average = params if step.recipe.ema is not None else None
+        part = step.part_of(dataclasses.replace(step.state, optimizer=first, ema=average), group)
+        return {"optimizer": part.optimizer, "ema": part.ema}
 
     def first(self, recipe: Recipe) -> Carry:
-        state, carry = _packed(self.step_of, _made(recipe, self._make, self.placement)), []
-        for placed, start in zip(self.placement.put(state), self._starts, strict=True):
-            part = self._slice(placed.params, start)
-            average = jnp.copy(part) if recipe.ema is not None else None  # the update overwrites both
-            carry.append(dataclasses.replace(placed, optimizer=self._init(part), ema=average))
-        return carry
+        state = _packed(self.step_of, _made(recipe, self._make, self.placement))
+        pairs = zip(self.placement.put(state), self._begin, strict=True)
+        return [dataclasses.replace(placed, **begin(placed.params)) for placed, begin in pairs]
 
     def put(self, state: TrainState) -> Carry:
         carry, replicated = [], dataclasses.replace(_packed(self.step_of, state), optimizer=None, ema=None)
         for group, placed in zip(self.placement.local, self.placement.put(replicated), strict=True):
-            parts = jax.tree.map(functools.partial(self._part, group=group), (state.optimizer, state.ema))
-            optimizer, ema = jax.device_put(parts, group.device)
+            part = self.step_of.part_of(state, group.index)
+            optimizer, ema = jax.device_put((part.optimizer, part.ema), group.device)
             carry.append(dataclasses.replace(placed, optimizer=optimizer, ema=ema))
         return carry
 
@@ -282,65 +273,70 @@ class ShardedOptimizer(Replicated):
         optimizer, ema = self._whole("optimizer", carry), self._whole("ema", carry)
         return _host(self._flat, dataclasses.replace(carry[0], optimizer=optimizer, ema=ema))
 
-    def _whole(self, part: str, carry: Carry) -> Tree:
+    def _whole(self, name: str, carry: Carry) -> Tree:
         """A part of the state as NumPy arrays on every host, `None` if it was freed. Waits for all hosts."""
-
-        def gathered(shape: jax.ShapeDtypeStruct, *leaves: jax.Array) -> np.ndarray:
-            if not self.step_of.is_flat(shape):
-                return np.array(jax.device_get(leaves[0]))
-            return np.array(self.placement.split(self._gather(self.placement.join(leaves)))[0])
-
-        parts = [getattr(state, part) for state in carry]
-        if parts[0] is None:
+        if getattr(carry[0], name) is None:
             return None
-        return jax.tree.map(gathered, getattr(self.step_of.state, part), *parts)
+        shapes = getattr(self.step_of.state, name)
+        rowed = jax.tree.leaves(jax.eval_shape(lambda tree: self.step_of.rowed(name, tree), shapes))
+        local = [jax.tree.leaves(getattr(state, name)) for state in carry]
+        cuts = [self.step_of.cuts(group.index)[name] for group in self.placement.local]
+        found = []
+        for k, (shape, final) in enumerate(zip(rowed, jax.tree.leaves(shapes), strict=True)):
+            if cuts[0][k] is None:
+                found.append(np.array(jax.device_get(local[0][k])))
+                continue
+            whole = np.zeros(shape.shape, shape.dtype)
+            for leaves, own in zip(local, cuts, strict=True):
+                cut, part = own[k], jax.device_get(leaves[k])
+                whole[cut.first + cut.own : cut.first + cut.end] = part[cut.own : cut.end]
+            if self.placement.hosts.count > 1:
+                whole = self.placement.from_one_host(whole, shape)
+            found.append(whole.reshape(final.shape))
+        return jax.tree.unflatten(jax.tree.structure(shapes), found)
 
     def _gathered(self, parts: Sequence[jax.Array]) -> jax.Array:
         """A vector over the mesh, whole on every device, from each device's part."""
         return self._gather(self.placement.join(parts))
 
     def pieces(self, carry: Carry) -> list[list[Piece]]:
-        def own(piece: Piece, group: Group) -> Piece:
-            flat = piece.name == "optimizer" and piece.array.shape == (self.part,)
-            return self._cut(piece, group) if flat else piece
+        found = []
+        for parts, state, group in zip(super().pieces(carry), carry, self.placement.local, strict=True):
+            names = [name for name in ("optimizer", "ema") if getattr(state, name) is not None]
+            cuts = [cut for name in names for cut in self.step_of.cuts(group.index)[name]]
+            first = next(i for i, piece in enumerate(parts) if piece.name == "optimizer")
+            for i, cut in enumerate(cuts, first):
+                parts[i] = parts[i] if cut is None else self._cut(parts[i], cut)
+            found.append(parts)
+        return found
 
-        pairs = zip(super().pieces(carry), self.placement.local, strict=True)
-        return [[own(piece, group) for piece in parts] for parts, group in pairs]
-
-    def _cut(self, piece: Piece, group: Group) -> Piece:
-        """A device's part of a vector, with zeros instead of what an earlier device has too."""
-        start, array = self._start(group), piece.array
-        if again := max(0, min(group.index * self.part, self._flat.size) - start):
-            array = self._cleared(array, np.int32(again))
-        return Piece(piece.name, array, piece.start + start, cut=True)
+    def _cut(self, piece: Piece, cut: RowRange) -> Piece:
+        """A device's rows, with zeros instead of those that another device owns."""
+        array, row = piece.array, math.prod(piece.array.shape[1:])
+        if (cut.own, cut.end) != (0, len(array)):
+            array = self._cleared(array, np.int32(cut.own), np.int32(cut.end))
+        return Piece(piece.name, array, piece.start + cut.first * row, cut=True)
 
     def step(
         self, compiled: Compiled, vectors: list, carry: Carry, window: list, summed: Summed = None
     ) -> tuple[Carry, jax.Array]:
-        placement, square, measure = self.placement, compiled.get("square"), compiled.get("measure")
+        placement, square = self.placement, compiled.get("square")
         scattered, aside = self._summed(vectors)
         sums, asides = placement.split(scattered), placement.split(aside)
         if summed is not None:
-            parts = zip(sums, asides, placement.local, strict=True)
-            end = self._flat.size
-            summed([[self._cut(Piece("gradient", x), g), Piece("gradient", y, end)] for x, y, g in parts])
+            cuts = [self.step_of.cuts(group.index)["ema"][0] for group in placement.local]
+            parts, end = zip(sums, asides, cuts, strict=True), self._flat.size
+            summed([[self._cut(Piece("gradient", x), cut), Piece("gradient", y, end)] for x, y, cut in parts])
         squares: list[Any] = [None] * len(carry)
         if square is not None:
-            squares = placement.split(self._gathered([square[g](total) for g, total in enumerate(sums)]))
-        inputs = []
-        for g, before in enumerate(carry):
-            part = self._slice(before.params, self._starts[g])
-            state = dataclasses.replace(before, params=part, frozen=None)
-            inputs.append((state, sums[g], asides[g], window[g]["hyper"], squares[g], self._masks[g]))
-        ratios: list[Any] = [None] * len(carry)
-        if measure is not None:
-            lengths = self._gathered([measure[g](*given) for g, given in enumerate(inputs)])
-            for g, own in enumerate(placement.split(lengths)):
-                by_row = compiled["ratios"][g](own, carry[g].step, window[g]["hyper"])
-                ratios[g] = self._slice_rows(by_row, self._starts[g])
+            own = [square[g](total) for g, total in enumerate(sums)]
+            squares = placement.split(self._gather_squares(placement.join(own)))
         after, tokens = [], []
-        for update, given, own in zip(compiled["update"], inputs, ratios, strict=True):
-            state, token = update(*given, own)
+        for g, before in enumerate(carry):
+            start, masks = self._windows[g]
+            state = dataclasses.replace(before, params=self._slice(before.params, start), frozen=None)
+            given = (state, sums[g], asides[g], window[g]["hyper"], squares[g], masks)
+            state, token = compiled["update"][g](*given)
             after.append(state)
             tokens.append(token)
         params = placement.split(self._gathered([state.params for state in after]))

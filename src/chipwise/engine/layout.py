@@ -114,11 +114,52 @@ def shares_by_speed(blocks: int, seconds: Sequence[float]) -> tuple[int, ...]:
     return tuple(shares)
 
 
-def windows(chunks: int, groups: int) -> tuple[int, tuple[int, ...]]:
-    """How many of a vector's `chunks` each of `groups` groups updates, and the first of each. Where the
-    groups do not divide the chunks, the last ones overlap: all have equally many, and none is made up."""
-    each = -(-chunks // groups)
-    return each, tuple(min(group * each, chunks - each) for group in range(groups))
+@dataclass(frozen=True)
+class Ranges:
+    """The parts of a vector that groups update: of each group its own values, `bounds[group]` to
+    `bounds[group + 1]`, in a window of `part` values, as many as the group has that owns most. Where groups
+    own unequally many, windows overlap; none goes beyond the ends."""
+
+    bounds: tuple[int, ...]
+
+    @classmethod
+    def even(cls, chunks: int, groups: int, unit: int = 1) -> Ranges:
+        """Of `chunks` of `unit` values, which groups own as evenly as they can."""
+        each = -(-chunks // groups)
+        return cls(tuple(min(group * each, chunks) * unit for group in range(groups + 1)))
+
+    @functools.cached_property
+    def part(self) -> int:
+        return max(after - first for first, after in itertools.pairwise(self.bounds))
+
+    def start(self, group: int) -> int:
+        """Where the window of `group` begins."""
+        return min(self.bounds[group], self.bounds[-1] - self.part)
+
+    def own(self, group: int) -> tuple[int, int]:
+        """Where in its window the own values of `group` begin and end."""
+        first, after = self.bounds[group : group + 2]
+        return first - self.start(group), after - self.start(group)
+
+
+def balanced(sizes: Sequence[int], groups: int) -> tuple[int, ...]:
+    """For each of `groups` groups the first of the parts of `sizes` that it gets, and their number: ranges
+    that follow one another, of which the largest is as small as it can be."""
+
+    def ends(most: int) -> list[int]:
+        found, room = list[int](), most
+        for i, size in enumerate(sizes):
+            if size > room:
+                found, room = [*found, i], most
+            room -= size
+        return found
+
+    low, high = max(sizes, default=0), sum(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(ends(middle)) < groups else (middle + 1, high)
+    inner = ends(low)
+    return (0, *inner, *[len(sizes)] * (groups - len(inner)))
 
 
 @dataclass(frozen=True)

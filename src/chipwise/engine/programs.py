@@ -127,22 +127,29 @@ class Programs:
         return [group.put((rows, np.int32(own)))]
 
     @functools.cached_property
-    def _jitted(self) -> list[Any]:
-        """The programs, jitted once, so that each is traced once for all devices."""
+    def _jitted(self) -> list[list[tuple[Any, Program]]]:
+        """The programs of each local group, jitted; once for all groups, if these have the same."""
         lead, exact, shards = self.placement.lead, self.layout.exact, self.layout.shards
         options = compiler_options(lead.platform, exact, lead.device_kind, shards)
         check_tuned(lead.platform, exact)
-        return [
-            jax.jit(inspect.unwrap(one.function), donate_argnums=one.donate, compiler_options=options)
-            for one in self.blueprint.programs
-        ]
+
+        def jitted(one: Program) -> tuple[Any, Program]:
+            # What no input determines would lie on the first device: the squares of no leaves.
+            about: dict[str, Any] = {"donate_argnums": one.donate, "keep_unused": not self.functions.alike}
+            return jax.jit(inspect.unwrap(one.function), compiler_options=options, **about), one
+
+        first, groups = [jitted(one) for one in self.blueprint.programs], self.placement.local
+        if self.functions.alike:
+            return [first] * len(groups)
+        steps = [self.functions.on(group.index) for group in groups]
+        hyper = self.functions.specs()["window"]["hyper"]
+        return [[first[0], *map(jitted, after_replicas(step, hyper))] for step in steps]
 
     @functools.cached_property
     def digest(self) -> str:
         """See `program_digest`. Traces the programs, which `compile` does not do again."""
         first, step = self.placement.local[0], self.functions
-        programs = list(zip(self._jitted, self.blueprint.programs, strict=True))
-        traced = [jitted.trace(*first.shapes(one.specs)).jaxpr for jitted, one in programs]
+        traced = [jitted.trace(*first.shapes(one.specs)).jaxpr for jitted, one in self._jitted[0]]
         if step.sharded:  # the update of a whole vector, whatever the part of a device
             whole = copy.copy(step)
             whole.sharded = False
@@ -157,7 +164,8 @@ class Programs:
         on_gpu = self.placement.lead.platform == "gpu"
 
         def lower(i: int, g: int) -> Any:
-            lowered = self._jitted[i].lower(*self.placement.local[g].shapes(programs[i].specs))
+            jitted, program = self._jitted[g][i]
+            lowered = jitted.lower(*self.placement.local[g].shapes(program.specs))
             return in_fixed_order(lowered) if on_gpu and self.layout.exact else lowered
 
         made = compile_on(len(self.placement.local), len(programs), lower)

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ..models.large import SHARD
-from .layout import covered_sum, covers, tree_sum, windows
+from .layout import Ranges, covered_sum, covers, tree_sum
 
 AXIS = "group"  # the mesh axis over which replicas are distributed
 _LANES, _TILE = 128, 1024  # float32 values in a row and in a tile of a TPU's memory
@@ -31,8 +31,8 @@ class Exchange:
     *Fields:* `kind`: "reduce", the sum over replicas, or "gather" of a vector of which each device has a
     part; `groups` of `shards` devices each; `local` vectors of `size` float32 on each device (of "gather",
     the whole); `cut`: of so many first values of the sum each device gets only its part; 0: all are whole;
-    `chunks`, of which such a part has some (see `layout.windows`), by default as many as groups; `shares`,
-    the blocks of each group, if `local` are the sums of its cover's nodes, otherwise they are added first.
+    `bounds` of such parts (see `layout.Ranges`), by default equal ones; `shares`, the blocks of each group,
+    if `local` are the sums of its cover's nodes, otherwise they are added first.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class Exchange:
     exact: bool = True
     shards: int = 1
     cut: int = 0
-    chunks: int = 0
+    bounds: tuple[int, ...] = ()
     shares: tuple[int, ...] = ()
 
     @property
@@ -52,15 +52,20 @@ class Exchange:
     @property
     def part(self) -> int:
         """The values of which each device has the sum, or which it has of what is gathered."""
-        chunks, whole = self.chunks or self.groups, self.size if self.kind == "gather" else self.cut
-        return whole // chunks * windows(chunks, self.groups)[0]
+        return self._windows.part
+
+    @property
+    def _windows(self) -> Ranges:
+        whole = self.size if self.kind == "gather" else self.cut
+        even = Ranges.even(self.groups, self.groups, whole // self.groups)
+        return Ranges(tuple(self.bounds)) if self.bounds else even
 
     def program(self, mesh: Mesh) -> Callable[..., Any]:
         """The exchange over `mesh` of groups and shards, jitted: a `reducer`, `scatterer` or `gatherer`."""
         if self.kind == "gather":
-            return gatherer(mesh, self.chunks)
+            return gatherer(mesh, self._windows)
         if self.cut:
-            return scatterer(mesh, self.cut, self.exact, self.chunks, self.shares)
+            return scatterer(mesh, self._windows, self.exact, self.shares)
         return reducer(mesh, self.exact, self.shares)
 
     def specs(self, mesh: Mesh) -> Any:
@@ -127,15 +132,12 @@ def _pieces(vector: jax.Array, starts: Sequence[int], old: int, new: int) -> jax
 
 
 def scatterer(
-    mesh: Mesh, size: int, exact: bool = True, chunks: int = 0, shares: Sequence[int] = ()
+    mesh: Mesh, windows: Ranges, exact: bool = True, shares: Sequence[int] = ()
 ) -> Callable[[Sequence[jax.Array]], tuple[jax.Array, jax.Array]]:
-    """As `reducer`, but of the sum's first `size` values each device gets only its window of the `chunks`
-    (see `layout.windows`; by default as many as devices): all windows one after another are cut over `mesh`.
-    The other values are whole on every device."""
-    devices = mesh.devices.size
-    unit = size // (chunks or devices)
-    each, firsts = windows(chunks or devices, devices)
-    part, starts = each * unit, [first * unit for first in firsts]
+    """As `reducer`, but of the sum's first values each device gets only its window: all windows one after
+    another are cut over `mesh`. The other values are whole on every device."""
+    devices, part, size = mesh.devices.size, windows.part, windows.bounds[-1]
+    starts = [windows.start(group) for group in range(devices)]
 
     def local(vectors):
         sums = list(vectors) if shares else [tree_sum(vectors, jnp.add)]
@@ -151,21 +153,17 @@ def scatterer(
     return jax.jit(body)
 
 
-def gatherer(mesh: Mesh, chunks: int = 0) -> Callable[[jax.Array], jax.Array]:
-    """A jitted function that gathers a vector of `chunks` chunks (by default as many as devices), of which
-    each device has its window, on every device. Where windows overlap, they have equal values."""
-    devices = mesh.devices.size
-    each, firsts = windows(chunks or devices, devices)
-    # of each window, the chunks before the next one
-    own = [after - first for first, after in zip(firsts, [*firsts[1:], chunks or devices], strict=True)]
+def gatherer(mesh: Mesh, windows: Ranges) -> Callable[[jax.Array], jax.Array]:
+    """A jitted function that gathers a vector, of which each device has its window, on every device; of each
+    window the device's own values count."""
+    own = [windows.own(group) for group in range(mesh.devices.size)]
 
     def local(part):
         chunk, shape = _tiled(part.size)
-        padded = _fitted(part, chunk).reshape(shape)
-        gathered, unit = lax.all_gather(padded, AXIS).reshape(-1), part.size // each
-        if sum(own) == devices * each:
-            return _pieces(gathered, range(0, gathered.size, chunk), chunk, part.size)
-        return jnp.concatenate([gathered[i * chunk : i * chunk + n * unit] for i, n in enumerate(own)])
+        gathered = lax.all_gather(_fitted(part, chunk).reshape(shape), AXIS).reshape(-1)
+        if all(first == 0 and after == chunk for first, after in own):
+            return gathered
+        return jnp.concatenate([gathered[i * chunk + a : i * chunk + b] for i, (a, b) in enumerate(own)])
 
     return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P(AXIS), out_specs=P(), check_vma=False))
 

@@ -104,7 +104,7 @@ class Session:
 
     def describe(self) -> dict[str, Any]:
         """The machine, the layout, the precision and the size of the model as plain JSON values."""
-        whole = "flat" if self.recipe.optimizer.on_vector else "whole"
+        whole = "flat" if self.recipe.optimizer.elementwise else "whole"
         return {
             **describe(self.machine, self.layout),
             "precision": self.recipe.precision,
@@ -218,8 +218,8 @@ class Session:
         """The number of steps that the host may run ahead of the device."""
         queued = QUEUED_STEPS
         if self.placement.lead.platform == "cpu" and len(self.placement.devices) > 1:
-            more = self.recipe.optimizer.by_layer or not self.layout.aligned or self.verifier.share
-            queued = QUEUED_ON_CPUS // 2 if more else QUEUED_ON_CPUS
+            plain = self.layout.aligned and not self.verifier.share
+            queued = QUEUED_ON_CPUS if plain else QUEUED_ON_CPUS // 2
         return min(queued, self._data.in_use - 1)
 
     def drain(self, keep: bool = False) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from ..recipe.user_code import user_code
 from . import keys, scaling
 from .flat import Cut, Flat
 from .freeze import split, whole_params
-from .layers import rows_of
 from .replica import sums_of
 
 _NONE: Mapping[str, Any] = {}
@@ -88,20 +87,14 @@ class TrainState:
 
 
 def first_maker(
-    recipe: Recipe,
-    then: Callable[[TrainState], Any] = lambda state: state,
-    *,
-    moments: bool = True,
-    **options: Any,
+    recipe: Recipe, then: Callable[[TrainState], Any] = lambda state: state, **options: Any
 ) -> Any:
     """`init_state` of `recipe`, jitted, as a function of `seed` and `given`.
 
     *Arguments:* `then`, a function of the state in the same program; `options` of `jax.jit`.
     """
     example = spec_of(recipe.task.train)
-    return jax.jit(
-        lambda seed, given: then(init_state(recipe, example, seed, given, moments=moments)), **options
-    )
+    return jax.jit(lambda seed, given: then(init_state(recipe, example, seed, given)), **options)
 
 
 def first_state(recipe: Recipe, make: Any = None, alike: Callable[[Tree], Tree] = lambda t: t) -> TrainState:
@@ -127,19 +120,13 @@ def abstract_state(recipe: Recipe) -> TrainState:
 
 
 def init_state(
-    recipe: Recipe,
-    example: Spec,
-    seed: jax.Array | None = None,
-    given: Mapping[str, Any] = _NONE,
-    *,
-    moments: bool = True,
+    recipe: Recipe, example: Spec, seed: jax.Array | None = None, given: Mapping[str, Any] = _NONE
 ) -> TrainState:
     """The state before the first step. Traced or not.
 
     *Arguments:* `example`, column to `ShapeDtypeStruct`, one unbatched example; `seed` `()` uint32, by
-    default the recipe's; `given`, path to a parameter that replaces the task's; `moments`: if false,
-    `optimizer` and `ema` are None. Raises `RecipeError` if `init` or `loss` does not keep the contract of
-    `Task`, or all is frozen.
+    default the recipe's; `given`, path to a parameter that replaces the task's. Raises `RecipeError` if
+    `init` or `loss` does not keep the contract of `Task`, or all is frozen.
     """
     with user_code("Task.init"):
         pair = recipe.task.init(keys.init_key(recipe.seed if seed is None else seed))
@@ -150,16 +137,13 @@ def init_state(
     whole = replaced(jax.tree.map(jnp.asarray, pair[0]), given)
     params, frozen = split(whole, recipe.frozen, state)
     flat = flat_of(recipe, params)
-    optimizer = None
-    if moments:
-        optimizer = recipe.optimizer.init(flat.pack(params) if recipe.optimizer.on_vector else params)
     first = TrainState(
         step=jnp.int32(0),
         params=params,
         frozen=frozen,
         state=state,
-        optimizer=optimizer,
-        ema=flat.pack(params) if moments and recipe.ema is not None else None,
+        optimizer=recipe.optimizer.init(flat.pack(params) if recipe.optimizer.elementwise else params),
+        ema=flat.pack(params) if recipe.ema is not None else None,
         sums={},
         scale=scaling.first() if recipe.precision == "f16" else None,
     )
@@ -203,7 +187,7 @@ def flat_of(recipe: Recipe, params: Tree) -> Any:
         raise RecipeError("parameter-without-gradient", text, dtypes=wrong)
     widest = max([jnp.dtype(jnp.float32), *dtypes], key=lambda dtype: dtype.itemsize)
     if recipe.shards == 1:
-        return Flat(params, recipe.replicas, widest, *rows_of(recipe.optimizer, params, recipe.replicas))
+        return Flat(params, recipe.replicas, widest)
     return Cut(params, axes_of(recipe, params), recipe.shards, recipe.replicas, widest)
 
 

@@ -1,12 +1,10 @@
 """The one step: what `fit` runs, what a benchmark times, what a plan compiles.
 
-A step is three programs, one more with gradient clipping, and two with LAMB or LARS. None touches the host:
+A step is three programs, one more with gradient clipping. None touches the host:
 
     replica   one replica's gradient, sums and state, as one flat vector      on each device
     reduce    the sum of all replicas' vectors in the order of a fixed tree   across devices
     square    the squares of the gradient's chunks, for clipping by norm      on each device
-    measure   the lengths of rows of the vector, for norms of layers          on each device
-    ratios    of the rows of all layers                                       on each device
     update    optimizer, averages, state                                      on each device
 
 All but `reduce` are compiled for a single device, and a device with several replicas runs the same program
@@ -28,10 +26,11 @@ in which the other simulated devices compute, so a program that does both can de
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,8 +40,10 @@ from ..chips import find
 from ..data.sources import Spec, spec_of
 from ..models.chip_traits import traced_for
 from ..recipe.recipe import Recipe
+from ..recipe.task import Tree
 from . import feed
-from .layout import Layout, tree_sum, windows
+from .layout import Layout, Ranges, tree_sum
+from .leaves import OwnLeaves
 from .program_digest import mark
 from .replica import contribution
 from .state import TrainState, abstract_state, read
@@ -77,6 +78,15 @@ other TPUs it makes little difference. Google's recipes for the v6e raise it too
 (github.com/AI-Hypercomputer/tpu-recipes)."""
 
 
+class RowRange(NamedTuple):
+    """The rows of an array that a device has, and which of these, counted from the first, no other owns."""
+
+    first: int
+    after: int
+    own: int
+    end: int
+
+
 class Step:
     """The programs of a recipe's step as pure functions of arrays, for one device of a layout.
 
@@ -106,7 +116,11 @@ class Step:
         self.fused = layout.blocks == 1
         self.state = abstract_state(recipe) if state is None else state
         self.updates = Update(recipe, self.state)
-        self.sharded = shares_out(recipe, self.state, layout.devices, shard_optimizer)
+        self.sharded = shares_out(self.updates, self.state, layout.devices, shard_optimizer)
+        self.group = 0
+        if self.sharded:
+            owns = [self.windows[0].own(group) for group in range(layout.devices)]
+            self.group = max(range(layout.devices), key=lambda group: owns[group][1] - owns[group][0])
 
     @functools.cached_property
     def traced(self):
@@ -143,32 +157,19 @@ class Step:
         each = [vectors[i] for i in range(self.calls)]
         return tree_sum(each, jnp.add) if self.layout.aligned else each
 
-    def update(self, state: TrainState, total: jax.Array, hyper: dict, squares: Any, ratios: Any = None):
-        return self.updates(state, total, hyper, squares, ratios)
+    def update(self, state: TrainState, total: jax.Array, hyper: dict, squares: Any):
+        size = self.updates.flat.size
+        with traced_for(self.device):
+            return self.updates(state, total[:size], total[size:], hyper, squares, self.updates.spread())
 
-    def update_chunk(
-        self, state: TrainState, summed, beside, hyper: dict, squares, masks: dict, ratios: Any = None
-    ):
+    def update_chunk(self, state: TrainState, summed, beside, hyper: dict, squares, masks: dict):
         """`update` for a device's part of the vector and of the optimizer's state, if they are `sharded`."""
-        return self.updates.moved(state, summed, beside, hyper, squares, masks, ratios)
-
-    def measure(self, state: TrainState, total: jax.Array, hyper: dict, squares: Any) -> jax.Array:
-        """The lengths of the vector's rows; see `Update.measure`."""
-        size, masks = self.updates.flat.size, self.updates.traced_masks()
-        return self.measure_chunk(state, total[:size], total[size:], hyper, squares, masks)
-
-    def measure_chunk(
-        self, state: TrainState, summed, beside, hyper: dict, squares, masks: dict
-    ) -> jax.Array:
-        """`measure` for a device's part of the vector, if it is `sharded`."""
-        decaying = masks.get("decaying", self.updates.decays)
-        return self.updates.measure(state, summed, beside, hyper, squares, decaying)
-
-    def ratios(self, lengths: jax.Array, step: jax.Array, hyper: dict) -> jax.Array:
-        return self.updates.ratios(lengths, step, hyper)
+        with traced_for(self.device):
+            return self.updates(state, summed, beside, hyper, squares, masks, self._part)
 
     def square(self, total: jax.Array) -> jax.Array:
-        return self.updates.square(total)
+        with traced_for(self.device):
+            return self.updates.square(total, self._part)
 
     def replica_and_update(self, state, frozen, window, data, place) -> tuple[TrainState, jax.Array]:
         """A whole step. `frozen` is not part of `state`, since it is not overwritten."""
@@ -178,10 +179,8 @@ class Step:
 
     def after(self, state: TrainState, total: jax.Array, hyper: dict) -> tuple[TrainState, jax.Array]:
         """All programs after the sum `total`."""
-        squares, ratios = self.updates.square(total) if self.updates.squares is not None else None, None
-        if self.updates.lengths is not None:
-            ratios = self.ratios(self.measure(state, total, hyper, squares), state.step, hyper)
-        return self.updates(state, total, hyper, squares, ratios)
+        squares = self.square(total) if self.updates.squares is not None else None
+        return self.update(state, total, hyper, squares)
 
     def specs(self) -> dict[str, Any]:
         """The shapes of the programs' inputs on one device: `state`, `window`, `data`, `place`, `vector` and
@@ -203,47 +202,80 @@ class Step:
         state = dataclasses.replace(self.state, params=self.updates.flat.shape)
         if not self.sharded:
             return state
-        optimizer, ema = jax.tree.map(self._part, (state.optimizer, state.ema))
-        return dataclasses.replace(state, optimizer=optimizer, ema=ema)
+        return jax.eval_shape(lambda state: self.part_of(state, self.group), state)
+
+    @functools.cached_property
+    def windows(self) -> tuple[Ranges, Ranges]:
+        """Of the vector's values, and of their squares, what each device updates, if they are `sharded`."""
+        return self.updates.windows(self.layout.devices)
+
+    def on(self, group: int) -> Step:
+        """The step of another device, whose programs are others if it updates other leaves."""
+        other = copy.copy(self)
+        other.group = group
+        return other
+
+    @property
+    def alike(self) -> bool:
+        """Whether all devices run the same programs."""
+        return not self.sharded or self.updates.leaves is None
+
+    @property
+    def _part(self) -> OwnLeaves | None:
+        """What this device updates by leaf, if that is not all."""
+        leaves = self.updates.leaves
+        return None if self.alike or leaves is None else leaves.part(self.group, self.layout.devices)
+
+    def cuts(self, group: int) -> dict[str, list[RowRange | None]]:
+        """Of "optimizer" and "ema" what a device has of each leaf, in rows of `rowed`; None if all."""
+        values, leaves = self.windows[0], self.updates.leaves
+        window = RowRange(values.start(group), values.start(group) + values.part, *values.own(group))
+        if leaves is None:
+            flat = [self.is_flat(leaf) for leaf in jax.tree.leaves(self.state.optimizer)]
+            return {"optimizer": [window if one else None for one in flat], "ema": [window]}
+        rows = {
+            i: RowRange(a, b, 0, b - a) for i, (a, b) in leaves.part(group, self.layout.devices).span.items()
+        }
+        own = [None if i is None else rows.get(i, RowRange(0, 0, 0, 0)) for i in leaves.owners]
+        return {"optimizer": own, "ema": [window]}
+
+    def rowed(self, name: str, whole: Tree) -> Tree:
+        """A part of the whole state with an axis along which each leaf can be cut."""
+        leaves = self.updates.leaves
+        return whole if leaves is None or name == "ema" or whole is None else leaves.rows(whole)
+
+    def part_of(self, state: TrainState, group: int) -> TrainState:
+        """`state` with a device's part of the optimizer's state and of the average."""
+
+        def part(name: str) -> Tree:
+            leaves, structure = jax.tree.flatten(self.rowed(name, getattr(state, name)))
+            pairs = zip(leaves, self.cuts(group)[name], strict=False)  # there may be no average
+            own = [x if cut is None else x[cut.first : cut.after] for x, cut in pairs]
+            return jax.tree.unflatten(structure, own)
+
+        return dataclasses.replace(state, optimizer=part("optimizer"), ema=part("ema"))
 
     def is_flat(self, leaf: Any) -> bool:
         """Whether a leaf of the optimizer's state has one value for each value of the parameter vector."""
         return leaf.shape == (self.updates.flat.size,)
 
-    def _part(self, leaf: Any) -> jax.ShapeDtypeStruct:
-        """The shape of a device's part of `leaf`."""
-        shape = (self.part,) if self.is_flat(leaf) else leaf.shape
-        return jax.ShapeDtypeStruct(shape, leaf.dtype)
-
-    @property
-    def part(self) -> int:
-        """The number of values of the vector that a device updates, if they are `sharded`."""
-        flat = self.updates.flat
-        return flat.chunk * windows(flat.chunks, self.layout.devices)[0]
-
     def update_specs(self, hyper: dict) -> tuple[Any, ...]:
-        """The shapes of the inputs of `update`, or of `update_chunk` if `sharded`, on a device; all but the
-        last are those of `measure` or `measure_chunk`.
+        """The shapes of the inputs of `update`, or of `update_chunk` if `sharded`, on a device.
 
         *Arguments:* `hyper` of the window, arrays or shapes.
         """
-        updates, state = self.updates, self.carried.without("donated")
+        updates, specs = self.updates, self.specs()
+        state = specs["state"].without("donated")
         if not self.sharded:
-            total = jax.ShapeDtypeStruct((updates.size,), jnp.float32)
-            return state, total, hyper, updates.squares, updates.by_row
-        params = self._part(updates.flat.shape)
+            return state, specs["vector"], hyper, specs["squares"]
+        params = jax.ShapeDtypeStruct((self.windows[0].part,), updates.flat.dtype)
         beside = jax.ShapeDtypeStruct((updates.size - updates.flat.size,), jnp.float32)
         masks = {
             name: jax.ShapeDtypeStruct(params.shape, dtype) for name, (dtype, _) in updates.masks().items()
         }
         summed = jax.ShapeDtypeStruct(params.shape, jnp.float32)
         state = dataclasses.replace(state, params=params)
-        ratios = updates.layers and updates.layers.shapes(params.size)[1]
-        return state, summed, beside, hyper, updates.squares, masks, ratios
-
-    def ratios_specs(self, hyper: dict) -> tuple[Any, ...]:
-        """The shapes of the inputs of `ratios` on a device."""
-        return self.updates.lengths, self.state.step, hyper
+        return state, summed, beside, hyper, updates.squares, masks
 
     def _vector(self, inputs, at, data, place) -> jax.Array:
         inputs = (self.updates.flat.unpack(inputs[0]), *inputs[1:])

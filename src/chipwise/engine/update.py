@@ -5,12 +5,13 @@ do not depend on where the vector is cut (measured on the CPU with AdamW and SGD
 into 1 to 1,000 pieces; over a tree of leaves they differ in the last place). All inputs and outputs are
 vectors, since the compiler would fuse the slices of a tree's leaves with the arithmetic, which may change the
 bits and made the update 3 to 4 times as slow. The norm for clipping is summed chunk by chunk, and the chunks
-in tree order. LAMB and LARS need the norms of layers as well: see `engine.layers`. Optimizers that use whole
-leaves (Adafactor, Muon, unknown ones) get the tree.
+in tree order. Optimizers that need whole leaves (LAMB, LARS, Muon, optax's unless said otherwise) update leaf
+by leaf, and the norm is summed so: see `engine.leaves`.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -23,8 +24,8 @@ from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from . import scaling
 from .flat import Flat
-from .layers import Layers
-from .layout import tree_sum, windows
+from .layout import Ranges, tree_sum
+from .leaves import Leaves, OwnLeaves
 from .replica import from_sums, summable
 from .state import TrainState, flat_of, nbytes
 
@@ -41,8 +42,6 @@ class Update:
     - The vector that is summed over replicas: `gradient`, the layout of the gradient, with which it begins;
       `aside`, that of the metric sums and the task's state, which follow; and its `size` on a device.
     - `squares`, the shape of `square`'s result if the norm is clipped or the loss scaled, otherwise None.
-    - `layers`, and the shapes of `measure`'s and `ratios`' results, `lengths` and `by_row`, if the optimizer
-      needs norms of layers, otherwise None.
     """
 
     def __init__(self, recipe: Recipe, state: TrainState):
@@ -56,100 +55,66 @@ class Update:
         self._clips = "clip" in recipe.optimizer.hyper
         wanted = self._clips or recipe.precision == "f16"
         chunks = recipe.replicas * recipe.shards
+        if not recipe.optimizer.elementwise:
+            chunks = sum(recipe.optimizer.layers(state.params))
         self.squares = jax.ShapeDtypeStruct((chunks,), jnp.float32) if wanted else None
-        self.layers: Layers | None = None
-        self.lengths: jax.ShapeDtypeStruct | None = None
-        self.by_row: jax.ShapeDtypeStruct | None = None
-        if recipe.optimizer.by_layer:
-            self.layers = Layers(self.flat, recipe.optimizer.decaying(state.params))
-            self.lengths, self.by_row = self.layers.shapes(self.flat.size)
+
+    @functools.cached_property
+    def leaves(self) -> Leaves | None:
+        """How the optimizer updates leaf by leaf; None if it is elementwise."""
+        optimizer, one = self.recipe.optimizer, jax.ShapeDtypeStruct((), jnp.float32)
+        given = dict.fromkeys(optimizer.hyper, one), one if self._clips else None
+        return None if optimizer.elementwise else Leaves(optimizer, self.flat, given)
+
+    def windows(self, groups: int) -> tuple[Ranges, Ranges]:
+        """The parts of the vector that `groups` devices update, and those of its squares."""
+        if self.leaves is not None:
+            return self.leaves.windows(groups)
+        return Ranges.even(self.flat.chunks, groups, self.flat.chunk), Ranges.even(self.flat.chunks, groups)
 
     def vector(self, contribution: dict[str, Any]) -> jax.Array:
         """A replica's contribution as the vector `(size,)` float32 that is summed."""
         aside = {name: contribution[name] for name in ("sums", "state")}
         return jnp.concatenate([self.gradient.pack(contribution["grads"]), self.aside.pack(aside)])
 
-    def square(self, total: jax.Array) -> jax.Array:
-        """The sums of squares, `(chunks,)` float32, of each chunk of the gradient in `total` `(size,)`, or in
-        some chunks of it."""
+    def square(self, total: jax.Array, part: OwnLeaves | None = None) -> jax.Array:
+        """The sums of squares, float32, of each chunk or row of the gradient in `total` `(size,)`, or of the
+        chunks in a window of it; of a `part` by leaf, the window of `windows` with its own."""
+        if self.leaves is not None:
+            return self.leaves.squares(total, part)
         chunks = total[: self.flat.size].reshape(-1, self.flat.chunk)
         # One after another, so that the code for a chunk does not depend on the number of chunks
         return lax.map(lambda chunk: jnp.sum(chunk * chunk), chunks)
 
-    def measure(
-        self,
-        state: TrainState,
-        summed: jax.Array,
-        beside: jax.Array,
-        hyper: dict,
-        squares: Any,
-        decaying: Any,
-    ) -> jax.Array:
-        """The lengths of the rows of some chunks, of which `ratios` makes the norms of layers. Arguments as
-        of `moved`."""
-        assert self.layers is not None
-        optimizer: Any = self.recipe.optimizer
-        examples, _, now, _, norm = self._inputs(state, beside, hyper, squares)
-
-        def pair(summed: Any, params: Any, moments: Any, decaying: Any) -> tuple[Any, Any]:
-            gradient = (summed / examples).astype(self.flat.dtype)
-            return optimizer.measured(gradient, moments, params, now, decaying=decaying, norm=norm)
-
-        vectors = (summed, state.params, state.optimizer, decaying)
-        return self.layers.lengths(pair, vectors, summed.size)
-
-    def ratios(self, lengths: jax.Array, step: jax.Array, hyper: dict) -> jax.Array:
-        """The ratio of each row of the vector, from the lengths of all."""
-        assert self.layers is not None
-        return self.layers.ratios(self.recipe.optimizer, _at(hyper, step), lengths)
-
     def __call__(
-        self,
-        state: TrainState,
-        total: jax.Array,
-        hyper: dict,
-        squares: jax.Array | None,
-        ratios: jax.Array | None = None,
-    ) -> tuple[TrainState, jax.Array]:
-        """The state after a step, without its frozen part, and a token `()` to wait for.
+        self, state: TrainState, summed: jax.Array, beside: jax.Array, hyper: dict, squares: jax.Array | None,
+        masks: dict[str, Any], part: OwnLeaves | None = None,
+    ) -> tuple[TrainState, jax.Array]:  # fmt: skip
+        """The state after a step, without its frozen part, and a token `()` to wait for; or a device's part.
 
-        *Arguments:* `state`, with the vector of `flat` as `params`; `total` `(size,)`, the sum of all
-        replicas' vectors; `hyper`, the window's tables and its first step; `squares` `(chunks,)` from
-        `square`, and `ratios` `(rows,)`, or None if not used.
+        *Arguments:* `state`, with the vector of `flat` as `params`, or a window of it, of which the
+        optimizer's state is too; `summed`, the sum of the gradients in the window; `beside`, the sum of the
+        values after the gradient in the vector; `hyper`, the tables of the steps' window and its first step;
+        `squares` from `square`, or None; `masks` of the window; `part`, by leaf, if it is not the whole.
         """
-        size = self.flat.size
-        masks = self.traced_masks()
-        return self.moved(state, total[:size], total[size:], hyper, squares, masks, ratios)
-
-    def moved(
-        self,
-        state: TrainState,
-        summed: jax.Array,
-        beside: jax.Array,
-        hyper: dict,
-        squares: jax.Array | None,
-        masks: dict[str, Any],
-        ratios: jax.Array | None = None,
-    ) -> tuple[TrainState, jax.Array]:
-        """The update of some chunks; the state of an optimizer of the vector has the same chunks.
-
-        *Arguments:* `summed`, the sum of the gradients in these chunks; `beside`, the sum of the values after
-        the gradient in the vector; `masks` and `ratios` of these chunks.
-        """
-        recipe, optimizer, flat = self.recipe, self.recipe.optimizer, self.flat
-        examples, aside, now, square, norm = self._inputs(state, beside, hyper, squares)
+        recipe, optimizer, flat, leaves = self.recipe, self.recipe.optimizer, self.flat, self.leaves
+        aside = self.aside.unpack(beside)
+        examples, now, norm, square = aside["sums"]["loss"].count, _at(hyper, state.step), None, None
+        if squares is not None:
+            square = tree_sum([squares[i] for i in range(squares.size)], jnp.add)
+            norm = jnp.sqrt(square) / examples if self._clips else None
         gradient = summed / examples
-        if optimizer.on_vector:
-            vectors = (gradient.astype(flat.dtype), state.optimizer, state.params)
-            params, moments = self._moved(
-                vectors, now, masks.get("decaying", self.decays), norm, masks.get("members"), ratios
-            )
+        if leaves is None:
+            params, moments = optimizer.update(
+                gradient.astype(flat.dtype), state.optimizer, state.params, now,
+                decaying=masks.get("decaying", self.decays), norm=norm, members=masks.get("members"),
+            )  # fmt: skip
             if flat.rounds:
                 params = flat.pack(flat.unpack(params))
         else:
-            tree, gradients = flat.unpack(state.params), self.gradient.unpack(gradient)
-            tree, moments = optimizer.update(gradients, state.optimizer, tree, now, norm=norm)
-            params = flat.pack(tree)
+            params, moments = leaves.update(
+                gradient, state.optimizer, state.params, (now, norm), state.step, part
+            )
         step = state.step + jnp.int32(1)
         after = TrainState(
             step=step,
@@ -164,36 +129,6 @@ class Update:
             after = scaling.unless_overflown(state, after, square)
         return after, step
 
-    def _moved(
-        self, vectors: tuple[Any, ...], now: dict, decaying: Any, norm: Any, members: Any, ratios: Any
-    ) -> tuple[Any, Any]:
-        """Parameters and optimizer's state after the update of `vectors`: gradient, state, parameters."""
-        optimizer: Any = self.recipe.optimizer
-        if self.layers is None:
-            return optimizer.update(*vectors, now, decaying=decaying, norm=norm, members=members)
-
-        def update(gradient: Any, moments: Any, params: Any, decaying: Any, ratios: Any) -> tuple[Any, Any]:
-            return optimizer.update(
-                gradient, moments, params, now, decaying=decaying, norm=norm, ratios=ratios
-            )
-
-        return self.layers.moved(update, (*vectors, decaying), ratios)
-
-    def _inputs(
-        self, state: TrainState, beside: jax.Array, hyper: dict, squares: Any
-    ) -> tuple[jax.Array, dict, dict, Any, Any]:
-        """The number of examples, the sums beside the gradient, the step's hyperparameters, and the
-        gradient's sum of squares and norm, or None for each that is not used."""
-        aside = self.aside.unpack(beside)
-        examples = aside["sums"]["loss"].count
-        now = _at(hyper, state.step)
-        norm, square = None, None
-        if squares is not None:
-            square = tree_sum([squares[i] for i in range(squares.size)], jnp.add)
-        if square is not None and self._clips:
-            norm = jnp.sqrt(square) / examples
-        return examples, aside, now, square, norm
-
     @property
     def decays(self) -> bool | None:
         """Whether all values of the vector decay (true) or none (false); `None` if only some do."""
@@ -201,23 +136,19 @@ class Update:
         return (bool(chosen.pop()) if chosen else True) if len(chosen) < 2 else None
 
     def masks(self) -> dict[str, tuple[Any, Tree]]:
-        """The arguments of `moved` that differ between values of the vector: for each of `decaying` (whether
+        """What differs between values of the vector in an elementwise update: for each of `decaying` (whether
         they decay) and `members` (their group), the dtype and the value for each leaf of the parameters."""
         optimizer = self.recipe.optimizer
         masks: dict[str, tuple[Any, Tree]] = {}
-        if self.decays is None:
+        if optimizer.elementwise and self.decays is None:
             masks["decaying"] = (np.bool_, optimizer.decaying(self._params))
         if optimizer.patterns:
             masks["members"] = (np.int8, optimizer.members(self._params))
         return masks
 
-    def traced_masks(self) -> dict[str, jax.Array]:
-        """`masks` of the whole vector, each `(flat.size,)`."""
-        return {name: self._spread(jnp, *mask) for name, mask in self.masks().items()}
-
-    def host_masks(self) -> dict[str, np.ndarray]:
-        """`masks` as NumPy arrays, each `(flat.size,)`."""
-        return {name: self._spread(np, *mask) for name, mask in self.masks().items()}
+    def spread(self, numpy: Any = jnp) -> dict[str, Any]:
+        """`masks` of the whole vector, each `(flat.size,)`: traced, or arrays of `numpy`."""
+        return {name: self._spread(numpy, *mask) for name, mask in self.masks().items()}
 
     def _spread(self, numpy: Any, dtype: Any, leaves: Tree) -> Any:
         if self.recipe.shards > 1:  # a mask of rows must be the same on every device
@@ -240,7 +171,7 @@ class Update:
             lambda value, leaf: numpy.full(leaf.shape, value, dtype), leaves, self.flat.tree
         )
         flat = self.flat.of(spread, dtype)
-        return flat.pack_host(spread) if numpy is np else flat.pack(spread)
+        return flat.pack(spread, numpy)
 
     def _averaged(self, ema: jax.Array, params: jax.Array) -> jax.Array:
         """`ema + (1 - decay) * (params - ema)`, so that the average of a constant is exactly that
@@ -254,19 +185,18 @@ WORTH_BYTES = 16 << 20
 more programs, which slows down small models."""
 
 
-def shares_out(recipe: Recipe, state: TrainState, devices: int, wanted: bool | None) -> bool:
+def shares_out(updates: Update, state: TrainState, devices: int, wanted: bool | None) -> bool:
     """Whether to shard the optimizer's state over `devices`: if `wanted`, or by default if each device saves
-    `WORTH_BYTES`. Only if it changes no bits, so the optimizer must be of the vector and round no parameter.
+    `WORTH_BYTES`. Only if it changes no bits: leaves must be `apart`, or the vector rounded for none.
 
     *Arguments:* `state`, as arrays or shapes.
     """
-    if wanted is False or devices == 1 or not recipe.optimizer.on_vector:
+    if wanted is False or devices == 1 or updates.recipe.shards > 1:
         return False
-    if flat_of(recipe, state.params).rounds:
+    if updates.flat.rounds if updates.leaves is None else not updates.leaves.apart:
         return False
-    chunks = recipe.replicas
-    saved = nbytes((state.optimizer, state.ema)) * (chunks - windows(chunks, devices)[0]) // chunks
-    return bool(wanted) or saved >= WORTH_BYTES
+    size, part = updates.flat.size, updates.windows(devices)[0].part
+    return bool(wanted) or nbytes((state.optimizer, state.ema)) * (size - part) // size >= WORTH_BYTES
 
 
 def _at(hyper: dict, step: jax.Array) -> dict[str, jax.Array]:

@@ -36,7 +36,6 @@ DISPATCH_FACTOR = 2.0
 """The factor, down and up, of the host's time, since hosts differ."""
 
 _RING = Kernel("all-reduce", "collective", bound="interconnect", dtype="f32", source="devices/all-reduce")
-_GATHER = replace(_RING, name="all-gather", source="devices/all-gather")
 _PARTS = {"replica": "replica", "reduce": "reduce", BLOCK: "forward"}
 """The part of a step that a program belongs to; "update" for the others."""
 
@@ -250,11 +249,6 @@ def between(step: TracedStep, target: Target, reduce: Sequence[Kernel]) -> list[
         if compiled and not layout.exact:  # a TPU may scatter, or gather, by adding up whole arrays
             wire, sent = wire * compiled / sent, compiled
         kernels.append(replace(_RING, seconds=wire, bytes=sent))
-    if step.gathered:  # a sum is a scatter and a gathering
-        lengths = 4.0 * step.gathered
-        wire = sum_seconds(lengths, target, layout.groups, layout.exact, layout.shards) / 2
-        sent = lengths * (layout.groups - 1) / layout.groups
-        kernels.append(replace(_GATHER, seconds=wire, bytes=sent))
     return kernels
 
 
@@ -284,7 +278,7 @@ def within(step: TracedStep, target: Target, timed: Sequence[Kernel]) -> list[Ke
 def finished(
     made: StepTime, step: TracedStep, target: Target, kernels: Mapping[str, Sequence[Kernel]]
 ) -> StepTime:
-    """`made` with its time, from the timed `kernels` of each program; those for norms are the update's."""
+    """`made` with its time, from the timed `kernels` of each program."""
     whole = tuple(
         replace(kernel.times(step.calls if name == "replica" else 1), program=_PARTS.get(name, "update"))
         for name, own in kernels.items()

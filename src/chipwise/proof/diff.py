@@ -247,7 +247,7 @@ class _OneStep:
         self.recipe, self.window = recipe, window
         self.step = Step(recipe, Layout.of(recipe, 1), resident=False)
         sums = jax.tree.unflatten(jax.tree.structure(self.step.state.sums), jax.tree.leaves(state.sums))
-        params = self.step.updates.flat.pack_host(state.params)
+        params = self.step.updates.flat.pack(state.params, np)
         self.state = dataclasses.replace(state, params=params, sums=sums)
         self.batch = take(recipe.task.train, window["rows"]["indices"][0])
         self.vector = jax.jit(self.step.replica)

@@ -21,6 +21,7 @@ parameter is), and parameters keep their dtype. Long because what an optimizer i
 
 from __future__ import annotations
 
+import fnmatch
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -66,15 +67,15 @@ class Optimizer(ABC):
         """Whether each value of a parameter moves by its own gradient, state, answer of `decay`, and the
         scalars alone (`clip`'s global norm aside), so that parameters may be cut anywhere."""
 
-    @property
-    def by_layer(self) -> bool:
-        """Whether all but a ratio for each layer is elementwise: see `recipe.trust_ratio`."""
-        return False
+    def layers(self, params: Tree) -> list[int]:
+        """For each leaf of `params` the number of layers that it holds: more than one if each of its rows is
+        updated as a leaf of its own, as are those at paths of the pattern `stacked`, if it has one."""
+        paths, _ = jax.tree_util.tree_flatten_with_path(params)
+        return [(int(leaf.shape[0]) or 1) if self._is_stacked(path, leaf) else 1 for path, leaf in paths]
 
-    @property
-    def on_vector(self) -> bool:
-        """Whether it updates the flat vector of the parameters; otherwise it needs whole leaves."""
-        return self.elementwise or self.by_layer
+    def _is_stacked(self, path: Any, leaf: Any) -> bool:
+        name, pattern = jax.tree_util.keystr(path, simple=True, separator="/"), getattr(self, "stacked", "")
+        return leaf.ndim > 1 and fnmatch.fnmatchcase(name, pattern)
 
     @property
     @abstractmethod
@@ -146,7 +147,7 @@ class Optimizer(ABC):
 
     def update(
         self, grads: Tree, opt_state: Tree, params: Tree, hyper: Scalars, *, decaying: Tree | None = None,
-        norm: Any = None, members: Any = None, ratios: Tree | None = None,
+        norm: Any = None, members: Any = None,
     ) -> tuple[Tree, Tree]:  # fmt: skip
         """One step: `(new_params, new_opt_state)`, with the structure, shapes and dtypes of the old.
 
@@ -155,18 +156,10 @@ class Optimizer(ABC):
         be given a vector or a part of one in place of the tree; then `decaying`,
         bools of its shape, says which values decay, `norm` `()` is the global norm
         of the whole gradient, and `members`, whole numbers of its shape, which of
-        `patterns` each value belongs to. So may one `by_layer`, with each value's
-        ratio as `ratios`, which broadcast to its shape.
+        `patterns` each value belongs to.
 
         Raises `RecipeError` when `hyper` has other keys or a value is not a scalar.
         """
-        grads, wide, scalars, decaying, norm = self._prepared(grads, params, hyper, decaying, norm)
-        with _optax_dtypes():
-            moved, opt_state = self._apply(grads, opt_state, wide, scalars, decaying, norm, members, ratios)
-        return _narrowed(moved, params), opt_state
-
-    def _prepared(self, grads: Tree, params: Tree, hyper: Scalars, decaying: Tree | None, norm: Any) -> tuple:
-        """The arguments of `update` in one dtype, with those that are left out."""
         wide, dtype = _widen(params)
         grads = jax.tree.map(lambda g: jnp.asarray(g).astype(dtype), grads)
         scalars = self._scalars(hyper, dtype)
@@ -175,11 +168,14 @@ class Optimizer(ABC):
         if norm is None and "clip" in scalars:
             squares = [jnp.sum(g * g) for g in jax.tree.leaves(grads)]
             norm = jnp.sqrt(sum(squares[1:], start=squares[0]))
-        return grads, wide, scalars, decaying, norm
+        with _optax_dtypes():
+            moved, opt_state = self._apply(grads, opt_state, wide, scalars, decaying, norm, members)
+        moved = jax.tree.map(lambda new, old: new.astype(jnp.asarray(old).dtype), moved, params)
+        return moved, opt_state
 
     def _apply(
         self, grads: Tree, opt_state: Tree, params: Tree, scalars: Scalars, decaying: Tree, norm: Any,
-        members: Any, ratios: Tree | None = None,
+        members: Any,
     ) -> tuple[Tree, Tree]:  # fmt: skip
         """`update` of arrays in one dtype."""
         updates, opt_state = self._transform(scalars, decaying, norm).update(grads, opt_state, params)
@@ -247,27 +243,19 @@ def _widen(params: Tree) -> tuple[Tree, Any]:
     if wrong:
         sentence = "Parameters of {dtypes:and} have no gradient: keep them in the task's state."
         raise RecipeError("parameters-without-gradient", sentence, dtypes=sorted(set(wrong)))
-    dtype = max([jnp.dtype(jnp.float32), *map(_at_least_float32, leaves)], key=lambda d: d.itemsize)
+    dtype = max([jnp.dtype(jnp.float32), *leaves], key=lambda d: d.itemsize)
     return jax.tree.map(lambda p: jnp.asarray(p).astype(dtype), params), dtype
-
-
-def _narrowed(moved: Tree, params: Tree) -> Tree:
-    """`moved` in the dtypes of `params`."""
-    return jax.tree.map(lambda new, old: new.astype(jnp.asarray(old).dtype), moved, params)
-
-
-def _at_least_float32(dtype: Any) -> Any:
-    if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
-        return jnp.dtype(jnp.float32)
-    return dtype
 
 
 _Parts = list[optax.GradientTransformation]
 
 _INPUTS = ("lr", "b1", "b2")
 _AVERAGES = ("momentum", "b1", "b2")
-_OPTIONAL = ("momentum", "weight_decay", "clip")
+_OPTIONAL = ("momentum", "weight_decay", "clip", "adam_lr")
 """Settings that are inputs of the step, these only where they are not None or exactly 0."""
+
+STACKED = "*stack/*"
+"""Of paths whose leaves have a layer in each row, as in `models.transformer.Blocks`."""
 
 HIGHEST_ADAM = 0.03
 """Adam's rate from which few nets train: every weight may move by this much a step. A rule of thumb."""
@@ -442,9 +430,8 @@ def from_optax(
     input of the step. Settings that are not numbers that vary, such as flags, masks and starting values, go
     in beforehand: `from_optax(functools.partial(optax.lion, mask=mask), learning_rate=0.01)`.
     `elementwise=True` says of `make` what `Optimizer.elementwise` means: true of Lion or RMSprop, not of
-    Adafactor or Muon, which need whole parameters (as optax's LAMB and LARS: `cw.recipe.lamb`,
-    `cw.recipe.lars` do not). `make` must not branch on the numbers. A scheduled one is NaN in `init`, where
-    it has no step, so that a state made from it cannot pass unseen.
+    Adafactor or Shampoo, which need whole parameters. `make` must not branch on the numbers. A scheduled one
+    is NaN in `init`, where it has no step, so that a state made from it cannot pass unseen.
 
     Raises `RecipeError` for a value that is neither a number nor a schedule.
     """
@@ -495,7 +482,8 @@ def _is_zero(value: Any) -> bool:
 def _check(optimizer: Optimizer, given: dict[str, Any]) -> None:
     """Raises `RecipeError` unless each setting is a schedule, or a number in its range."""
     kind = type(optimizer).__name__
-    for name in ("lr", "eps", "weight_decay", "trust", *_AVERAGES):
+    optional = [name for name in ("adam_lr", "rms") if given.get(name) is not None]
+    for name in ("lr", "eps", "weight_decay", "trust", *_AVERAGES, *optional):
         schedule = as_schedule(given.get(name, 0), f"{kind}'s {name}")
         value = schedule.value if isinstance(schedule, constant) else 0.0
         if value < 0:

@@ -125,7 +125,7 @@ class grouped(Optimizer):
     def init(self, params: Tree) -> Tree:
         return self.inner.init(ravel_pytree(params)[0])
 
-    def _apply(self, grads, opt_state, params, scalars, decaying, norm, members, ratios=None):
+    def _apply(self, grads, opt_state, params, scalars, decaying, norm, members):
         if members is None:  # trees, not the vector of a step
             number = self.members(params)
             spread = (jax.tree.map(lambda x, p: jnp.full(p.shape, x), t, params) for t in (number, decaying))

@@ -218,6 +218,9 @@ def _values(
         code = "move-rate-same"
     new: dict[str, Any] = {"lr": given["lr"] if factor == 1 else _scaled(given["lr"], factor)}
     changes = [Change("lr", old_lr, peak(new["lr"]), fact(code, k=float(k)))]
+    if (own := given.get("adam_lr")) is not None:
+        new["adam_lr"] = own if factor == 1 else _scaled(own, factor)
+        changes.append(Change("adam_lr", peak(own), peak(new["adam_lr"]), fact(code, k=float(k))))
     if decay := peak(given.get("weight_decay", 0)):
         if (change := k / Fraction(factor)) != 1:
             new["weight_decay"] = _scaled(given["weight_decay"], change)
@@ -230,7 +233,7 @@ def _values(
             Change("momentum", momentum, momentum, fact("move-momentum", steps=1 / (1 - momentum)))
         )
     if not linear and k != 1:
-        for name in ("b1", "b2"):
+        for name in [name for name in ("b1", "b2", "momentum") if given.get(name)]:
             new[name] = _to_the_power(given[name], k)
             why = fact("move-average", k=float(k))
             changes.append(Change(name, peak(given[name]), peak(new[name]), why))
