@@ -82,7 +82,7 @@ def test_settings_that_would_hang_are_refused():
 def test_a_limit_of_addresses_with_which_xla_would_end_the_process(monkeypatch, capsys):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (10**9, 10**9))
     one_line(here(capsys, "devices"))
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (2 * 10**9, 2 * 10**9))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (4 * 10**9, 4 * 10**9))
     assert here(capsys, "chips")[0] == 0
 
 

@@ -110,7 +110,7 @@ def problem(case: Case, answer: dict) -> str | None:
     if answer["code"] not in EXPECTED:
         return f"exit code {answer['code']}: {answer['err'][-200:]}"
     lines = [line for line in answer["err"].splitlines() if line.startswith("error: ")]
-    usage = "Usage:" in answer["err"]
+    usage = "Usage:" in answer["err"] or case.arguments[0] == "devices"  # which reports it
     if len(lines) != 1 and not usage:
         return f"{len(lines)} lines of error: {answer['err'][-300:]}"
     if lines and len(lines[0]) > LONGEST:

@@ -26,7 +26,7 @@ from ..words.figures import one_line, printable
 from .standard_output import prepare
 
 INTERRUPTED = 130
-LEAST_ADDRESSES = 2_000_000_000  # bytes; of 1.0 GB, XLA's start ends the process by a signal, of 1.5 GB not
+LEAST_ADDRESSES = 4_000_000_000  # bytes; of 2 GB, threads that XLA cannot start end the process by a signal
 LONGEST = 300  # characters of an error's line, since an argument may be very long
 _WORD = re.compile(r"\S{120,}")
 
