@@ -5,12 +5,15 @@ import sys
 
 import pytest
 
+from chipwise.errors import DataError
 from chipwise.machine import hosts
 from chipwise.machine.cluster import Seat
 from chipwise.machine.hosts import Hosts
 
 
 class Channel:
+    silence = 20
+
     def __init__(self):
         self.said = []
 
@@ -48,3 +51,18 @@ def test_who_failed_outside_of_any_call_does_not(here, monkeypatch):
     with pytest.raises(Ended) as caught:
         here.leave()
     assert caught.value.args == (1,) and here.channel.said == [(1, False)]
+
+
+@pytest.mark.parametrize(
+    ("error", "waited"),
+    [
+        (ValueError("UNKNOWN: Gloo all-to-all failed: Connection closed by peer"), [21]),
+        (ValueError("lost"), [0]),  # as tests have it
+        (DataError("no-evaluation-data"), []),
+    ],
+)
+def test_a_broken_collective_waits_for_word_of_a_lost_host(here, monkeypatch, error, waited):
+    slept = []
+    monkeypatch.setattr(hosts.time, "sleep", slept.append)
+    here.failed(error)
+    assert slept == waited and len(here.channel.said) == 1

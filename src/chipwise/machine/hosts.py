@@ -135,7 +135,7 @@ class Hosts:
         self._code = getattr(error, "exit_code", 130 if isinstance(error, KeyboardInterrupt) else 1)
         if not isinstance(error, ChipwiseError | KeyboardInterrupt):
             # A broken collective, most often: the channel finds out why, and ends this host
-            of_jax = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
+            of_jax = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") or "Gloo" in str(error)
             time.sleep(self.channel.silence + 1 if of_jax else _ABORT_SECONDS)
         text = str(error) if isinstance(error, ChipwiseError) else f"{type(error).__name__}: {error}"
         text = str(fact("host-failed", host=self.index, host_name=self.names[self.index], text=text))
