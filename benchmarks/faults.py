@@ -37,10 +37,10 @@ import chipwise as cw
 from chipwise.engine.agenda import Agenda
 from chipwise.engine.best import Best
 from chipwise.engine.checkpoint import Checkpoints
-from chipwise.engine.fit import _train
 from chipwise.engine.ledger import Ledger
 from chipwise.engine.log import Log
 from chipwise.engine.meter import Meter
+from chipwise.engine.moments import _train
 from chipwise.engine.on import On
 from chipwise.engine.progress import Reporter
 from chipwise.engine.run_folder import RunFolder
@@ -163,7 +163,8 @@ def trained(session: Session, folder: Path, share: float) -> dict:
         log = Log(session, meter, reporter, run, Ledger(session, run, saver, agenda))
         try:
             with log.divergence(saver.newest):
-                log.undoing(lambda: _train(session, agenda, log, saver, stop), agenda.last)
+                for _ in log.undoing(lambda: _train(session, agenda, log, saver, stop), agenda.last):
+                    pass
                 saver.save_last()
         except (DeviceFault, DivergedError) as caught:
             error = caught

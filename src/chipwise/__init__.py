@@ -45,7 +45,7 @@ _MOVED = {
     "planner": "Plan",
     "recipe": "Finding Validated freeze grouped lamb lars layerwise",
     "schedules": "constant cosine exponential linear one_cycle_momentum piecewise polynomial warmup",
-    "study": "BatchSearch LrSearch Study Transfer",
+    "study": "BatchSearch LrSearch Study Transfer find_batch",
 }
 """Names that `cw.` once had itself, by what has them now."""
 

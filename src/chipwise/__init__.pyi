@@ -21,6 +21,7 @@ from .deploy.model import result as result
 from .deploy.predictions import predict as predict
 from .deploy.pretrained import pretrained as pretrained
 from .engine.fit import fit as fit
+from .engine.moments import moments as moments
 from .engine.on import On as On
 from .engine.stepper import Stepper as Stepper
 from .explain.display import compare as compare
@@ -46,7 +47,6 @@ from .recipe.schedules import one_cycle as one_cycle
 from .recipe.settings import load as load
 from .recipe.task import Sum as Sum
 from .recipe.task import Task as Task
-from .study.find_batch import find_batch as find_batch
 from .study.find_lr import find_lr as find_lr
 from .study.sweep import sweep as sweep
 from .study.transfer import transfer as transfer

@@ -11,6 +11,7 @@ from typing import Any
 from ..data.remote import fetched_before, is_url
 from ..data.sources import Source
 from ..engine.checkpoint import restore_run
+from ..engine.moment import Moment
 from ..engine.result import Result
 from ..engine.state import count, fingerprint
 from ..engine.stored import StoredRun, disagreement, read_run
@@ -61,7 +62,7 @@ class Trained:
 
 
 def trained(
-    model: Result | Trained | str | Path,
+    model: Result | Trained | Moment | str | Path,
     recipe: Recipe | str | None = None,
     say: Callable[[Fact], None] = lambda _: None,
     *,
@@ -70,7 +71,7 @@ def trained(
     eval_data: Any = None,
     best: bool = False,
 ) -> Trained:
-    """The model of a `Result`, or of the newest checkpoint of a run folder; with `best`, of its best one.
+    """The model of a `Result`, a `Moment`, or a run folder's newest checkpoint; with `best`, of its best one.
 
     *Arguments:* `recipe`: the recipe of the run, or how the command line names it, needed unless it is a
     built-in one. A Python file that only the folder names is never executed. `say` is called with warnings.
@@ -81,6 +82,8 @@ def trained(
     """
     if isinstance(model, Trained):
         return model
+    if isinstance(model, Moment):
+        return Trained(model.recipe, *model.parameters(), model.done)
     if isinstance(model, Result) and not isinstance(recipe, str):
         return Trained(recipe or model.trained, model.params, model.state, model.steps, model.run or "")
     if not isinstance(model, str | Path):

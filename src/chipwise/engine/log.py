@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -51,8 +52,9 @@ class Log:
     *Arguments:* `session`, at the step with which this process begins; `folder`, only on host 0; `ledger`, to
     which rows of digests are added at the same times.
 
-    *Fields:* `begin`, that step; `history`, all rows, including those before a resumption; `final`, the last
-    value of each metric; `logged`, the last step whose training metrics were read.
+    *Fields:* `begin`, that step; `history`, all rows, including those before a resumption; `new`, those that
+    nobody has been told of, each with its kind, "log" or "evaluation"; `final`, the last value of each
+    metric; `logged`, the last step whose training metrics were read.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Log:
     ):
         self.session, self.recipe, self.meter, self.reporter = session, session.recipe, meter, reporter
         self.folder, self.ledger = folder, ledger
+        self.new: deque[tuple[str, dict[str, Any]]] = deque()
         self.begin = self.logged = session.step
         reporter.start(self.begin, session.total, ledger.saver.best.metric)
         self.history = folder.rewind(self.begin) if folder is not None else []
@@ -69,19 +72,23 @@ class Log:
         self._pending: tuple[int, dict, bool] | None = None
         self._warned = False
 
-    def undoing(self, train: Callable[[], None], last: int) -> None:
-        """Calls `train`, which trains to step `last`. If two devices differ in a replica, goes back to the
-        checkpoint before, and calls it again, to find out which is wrong. What was recorded since a device
-        may compute wrongly is removed."""
+    def undoing(
+        self, train: Callable[[], Generator[Any, None, None]], last: int
+    ) -> Generator[Any, None, None]:
+        """Yields from `train()`, which trains to step `last`. If two devices differ in a replica, goes back
+        to the checkpoint before, and calls it again, to find out which is wrong. What was recorded since a
+        device may compute wrongly is removed."""
         session, ledger, saver = self.session, self.ledger, self.ledger.saver
         session.verifier.say = self.reporter.warn
         while True:
             try:
-                return train()
+                yield from train()
+                return
             except ReplicaDiffers:
                 ledger.agree()
                 session.begin(saver.restore(self.reporter), last=last)
                 self.logged, self._pending = session.step, None
+                self.new.clear()
                 self.history[:] = [row for row in self.history if row["step"] <= session.step]
                 if self.folder is not None:
                     self.folder.rewind(session.step)
@@ -124,12 +131,12 @@ class Log:
         loss = values.get("train/loss", float("nan"))
         if not np.isfinite(loss):
             raise NotFinite("loss-not-finite", step, float(loss))
-        row = self._row(step, {**values, "lr": self._rate(step)})
+        row = self.row(step, {**values, "lr": self._rate(step)})
         if speed is not None:
             row |= {"steps_per_second": speed, "examples_per_second": speed * self.recipe.batch}
             row |= self.session.watch.row((step - self.logged) / speed)
         self.logged = step
-        self._keep(row, values, kept)
+        self._keep(row, values, "log" if kept else None)
 
     def evaluate(self, kept: bool = True) -> None:
         """Evaluates the state if the task has evaluation data, and records the metrics, in `final` alone
@@ -144,7 +151,7 @@ class Log:
         if any(old["step"] == session.step and not old.keys().isdisjoint(values) for old in self.history):
             self.final = values | self.final  # a finished run that is opened again keeps its values
         else:
-            self._keep(self._row(session.step, values), values, kept)
+            self._keep(self.row(session.step, values), values, "evaluation" if kept else None)
         late = session.step == session.total or session.step >= SETTLED / 10
         if late and jax.tree.leaves(session.abstract.state) and unsettled(self.final, session.step):
             if not self._warned:
@@ -165,7 +172,7 @@ class Log:
             if self.folder is not None:
                 # A full disk must not hide why the run ends.
                 with contextlib.suppress(RunError):
-                    self.folder.log({**self._row(found.step, {}), "diverged": {"code": found.code, **facts}})
+                    self.folder.log({**self.row(found.step, {}), "diverged": {"code": found.code, **facts}})
             run = str(self.folder.path) if self.folder is not None else None
             facts |= {"steps": (facts["first"], facts["last"]), "checkpoint": newest(), "run": run}
             if (why := cause(self.recipe, facts["first"], facts["last"])) is not None:
@@ -178,15 +185,24 @@ class Log:
         optimizer = self.recipe.optimizer
         return float(optimizer.hyper[optimizer.lr_name].table(self.recipe.clock, step - 1, step)[0])
 
-    def _row(self, step: int, values: dict[str, Any]) -> dict[str, Any]:
+    def row(self, step: int, values: dict[str, Any]) -> dict[str, Any]:
         epoch = round(step * self.recipe.batch / self.recipe.clock.examples, 6)
         return {"step": step, "epoch": epoch, "seconds": self.meter.run_seconds, **values}
 
-    def _keep(self, row: dict[str, Any], values: dict[str, Any], kept: bool) -> None:
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds a row of the user's own values, unless a process before this one has."""
+        if not any(old["step"] == step and not old.keys().isdisjoint(values) for old in self.history):
+            self._store(self.row(step, dict(values)))
+
+    def _keep(self, row: dict[str, Any], values: dict[str, Any], kind: str | None) -> None:
+        """Shows a row, and stores it if it has a `kind`."""
         self.final |= values
         self.reporter.update(row)
-        if not kept:
-            return
+        if kind is not None:
+            self._store(row)
+            self.new.append((kind, row))
+
+    def _store(self, row: dict[str, Any]) -> None:
         self.history.append(row)
         if self.folder is not None:
             self.folder.log({k: v for k, v in row.items() if not isinstance(v, np.ndarray)})

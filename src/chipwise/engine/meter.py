@@ -12,6 +12,7 @@ import numpy as np
 from ..chips import find, peak_flops_per_device
 from ..machine.hosts import hosts
 
+NEGLIGIBLE = 1e-3  # seconds of code between steps
 SECTIONS = ("start", "compile", "train", "wait_data", "evaluate", "checkpoint")
 
 
@@ -21,7 +22,7 @@ class Meter:
 
     `train` is the time between log steps without evaluation and checkpoints; `wait_data` is the part of it in
     which the device was idle. `total` is the wall time since the start, including what belongs to no section
-    (logging, the fingerprint).
+    (logging, the fingerprint). `own_code`, if it is there, is time of the user's in which the device waited.
     """
 
     batch: int
@@ -43,6 +44,22 @@ class Meter:
             spent = time.perf_counter() - before
             self.seconds[name] = self.seconds.get(name, 0.0) + spent
             self._paused += spent
+
+    @contextlib.contextmanager
+    def own_code(self):
+        """A context of the user's code. If the device has nothing left to do afterwards, neither the time nor
+        the steps that were queued count for the training speed."""
+        before, pace, seconds = time.perf_counter(), hosts().pace, self.seconds.get("own_code", 0.0)
+        pace.stepping, queued = False, len(pace.unready())
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - before
+            if spent > NEGLIGIBLE and not pace.unready():
+                self.seconds["own_code"] = seconds + spent
+                self._paused += spent
+                if self._mark is not None:
+                    self._mark = self._mark[0], self._mark[1] + queued
 
     def mark(self, step: int, *, first: bool = False) -> float | None:
         """Records that `step` steps are done; the caller has waited for the device.

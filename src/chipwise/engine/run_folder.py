@@ -186,7 +186,7 @@ class RunFolder:
             yield
             how = "done"
         except BaseException as error:
-            how = "stopped" if isinstance(error, Stopped) else how
+            how = "stopped" if isinstance(error, Stopped | GeneratorExit) else how  # or the loop was left
             how = "diverged" if isinstance(error, DivergedError) else how
             code = error.code if isinstance(error, ChipwiseError) else type(error).__name__
             raise

@@ -55,7 +55,8 @@ class Saver:
         shards = self.session.layout.shards
         restored = None
         if self._checkpoints is not None:
-            self._checkpoints.wait()
+            if self._saved_at >= 0:  # this process goes back, and may be writing one
+                self._checkpoints.wait()
             restored = self._checkpoints.restore(template, reporter.warn, shards)
         step = placement.agree("found", None if restored is None else int(restored[0].step))
         self.session.verifier.go_on((restored or (None, {}))[1].get("verified"))
@@ -86,7 +87,9 @@ class Saver:
         return self._agenda.save_always or self.session.placement.agree("save", waited)
 
     def save(self) -> None:
-        """Starts to write a checkpoint of the current state."""
+        """Starts to write a checkpoint of the current state, unless that is done."""
+        if self._saved_at == self.session.step:
+            return
         self._write(self._checkpoints)
         self._saved_at, self._last = self.session.step, self._meter.total()
 
@@ -155,8 +158,7 @@ class Saver:
         self.session.wait()
         if self.run is None:
             return
-        if self._saved_at != self.session.step:
-            self.save()
+        self.save()
         with self._meter.section("checkpoint"):
             if self._checkpoints is not None:
                 self._checkpoints.wait()

@@ -71,7 +71,7 @@ class _Watch(threading.Thread):
         seen, worked, begin = (0, 0), _worked(), 0
         while not self.over.wait(self.every):
             idle += self.every  # not by the clock: a process that was suspended did not wait
-            ended, at = self.pace.step - len(self._unready()), self.pace.step + self.pace.calls
+            ended, at = self.pace.step - len(self.pace.unready()), self.pace.step + self.pace.calls
             begin = begin if self.pace.stepping else ended
             before, seen = seen, (ended, at)
             before_work, worked = worked, _worked()
@@ -91,13 +91,9 @@ class _Watch(threading.Thread):
                 self._end(rows, waited)
                 return
 
-    def _unready(self) -> list[Any]:
-        """What is to be waited for of started steps, oldest first."""
-        return [token for token in list(self.pace.queued) if not token.is_ready()]
-
     def _devices(self) -> list[str]:
         """The devices that have not ended the oldest of the started steps."""
-        shards = [shard for token in self._unready()[:1] for shard in token.addressable_shards]
+        shards = [shard for token in self.pace.unready()[:1] for shard in token.addressable_shards]
         return [str(shard.device) for shard in shards if not shard.data.is_ready()]
 
     def stack(self) -> dict[str, Any]:

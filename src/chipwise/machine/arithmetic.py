@@ -32,10 +32,10 @@ def fixed() -> Iterator[None]:
         with _lock:
             if _inside == 0:
                 _before.clear()
-                for name, wanted in _FIXED.items():
-                    if name in states and _other(states[name].get_global(), wanted):
-                        _before[name] = states[name].get_global()
-                        states[name]._set(wanted)
+            for name, wanted in _FIXED.items():  # inside of others too, since the caller may change one
+                if name in states and _other(states[name].get_global(), wanted):
+                    _before[name] = states[name].get_global()
+                    states[name]._set(wanted)
             _inside += 1
         try:
             for name, wanted in _FIXED.items():  # those of `with jax.enable_x64(True):` in this thread

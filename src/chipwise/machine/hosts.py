@@ -62,6 +62,10 @@ class Pace:
         """Step `step`, the last of `queued`, was started."""
         self.step, self.queued, self.stepping = step, queued, True
 
+    def unready(self) -> list[Any]:
+        """What is to be waited for of started steps that are not done, oldest first."""
+        return [token for token in list(self.queued) if not token.is_ready()]
+
 
 class Hosts:
     """This host among the hosts of the run; a run on one machine has one host.
@@ -129,7 +133,7 @@ class Hosts:
         """Ends all hosts, since this one cannot continue. Host 0 shows `error`, if it still runs."""
         if self.channel is None or self._code is not None:
             return
-        if isinstance(error, Stopped):  # all hosts stop, at the same step
+        if isinstance(error, Stopped | GeneratorExit):  # all hosts stop, at the same step
             self.shows = self.first
             return
         self._code = getattr(error, "exit_code", 130 if isinstance(error, KeyboardInterrupt) else 1)

@@ -19,6 +19,7 @@ PARTS = {
     "wait_data": "waiting for data",
     "evaluate": "evaluating",
     "checkpoint": "saving checkpoints",
+    "own_code": "code between moments",
     "rest": "all but training",
     "other": "other",
 }
@@ -126,7 +127,7 @@ def _complete(stored: Mapping[str, Any]) -> tuple[dict[str, float], float]:
     """The seconds of result.json, with waiting subtracted from training, and the rest as `other`."""
     known = {name: max(number(stored.get(name)) or 0.0, 0.0) for name in PARTS}
     total = number(stored.get("total")) or 0.0
-    sections = sum(known[n] for n in ("start", "compile", "train", "evaluate", "checkpoint"))
+    sections = sum(known[n] for n in ("start", "compile", "train", "evaluate", "checkpoint", "own_code"))
     wait = min(known["wait_data"], known["train"])
     parts = known | {"train": known["train"] - wait, "wait_data": wait, "other": max(total - sections, 0.0)}
     return parts, max(total, sections)

@@ -1,0 +1,144 @@
+"""The loop over a run's moments: what it yields, and that nothing done there changes the run."""
+
+import contextlib
+import gc
+import inspect
+import json
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import chipwise as cw
+import tasks
+from chipwise.engine.stored import read_run
+from chipwise.errors import RecipeError
+from refusals import refused
+
+HOW = {"on": cw.On(devices=1), "log_every": "4st", "eval_every": "10st", "progress": "none"}
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    """The small task at its quickest to compile, with averaged parameters."""
+    task = tasks.task(loss=tasks.plain_loss, augment=None, predict=lambda p, s, x: tasks.plain_logits(p, x))
+    return tasks.recipe(task=task, ema=0.5)
+
+
+@pytest.fixture(scope="module")
+def whole(recipe):
+    return cw.fit(recipe, **HOW)
+
+
+def test_fit_and_moments_take_the_same():
+    one, other = (inspect.signature(f).parameters for f in (cw.fit, cw.moments))
+    assert list(one.values()) == list(other.values())
+
+
+def test_every_row_is_a_moment_and_code_there_changes_no_bit(recipe, whole, tmp_path):
+    seen, seconds = [], 0.0
+    for moment in cw.moments(recipe, tmp_path, checkpoint_every="13st", **HOW):
+        seen.append((moment.kind, moment.step, moment.done - moment.step))
+        assert moment.epoch == pytest.approx(moment.step * 24 / 101, abs=1e-5) and moment.total == 30
+        np.random.seed(moment.step)
+        jax.config.update("jax_enable_x64", True)  # as some library may
+        jax.numpy.arange(3) + 1
+        if moment.kind == "log":
+            assert set(moment.metrics) == {"train/loss"} and moment.rates["lr"] > 0
+            time.sleep(0.02)
+            seconds += 0.02
+        if moment.kind == "evaluation":
+            assert set(moment.metrics) == {"eval/loss"}
+    jax.config.update("jax_enable_x64", False)
+    logs = [
+        ("log", step, late) for step, late in ((4, 1), (8, 1), (12, 1), (16, 1), (20, 0), (24, 1), (28, 1))
+    ]
+    others = [("evaluation", 10, 0), ("evaluation", 20, 0), ("checkpoint", 13, 0), ("checkpoint", 26, 0)]
+    ends = [("log", 30, 0), ("evaluation", 30, 0), ("end", 30, 0)]
+    assert seen[-3:] == ends and sorted(seen) == sorted(logs + others + ends)
+    assert moment.result.fingerprint == whole.fingerprint and moment.metrics == whole.metrics
+    kept = [{k: v for k, v in row.items() if "/" in k} for row in moment.result.history]
+    assert kept == [{k: v for k, v in row.items() if "/" in k} for row in whole.history]
+    assert 0.5 * seconds < moment.result.seconds["own_code"] and "own_code" not in whole.seconds
+    assert moment.result.seconds["train"] < seconds + whole.seconds["total"]
+
+
+@pytest.mark.parametrize("how", ["break", "raise", "close", "stop"])
+def test_a_loop_that_is_left_leaves_a_run_that_goes_on(recipe, whole, tmp_path, how):
+    loop = cw.moments(recipe, tmp_path, **HOW)
+    with contextlib.suppress(ZeroDivisionError):
+        for moment in loop:
+            if moment.step == 8:
+                if how == "raise":
+                    raise ZeroDivisionError
+                if how != "stop":
+                    break
+                moment.stop()
+    loop.close()
+    stored = read_run(tmp_path)
+    left = "done" if how == "stop" else "stopped"
+    assert [(e["event"], e.get("how")) for e in stored.processes] == [("start", None), ("end", left)]
+    assert stored.checkpoints == [9] and stored.result is None
+    if how == "stop":
+        assert (moment.kind, moment.result.steps, moment.result.complete) == ("end", 9, False)
+    done = cw.fit(recipe, tmp_path, **HOW)
+    assert done.fingerprint == whole.fingerprint
+    assert [row["step"] for row in done.history] == [row["step"] for row in whole.history]
+
+
+def test_to_leave_the_loop_at_its_end_is_no_stop(recipe, whole, tmp_path):
+    for moment in cw.moments(recipe, tmp_path, **HOW):
+        if moment.kind == "end":
+            break
+    assert read_run(tmp_path).processes[-1]["how"] == "done" and read_run(tmp_path).result is not None
+    (again,) = cw.moments(recipe, tmp_path, **HOW)  # a finished run has one moment left
+    assert again.kind == "end" and again.result.fingerprint == whole.fingerprint
+
+
+def test_parameters_and_predictions_are_those_of_the_steps_done(recipe, whole, tmp_path):
+    data = recipe.task.eval
+    for moment in cw.moments(recipe, tmp_path, keep=9, **HOW):
+        if (moment.kind, moment.step) == ("evaluation", 10):
+            at_ten = moment.parameters()[0]
+            assert cw.evaluate(moment, data)["loss"] == moment.metrics["eval/loss"]
+            outputs = cw.predict(moment, data).outputs
+            moment.save()
+        if (moment.kind, moment.step) == ("log", 12):
+            assert moment.done == 13 and not np.array_equal(moment.parameters()[0]["w"], at_ten["w"])
+    assert 10 in read_run(tmp_path).checkpoints
+    assert all(np.array_equal(moment.parameters()[0][n], whole.params[n]) for n in whole.params)
+    short = cw.fit(recipe, stop_after="10st", **HOW)
+    assert all(np.array_equal(at_ten[n], short.params[n]) for n in short.params)
+    assert np.array_equal(outputs, cw.predict(short, data).outputs)
+
+
+def test_own_numbers_are_rows_once(recipe, tmp_path):
+    def numbers(**more):
+        for moment in cw.moments(recipe, tmp_path, **HOW, **more):
+            if moment.kind in ("evaluation", "end"):
+                moment.log({f"mine/{moment.kind}": moment.step / 2})
+
+    numbers(stop_after="20st")
+    numbers()
+    numbers()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    mine = [(row["step"], row["mine/evaluation"]) for row in rows if "mine/evaluation" in row]
+    assert mine == [(10, 5.0), (20, 10.0), (30, 15.0)]
+    assert [row["step"] for row in rows if "mine/end" in row] == [20, 30]
+
+
+def test_what_a_moment_refuses(recipe, tmp_path):
+    loop = cw.moments(recipe, **HOW)
+    first = next(loop)
+    with refused(RecipeError, "save-nowhere"):
+        first.save()
+    for name in ("bleu", "train/bleu"):
+        with refused(RecipeError, "row-name", value=name):
+            first.log({name: 1.0})
+    next(loop)
+    for use in (first.parameters, lambda: first.log({"a/b": 1})):
+        with refused(RecipeError, "moment-over", kind="log", step=4):
+            use()
+    del loop
+    gc.collect()  # closes it
