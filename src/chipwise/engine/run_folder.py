@@ -115,15 +115,13 @@ class RunFolder:
         NaN for metrics that were not finite."""
         file = self.path / "metrics.jsonl"
         rows = []
-        try:
+        with self._writing():
             if file.exists():
                 for line in read_inside(file, MOST_ROWS).decode(errors="replace").splitlines():
                     row = parsed_row(line)
                     if row is not None and row["step"] <= step:
                         rows.append({k: math.nan if v is None else v for k, v in row.items()})
                 self.replace(file.name, rows)
-        except OSError as error:
-            raise self._error(error) from error
         self._purge = step + 1 if rows else None
         import tensorboardX  # noqa: F401 (takes a second, which is better spent before training)
 
@@ -134,7 +132,7 @@ class RunFolder:
     def log(self, row: dict[str, Any]) -> None:
         """Appends a row to metrics.jsonl, and its finite numbers to the TensorBoard events."""
         self.append("metrics.jsonl", row)
-        try:
+        with self._writing():
             if self._events is None:
                 self._events = Events(self.path, self._purge)
             finite = {
@@ -143,24 +141,20 @@ class RunFolder:
                 if isinstance(value, (int, float)) and math.isfinite(value) and name != "step"
             }
             self._events.add(row["step"], finite)
-        except OSError as error:
-            raise self._error(error) from error
 
     def append(self, name: str, row: dict[str, Any]) -> None:
         """Appends a line to the file `name` of the folder."""
-        try:
-            handle = open_inside(self.path / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            with os.fdopen(handle, "a") as file:
-                file.write(_json(row) + "\n")
-        except OSError as error:
-            raise self._error(error) from error
+        with self._writing():
+            handle = open_inside(self.path / name, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+            with os.fdopen(handle, "ab+") as file:
+                if file.tell() and (file.seek(-1, os.SEEK_END), file.read())[1] != b"\n":
+                    file.write(b"\n")  # a process was killed in the middle of a line
+                file.write((_json(row) + "\n").encode())
 
     def replace(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
         """Replaces the file `name` of the folder by lines."""
-        try:
+        with self._writing():
             put_inside(self.path / name, "".join(_json(row) + "\n" for row in rows).encode())
-        except OSError as error:
-            raise self._error(error) from error
 
     @contextlib.contextmanager
     def process(
@@ -197,23 +191,14 @@ class RunFolder:
 
     def _note(self, event: str, **facts: Any) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        try:
-            handle = open_inside(self.path / "processes.jsonl", os.O_RDWR | os.O_APPEND | os.O_CREAT)
-            with os.fdopen(handle, "ab+") as file:
-                if file.tell() and (file.seek(-1, os.SEEK_END), file.read())[1] != b"\n":
-                    file.write(b"\n")  # a process was killed in the middle of a line
-                file.write((_json({"event": event, "time": now, **facts}) + "\n").encode())
-        except OSError as error:
-            raise self._error(error) from error
+        self.append("processes.jsonl", {"event": event, "time": now, **facts})
 
     def finish(self, result: dict[str, Any], trained: bool = True) -> None:
         """Writes `result.json` atomically; unless `trained`, only if there is none."""
         if not trained and self.result() is not None:
             return
-        try:
+        with self._writing():
             put_inside(self.path / "result.json", (_json(result, indent=2) + "\n").encode())
-        except OSError as error:
-            raise self._error(error) from error
 
     def result(self) -> dict[str, Any] | None:
         """The content of `result.json`; `None` if it is missing or damaged."""
@@ -262,6 +247,14 @@ class RunFolder:
                 raise RunError("run-of-another-recipe", text, path=str(self.path), changes=changes)
         else:
             put_inside(file, (json.dumps(given, indent=2) + "\n").encode())
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A context that turns an `OSError` into a `RunError`."""
+        try:
+            yield
+        except OSError as error:
+            raise self._error(error) from error
 
     def _error(self, error: OSError) -> RunError:
         facts = {"path": str(self.path), "checkpoint": newest_checkpoint(self.path)}
