@@ -34,29 +34,17 @@ class Meter:
     _paused: float = 0.0
 
     @contextlib.contextmanager
-    def section(self, name: str):
-        """A context whose time is added to `name`, and does not count for the training speed."""
-        before = time.perf_counter()
-        hosts().pace.stepping = False
+    def section(self, name: str, *, unless_busy: bool = False):
+        """A context whose time is added to `name`, and does not count for the training speed. `unless_busy`:
+        only if the device is idle afterwards; then the steps that were queued do not count either."""
+        before, pace = time.perf_counter(), hosts().pace
+        pace.stepping, queued = False, len(pace.unready()) if unless_busy else 0
         try:
             yield
         finally:
             spent = time.perf_counter() - before
-            self.seconds[name] = self.seconds.get(name, 0.0) + spent
-            self._paused += spent
-
-    @contextlib.contextmanager
-    def own_code(self):
-        """A context of the user's code. If the device has nothing left to do afterwards, neither the time nor
-        the steps that were queued count for the training speed."""
-        before, pace, seconds = time.perf_counter(), hosts().pace, self.seconds.get("own_code", 0.0)
-        pace.stepping, queued = False, len(pace.unready())
-        try:
-            yield
-        finally:
-            spent = time.perf_counter() - before
-            if spent > NEGLIGIBLE and not pace.unready():
-                self.seconds["own_code"] = seconds + spent
+            if not (unless_busy and (spent < NEGLIGIBLE or pace.unready())):
+                self.seconds[name] = self.seconds.get(name, 0.0) + spent
                 self._paused += spent
                 if self._mark is not None:
                     self._mark = self._mark[0], self._mark[1] + queued

@@ -136,7 +136,7 @@ def _told(log: Log, saver: Saver) -> Generator[Moment, None, bool]:
     while log.new:
         moment = Moment(*log.new.popleft(), log)
         try:
-            with log.meter.own_code():
+            with log.meter.section("own_code", unless_busy=True):
                 yield moment
         except GeneratorExit:
             if log.session.placement.hosts.count == 1:  # others may not have left the loop

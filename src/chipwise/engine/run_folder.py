@@ -18,19 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ..atomic import hold, open_inside, put_inside, read_inside
+from ..atomic import hold, open_inside, put_inside
 from ..errors import ChipwiseError, DivergedError, RunError, Stopped
 from ..machine.fingerprint import this_machine
 from .best import FOLDER
 from .state import nbytes
 from .stored import (
-    MOST_ROWS,
     changed_programs,
     disagreement,
     newest_checkpoint,
-    parsed_row,
     read_processes,
     read_result,
+    read_rows,
     stored_recipe,
 )
 
@@ -113,15 +112,10 @@ class RunFolder:
     def rewind(self, step: int) -> list[dict[str, Any]]:
         """Removes the metric rows after `step`, which a resumed run writes again. *Returns* the others, with
         NaN for metrics that were not finite."""
-        file = self.path / "metrics.jsonl"
-        rows = []
-        with self._writing():
-            if file.exists():
-                for line in read_inside(file, MOST_ROWS).decode(errors="replace").splitlines():
-                    row = parsed_row(line)
-                    if row is not None and row["step"] <= step:
-                        rows.append({k: math.nan if v is None else v for k, v in row.items()})
-                self.replace(file.name, rows)
+        before = [row for row in read_rows(self.path)[0] if row["step"] <= step]
+        rows = [{k: math.nan if v is None else v for k, v in row.items()} for row in before]
+        if (self.path / "metrics.jsonl").exists():
+            self.replace("metrics.jsonl", rows)
         self._purge = step + 1 if rows else None
         import tensorboardX  # noqa: F401 (takes a second, which is better spent before training)
 

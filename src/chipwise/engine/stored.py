@@ -211,15 +211,7 @@ def read_rows(run: Path) -> tuple[list[dict[str, Any]], list[int]]:
     An incomplete last line, as a killed process leaves, is not counted as damaged. A missing file has no
     rows. Raises `RunError` for a file that cannot be read.
     """
-    file = run / "metrics.jsonl"
-    try:
-        text = read_inside(file, MOST_ROWS).decode("utf-8", "replace")
-    except FileNotFoundError:
-        return [], []
-    except OSError as error:
-        raise RunError("file-unreadable", path=str(file), reason=error.strerror or str(error)) from error
-    rows, damaged = [], []
-    lines = text.split("\n")
+    rows, damaged, lines = [], [], _lines(run / "metrics.jsonl")
     for line_number, line in enumerate(lines, 1):
         row = parsed_row(line)
         if row is not None:
@@ -228,6 +220,16 @@ def read_rows(run: Path) -> tuple[list[dict[str, Any]], list[int]]:
             damaged.append(line_number)
     rows.sort(key=lambda row: row["step"])  # stable: training and evaluation of one step keep their order
     return rows, damaged
+
+
+def _lines(file: Path) -> list[str]:
+    """The lines of a file in a run folder, none if it is missing. Raises `RunError` if it cannot be read."""
+    try:
+        return read_inside(file, MOST_ROWS).decode("utf-8", "replace").split("\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunError("file-unreadable", path=str(file), reason=error.strerror or str(error)) from error
 
 
 def read_result(run: Path) -> tuple[dict[str, Any] | None, str]:
@@ -285,15 +287,9 @@ def read_ledger(run: Path) -> StoredLedger | None:
     that cannot be read, is of another version, or has a damaged line other than the last, which a killed
     process leaves."""
     file = run / LEDGER
-    try:
-        lines = read_inside(file, MOST_ROWS).decode("utf-8", "replace").split("\n")
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise RunError("file-unreadable", path=str(file), reason=error.strerror or str(error)) from error
     heads: list[dict[str, Any]] = []
     rows: Rows = {}
-    for number, line in enumerate(lines[:-1], 1):
+    for number, line in enumerate(_lines(file)[:-1], 1):
         row = _parsed(line)
         if row is not None and "ledger" in row and row["ledger"] != LEDGER_VERSION:
             text = "{path} is a ledger of version {version}, expected {expected}: read it with its chipwise."
