@@ -92,8 +92,7 @@ def export(
     name = Path(known.run).name if known.run else known.recipe.name
     file = Path(name + kind.suffix if out is None else out)
     if file.exists() and not fresh:
-        text = "{path} exists already: name another with --out, or replace it with --fresh."
-        raise DataError("export-exists", text, path=file)
+        raise DataError("export-exists", path=file)
     known = dataclasses.replace(known, recipe=dataclasses.replace(known.recipe, precision="f32"))
     runs = to != WEIGHTS
     inputs = inputs_of(known.recipe) if runs else {}
@@ -180,8 +179,7 @@ def _compare(
     for name, value in wide.items():
         if actual[name].shape != value.shape:
             given, shape = list(actual[name].shape), list(value.shape)
-            text = "{format}: the export gives {name} as {got}, expected {expected}. Nothing was written."
-            raise RecipeError("export-shape", text, format=to, name=name, got=given, expected=shape)
+            raise RecipeError("export-shape", format=to, name=name, got=given, expected=shape)
     gaps = [float(np.max(np.abs(v - actual[n]), initial=0)) for n, v in wide.items()]
     largest = max(float(np.max(np.abs(v), initial=0)) for v in wide.values())
     gap = float("nan") if any(map(np.isnan, gaps)) else max(gaps)

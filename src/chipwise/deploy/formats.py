@@ -99,10 +99,7 @@ def _write_onnx(request: Request, path: Path) -> None:
 
     model = to_onnx(request.function, request.inputs, request.outputs, request.about)
     if model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
-        text = (
-            "An ONNX file holds at most {limit:bytes}; this model has {size:bytes}. Export it to stablehlo."
-        )
-        raise RecipeError("onnx-too-large", text, size=model.ByteSize(), limit=onnx.checker.MAXIMUM_PROTOBUF)
+        raise RecipeError("onnx-too-large", size=model.ByteSize(), limit=onnx.checker.MAXIMUM_PROTOBUF)
     onnx.checker.check_model(model)
     path.write_bytes(model.SerializeToString())
 
@@ -114,9 +111,8 @@ def _open_onnx(request: Request, path: Path) -> Runner:
     try:
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its errors have no common base class
-        text = "{library} cannot run the exported model: {reason}"
         reason = one_line(error)
-        raise RecipeError("export-unrunnable", text, library="onnxruntime", reason=reason) from error
+        raise RecipeError("export-unrunnable", library="onnxruntime", reason=reason) from error
     names = [one.name for one in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
 
@@ -141,8 +137,7 @@ def _open_safetensors(request: Request, path: Path) -> None:
     weights = weights_of(request.model)
     differ = [name for name, a in weights.items() if name not in read or read[name].tobytes() != a.tobytes()]
     if differ or len(read) != len(weights):
-        text = "safetensors: {names:few} are read back as others. Nothing was written."
-        raise RecipeError("export-weights-differ", text, names=differ or sorted(read))
+        raise RecipeError("export-weights-differ", names=differ or sorted(read))
 
 
 WEIGHTS = "safetensors"
@@ -157,6 +152,5 @@ FORMATS = {
 def format_named(name: str) -> Format:
     """The format called `name`. Raises `DataError` for an unknown name."""
     if name not in FORMATS:
-        text = "No format {name!r}: expected {known:or}.{near:near}"
-        raise DataError("export-format", text, name=name, known=list(FORMATS), near=near(name, FORMATS))
+        raise DataError("export-format", name=name, known=list(FORMATS), near=near(name, FORMATS))
     return FORMATS[name]

@@ -49,8 +49,7 @@ class Pictures:
         self._files: Files = walk(path) if path.is_dir() else list_tar(path)
         self._order = sorted(range(len(self._files.paths)), key=lambda i: self._files.paths[i])
         if not self._order:
-            text = "{path} holds no images ({suffixes:list})."
-            raise DataError("no-images", text, path=path, suffixes=sorted(SUFFIXES))
+            raise DataError("no-images", path=path, suffixes=sorted(SUFFIXES))
 
     @property
     def spec(self) -> Spec:
@@ -107,8 +106,7 @@ def open_data(data: Any, inputs: Spec) -> Source:
     splits = sorted(p.parent.name for p in path.glob(f"*/{MANIFEST}"))
     if splits:
         if len(splits) > 1:
-            text = "{path} has {paths:and}: name one of them."
-            raise DataError("predict-which-split", text, path=path, paths=[str(path / one) for one in splits])
+            raise DataError("predict-which-split", path=path, paths=[str(path / one) for one in splits])
         return _packed(path, splits[0], size)
     if (path.is_dir() or path.name.lower().endswith(TARS)) and len(inputs) == len(images) == 1:
         ((column, s),) = images.items()

@@ -87,8 +87,7 @@ def trained(
     if isinstance(model, Result) and not isinstance(recipe, str):
         return Trained(recipe or model.trained, model.params, model.state, model.steps, model.run or "")
     if not isinstance(model, str | Path):
-        text = "A trained model is a Result or a run folder, got {kind}."
-        raise RecipeError("not-a-trained-model", text, kind=type(model).__name__)
+        raise RecipeError("not-a-trained-model", kind=type(model).__name__)
     loaded = _loaded(read_run(model), recipe, say, data, with_data and eval_data is None)
     if eval_data is not None:
         loaded = with_evaluation(loaded, eval_data)
@@ -138,19 +137,13 @@ def recipe_of(run: StoredRun, recipe: str | None = None, data: str | None = None
     source = run.source or {}
     if recipe is None:
         if not source:
-            text = "{run} was trained from Python: name its recipe, recipe=... or --recipe FILE.py:NAME."
-            raise RunError("run-recipe-in-python", text, run=str(run.path))
+            raise RunError("run-recipe-in-python", run=str(run.path))
         if source["recipe"] not in BUILT_IN:
-            text = "{run} names a file, which is executed only if you name it too: --recipe {recipe:plain}"
-            raise RunError("run-recipe-in-file", text, run=str(run.path), recipe=source["recipe"])
+            raise RunError("run-recipe-in-file", run=str(run.path), recipe=source["recipe"])
     named, held_out = (one if isinstance(one := source.get(n), str) else None for n in ("data", "eval_data"))
     for option, at in (("--data", None if data else named), ("--eval-data", held_out)):
         if at is not None and is_url(at) and not fetched_before(at):
-            text = (
-                "{run} names data that was never fetched here: allow it with {option} {url:plain}, or give "
-                "your own."
-            )
-            raise DataError("run-data-at-url", text, run=str(run.path), option=option, url=at)
+            raise DataError("run-data-at-url", run=str(run.path), option=option, url=at)
     synthetic = source.get("synthetic") is True and data is None
     loaded = load(recipe or source["recipe"], source.get("set", ()), data or named, synthetic)
     loaded = replace(loaded, source={**source, "recipe": recipe or source["recipe"]})

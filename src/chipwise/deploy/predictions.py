@@ -111,8 +111,7 @@ def predict(
     if top < 1:
         raise RecipeError("top-below-one", "top={top}: expected at least 1.", top=top)
     if jax.process_count() > 1:
-        text = "{processes} processes share the devices: predict with one, without jax.distributed."
-        raise DeviceError("predict-one-host", text, processes=jax.process_count())
+        raise DeviceError("predict-one-host", processes=jax.process_count())
     began = time.perf_counter()
     known = trained(model, recipe, say, with_data=data is None)
     inputs = inputs_of(known.recipe)
@@ -122,8 +121,7 @@ def predict(
     file = None if out is None else Path(out)
     suffix = "" if file is None else format_of(file)
     if file is not None and file.exists() and not fresh:
-        text = "{path} exists already: name another with --out, or replace it with --fresh."
-        raise DataError("predictions-exist", text, path=file)
+        raise DataError("predictions-exist", path=file)
     path = os.path.abspath(data) if isinstance(data, str | os.PathLike) else ""
     machine = detect(on.devices, on.platform)
     if on.exact:

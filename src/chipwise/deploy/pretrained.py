@@ -117,11 +117,9 @@ class Weights:
             facts |= {"matched": len(match.matched), "some": some, "names": list(self.arrays)}
             raise RecipeError("weights-of-another-model", path=self.path, **facts)
         if not match.matched:
-            text = "{path}: fresh={fresh} matches every array, so no weights would be loaded."
-            raise RecipeError("weights-all-fresh", text, path=self.path, fresh=list(fresh))
+            raise RecipeError("weights-all-fresh", path=self.path, fresh=list(fresh))
         if self.whole is not None and (match.fresh or match.resized):
-            text = "{path}: the optimizer's state is of all its arrays: leave out optimizer=True, or fresh."
-            raise RecipeError("weights-optimizer-of-some", text, path=self.path)
+            raise RecipeError("weights-optimizer-of-some", path=self.path)
         first, arrays = task.init, {new: self.arrays[old] for new, old in match.matched.items()}
         arrays |= {name: _resized(arrays[name], shape) for name, (_, shape) in match.resized.items()}
 
@@ -171,16 +169,14 @@ def pretrained(
         return _named_as(names, "arrays", arrays)
     path = Path(path)
     if not path.exists():
-        text = "{path} does not exist: give a file of weights, a folder of them or a run folder."
-        raise DataError("weights-absent", text, path=path)
+        raise DataError("weights-absent", path=path)
     try:
         if (path / "checkpoints").is_dir():
             arrays, whole = _run(path)
             if optimizer:
                 return Weights(str(path), arrays, digest(dict(whole)), whole)
         elif optimizer:
-            text = "{path} is no run folder: only a run has its optimizer's state. Leave out optimizer=True."
-            raise DataError("weights-without-optimizer", text, path=path)
+            raise DataError("weights-without-optimizer", path=path)
         elif path.is_dir():
             arrays = {
                 n: a for file in sorted(path.glob("*.safetensors")) for n, a in _safetensors(file).items()
@@ -190,8 +186,7 @@ def pretrained(
         elif path.suffix in _PICKLES:
             arrays = _state_dict(path)
         else:
-            text = "{path}: expected a run folder, or a file that ends with {known:or}."
-            raise DataError("weights-format", text, path=path, known=[".safetensors", *_PICKLES])
+            raise DataError("weights-format", path=path, known=[".safetensors", *_PICKLES])
     except ChipwiseError:
         raise
     except Exception as error:  # readers of damaged files raise all kinds of exceptions

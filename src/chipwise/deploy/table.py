@@ -83,8 +83,7 @@ def format_of(file: Path) -> str:
     """`.parquet`, `.csv` or `.jsonl`. Raises `DataError` for others, or if the library is missing."""
     suffix = file.suffix.lower()
     if suffix not in FORMATS:
-        text = "{path}: expected a name that ends with {formats:or}."
-        raise DataError("predictions-format", text, path=file, formats=list(FORMATS))
+        raise DataError("predictions-format", path=file, formats=list(FORMATS))
     if suffix == ".parquet":
         arrow()
     return suffix
@@ -96,8 +95,7 @@ def arrow() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        text = "Parquet needs pyarrow: pip install pyarrow, or write a .csv or .jsonl file."
-        raise DataError("pyarrow-missing", text) from error
+        raise DataError("pyarrow-missing") from error
     return pyarrow
 
 

@@ -66,8 +66,7 @@ def translate(arrays: Mapping[str, np.ndarray], model: str) -> dict[str, np.ndar
     are dropped. Raises `RecipeError` for a model without a table.
     """
     if model not in TABLES:
-        text = "names={given!r}: expected {known:or}.{near:near}"
-        raise RecipeError("weights-names", text, given=model, known=list(TABLES), near=near(model, TABLES))
+        raise RecipeError("weights-names", given=model, known=list(TABLES), near=near(model, TABLES))
     libraries = TABLES[model]
     translated = dict(
         _translated(libraries, name, array)

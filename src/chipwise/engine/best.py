@@ -56,18 +56,14 @@ class Best:
         evaluation data or a run folder, and for `patience` without a metric."""
         if metric is None:
             if patience is not None:
-                text = "patience={patience} needs keep_best: add it, such as --keep-best eval/accuracy."
-                raise RecipeError("patience-without-best", text, patience=patience)
+                raise RecipeError("patience-without-best", patience=patience)
             return cls(recipe, "", None)
         if run is None:
-            text = 'keep_best={metric} needs a run folder: give fit(recipe, "runs/mine", ...).'
-            raise RecipeError("best-without-run", text, metric=metric)
+            raise RecipeError("best-without-run", metric=metric)
         if recipe.task.eval is None:
-            text = "keep_best={metric} needs evaluation data: give the task some, or leave it out."
-            raise RecipeError("best-without-evaluation", text, metric=metric)
+            raise RecipeError("best-without-evaluation", metric=metric)
         if not metric.startswith("eval/"):
-            text = "keep_best={metric}: expected a metric of the evaluation, such as eval/accuracy."
-            raise RecipeError("best-of-evaluation", text, metric=metric)
+            raise RecipeError("best-of-evaluation", metric=metric)
         return cls(recipe, metric, patience)
 
     def go_on(
@@ -88,14 +84,12 @@ class Best:
         """Whether the evaluation after `step` is the best so far. The first is, if finite."""
         if self.metric not in metrics:
             known = sorted(name for name in metrics if name.startswith("eval/"))
-            text = "No evaluation has {metric}.{hint:near} It has {known:list}."
             raise RecipeError(
-                "best-metric-unknown", text, metric=self.metric, known=known, hint=near(self.metric, known)
+                "best-metric-unknown", metric=self.metric, known=known, hint=near(self.metric, known)
             )
         value = metrics[self.metric]
         if np.ndim(value):
-            text = "keep_best={metric} has the shape {shape}: expected one number, such as eval/loss."
-            raise RecipeError("best-metric-array", text, metric=self.metric, shape=list(np.shape(value)))
+            raise RecipeError("best-metric-array", metric=self.metric, shape=list(np.shape(value)))
         if not isinstance(value, float) or not math.isfinite(value):
             return False
         better = value < self.value if lower_is_better(self.metric) else value > self.value

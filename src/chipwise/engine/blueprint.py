@@ -310,9 +310,8 @@ def tracing(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         line = (str(error).strip().splitlines() or [""])[0]
-        text = "Recipe '{recipe}' fails while it is traced: {error}: {message:plain}"
         raise RecipeError(
-            "recipe-not-traced", text, recipe=name, error=type(error).__name__, message=line
+            "recipe-not-traced", recipe=name, error=type(error).__name__, message=line
         ) from error
 
 

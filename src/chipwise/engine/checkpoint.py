@@ -162,13 +162,9 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(self.folder, options=options)
         except OSError as error:
             reason = error.strerror or str(error)
-            text = "Cannot make checkpoints in {path}: {reason}. Name another folder with --run."
-            raise RunError("checkpoints-unmakeable", text, path=str(folder), reason=reason) from error
+            raise RunError("checkpoints-unmakeable", path=str(folder), reason=reason) from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            text = "A folder in {path} has a damaged _CHECKPOINT_METADATA ({reason}): delete that folder."
-            raise CheckpointError(
-                "checkpoint-metadata", text, path=str(folder), reason=one_line(error)
-            ) from error
+            raise CheckpointError("checkpoint-metadata", path=str(folder), reason=one_line(error)) from error
 
     def steps(self) -> list[int]:
         """The steps that have a complete checkpoint, ascending."""
@@ -246,8 +242,7 @@ class Checkpoints:
                     not_opened = os.strerror(errno.ENOMEM)
                 if not_opened is not None:
                     path = str(self.folder / str(step))
-                    text = "Cannot open the checkpoint {path} ({reason}): it may be intact. Allow it."
-                    raise CheckpointError("checkpoint-closed", text, path=path, reason=not_opened) from error
+                    raise CheckpointError("checkpoint-closed", path=path, reason=not_opened) from error
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
                 say(fact("checkpoint-damaged", step=step, reason=reason))
                 damaged.append(step)
@@ -257,8 +252,7 @@ class Checkpoints:
                 self.set_aside(damaged)
             return tree, about
         if steps:
-            text = "No checkpoint in {path} is readable (steps {steps:list}): start over with --fresh."
-            raise CheckpointError("checkpoints-unreadable", text, path=str(self.folder), steps=steps)
+            raise CheckpointError("checkpoints-unreadable", path=str(self.folder), steps=steps)
         return None
 
     def arrays(self, step: int) -> dict[str, np.ndarray]:
@@ -279,8 +273,7 @@ class Checkpoints:
         refuse_hollow(sum(sizes), place, expected)
         cut, empty, shapes = about.get("cut"), about.get("empty", {}), dict[str, Any]()
         if shards not in (stored := cut["shards"] if cut else 1, None):
-            text = "Step {step} was saved with shards={stored}, not {shards}: --set shards={stored}."
-            raise CheckpointError("checkpoint-of-other-shards", text, step=step, stored=stored, shards=shards)
+            raise CheckpointError("checkpoint-of-other-shards", step=step, stored=stored, shards=shards)
         if cut is not None and template is not None:
             there = {n: jax.ShapeDtypeStruct(s[1:], np.dtype(s[0])) for n, s in cut["shapes"].items()}
             _fill(template, there, step)
@@ -326,8 +319,7 @@ class Checkpoints:
             )
             run = self.folder.parent
             facts = {"path": str(self.folder), "run": str(run), "checkpoint": newest_checkpoint(run)}
-            text = "Cannot write to {path}: {reason}. {checkpoint:checkpoint} Make space, then --run {run}."
-            raise RunError("checkpoint-unwritable", text, **facts, reason=reason) from error
+            raise RunError("checkpoint-unwritable", **facts, reason=reason) from error
 
 
 class _Quiet:
@@ -373,14 +365,12 @@ def _fill(template: Tree, flat: dict[str, Any], step: int) -> Tree:
     expected = flatten(template)
     differing = sorted(set(expected) ^ set(flat))
     if differing:
-        text = "The checkpoint of step {step} has other arrays ({arrays:list}): use its code, or --fresh."
-        raise CheckpointError("checkpoint-of-other-arrays", text, step=step, arrays=differing[:3])
+        raise CheckpointError("checkpoint-of-other-arrays", step=step, arrays=differing[:3])
     for name, leaf in expected.items():
         stored = flat[name]
         if tuple(leaf.shape) != tuple(stored.shape) or leaf.dtype != stored.dtype:
             old, new = f"{stored.dtype}{list(stored.shape)}", f"{leaf.dtype}{list(leaf.shape)}"
-            text = "{array} is {old} in the checkpoint of step {step} and {new} in the model: --fresh?"
-            raise CheckpointError("checkpoint-of-other-shapes", text, step=step, array=name, old=old, new=new)
+            raise CheckpointError("checkpoint-of-other-shapes", step=step, array=name, old=old, new=new)
     return jax.tree.unflatten(jax.tree.structure(template), [flat[name] for name in expected])
 
 

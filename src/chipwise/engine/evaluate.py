@@ -114,8 +114,7 @@ class Evaluator:
         if not len(source):
             raise DataError("evaluation-data-empty", "The evaluation source is empty (len() is 0).")
         if batch is not None and batch < 1:
-            text = "The evaluation batch is {batch}: it must be at least 1, or left out."
-            raise RecipeError("evaluation-batch-below-one", text, batch=batch)
+            raise RecipeError("evaluation-batch-below-one", batch=batch)
         source = steady(source)
         if on.exact and isinstance(source, Drawn):
             source.check()

@@ -166,8 +166,7 @@ def resident(source: Source, limit: int | None, feed: str = "auto") -> bool:
             raise DataError("data-by-epoch", source=type(source).__name__)
         return False
     if feed == "device" and limit is not None and nbytes(source) > limit:
-        text = "The data takes {size:bytes}, a device has {memory:bytes}: stream it with --feed host."
-        raise DataError("data-above-memory", text, size=nbytes(source), memory=limit)
+        raise DataError("data-above-memory", size=nbytes(source), memory=limit)
     return fits(source, limit) if feed == "auto" else feed == "device"
 
 

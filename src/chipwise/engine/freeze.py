@@ -25,14 +25,12 @@ def split(params: Tree, patterns: tuple[str, ...], state: Tree = None) -> tuple[
     known = [*names, *(name.removeprefix("batch_stats/") for name in _names(state))]
     for pattern in patterns:
         if pattern not in MOVING and not fnmatch.filter(known, pattern.removeprefix("!")):
-            text = "frozen={pattern} matches no parameter and no statistic.{near:near} There are {names:few}."
             raise RecipeError(
-                "frozen-matches-nothing", text, pattern=pattern, near=near(pattern, known), names=known
+                "frozen-matches-nothing", pattern=pattern, near=near(pattern, known), names=known
             )
     is_leaf_frozen = [is_frozen(name, patterns) for name in names]
     if all(is_leaf_frozen):
-        text = "frozen={patterns} matches all {count} parameters: nothing is left to train."
-        raise RecipeError("all-frozen", text, patterns=list(patterns), count=len(names))
+        raise RecipeError("all-frozen", patterns=list(patterns), count=len(names))
     if not any(is_leaf_frozen):
         return params, None
     pairs = list(zip(is_leaf_frozen, leaves, strict=True))

@@ -68,5 +68,4 @@ class Moment:
 
     def _now(self) -> None:
         if self.over:
-            text = "The {kind} of step {step} is over: use a moment before asking for the next one."
-            raise RecipeError("moment-over", text, kind=self.kind, step=self.step)
+            raise RecipeError("moment-over", kind=self.kind, step=self.step)

@@ -49,16 +49,13 @@ class On:
 
     def __post_init__(self) -> None:
         if isinstance(self.shares, str) and self.shares != MEASURED:
-            text = "shares={shares}: expected measured, or numbers such as (3, 3, 2)."
-            raise RecipeError("shares-unknown", text, shares=self.shares)
+            raise RecipeError("shares-unknown", shares=self.shares)
         if self.feed not in ("auto", "device", "host"):
             raise RecipeError("feed-unknown", "feed={feed}: expected auto, device or host.", feed=self.feed)
         if not re.fullmatch(r"\d{1,9}(\.\d*)?s?", str(self.stuck)):
-            text = "stuck={stuck}: expected seconds, such as 300s; 0 never ends a run."
-            raise RecipeError("stuck-unreadable", text, stuck=self.stuck)
+            raise RecipeError("stuck-unreadable", stuck=self.stuck)
         if not re.fullmatch(r"(100|\d{1,2}(\.\d+)?)%", self.verify):
-            text = "verify={verify}: expected a part of the replicas from 0% to 100%, such as 1%."
-            raise RecipeError("verify-share", text, verify=self.verify)
+            raise RecipeError("verify-share", verify=self.verify)
 
     @property
     def verified(self) -> float:

@@ -343,8 +343,7 @@ def lay_out(recipe: Any, on: On, machine: Machine | None = None) -> tuple[Machin
     if used < found and not shares:
         warnings.append(fact("devices-left", found=found, used=used, blocks=used // recipe.shards))
     if on.verified and layout.blocks == layout.shards == 1:
-        text = "verify={verify}: a step of one block is one program, without replicas: --set blocks=2."
-        raise RecipeError("verify-one-block", text, verify=on.verify)
+        raise RecipeError("verify-one-block", verify=on.verify)
     if on.verified and layout.groups < 2 * host_count:
         warnings.append(fact("verify-same-device", hosts=host_count))
     return machine, layout, warnings

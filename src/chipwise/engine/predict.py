@@ -41,8 +41,7 @@ def inputs_of(recipe: Recipe) -> Spec:
     """
     task = recipe.task
     if task.predict is None:
-        text = "The task of {recipe} has no predict: give Task(predict=f), f(params, state, inputs)."
-        raise RecipeError("task-without-predict", text, recipe=recipe.name)
+        raise RecipeError("task-without-predict", recipe=recipe.name)
     spec = {name: s for name, s in sorted(spec_of(task.train).items()) if name != "label"}
     batch = {name: jax.ShapeDtypeStruct((2, *s.shape), s.dtype) for name, s in spec.items()}
     shapes = jax.eval_shape(lambda batch: precision.cast_batch(batch, recipe.precision), batch)
@@ -93,8 +92,7 @@ def checked(returned: Any, rows: int) -> dict[str, jax.Array]:
         shape = getattr(value, "shape", None)
         if not isinstance(name, str) or shape is None or shape[:1] != (rows,):
             kind = type(value).__name__ if shape is None else str(list(shape))
-            text = "Task.predict returned {name} of {got}: expected {rows:count row}, one for each example."
-            raise RecipeError("predict-returns", text, name=str(name), got=kind, rows=rows)
+            raise RecipeError("predict-returns", name=str(name), got=kind, rows=rows)
     arrays = {n: jnp.asarray(v) for n, v in outputs.items()}
     floating = {n for n, v in arrays.items() if jnp.issubdtype(v.dtype, jnp.floating)}
     return {n: v.astype(jnp.float32) if n in floating else v for n, v in arrays.items()}
@@ -137,8 +135,7 @@ class Predictor:
         block: int | None = None,
     ):
         if batch is not None and batch < 1:
-            text = "The batch is {batch}: it must be at least 1, or left out."
-            raise RecipeError("predict-batch-below-one", text, batch=batch)
+            raise RecipeError("predict-batch-below-one", batch=batch)
         placement.hosts.alone("predict")
         self.recipe, self.source, self.placement = recipe, source, placement
         self.examples = len(source)
@@ -147,8 +144,7 @@ class Predictor:
         self.inputs = inputs_of(recipe)
         spec = self.source_spec = spec_of(source)
         if any(n not in spec or described({n: spec[n]}) != described({n: s}) for n, s in self.inputs.items()):
-            text = "The data has {columns:list}, but the model reads {expected:list}: make them match."
-            raise DataError("predict-columns", text, columns=described(spec), expected=described(self.inputs))
+            raise DataError("predict-columns", columns=described(spec), expected=described(self.inputs))
         self.block = block or predicted_together(recipe, self.examples, self.inputs)
         self._blocks = ExampleBlocks(placement, self.block, self.examples, batch)
         self.rows = self._blocks.rows

@@ -107,36 +107,27 @@ def checked(returned: Any, state: Tree, *, train: bool = False) -> tuple[dict[st
     """The sums, in float32, and the state that a loss returned; in training without those `of_each`. Raises
     `RecipeError` when they do not keep the contract of `Task.loss`."""
     if not (isinstance(returned, tuple) and len(returned) == 2 and hasattr(returned[0], "items")):
-        text = 'Task.loss must return ({{"loss": cw.Sum(total, count), ...}}, state), got {got}.'
-        raise RecipeError("loss-returns", text, got=type(returned).__name__)
+        raise RecipeError("loss-returns", got=type(returned).__name__)
     metrics, new_state = returned
     if "loss" not in metrics:
-        text = 'Task.loss must return a metric "loss", got {metrics:and}.'
-        raise RecipeError("loss-without-loss", text, metrics=sorted(metrics))
+        raise RecipeError("loss-without-loss", metrics=sorted(metrics))
     sums = {}
     for name, value in sorted(metrics.items()):
         if not isinstance(value, Sum):
-            text = "Task.loss returned {got} for {metric}: expected cw.Sum(total, count) or cw.Sum.of()."
-            raise RecipeError("metric-is-no-sum", text, metric=name, got=type(value).__name__)
+            raise RecipeError("metric-is-no-sum", metric=name, got=type(value).__name__)
         if value.finish is not None and not callable(value.finish):
-            text = 'The finish of "{metric}" must be a function (total, count) -> value, got {got}.'
-            raise RecipeError("finish-is-no-function", text, metric=name, got=type(value.finish).__name__)
+            raise RecipeError("finish-is-no-function", metric=name, got=type(value.finish).__name__)
         if value.each and train:
             continue
         total, count = (jnp.asarray(part).astype(jnp.float32) for part in (value.total, value.count))
         sums[name] = Sum(total, count, value.finish, value.each)
     loss = sums["loss"]
     if loss.finish is not None or loss.each:
-        text = 'The "loss" is minimised as total / count: return what finish makes as another metric.'
-        raise RecipeError("loss-with-finish", text)
+        raise RecipeError("loss-with-finish")
     if loss.total.shape != () or loss.count.shape != ():
-        text = '"loss" has total {total} and count {count}: expected (), such as cw.Sum.of(values).'
-        raise RecipeError(
-            "loss-is-no-number", text, total=list(loss.total.shape), count=list(loss.count.shape)
-        )
+        raise RecipeError("loss-is-no-number", total=list(loss.total.shape), count=list(loss.count.shape))
     if (made := str(jax.tree.structure(state))) != (got := str(jax.tree.structure(new_state))):
-        text = "Task.loss returned a state of another structure than Task.init: {made}, got {got}."
-        raise RecipeError("state-of-another-structure", text, made=made, got=got)
+        raise RecipeError("state-of-another-structure", made=made, got=got)
     return sums, new_state
 
 

@@ -69,16 +69,13 @@ class RunFolder:
                 raise RunError("run-unusable", **facts, reason="no name has a zero byte")
             place = next(p for p in (self.path, *self.path.parents) if p.exists())
             if not place.is_dir():
-                text = "{path} is a file, not a folder: name another folder with --run."
-                raise RunError("run-is-a-file", text, path=str(place))
+                raise RunError("run-is-a-file", path=str(place))
             existed = place == self.path
             if not os.access(place, os.W_OK | os.X_OK):
-                text = "Cannot write to {path}: no permission in {folder}. Name another folder with --run."
-                raise RunError("run-unwritable", text, path=str(path), folder=str(place))
+                raise RunError("run-unwritable", path=str(path), folder=str(place))
             free = shutil.disk_usage(place).free
             if free < needed_bytes:
-                text = "{path} has {free:bytes} free and a run needs about {needed:bytes}: make space."
-                raise RunError("run-without-space", text, path=str(path), free=free, needed=needed_bytes)
+                raise RunError("run-without-space", path=str(path), free=free, needed=needed_bytes)
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = hold(self.path, *NAMES, "checkpoints", FOLDER)
             if fresh:
@@ -219,8 +216,7 @@ class RunFolder:
         if not (self.path / "recipe.json").exists():
             others = sorted(p.name for p in self.path.iterdir() if p.name != "lock")
             if others:
-                text = "{path} holds {files:list}, not a run to discard: name another folder with --run."
-                raise RunError("run-fresh-elsewhere", text, path=str(self.path), files=others[:3])
+                raise RunError("run-fresh-elsewhere", path=str(self.path), files=others[:3])
         # recipe.json last: otherwise a failure or a kill could leave checkpoints that a new recipe resumes
         # from.
         for name in ("checkpoints", FOLDER):
@@ -237,8 +233,7 @@ class RunFolder:
         if file.exists():
             changes = disagreement(stored_recipe(self.path), given)
             if changes:
-                text = "{path} holds another recipe's run ({changes:changes}): --fresh discards it."
-                raise RunError("run-of-another-recipe", text, path=str(self.path), changes=changes)
+                raise RunError("run-of-another-recipe", path=str(self.path), changes=changes)
         else:
             put_inside(file, (json.dumps(given, indent=2) + "\n").encode())
 

@@ -197,8 +197,7 @@ class Session:
         self.compile()
         last = self.step + steps
         if last > self.total:
-            text = "Cannot make {steps:count step} after step {step} of {total}: give a longer duration."
-            raise RecipeError("session-ended", text, total=self.total, step=self.step, steps=steps)
+            raise RecipeError("session-ended", total=self.total, step=self.step, steps=steps)
         while self.step < last:
             batch = self._data.at(self.step, lambda: not self._queued or self._queued[-1].is_ready(), stopped)
             if batch is None:

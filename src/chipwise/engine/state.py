@@ -131,8 +131,7 @@ def init_state(
     with user_code("Task.init"):
         pair = recipe.task.init(keys.init_key(recipe.seed if seed is None else seed))
     if not (isinstance(pair, tuple) and len(pair) == 2):
-        text = "Task.init must return (params, state), got {got}."
-        raise RecipeError("init-returns", text, got=type(pair).__name__)
+        raise RecipeError("init-returns", got=type(pair).__name__)
     state = jax.tree.map(jnp.asarray, pair[1])
     whole = replaced(jax.tree.map(jnp.asarray, pair[0]), given)
     params, frozen = split(whole, recipe.frozen, state)
@@ -161,12 +160,10 @@ def replaced(params: Tree, given: Mapping[str, Any]) -> Tree:
     for name, value in given.items():
         if name not in leaves:
             names = list(leaves)
-            text = "Task.from_data gave {path}: no such parameter.{near:near} There are {names:few}."
-            raise RecipeError("from-data-unknown", text, path=name, near=near(name, names), names=names)
+            raise RecipeError("from-data-unknown", path=name, near=near(name, names), names=names)
         shape, expected = list(jnp.shape(value)), list(leaves[name].shape)
         if shape != expected:
-            text = "Task.from_data gave {path} of shape {shape}: expected {expected}."
-            raise RecipeError("from-data-shape", text, path=name, shape=shape, expected=expected)
+            raise RecipeError("from-data-shape", path=name, shape=shape, expected=expected)
         leaves[name] = jnp.asarray(value).astype(leaves[name].dtype)
     return jax.tree.unflatten(structure, list(leaves.values()))
 
@@ -183,8 +180,7 @@ def flat_of(recipe: Recipe, params: Tree) -> Any:
     dtypes = [jnp.dtype(leaf.dtype) for leaf in jax.tree.leaves(params)]
     wrong = sorted({str(dtype) for dtype in dtypes if not jnp.issubdtype(dtype, jnp.floating)})
     if wrong:
-        text = "Parameters of {dtypes:and} have no gradient: keep them in the task's state."
-        raise RecipeError("parameter-without-gradient", text, dtypes=wrong)
+        raise RecipeError("parameter-without-gradient", dtypes=wrong)
     widest = max([jnp.dtype(jnp.float32), *dtypes], key=lambda dtype: dtype.itemsize)
     if recipe.shards == 1:
         return Flat(params, recipe.replicas, widest)

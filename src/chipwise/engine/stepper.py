@@ -66,8 +66,7 @@ class Stepper:
         """
         if self.done == self.total:
             duration = str(self._session.recipe.duration)
-            text = "No step is left of {total}: give the recipe a duration above {duration}."
-            raise RecipeError("stepper-ended", text, total=self.total, duration=duration)
+            raise RecipeError("stepper-ended", total=self.total, duration=duration)
         self._session.advance()
 
     @fixed()

@@ -161,15 +161,11 @@ def stored_recipe(run: Path) -> dict[str, Any]:
         if not isinstance(stored, dict):
             raise ValueError(f"it holds a {type(stored).__name__}")
     except (FileNotFoundError, NotADirectoryError):
-        text = "{path} is not a run folder (no recipe.json): expected a folder made by chipwise train --run."
-        raise RunError("not-a-run", text, path=str(run)) from None
+        raise RunError("not-a-run", path=str(run)) from None
     except OSError as error:
         raise RunError("file-unreadable", path=str(file), reason=error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:
-        text = "{path} is damaged ({reason}): delete it and continue with --run {run}."
-        raise RunError(
-            "recipe-json-damaged", text, path=str(file), run=str(run), reason=str(error)
-        ) from error
+        raise RunError("recipe-json-damaged", path=str(file), run=str(run), reason=str(error)) from error
     return stored
 
 
@@ -292,16 +288,14 @@ def read_ledger(run: Path) -> StoredLedger | None:
     for number, line in enumerate(_lines(file)[:-1], 1):
         row = _parsed(line)
         if row is not None and "ledger" in row and row["ledger"] != LEDGER_VERSION:
-            text = "{path} is a ledger of version {version}, expected {expected}: read it with its chipwise."
             version = str(row["ledger"])[:40]
-            raise RunError("ledger-version", text, path=str(file), version=version, expected=LEDGER_VERSION)
+            raise RunError("ledger-version", path=str(file), version=version, expected=LEDGER_VERSION)
         if row is not None and "ledger" in row:
             heads.append(row)
         elif row is not None and heads and row["step"] not in rows:
             rows[row["step"]] = {name: row[name] for name in DIGESTS if name in row}
         else:
-            text = "Line {line} of {path} is no row of a ledger: it was edited or damaged. Restore the file."
-            raise RunError("ledger-damaged", text, path=str(file), line=number)
+            raise RunError("ledger-damaged", path=str(file), line=number)
     return StoredLedger(heads, rows) if heads else None
 
 

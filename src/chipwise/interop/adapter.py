@@ -219,18 +219,11 @@ def fitting(tree: Tree, separator: str, expected: Mapping[str, tuple[int, ...]],
     given = flattened(tree, separator)
     for name, shape in expected.items():
         if name not in given:
-            sentence = "The {what} have no '{name}', which the model has.{near:near}"
-            raise RecipeError(
-                "adapter-weight-missing", sentence, what=what, name=name, near=near(name, given)
-            )
+            raise RecipeError("adapter-weight-missing", what=what, name=name, near=near(name, given))
         if (own := tuple(np.shape(given[name]))) != tuple(shape):
-            sentence = "The {what} have '{name}' of shape {shape}: the model has {expected}."
-            raise RecipeError(
-                "adapter-weight-shape", sentence, what=what, name=name, shape=own, expected=tuple(shape)
-            )
+            raise RecipeError("adapter-weight-shape", what=what, name=name, shape=own, expected=tuple(shape))
     if unknown := sorted(set(given) - set(expected)):
-        sentence = "The {what} have {names:few}, which the model lacks."
-        raise RecipeError("adapter-weight-unknown", sentence, what=what, names=unknown)
+        raise RecipeError("adapter-weight-unknown", what=what, names=unknown)
     return {name: given[name] for name in expected}
 
 
@@ -241,15 +234,13 @@ def examples(args: tuple, kwargs: dict) -> int:
 
 def not_a_model(framework: str, given: Any, expected: str) -> RecipeError:
     """What to raise for a `given` that is no model."""
-    sentence = "cw.{framework}.task was given {given}: expected {expected}."
-    return RecipeError("adapter-no-model", sentence, framework=framework, given=given, expected=expected)
+    return RecipeError("adapter-no-model", framework=framework, given=given, expected=expected)
 
 
 def uncalled(model: str, args: tuple, kwargs: dict, error: Exception) -> RecipeError:
     """What to raise for a model that fails in its own framework."""
-    sentence = "{model} fails ({reason}). Columns are changed with inputs=."
     called = _called_with(model, args, kwargs)
-    return RecipeError("adapter-call-fails", sentence, model=called, reason=reason_of(error))
+    return RecipeError("adapter-call-fails", model=called, reason=reason_of(error))
 
 
 def _called_with(model: str, args: tuple, kwargs: dict) -> str:

@@ -136,14 +136,12 @@ def _loss(keras: Any, model: Any, loss: Any) -> Any:
     """The given or compiled loss, as an object or a function."""
     given = loss if loss is not None else getattr(model, "loss", None)
     if given is None:
-        sentence = "{model} was not compiled with a loss: give one, such as loss='mse'."
-        raise RecipeError("keras-no-loss", sentence, model=type(model).__name__)
+        raise RecipeError("keras-no-loss", model=type(model).__name__)
     if isinstance(given, str):
         try:
             given = keras.losses.get(given)
         except ValueError as error:
-            sentence = "Keras has no loss '{loss}' ({reason})."
-            raise RecipeError("keras-loss-unknown", sentence, loss=given, reason=one_line(error)) from error
+            raise RecipeError("keras-loss-unknown", loss=given, reason=one_line(error)) from error
     return given
 
 
@@ -185,8 +183,7 @@ def _judge(keras: Any, given: Any) -> Callable:
             return lambda outputs, target: _with_promotion(given, target, outputs)
         return given
     if given.reduction == "sum":
-        sentence = "{loss} sums over a replica's examples: give reduction='sum_over_batch_size'."
-        raise RecipeError("keras-loss-summed", sentence, loss=type(given).__name__)
+        raise RecipeError("keras-loss-summed", loss=type(given).__name__)
 
     def judged(outputs: Any, target: Any) -> Sum:
         return adapter.as_sum(_with_promotion(given, target, outputs), len(jax.tree.leaves(target)[0]))

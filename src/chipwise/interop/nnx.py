@@ -192,8 +192,7 @@ def _streams(like: nnx.State, key, train: bool) -> nnx.State:
     if key is None:
         if flat and train:
             layers = sorted({_name(path[:-1]) for path, _ in flat})
-            sentence = "{layers:list} draw random numbers: give jax.random.key(seed), another one a step."
-            raise RecipeError("nnx-key-missing", sentence, layers=layers)
+            raise RecipeError("nnx-key-missing", layers=layers)
         key = jax.random.key(0)
     variables: list = []
     streams: dict = {}

@@ -149,8 +149,7 @@ def _compare(traced: Traced, eager: _Step, judged: _Step, ours: _Step, ours_judg
     starts = traced.buffers
     left = [n for n, b in eager.buffers.items() if not np.array_equal(b, starts[n]) and n not in ours.buffers]
     if left:
-        sentence = "In training PyTorch moves {names:few} of {module}, the program does not: write in place."
-        raise RecipeError("torch-buffers-unmoved", sentence, module=traced.name, names=left)
+        raise RecipeError("torch-buffers-unmoved", module=traced.name, names=left)
     half = _HALF if any(p.dtype.itemsize < 4 for p in traced.params.values()) else 1
     pairs = [("outputs in evaluation", judged.outputs, ours_judged.outputs, _OUTPUTS)]
     pairs.append(("outputs in training", eager.outputs, ours.outputs, _OUTPUTS))

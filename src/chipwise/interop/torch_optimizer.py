@@ -63,8 +63,7 @@ def optimizer(
     if optimizer.state:
         raise RecipeError("torch-optimizer-used", "This {kind} has made steps: give a new one.", kind=kind)
     if scheduler is not None and scheduler.optimizer is not optimizer:
-        sentence = "This {kind} belongs to another optimizer."
-        raise RecipeError("torch-scheduler-foreign", sentence, kind=type(scheduler).__name__)
+        raise RecipeError("torch-scheduler-foreign", kind=type(scheduler).__name__)
     decoupled = {bool(group.get("decoupled_weight_decay")) for group in optimizer.param_groups}
     if kind == "Adam" and True in decoupled:  # Adam(decoupled_weight_decay=True) is AdamW
         if len(decoupled) > 1:
@@ -174,11 +173,9 @@ def _scheduled(kind: str, scheduler: Any, step: str | None, length: int | None) 
     if step not in ("step", "epoch"):
         raise invalid("torch-scheduler-step", "step", step, "'step' or 'epoch'")
     if isinstance(scheduler, torch_library().optim.lr_scheduler.ReduceLROnPlateau):
-        sentence = "{kind} follows losses: let --patience end the run, go on by --from RUN --with-optimizer."
-        raise RecipeError("torch-scheduler-reads-loss", sentence, kind=name)
+        raise RecipeError("torch-scheduler-reads-loss", kind=name)
     if steps := getattr(scheduler, "last_epoch", 0):
-        sentence = "{kind} has made {steps:count step}: give a new one."
-        raise RecipeError("torch-scheduler-used", sentence, kind=name, steps=steps)
+        raise RecipeError("torch-scheduler-used", kind=name, steps=steps)
     length = getattr(scheduler, "total_steps", None) if length is None else length
     if not isinstance(length, int) or length < 1:
         expected = f"the run's {step}s, such as 30"
@@ -194,9 +191,8 @@ def _scheduled(kind: str, scheduler: Any, step: str | None, length: int | None) 
                     own.step()
             rows.append([_settings(kind, group) for group in own.optimizer.param_groups])
     except Exception as error:  # whatever a scheduler of the user's raises
-        sentence = "{kind} cannot run for {length} {step}s in advance ({reason})."
         raise RecipeError(
-            "torch-scheduler-fails", sentence, kind=name, length=length, step=step, reason=one_line(error)
+            "torch-scheduler-fails", kind=name, length=length, step=step, reason=one_line(error)
         ) from error
     return [
         {name: _series(name, [row[i][name] for row in rows], step) for name in group}
@@ -222,14 +218,12 @@ def _names(optimizer: Any, module: Any) -> GroupNames | None:
         if len(groups) == 1:
             return None
         if any("param_names" not in group for group in groups):
-            sentence = "The optimizer has {groups} groups: give module= for the names."
-            raise RecipeError("torch-groups-unnamed", sentence, groups=len(groups))
+            raise RecipeError("torch-groups-unnamed", groups=len(groups))
         pairs = [(name, i) for i, group in enumerate(groups) for name in group["param_names"]]
     else:
         named = dict(module.named_parameters())
         if not set(held) <= {id(p) for p in named.values()}:
-            sentence = "The optimizer holds parameters of another module than {module}."
-            raise RecipeError("torch-optimizer-foreign", sentence, module=type(module).__name__)
+            raise RecipeError("torch-optimizer-foreign", module=type(module).__name__)
         if len(groups) == 1 and len(held) == len(named):
             return None
         pairs = [(name, held[id(p)]) for name, p in named.items() if id(p) in held]

@@ -75,8 +75,7 @@ class Traced:
                 module = self._make()
             except Exception as error:
                 facts = {"module": self.name, "reason": one_line(error)}
-                sentence = "{module} cannot be made from a seed ({reason}): give the module itself."
-                raise RecipeError("torch-init-untraced", sentence, **facts) from error
+                raise RecipeError("torch-init-untraced", **facts) from error
         params = {name: as_jax(p, self.env) for name, p in module.named_parameters()}
         return self._tree(params, {name: as_jax(b, self.env) for name, b in module.named_buffers()})
 
@@ -153,8 +152,7 @@ class Traced:
                 delattr(module, name)
             if kept:
                 names = [f"{place}.{name}" if place else name for name in kept]
-                sentence = "{module} would lose the tensor in {names:and}: use register_buffer."
-                raise RecipeError("torch-attribute-moves", sentence, module=self.name, names=names)
+                raise RecipeError("torch-attribute-moves", module=self.name, names=names)
 
     def _refused(self, error: Exception) -> RecipeError:
         import torchax.tensor
@@ -164,11 +162,9 @@ class Traced:
         facts = {"module": self.name, "where": where, "reason": one_line(error)}
         if isinstance(error, torchax.tensor.OperatorNotFound):
             operation = str(error).removeprefix("Operator with name ").removesuffix(" has no lowering")
-            sentence = "{module} uses {operation} ({where}), which torchax lacks: use other operations."
-            return RecipeError("torch-operation-missing", sentence, **facts, operation=operation)
+            return RecipeError("torch-operation-missing", **facts, operation=operation)
         if isinstance(error, BY_VALUE):
-            sentence = "{module} branches on values ({where}): use torch.where, or branch on shapes."
-            return RecipeError("torch-depends-on-values", sentence, **facts)
+            return RecipeError("torch-depends-on-values", **facts)
         return RecipeError("torch-not-traced", "{module} cannot be traced ({where}): {reason}.", **facts)
 
 
@@ -224,8 +220,7 @@ def _refuse_elsewhere(module: Any) -> None:
     frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
     if frozen:
         patterns = tuple(name.replace(".", "/") for name in frozen)
-        sentence = "{module} has requires_grad=False: give Recipe(frozen={patterns}) instead."
-        raise RecipeError("torch-frozen", sentence, module=type(module).__name__, patterns=patterns)
+        raise RecipeError("torch-frozen", module=type(module).__name__, patterns=patterns)
 
 
 def _environment() -> Any:
@@ -236,12 +231,10 @@ def _environment() -> Any:
         try:
             import torchax.tensor as torchax
         except ImportError:
-            sentence = "torch {torch} needs torchax, which traces its modules: {command}."
-            raise RecipeError("torchax-missing", sentence, torch=torch.__version__, command=INSTALL) from None
+            raise RecipeError("torchax-missing", torch=torch.__version__, command=INSTALL) from None
         except Exception as error:  # 0.0.13 beside torch 2.13: an AttributeError
             facts = {"torch": torch.__version__, "reason": one_line(error), "command": INSTALL}
-            sentence = "This torchax does not fit torch {torch} ({reason}): {command}."
-            raise RecipeError("torchax-unfit", sentence, **facts) from error
+            raise RecipeError("torchax-unfit", **facts) from error
 
     traced, pytree = (torchax.Tensor, torchax.View), torch.utils._pytree
 
@@ -364,8 +357,7 @@ def totalled(loss: Any) -> Callable[[Any, Any, int], tuple[Any, Any]]:
     if not isinstance(loss, torch.nn.Module) and loss in modules:
         loss = modules[loss]()
     if getattr(loss, "reduction", "mean") == "sum":
-        sentence = "{loss} sums over a replica's examples: give reduction='mean'."
-        raise RecipeError("torch-loss-summed", sentence, loss=type(loss).__name__)
+        raise RecipeError("torch-loss-summed", loss=type(loss).__name__)
     if getattr(loss, "reduction", None) == "mean" and isinstance(loss, tuple(modules.values())):
         return functools.partial(_weighted, loss)
 

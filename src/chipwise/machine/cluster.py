@@ -51,17 +51,14 @@ def given(count: int | None, index: int | None, coordinator: str | None) -> Seat
         return Seat(0, 1, "localhost")
     missing = [f"--{name}" for name, value in options.items() if value is None]
     if missing or count is None or index is None or coordinator is None:
-        text = "{missing:and} missing: type --hosts N --host I --coordinator ADDRESS (of host 0)."
-        raise DeviceError("hosts-half-told", text, missing=missing)
+        raise DeviceError("hosts-half-told", missing=missing)
     if count < 1 or not 0 <= index < count:
-        text = "--host {host} with --hosts {hosts}: expected 0 to {hosts}-1."
-        raise DeviceError("host-beyond-hosts", text, hosts=count, host=index)
+        raise DeviceError("host-beyond-hosts", hosts=count, host=index)
     address, colon, port = coordinator.rpartition(":")
     if not colon or (":" in address and not address.startswith("[")):
         address, port = coordinator, str(PORT)
     if not port.isdecimal() or not 0 < int(port) < 65536 or not address:
-        text = "--coordinator {coordinator}: expected the address of host 0, such as 10.0.0.1:{port}."
-        raise DeviceError("coordinator-unreadable", text, coordinator=coordinator, port=PORT)
+        raise DeviceError("coordinator-unreadable", coordinator=coordinator, port=PORT)
     return Seat(index, count, address.strip("[]"), int(port))
 
 
@@ -90,8 +87,7 @@ def check_threads(environment: Mapping[str, str]) -> None:
     """Raises `DeviceError` for a size of XLA's thread pool that no machine can start."""
     given = environment.get("NPROC", "1")
     if not re.fullmatch("[0-9]{1,4}", given) or not 0 < int(given) <= THREADS:
-        text = "NPROC='{value}' in the environment: expected XLA's number of threads, 1 to {most}."
-        raise DeviceError("variable-not-threads", text, value=given, most=THREADS)
+        raise DeviceError("variable-not-threads", value=given, most=THREADS)
 
 
 def _whole(environment: Mapping[str, str], name: str) -> int | None:
@@ -99,8 +95,7 @@ def _whole(environment: Mapping[str, str], name: str) -> int | None:
     if value is None:
         return None
     if not value.isdecimal():
-        text = "{variable}='{value}' in the environment: expected a whole number."
-        raise DeviceError("variable-not-whole", text, variable=name, value=value)
+        raise DeviceError("variable-not-whole", variable=name, value=value)
     return int(value)
 
 
@@ -121,8 +116,7 @@ def _of_jax(environment: Mapping[str, str], visible_gpus: int) -> Seat | None:
         gpus = None
         if tasks > 1 and task is not None and visible_gpus and not _bound(environment):
             if visible_gpus < tasks:
-                text = "{tasks} tasks share {gpus:count GPU}: start one for each, --ntasks-per-node={gpus}."
-                raise DeviceError("gpus-below-tasks", text, gpus=visible_gpus, tasks=tasks)
+                raise DeviceError("gpus-below-tasks", gpus=visible_gpus, tasks=tasks)
             share = visible_gpus // tasks
             gpus = tuple(range(task * share, (task + 1) * share))
         return Seat(cluster.get_process_id(), count, address, int(port), cluster.name, gpus)

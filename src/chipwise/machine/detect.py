@@ -69,9 +69,8 @@ def detect(count: int | None = None, platform: str | None = None, group: int = 1
     the CPU.
     """
     if platform is not None and platform not in PLATFORMS:
-        text = "platform={platform!r}: expected {choices:or}.{hint:near}"
         hint = near(platform, PLATFORMS)
-        raise DeviceError("platform-unknown", text, platform=platform, choices=PLATFORMS, hint=hint)
+        raise DeviceError("platform-unknown", platform=platform, choices=PLATFORMS, hint=hint)
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
         raise DeviceError("device-count-not-whole", count=count)
     devices = _devices(platform)
@@ -132,26 +131,21 @@ def no_devices(
     matching = [a for a in present if platform in (None, a.platform)]
     if platform in ("gpu", "tpu"):
         if purpose:
-            text = "platform={platform!r}, but a setting keeps JAX on the CPU: {setting}. Remove it."
-            return DeviceError("platform-kept-out", text, platform=platform, setting=purpose)
+            return DeviceError("platform-kept-out", platform=platform, setting=purpose)
         if platform == "gpu" and hidden:
-            text = "platform={platform!r}, but every GPU is hidden: {setting}. Unset it."
-            return DeviceError("platform-hidden", text, platform=platform, setting=hidden)
+            return DeviceError("platform-hidden", platform=platform, setting=hidden)
         if not matching:
             names = [a.platform.upper() for a in present]
-            text = "platform={platform!r}, but this host shows none (accelerators here: {accelerators:and})."
-            return DeviceError("platform-absent", text, platform=platform, accelerators=names)
+            return DeviceError("platform-absent", platform=platform, accelerators=names)
     if matching:
         return guard.refusal(facts, matching, {a.platform: jax_error for a in matching})
-    text = "JAX did not start.{said:said} Correct or unset JAX_PLATFORMS, or use --devices cpu."
-    return DeviceError("jax-does-not-start", text, said=" ".join(jax_error.split())[:600])
+    return DeviceError("jax-does-not-start", said=" ".join(jax_error.split())[:600])
 
 
 def _take(devices: list[jax.Device], count: int | None, group: int = 1) -> Machine:
     kind, here = devices[0].device_kind, hosts()
     if jax.process_count() != here.count:
-        text = "JAX runs {processes} processes: leave out jax.distributed.initialize(), chipwise joins them."
-        raise DeviceError("joined-by-others", text, processes=jax.process_count())
+        raise DeviceError("joined-by-others", processes=jax.process_count())
     if count is not None and count > len(devices):
         raise DeviceError("devices-missing", count=count, here=len(devices), kind=kind)
     return Machine(
@@ -170,8 +164,7 @@ def shared(devices: Sequence[jax.Device], count: int, hosts: int, group: int = 1
     Raises `DeviceError` if a host would have no device.
     """
     if count < hosts:
-        text = "{count} devices on {hosts} hosts: host {host} would have none. Use at least {hosts}."
-        raise DeviceError("devices-below-hosts", text, count=count, hosts=hosts, host=count)
+        raise DeviceError("devices-below-hosts", count=count, hosts=hosts, host=count)
     if hosts == 1:  # in JAX's order: its devices may have any
         return tuple(devices[:count])
     seen: collections.Counter[int] = collections.Counter()

@@ -101,8 +101,7 @@ def refusal(facts: HostFacts, left: list[Accelerator], errors: dict[str, str]) -
         )
         for accelerator in left
     ]
-    text = "{unused:each}; or use the CPU on purpose: --devices cpu (platform='cpu'), or JAX_PLATFORMS=cpu."
-    return DeviceError("cpu-fallback", text, unused=unused)
+    return DeviceError("cpu-fallback", unused=unused)
 
 
 def why_unused(facts: HostFacts, platform: str, jax_error: str = "") -> Fact:

@@ -116,8 +116,7 @@ class Hosts:
     def alone(self, what: str) -> None:
         """Raises `DeviceError` if there are several hosts, since `what` runs on one host."""
         if self.count > 1:
-            text = "{what} runs on one host, but {hosts} were started: start it once, without srun or mpirun."
-            raise DeviceError("one-host-only", text, what=what, hosts=self.count)
+            raise DeviceError("one-host-only", what=what, hosts=self.count)
 
     def stopping(self) -> bool:
         """Whether all hosts stop at this step, since one got a signal. Every host calls this before every
@@ -232,8 +231,7 @@ def _seconds(name: str, given: float | None, default: float) -> float:
     variable = f"CHIPWISE_{name}"
     value = os.environ.get(variable, str(default))
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]*)?", value):
-        text = "{variable}='{value}' in the environment: expected a number of seconds."
-        raise DeviceError("variable-not-seconds", text, variable=variable, value=value)
+        raise DeviceError("variable-not-seconds", variable=variable, value=value)
     return float(value)
 
 
@@ -242,8 +240,7 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
     from .detect import started
 
     if started():
-        text = "JAX has started: call cw.machine.hosts.hosts() for {hosts} hosts before any other use of JAX."
-        raise DeviceError("hosts-too-late", text, hosts=seat.count)
+        raise DeviceError("hosts-too-late", hosts=seat.count)
     name = socket.gethostname()
 
     def awaiting(missing: list[int]) -> None:
@@ -323,8 +320,7 @@ def _start_jax(seat: Seat, channel: Channel, silence: float) -> None:
         )
     except RuntimeError as error:
         message = " ".join(str(error).split())[:300]
-        text = "Host {host} could not start JAX's runtime for several hosts: {said}"
-        raise DeviceError("hosts-not-joined", text, host=seat.index, said=message) from error
+        raise DeviceError("hosts-not-joined", host=seat.index, said=message) from error
     finally:
         logger.removeFilter(_about_no_proxy)
 

@@ -112,8 +112,7 @@ class Record:
         except Misfit as error:
             raise DataError(f"record-{error.code}", **facts, **error.facts) from None
         if kind is not None and record.kind != kind:
-            text = "{source} is a record of {kind}, expected {expected}: make one with {commands:or}."
-            raise DataError("record-kind", text, **facts, kind=record.kind, expected=kind)
+            raise DataError("record-kind", **facts, kind=record.kind, expected=kind)
         return record
 
     def write(self, path: str | os.PathLike, option: str = "--out") -> Path:
@@ -131,15 +130,12 @@ def read(path: str | os.PathLike, kind: str | None = None) -> Record:
     try:
         stored = json.loads(read_regular(path))
     except FileNotFoundError:
-        text = "{path} does not exist: make a record with {commands:or}."
-        raise DataError("record-missing", text, path=path, commands=_commands(kind)) from None
+        raise DataError("record-missing", path=path, commands=_commands(kind)) from None
     except OSError as error:
-        text = "Cannot read {path}: {reason}."
-        raise DataError("record-unreadable", text, path=path, reason=error) from error
+        raise DataError("record-unreadable", path=path, reason=error) from error
     except (ValueError, RecursionError) as error:  # ValueError also of text that is not UTF-8
         reason = " ".join(str(error).split())[:120]
-        text = "{path} is truncated or not JSON ({reason}). Make a new one with {commands:or}."
-        raise DataError("record-not-json", text, path=path, reason=reason, commands=_commands(kind)) from None
+        raise DataError("record-not-json", path=path, reason=reason, commands=_commands(kind)) from None
     return Record.from_json(stored, str(path), kind)
 
 

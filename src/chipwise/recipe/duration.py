@@ -102,8 +102,7 @@ class Duration:
         if not isinstance(other, Duration):
             return NotImplemented
         if self.unit != other.unit:
-            sentence = "'{first}' and '{second}' differ in their unit: compare Clock.steps of them."
-            raise RecipeError("durations-not-comparable", sentence, first=str(self), second=str(other))
+            raise RecipeError("durations-not-comparable", first=str(self), second=str(other))
         return self.value < other.value
 
 

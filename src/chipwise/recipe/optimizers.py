@@ -241,8 +241,7 @@ def _widen(params: Tree) -> tuple[Tree, Any]:
     leaves = [jnp.asarray(leaf).dtype for leaf in jax.tree.leaves(params)]
     wrong = [str(dtype) for dtype in leaves if not jnp.issubdtype(dtype, jnp.floating)]
     if wrong:
-        sentence = "Parameters of {dtypes:and} have no gradient: keep them in the task's state."
-        raise RecipeError("parameters-without-gradient", sentence, dtypes=sorted(set(wrong)))
+        raise RecipeError("parameters-without-gradient", dtypes=sorted(set(wrong)))
     dtype = max([jnp.dtype(jnp.float32), *leaves], key=lambda d: d.itemsize)
     return jax.tree.map(lambda p: jnp.asarray(p).astype(dtype), params), dtype
 
@@ -398,8 +397,7 @@ class _FromOptax(Optimizer):
         for name in ("lr", "learning_rate"):
             if name in self.settings:
                 return name
-        sentence = "{optimizer} has no lr or learning_rate: rename its rate, one of {names:and}."
-        raise RecipeError("no-rate", sentence, optimizer=repr(self), names=list(self.settings))
+        raise RecipeError("no-rate", optimizer=repr(self), names=list(self.settings))
 
     @property
     def settings(self) -> dict[str, Any]:

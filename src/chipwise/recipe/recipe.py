@@ -31,8 +31,7 @@ def _refuse_unknown(cls):
                 raise unknown("no-such-field", "field of Recipe", name, names)
         missing = [name for name in needed if name not in given]
         if missing:
-            sentence = "Recipe needs {names:and}, such as {example}."
-            raise RecipeError("fields-missing", sentence, names=missing, example=_EXAMPLES[missing[0]])
+            raise RecipeError("fields-missing", names=missing, example=_EXAMPLES[missing[0]])
         init(self, **given)
 
     cls.__init__ = __init__

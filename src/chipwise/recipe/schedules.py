@@ -141,11 +141,9 @@ class Schedule(ABC):
             return constant(peak)
         top = self._top()
         if top is None:
-            sentence = "{schedule} has no known peak: give a schedule that has one, such as one_cycle(0.4)."
-            raise RecipeError("schedule-without-peak", sentence, schedule=repr(self))
+            raise RecipeError("schedule-without-peak", schedule=repr(self))
         if top <= 0:
-            sentence = "{schedule} is never above 0: there is no peak to scale."
-            raise RecipeError("schedule-never-above-zero", sentence, schedule=repr(self))
+            raise RecipeError("schedule-never-above-zero", schedule=repr(self))
         # In decimals as typed: half of 0.1 prints as 0.05 and not as 0.05000000000000001.
         factor = _decimal(peak) / _decimal(top)
         return self.mapped(lambda value: float(_decimal(value) * factor))
@@ -181,8 +179,7 @@ class Schedule(ABC):
 
     def _total(self, clock: Clock) -> int:
         if clock.total is None:
-            sentence = "{schedule} needs the run's total steps in the clock."
-            raise RecipeError("schedule-needs-total", sentence, schedule=repr(self))
+            raise RecipeError("schedule-needs-total", schedule=repr(self))
         return clock.total
 
 
@@ -222,11 +219,9 @@ class function(Schedule):
 
     def _changed(self, number: Change, length: Lengthen) -> Schedule:
         if number is not _same:
-            sentence = "{schedule} is code, whose values are fixed: write a schedule, such as one_cycle(0.4)."
-            raise RecipeError("function-values", sentence, schedule=repr(self))
+            raise RecipeError("function-values", schedule=repr(self))
         if length(f"{LONG}st") != f"{LONG}st":
-            sentence = "{schedule} is code, whose length is fixed: write a schedule, such as one_cycle(0.4)."
-            raise RecipeError("function-lengths", sentence, schedule=repr(self))
+            raise RecipeError("function-lengths", schedule=repr(self))
         return self
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
@@ -557,11 +552,9 @@ class piecewise(Schedule):
             if not is_number(value):
                 raise RecipeError("schedule-number", schedule=repr(self), name=key, value=repr(value))
         if all(keys):
-            sentence = "{schedule} has no value for the first step: add '0st'."
-            raise RecipeError("first-piece-missing", sentence, schedule=repr(self))
+            raise RecipeError("first-piece-missing", schedule=repr(self))
         if sum(not key for key in keys) > 1 or len(set(keys)) < len(keys):
-            sentence = "{schedule}: two keys are the same duration."
-            raise RecipeError("pieces-twice", sentence, schedule=repr(self))
+            raise RecipeError("pieces-twice", schedule=repr(self))
 
     def __repr__(self) -> str:
         return f"piecewise({dict(self.pieces)!r})"
@@ -570,8 +563,7 @@ class piecewise(Schedule):
         pieces = sorted((clock.steps(key), value) for key, value in self.pieces)
         for (step, _), (after, _) in itertools.pairwise(pieces):
             if step == after:
-                sentence = "{schedule}: two keys fall on step {step} of this run."
-                raise RecipeError("pieces-on-one-step", sentence, schedule=repr(self), step=step)
+                raise RecipeError("pieces-on-one-step", schedule=repr(self), step=step)
         at, values = zip(*pieces, strict=True)
         return np.array(values, np.float64)[np.searchsorted(at, steps, side="right") - 1]
 
@@ -700,8 +692,7 @@ def from_json(value: Any) -> Schedule:
         raise RecipeError("stored-schedule-expected", value=repr(value))
     name, settings = value["schedule"], {k: v for k, v in value.items() if k != "schedule"}
     if name == function.__name__:
-        sentence = "{name} is code, of which only the name is stored: load the recipe."
-        raise RecipeError("function-stored", sentence, name=str(settings.get("call")))
+        raise RecipeError("function-stored", name=str(settings.get("call")))
     if "of" in settings:
         inner = settings.pop("of")
         settings["schedule"] = inner if is_number(inner) else from_json(inner)

@@ -36,15 +36,13 @@ def load(spec: str, settings: Sequence[str] = (), data: str | None = None, synth
     Raises `RecipeError` for unknown names (with the nearest), wrong types and broken recipe files.
     """
     if synthetic and data is not None:
-        sentence = "--synthetic generates the data: leave out --data {data}."
-        raise RecipeError("synthetic-and-data", sentence, data=data)
+        raise RecipeError("synthetic-and-data", data=data)
     source = _find(spec)
     pairs = dict(_parse(text) for text in settings)
     parameters: Mapping[str, inspect.Parameter] = {}
     if isinstance(source, Recipe):
         if data is not None:
-            sentence = "{recipe} is a Recipe and takes no --data: make it a function of data."
-            raise RecipeError("recipe-finished", sentence, recipe=spec)
+            raise RecipeError("recipe-finished", recipe=spec)
         recipe = source
     else:
         parameters = inspect.signature(source).parameters
@@ -61,8 +59,7 @@ def _arguments(
     given: dict[str, Any] = {}
     if data is not None:
         if "data" not in parameters:
-            sentence = "{recipe} has no parameter 'data': leave out --data."
-            raise RecipeError("recipe-without-data", sentence, recipe=spec)
+            raise RecipeError("recipe-without-data", recipe=spec)
         given["data"] = data
     for name in [n for n in pairs if n in parameters and n != "data"]:
         given[name] = _typed(name, pairs.pop(name), _default(parameters[name]))
@@ -70,8 +67,7 @@ def _arguments(
         optional = parameter.default is not parameter.empty or parameter.kind in _STARRED
         if name not in given and not optional:
             option = "--data DIR" if name == "data" else f"--set {name}=..."
-            sentence = "{recipe} needs a value for '{name}': give {option}."
-            raise RecipeError("parameter-missing", sentence, recipe=spec, name=name, option=option)
+            raise RecipeError("parameter-missing", recipe=spec, name=name, option=option)
     return given
 
 
@@ -132,8 +128,7 @@ def _find(spec: str) -> Recipe | Callable[..., Recipe]:
     except (ChipwiseError, KeyboardInterrupt):
         raise
     except BaseException as error:  # sys.exit() too: an import must not end the program
-        sentence = "{path} raised an error: {line:line}{error}: {reason}."
-        raise RecipeError("recipe-file-fails", sentence, path=path, **_blame(error, file)) from error
+        raise RecipeError("recipe-file-fails", path=path, **_blame(error, file)) from error
     name = name or "recipe"
     source = getattr(module, name, None)
     if not isinstance(source, Recipe) and not callable(source):
@@ -166,8 +161,7 @@ def _called(spec: str, source: Callable[..., Recipe], given: dict[str, Any]) -> 
     except BaseException as error:
         code = inspect.unwrap(source).__code__ if inspect.isfunction(source) else None
         blame = _blame(error, code and Path(code.co_filename))
-        sentence = "{recipe} failed: {line:line}{error}: {reason}."
-        raise RecipeError("recipe-function-fails", sentence, recipe=spec, **blame) from error
+        raise RecipeError("recipe-function-fails", recipe=spec, **blame) from error
     if not isinstance(recipe, Recipe):
         raise invalid("not-a-recipe", f"what {spec} returned", recipe, "a cw.Recipe", recipe=spec)
     return recipe

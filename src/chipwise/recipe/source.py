@@ -47,9 +47,8 @@ def spec_of(source: Any) -> Spec:
             narrower = NARROW.get(np.dtype(s.dtype).name)
             if narrower is not None:
                 kind = type(source).__name__
-                sentence = "{source}.spec: column '{column}' is {dtype}, JAX has {expected}."
                 raise DataError(
-                    "spec-64-bit", sentence, source=kind, column=name, dtype=str(s.dtype), expected=narrower
+                    "spec-64-bit", source=kind, column=name, dtype=str(s.dtype), expected=narrower
                 )
         return dict(spec)
     with contextlib.suppress(TypeError, KeyError):  # lists and unhashable objects are not cached
@@ -80,17 +79,15 @@ def as_columns(example: Any, index: int) -> dict[str, Any]:
     if isinstance(example, (tuple, list)) and 1 <= len(example) <= len(_PAIR):
         example = dict(zip(_PAIR, example, strict=False))
     if not isinstance(example, Mapping) or not example:
-        sentence = "Example {example} is {kind}: expected a dict of arrays, or a pair (image, label)."
         of = f"a {kind} of {len(example)}" if isinstance(example, Sized) else f"a {kind}"
-        raise DataError("example-kind", sentence, example=index, kind=of)
+        raise DataError("example-kind", example=index, kind=of)
     columns = {}
     for name, value in example.items():
         try:
             columns[str(name)] = _array(value)
         except (OSError, RuntimeError, TypeError, ValueError) as error:  # whatever Pillow and torch raise
-            sentence = "Example {example}: '{column}' cannot be read: {reason}."
             raise DataError(
-                "example-unreadable", sentence, example=index, column=str(name), reason=one_line(error)
+                "example-unreadable", example=index, column=str(name), reason=one_line(error)
             ) from error
     return columns
 
@@ -117,11 +114,9 @@ def narrow(name: str, values: Any) -> np.ndarray:
         # asarray also drops numpy.memmap, whose slices cost more than those of a plain array
         array = np.asarray(values)
     except (ValueError, TypeError) as error:
-        sentence = "Column '{column}' is no array of numbers: {reason}."
-        raise DataError("column-not-array", sentence, column=name, reason=one_line(error)) from error
+        raise DataError("column-not-array", column=name, reason=one_line(error)) from error
     if not (array.dtype == np.bool_ or jax.dtypes.issubdtype(array.dtype, np.number)):
-        sentence = "Column '{column}' holds {dtype}: turn it into numbers."
-        raise DataError("column-not-numbers", sentence, column=name, dtype=str(array.dtype))
+        raise DataError("column-not-numbers", column=name, dtype=str(array.dtype))
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     target = NARROW.get(array.dtype.name)
@@ -134,10 +129,6 @@ def narrow(name: str, values: Any) -> np.ndarray:
         place = np.unravel_index(int(np.argmax(lost)), lost.shape)
         value = array[place].item()
         if not place:
-            sentence = "Column '{column}' has {value}, too large for {dtype}."
-            raise DataError("value-overflows", sentence, column=name, value=value, dtype=target)
-        sentence = "Column '{column}' has {value} at row {row}, too large for {dtype}."
-        raise DataError(
-            "column-overflows", sentence, column=name, value=value, row=int(place[0]), dtype=target
-        )
+            raise DataError("value-overflows", column=name, value=value, dtype=target)
+        raise DataError("column-overflows", column=name, value=value, row=int(place[0]), dtype=target)
     return small

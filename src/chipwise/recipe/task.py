@@ -149,8 +149,7 @@ class Task:
             if given is None and name == "eval":
                 continue
             if hasattr(given, "dataset") and hasattr(given, "batch_sampler"):
-                sentence = "{name} is a DataLoader, with batches of its own: give {name}=loader.dataset."
-                raise RecipeError("data-loader-given", sentence, name=name)
+                raise RecipeError("data-loader-given", name=name)
             if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
                 expected = "len() and [i] -> dict of arrays, such as cw.Arrays(image=images, label=labels)"
                 raise invalid("task-source-expected", f"Task.{name}", given, expected, name=name)
@@ -188,10 +187,7 @@ def finished(sums: Mapping[str, Sum]) -> dict[str, float | np.ndarray]:
             with np.errstate(all="ignore"):
                 value = np.asarray(Sum(total, count, s.finish).value, np.float64)
         except Exception as error:
-            sentence = "The finish of {metric} fails on shapes {total} and {count} ({error}: {reason})."
             about = {"total": list(total.shape), "count": list(count.shape), "reason": one_line(error)}
-            raise RecipeError(
-                "finish-failed", sentence, metric=name, error=type(error).__name__, **about
-            ) from error
+            raise RecipeError("finish-failed", metric=name, error=type(error).__name__, **about) from error
         values[name] = float(value) if value.ndim == 0 else value
     return values

@@ -55,19 +55,13 @@ def _told(error: Exception, what: str, columns: list[str]) -> RecipeError:
     at = line_of(error)
     where = f" at {at[0]}" if at else ""
     if isinstance(error, BY_VALUE):
-        text = (
-            "{what} decides by a value{where}, and a traced program has no values yet: use jnp.where or "
-            "jax.lax.cond, or decide by shapes."
-        )
-        return RecipeError("task-decides-by-value", text, what=what, where=where)
+        return RecipeError("task-decides-by-value", what=what, where=where)
     if isinstance(error, KeyError) and columns and error.args and (key := str(error.args[0])) not in columns:
-        text = "{what} asks for '{column}'{where}: the batch has {columns:list}.{near:near}"
         return RecipeError(
-            "task-column", text, what=what, column=key, where=where, columns=columns, near=near(key, columns)
+            "task-column", what=what, column=key, where=where, columns=columns, near=near(key, columns)
         )
     facts = {"error": type(error).__name__, "reason": reason_of(error)}
-    text = "{what} fails{where}: {error}: {reason}"
-    return RecipeError("task-fails", text, what=what, where=where, **facts)
+    return RecipeError("task-fails", what=what, where=where, **facts)
 
 
 def reason_of(error: Exception) -> str:

@@ -156,11 +156,9 @@ def _stopped(losses: Losses, rates: np.ndarray) -> Fact | None:
 def _check(low: float, high: float, steps: int) -> None:
     for name, value in (("low", low), ("high", high)):
         if type(value) not in (int, float) or not 1e-30 < value < 1e30:
-            text = "{name}={value!r}: expected a rate above 0."
-            raise RecipeError("rate-not-above-zero", text, name=name, value=value)
+            raise RecipeError("rate-not-above-zero", name=name, value=value)
     if not low < high:
-        text = "low={low:g}: expected less than high={high:g}."
-        raise RecipeError("rates-out-of-order", text, low=low, high=high)
+        raise RecipeError("rates-out-of-order", low=low, high=high)
     if type(steps) is not int or not FEWEST <= steps <= MOST:
         facts = {"steps": steps, "fewest": FEWEST, "most": MOST}
         raise RecipeError("range-test-steps", "steps={steps!r}: expected {fewest} to {most}.", **facts)

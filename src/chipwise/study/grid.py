@@ -70,13 +70,11 @@ def points(settings: Mapping[str, Sequence[str]]) -> list[Settings]:
         raise RecipeError("seed-is-no-setting", wrong)
     for name, values in settings.items():
         if not values:
-            text = "{name} has no values. Give at least one, such as --set {name}=0.1."
-            raise RecipeError("setting-without-values", text, name=name)
+            raise RecipeError("setting-without-values", name=name)
         known: dict[Hashable, str] = {}
         for value in values:
             if (old := known.setdefault(_meaning(value), value)) is not value:
-                text = "--set {name}: {first} and {second} are the same value. Give each once."
-                raise RecipeError("value-twice", text, name=name, first=old, second=value)
+                raise RecipeError("value-twice", name=name, first=old, second=value)
     return [dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())]
 
 
@@ -87,8 +85,7 @@ def seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
     """
     if isinstance(given, str):
         if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*,?\s*", given):
-            text = "--seeds {given}: expected their number, such as 5, or a list, such as 0,3,7."
-            raise RecipeError("seeds-unreadable", text, given=given)
+            raise RecipeError("seeds-unreadable", given=given)
         given = int(given) if "," not in given else [int(n) for n in given.split(",") if n.strip()]
     if isinstance(given, int) and given > _MOST:
         raise RecipeError(
@@ -103,8 +100,7 @@ def seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
         raise RecipeError("seeds-too-few", "--seeds {given}: expected at least 1 seed.", given=given)
     for k, seed in enumerate(named):
         if type(seed) is not int or not 0 <= seed < _SEEDS:
-            text = "Seed {seed!r}: expected a whole number from 0 to {highest}."
-            raise RecipeError("seed-out-of-range", text, seed=seed, highest=_SEEDS - 1)
+            raise RecipeError("seed-out-of-range", seed=seed, highest=_SEEDS - 1)
         if seed in named[:k]:
             raise RecipeError("seed-twice", "Seed {seed} is given twice. Give each seed once.", seed=seed)
     return named

@@ -140,8 +140,7 @@ def read(folder: str | Path) -> Study | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        text = "Cannot read {file}: {reason}."
-        raise RunError("study-unreadable", text, file=file, reason=error) from error
+        raise RunError("study-unreadable", file=file, reason=error) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise RunError(
@@ -149,8 +148,7 @@ def read(folder: str | Path) -> Study | None:
             "{file} is damaged ({reason:plain}). Delete it and type the command again: finished runs are "
             "kept.", file=file, reason=reason,
         ) from error  # fmt: skip
-    text = "{file} has the schema {schema!r}, expected {expected!r}. Name another folder with --run."
-    raise RunError("study-schema", text, file=file, schema=schema, expected=SCHEMA)
+    raise RunError("study-schema", file=file, schema=schema, expected=SCHEMA)
 
 
 @contextlib.contextmanager
@@ -161,12 +159,10 @@ def opened(run: str | Path, recipe: str, source: dict[str, Any] | None) -> Itera
         folder.mkdir(parents=True, exist_ok=True)
         lock = hold(folder, FILE)
     except OSError as error:
-        text = "Cannot make a study in {folder}: {reason}. Name another folder with --run."
-        raise RunError("study-unwritable", text, folder=run, reason=error) from error
+        raise RunError("study-unwritable", folder=run, reason=error) from error
     with contextlib.closing(lock):
         if (folder / "recipe.json").exists():
-            text = "{folder} holds a single run, not a study. Name another folder with --run."
-            raise RunError("single-run-here", text, folder=folder)
+            raise RunError("single-run-here", folder=folder)
         study = read(folder) or Study(folder, recipe, source)
         old, new = (
             {"recipe": s.recipe, **(s.source or {}), "data": None}

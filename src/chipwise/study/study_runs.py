@@ -39,8 +39,7 @@ class Origin:
 
     def __post_init__(self):
         if isinstance(self.recipe, Recipe) and (self.set or self.data or self.synthetic):
-            text = "A finished Recipe takes no set, data or synthetic. Give its name, such as path.py:name."
-            raise RecipeError("recipe-is-finished", text)
+            raise RecipeError("recipe-is-finished")
 
     @property
     def name(self) -> str:
@@ -111,8 +110,7 @@ class StudyRun:
         """The run, which has just been trained. *Arguments:* `diverged` as `train` returned it."""
         run = Run(self.seed, self.run, diverged=diverged) if diverged else self.finished()
         if run is None:
-            text = "{folder} has no readable result.json although its run ended. Type the command again."
-            raise RunError("result-unreadable", text, folder=self.folder)
+            raise RunError("result-unreadable", folder=self.folder)
         return run
 
     def finished(self) -> Run | None:

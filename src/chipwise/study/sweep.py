@@ -93,8 +93,5 @@ def sweep(
         except Stopped:
             stop.name = stop.name or "SIGTERM"
         if stop and done < total:
-            text = "Stopped by {signal}, {done} of {total} runs done: go on with the same and --run {folder}."
-            raise Stopped(
-                "study-stopped", text, signal=stop.name, done=done, total=total, folder=study.folder
-            )
+            raise Stopped("study-stopped", signal=stop.name, done=done, total=total, folder=study.folder)
     return study

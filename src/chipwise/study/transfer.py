@@ -140,8 +140,7 @@ def transfer(
     batch, and for an optimizer or schedule without a rule.
     """
     if batch is None and replicas is None and duration is None and lr is None:
-        text = "transfer() needs a batch, replicas, a duration or an lr, such as batch=128."
-        raise RecipeError("transfer-nothing", text)
+        raise RecipeError("transfer-nothing")
     old_clock = recipe.clock
     given: dict[str, Any] = {"batch": batch, "replicas": replicas, "duration": duration}
     new = dataclasses.replace(recipe, **{name: value for name, value in given.items() if value is not None})
@@ -211,8 +210,7 @@ def _values(
     old_lr, code = peak(given["lr"]), "move-rate-linear" if linear else "move-rate-root"
     if lr is not None:
         if not isinstance(lr, int | float) or isinstance(lr, bool) or not 0 < lr < math.inf or not old_lr:
-            text = "lr={lr!r} cannot replace the peak rate {peak:g}: expected a number above 0."
-            raise RecipeError("lr-not-above-zero", text, lr=lr, peak=old_lr)
+            raise RecipeError("lr-not-above-zero", lr=lr, peak=old_lr)
         factor, code = Fraction(repr(float(lr))) / Fraction(repr(old_lr)), "move-rate-by-hand"
     elif k == 1:
         code = "move-rate-same"
@@ -265,8 +263,7 @@ def _to_the_power(value: Any, exponent: Fraction) -> Any:
     an exponential schedule.
     """
     if isinstance(value, exponential):
-        text = "{schedule} is the decay of an average and decays itself, so it has no rule. Give a number."
-        raise RecipeError("average-decays", text, schedule=repr(value))
+        raise RecipeError("average-decays", schedule=repr(value))
 
     def change(decay: float) -> float:
         return 0.0 if decay <= 0 else rounded(1 - rounded(-math.expm1(exponent * math.log(decay)), 4), 12)
