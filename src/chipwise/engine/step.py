@@ -158,9 +158,9 @@ class Step:
         return tree_sum(each, jnp.add) if self.layout.aligned else each
 
     def update(self, state: TrainState, total: jax.Array, hyper: dict, squares: Any):
-        size = self.updates.flat.size
+        size, masks = self.updates.flat.size, self.updates.spread()
         with traced_for(self.device):
-            return self.updates(state, total[:size], total[size:], hyper, squares, self.updates.spread())
+            return self.updates(state, total[:size], total[size:], hyper, squares, masks)
 
     def update_chunk(self, state: TrainState, summed, beside, hyper: dict, squares, masks: dict):
         """`update` for a device's part of the vector and of the optimizer's state, if they are `sharded`."""
