@@ -37,7 +37,6 @@ from .recipe import losses as losses
 from .recipe import metrics as metrics
 from .recipe import schedules as schedules
 from .recipe.check import check as check
-from .recipe.newton_schulz import muon as muon
 from .recipe.optimizers import adam as adam
 from .recipe.optimizers import adamw as adamw
 from .recipe.optimizers import from_optax as from_optax

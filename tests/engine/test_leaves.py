@@ -26,7 +26,7 @@ OPTIMIZERS = {
     "lamb": cw.recipe.lamb(lr=RATE, clip=0.5, decay="kernels"),
     "lars": cw.recipe.lars(lr=RATE, weight_decay=1e-3, trust=0.1),
     "masked": cw.recipe.lars(lr=RATE, momentum=0, decay=lambda path, leaf: path != "v"),
-    "muon": cw.muon(lr=RATE, weight_decay=0.01, clip=0.5, adam_lr=0.01, adam_only=("v",)),
+    "muon": cw.recipe.muon(lr=RATE, weight_decay=0.01, clip=0.5, adam_lr=0.01, adam_only=("v",)),
     "adafactor": cw.from_optax(factored, learning_rate=RATE),
 }
 

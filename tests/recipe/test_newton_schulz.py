@@ -8,8 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from chipwise import adamw, muon
+from chipwise import adamw
 from chipwise.errors import RecipeError
+from chipwise.recipe import muon
 from refusals import refused
 
 RNG = np.random.default_rng(0)

@@ -111,7 +111,7 @@ def test_adam_takes_the_root_and_remembers_as_many_examples():
 
 
 def test_muon_moves_as_adam_with_both_rates_and_its_momentum():
-    old = plain(optimizer=cw.muon(lr=0.02, adam_lr=1e-3, momentum=0.95, b2=0.95, weight_decay=0.1))
+    old = plain(optimizer=cw.recipe.muon(lr=0.02, adam_lr=1e-3, momentum=0.95, b2=0.95, weight_decay=0.1))
     new = old.transfer(batch=256).optimizer
     assert (new.lr, new.adam_lr, new.weight_decay) == (0.04, 2e-3, 0.2)
     assert (new.momentum, new.b2) == (pytest.approx(0.95**4, 1e-3), pytest.approx(0.95**4, 1e-3))

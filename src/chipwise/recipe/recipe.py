@@ -75,8 +75,8 @@ class Recipe:
     - `task`: the `Task`.
     - `batch`: examples a step.
     - `duration`: how long to train: `"24ep"`, `"9360st"` or `"1.2e6ex"`.
-    - `optimizer`: `cw.sgd(...)`, `cw.adam(...)`, `cw.adamw(...)`, `cw.muon(...)`, `cw.recipe.lamb(...)`,
-      `cw.recipe.lars(...)` or `cw.from_optax(...)`.
+    - `optimizer`: `cw.sgd(...)`, `cw.adam(...)`, `cw.adamw(...)`, `cw.recipe.muon(...)`,
+      `cw.recipe.lamb(...)`, `cw.recipe.lars(...)` or `cw.from_optax(...)`.
     - `replicas`: logical data-parallel workers; each takes `batch / replicas` examples of a step,
       with its own batch-norm statistics and random key. Devices share replicas, never the reverse.
     - `blocks`: programs that compute a step's replicas, each `replicas / blocks` of them together; one
