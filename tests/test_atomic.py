@@ -41,3 +41,16 @@ def test_a_file_that_cannot_be_replaced_stays_and_leaves_nothing_beside_it(tmp_p
     with pytest.raises(OSError, match="No space"):
         put_inside(tmp_path / "file", b"new")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"old")]
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with refused(DataError, "page-unwritable", path=pipe):  # nobody reads
+        replace_text(pipe, "one", "page-unwritable")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert replace_text(pipe, "two", "page-unwritable") == pipe and os.read(reader, 9) == b"two"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo() and [p.name for p in tmp_path.iterdir()] == ["pipe"]
