@@ -59,8 +59,8 @@ def replace_text(path: str | os.PathLike, text: str, code: str, **facts: Any) ->
 
 
 def replace_bytes(path: str | os.PathLike, content: bytes, code: str, **facts: Any) -> Path:
-    """Writes `content` to `path` under a temporary name and renames it, making parent folders. A device or
-    a pipe, such as /dev/null, is written to, not replaced.
+    """Writes `content` to `path` under a temporary name and renames it, making parent folders. A device, such
+    as /dev/null, is written to, not replaced.
 
     Returns the path. Raises `DataError` where it cannot be written, with the `code` of what is written, such
     as "page-unwritable", the `path`, the `reason` and `facts`; what stood there is then untouched.
@@ -69,9 +69,8 @@ def replace_bytes(path: str | os.PathLike, content: bytes, code: str, **facts: A
     temporary = None
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        if to.exists() and not to.is_file():
-            with os.fdopen(os.open(to, os.O_WRONLY | os.O_NONBLOCK), "wb") as special:
-                special.write(content)
+        if to.is_char_device():
+            to.write_bytes(content)
             return to
         handle, temporary = tempfile.mkstemp(dir=to.parent, prefix=f".{to.name}.")
         with os.fdopen(handle, "wb") as file:

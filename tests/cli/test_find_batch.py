@@ -23,7 +23,7 @@ def test_a_table_what_it_changes_and_the_line_to_type(chipwise, mine, monkeypatc
 
 
 def test_one_json_object(chipwise, mine, monkeypatch):
-    monkeypatch.setattr("chipwise.study.find_batch.try_batch", lambda recipe, on: trial.Trial(1000.0))
+    monkeypatch.setattr("chipwise.study.largest_batch.try_batch", lambda recipe, on: trial.Trial(1000.0))
     said = chipwise("bench", f"{mine}:recipe", "--largest-batch", "--devices", 1, "--at-most", 48, "--json")
     told = json.loads(said.out)
     assert said.code == 0 and said.err == "" and told["schema"] == "chipwise.find_batch/2"

@@ -6,7 +6,7 @@ import chipwise as cw
 import tasks
 from chipwise.explain import display
 from chipwise.planner.plans import Plans
-from chipwise.study import find_batch, trial
+from chipwise.study import largest_batch, trial
 from planner import documents
 
 
@@ -44,9 +44,9 @@ def test_answers_show_tables_and_pictures_and_not_reprs(tmp_path, monkeypatch):
     study = cw.sweep(
         recipe, {"batch": ["24", "48"]}, seeds=(0, 1), run=tmp_path / "study", on=one, progress="none"
     )
-    monkeypatch.setattr(find_batch, "try_batch", lambda recipe, on: trial.Trial(1000.0))
+    monkeypatch.setattr(largest_batch, "try_batch", lambda recipe, on: trial.Trial(1000.0))
     answers = {
-        "bound by": cw.find_batch(recipe, at_most=48, on=one),
+        "bound by": cw.study.find_batch(recipe, at_most=48, on=one),
         "suggestion": rates,
         "why": cw.transfer(recipe, batch=48),
         "given": cw.check(tasks.recipe(optimizer=cw.sgd(lr=30.0))),

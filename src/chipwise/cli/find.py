@@ -67,7 +67,7 @@ def find_lr(
 
 def largest_batch(recipe: options.Given, on: On, at_most: int | None, json_: bool) -> None:
     """Prints the largest batch that fits in memory, and what would change in training."""
-    from ..study.find_batch import find_batch as find
+    from ..study.largest_batch import find_batch as find
 
     search = find(recipe.load(), on=on, at_most=at_most, progress="none" if json_ else "auto")
     if json_:

@@ -29,7 +29,8 @@ import numpy as np
 
 from ..errors import DataError, RecipeError
 from ..machine.limits import usable_cores
-from ..machine.plugins import Spawned, call_hidden, safe_path
+from ..machine.plugins import call_hidden
+from ..machine.spawned import Spawned, safe_path
 from ..recipe.source import spec_of
 from ..words.figures import counted, one_line
 from .buffers import Buffer, Layout, columns, mapped

@@ -9,8 +9,8 @@ import numpy as np
 from rich.console import RenderableType
 
 from ..recipe.check import Finding
-from ..study.find_batch import BatchSearch
 from ..study.find_lr import MARKS, LrSearch
+from ..study.largest_batch import BatchSearch
 from ..study.transfer import UNAFFECTED, Transfer
 from ..words.facts import Fact, fact
 from ..words.figures import byte_size, sparkline

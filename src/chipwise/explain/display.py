@@ -18,8 +18,8 @@ from rich.table import Table
 from ..engine.result import Result
 from ..planner.plans import Plan, Plans
 from ..recipe.check import Findings
-from ..study.find_batch import BatchSearch
 from ..study.find_lr import LrSearch
+from ..study.largest_batch import BatchSearch
 from ..study.study_file import FILE, Study
 from ..study.transfer import Transfer
 from ..words.facts import fact

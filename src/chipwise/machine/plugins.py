@@ -15,7 +15,6 @@ import os
 import runpy
 import sys
 from collections.abc import Iterator
-from multiprocessing.context import SpawnContext, SpawnProcess
 from types import ModuleType
 from typing import Any
 
@@ -78,32 +77,6 @@ def call_hidden(module: str, function: str, *arguments: Any) -> Any:
     hidden."""
     with hidden():
         return getattr(importlib.import_module(module), function)(*arguments)
-
-
-class Process(SpawnProcess):
-    """A process of chipwise's own that imports nothing of the current folder, where others' data may be:
-    a spawned Python looks there first, for modules of the standard library too."""
-
-    def start(self) -> None:
-        with safe_path():
-            super().start()
-
-
-@contextlib.contextmanager
-def safe_path() -> Iterator[None]:
-    """A context in which a Python that is started has no current folder in its path."""
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
-    try:
-        yield
-    finally:
-        del os.environ["PYTHONSAFEPATH"]
-        if before is not None:
-            os.environ["PYTHONSAFEPATH"] = before
-
-
-class Spawned(SpawnContext):
-    Process = Process
 
 
 def gpu_wanted() -> bool:

@@ -14,9 +14,9 @@ from chipwise.engine import programs
 from chipwise.engine.layout import Layout
 from chipwise.engine.on import On
 from chipwise.machine.detect import detect
-from chipwise.study import find_batch as batches
+from chipwise.study import largest_batch as batches
 from chipwise.study import trial
-from chipwise.study.find_batch import find_batch
+from chipwise.study.largest_batch import find_batch
 from chipwise.study.trial import LONGEST_SECONDS, Trial, rounds, timed_steps, try_batch
 from chipwise.words.facts import fact
 from refusals import refused
