@@ -3,7 +3,7 @@
 A thread of its own asks every second whether something has moved: a step was started, the device ended one,
 a block was evaluated, the hosts decided something. While the main thread takes no steps, but reads data,
 compiles, evaluates or saves, and until the first step after that has ended, which may compile too, a process
-also moves if it uses a twentieth of a processor, or reads and writes 100 kB/s. Host 0 compares the hosts: if
+also moves if it uses a fifth of a processor, or reads and writes 100 kB/s. Host 0 compares the hosts: if
 none moves, the one that is behind the others is stuck.
 """
 
@@ -32,8 +32,8 @@ from ..recipe.user_code import own_line
 from ..words.figures import one_line
 
 _PACKAGE = str(Path(__file__).parents[1])
-_MOVES = 0.05  # processor seconds a second
-_BYTES_AS_SECONDS = 5e-7  # 100 kB/s move too
+_MOVES = 0.2  # processor seconds a second; waiting threads that look for an end take 0.05 on a slow host
+_BYTES_AS_SECONDS = 2e-6  # 100 kB/s move too
 _ANSWER_SECONDS = 5.0  # for the other hosts' stacks, and for a disk to take them
 _LONGEST = 3  # times the longest step so far is never stuck
 
