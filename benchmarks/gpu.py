@@ -71,16 +71,12 @@ def chipwise_child(net: str, size: str, mode: str, seconds: str) -> dict[str, An
     return {
         "batch": recipe.batch,
         "device": cw.machine.detect.detect(1).kind,
-        "examples_per_second": plain(record.figures["examples_per_second"]),
+        "examples_per_second": record.figures["examples_per_second"].to_json(),
         "memory": record.measured["memory_bytes_per_device"],
         "seconds": record.measured["seconds"],
         "share_of_peak": record.measured["share_of_peak"],
         "first_losses": record.measured["first_losses"],
     }
-
-
-def plain(series: Any) -> dict[str, float]:
-    return {"median": series.median, "low": series.quartiles[0], "high": series.quartiles[1]}
 
 
 def made_up(net: str, size: str) -> Any:
@@ -306,7 +302,7 @@ def page(made: dict[str, Any], plans: dict[str, Any]) -> str:
     measured = {name: one for name, one in made["measured"].items() if "error" not in one}
     device = next(iter(measured.values()))["device"]
     chip = find(device)
-    target = chip and spelled(chip.names[0])
+    target = spelled(chip.names[0]) if chip else device
     lines = [
         "# Measured on one GPU",
         "",
@@ -322,11 +318,15 @@ def page(made: dict[str, Any], plans: dict[str, Any]) -> str:
         if not exact and not free:
             continue
         speeds = [one and one["examples_per_second"] for one in (exact, free)]
-        cells = [f"{s['median']:,.0f} ({s['low']:,.0f} to {s['high']:,.0f})" if s else "-" for s in speeds]
+        cells = [
+            "{median:,.0f} ({quartiles[0]:,.0f} to {quartiles[1]:,.0f})".format(**s) if s else "-"
+            for s in speeds
+        ]
         ratio = f"{speeds[0]['median'] / speeds[1]['median']:.2f}" if all(speeds) else "-"
         first = made["compiled"].get(f"{net}:exact", {}).get("first_losses")
         same = "-" if not exact else ("yes" if first == exact["first_losses"] else "**no**")
-        peak = f"{exact['memory']['peak_measured'] / 1e9:.2f} GB" if exact else "-"
+        held = exact and exact["memory"]["peak_measured"]  # CPUs do not tell
+        peak = f"{held / 1e9:.2f} GB" if held else "-"
         batch = (exact or free)["batch"]
         lines.append(f"| {net} | {batch} | {cells[0]} | {cells[1]} | {ratio} | {same} | {peak} |")
     lines += [
@@ -378,7 +378,7 @@ def main() -> None:
         children = {"plan": plan_child, "torch": torch_child, "trainings": trainings_child}
         print(json.dumps({**children, "chipwise": chipwise_child}[kind](*words)))
         return
-    made: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "began": time.monotonic()}
+    made: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "began": time.monotonic(), "trained": {}}
 
     def keep(name: str, answer: dict[str, Any]) -> None:
         made.setdefault(name.split()[0], {})[name.split()[1]] = answer
