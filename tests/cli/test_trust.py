@@ -1,4 +1,4 @@
-"""`chipwise audit` and `chipwise diff` at the command line."""
+"""`chipwise audit` at the command line: of a run, and of two."""
 
 import dataclasses
 import json
@@ -32,18 +32,20 @@ def test_audit_says_and_writes_what_it_found(chipwise, run):
     assert json.loads(said.out)["verdict"]["what"] == ["parameters"]
 
 
-def test_diff_says_where_two_part_and_why(chipwise):
-    same = chipwise("diff", "digits", "--devices", 1)
+def test_audit_of_two_says_where_two_part_and_why(chipwise):
+    same = chipwise("audit", "digits", "digits", "--devices", 1)
     assert same.code == 0 and "the same to the bit" in same.out
-    said = chipwise("diff", "digits", "--set", "seed=1", "--devices", 1, "--json")
+    said = chipwise("audit", "digits", "--set", "seed=1", "--devices", 1, "--json")
     told = json.loads(said.out)
     assert told["verdict"]["code"] == "diff-start" and told["causes"][0]["code"] == "diff-seed"
     assert told["settings"] == [["seed", 0, 1]]
 
 
 def test_a_run_has_its_own_settings(chipwise, run):
-    refused = chipwise("diff", "digits", run, "--set", "seed=1", "--devices", 1)
+    refused = chipwise("audit", "digits", run, "--set", "seed=1", "--devices", 1)
     assert refused.refused(5, "diff-set-of-run", run=str(run))
+    for option, given in (("--steps", "0:"), ("--steps", "0"), ("--every", "10%")):
+        assert chipwise("audit", run, run, option, given).refused(2, "audit-of-two", **{option[2:]: given})
 
 
 def test_a_part_of_the_replicas_is_a_percentage(chipwise):

@@ -91,7 +91,7 @@ def app() -> typer.Typer:
     from .reports import compare, report
     from .speed import bench
     from .train import evaluate_run, sweep, train
-    from .trust import audit, diff
+    from .trust import audit
 
     commands = typer.Typer(
         cls=_Grouped, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -118,7 +118,7 @@ def app() -> typer.Typer:
 
     for command in (
         train, evaluate_run, predict, export, devices, plan, launch, sweep, find_lr, transfer, check, pack,
-        bench, compare, report, chips, audit, diff,
+        bench, compare, report, chips, audit,
     ):  # fmt: skip
         name = "eval" if command is evaluate_run else command.__name__.replace("_", "-")
         commands.command(name)(command)

@@ -1,4 +1,4 @@
-"""`chipwise audit` and `chipwise diff`: whether a run is what it says, and where two part."""
+"""`chipwise audit`: whether a run is what it says, and where two part."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ..errors import RunError
+from ..errors import RecipeError, RunError
 from ..explain.terminal import console, lines
 from ..words.facts import Fact, fact
 from . import options
 from .options import argument, option
 
 if TYPE_CHECKING:
+    from ..engine.on import On
     from ..proof.diff import Side
 
 
@@ -29,25 +30,46 @@ def _silent(_: Fact) -> None:
 @options.taking
 def audit(
     here: options.Here,
-    run: Path = options.RUN,
-    steps: str | None = option("What to compute again: 4000:4100, or 0: for all.", "A:B"),
-    every: str | None = option("One interval as often as this.", "DURATION"),
+    a: str = argument("A run folder; with B or --set, or a recipe."),
+    b: str | None = argument("What to compare A with. [its own ledger]", default=None),
+    steps: str | None = option("Of a run: 4000:4100, or 0: for all. Of two: follow them so far.", "A:B|N"),
+    every: str | None = option("Of a run: one interval as often as this.", "DURATION"),
+    set_: list[str] | None = option("Change a setting of B, by default A; may be repeated.", "KEY=VALUE"),
     data: str | None = options.DATA,
+    data_b: str | None = option("The data of B. [that of A]", "DIR"),
     recipe: str | None = options.OF_RUN,
     json_: bool = options.JSON,
 ) -> None:
-    """Compute parts of a run again, and compare them with its ledger, bit by bit. Writes RUN/audit.json.
+    """Compute parts of a run again, and compare them with its ledger, bit by bit; or find where two part.
 
     \b
     Examples:
       chipwise audit runs/mnist-1
       chipwise audit runs/mnist-1 --steps 4000:4100 --devices 1
       chipwise audit runs/mine --recipe my_task.py:recipe --every 10%
+      chipwise audit runs/a runs/b
+      chipwise audit digits --set lr=0.1
+      chipwise audit base.py:recipe changed.py:recipe
 
-    By default, one interval after each checkpoint (train --keep) and at the beginning. On any number of
-    devices of the run's kind; another kind has other bits, so only metrics are compared there, within 2 %.
+    Of a run, by default, one interval after each checkpoint (train --keep) and at the beginning; writes
+    RUN/audit.json. On any number of devices of the run's kind; another kind has other bits, so only metrics
+    are compared there, within 2 %. Of two, the first step at which they part, and the first cause: input,
+    line, size. Of a run of a recipe file, name the file: runs/a=my_task.py:recipe.
     """
-    on = here.on()
+    if b is None and not set_ and data_b is None:
+        _audit(here.on(), Path(a), steps, every, data, recipe, json_)
+        return
+    if every is not None or not (steps or "1").isdecimal() or steps == "0":
+        text = "Two are followed to one step: give --steps 1000, and leave out --every."
+        raise RecipeError("audit-of-two", text, steps=steps, every=every)
+    sides = _side(a, (), data, recipe), _side(b or a, set_ or (), data_b or data, recipe)
+    _diff(here.on(), sides, int(steps) if steps else None, json_)
+
+
+def _audit(
+    on: On, run: Path, steps: str | None, every: str | None, data: str | None, recipe: str | None, json_: bool
+) -> None:
+    """Audits a run, and writes its `audit.json`."""
     from ..atomic import put_inside
     from ..deploy.model import recipe_of
     from ..engine.stored import read_run
@@ -69,33 +91,11 @@ def audit(
         lines(console(), verdict, fact("written", path=run / FILE))
 
 
-@options.taking
-def diff(
-    here: options.Here,
-    a: str = argument("A run folder or a recipe."),
-    b: str | None = argument("Another one. [A with --set or --data-b]", default=None),
-    set_: list[str] | None = option("Change a setting of B; may be repeated.", "KEY=VALUE"),
-    data: str | None = options.DATA,
-    data_b: str | None = option("The data of B. [that of A]", "DIR"),
-    steps: int | None = option("Follow them so far. [to where ledgers part, else 1000]", "N", min=1),
-    json_: bool = options.JSON,
-) -> None:
-    """Find the first step at which two runs or recipes part, and the first cause: input, line, size.
+def _diff(on: On, sides: tuple[Side, Side], steps: int | None, json_: bool) -> None:
+    """Follows two to where they part."""
+    from ..proof.diff import diff
 
-    \b
-    Examples:
-      chipwise diff base.py:recipe changed.py:recipe
-      chipwise diff digits --set lr=0.1
-      chipwise diff runs/a runs/b
-
-    Of a run of a recipe file, name the file: runs/a=my_task.py:recipe.
-    """
-    on = here.on()
-    from ..proof.diff import diff as find
-
-    second = a if b is None else b
-    sides = _side(a, (), data), _side(second, set_ or (), data_b or data)
-    found = find(*sides, steps=steps, on=on, say=_silent if json_ else _say)
+    found = diff(*sides, steps=steps, on=on, say=_silent if json_ else _say)
     if json_:
         print(json.dumps(found.to_json(), default=str))
         return
@@ -106,8 +106,9 @@ def diff(
     lines(to, *(f"- {cause}" for cause in found.causes))
 
 
-def _side(name: str, settings: tuple[str, ...] | list[str], data: str | None) -> Side:
-    """What an argument names: a folder with a run, with `=FILE:NAME` its recipe, or a recipe."""
+def _side(name: str, settings: tuple[str, ...] | list[str], data: str | None, named: str | None) -> Side:
+    """What an argument names: a folder with a run, with `=FILE:NAME` its recipe, or a recipe. `named`: the
+    recipe of runs without one."""
     from ..deploy.model import recipe_of
     from ..engine.stored import read_run
     from ..proof.diff import Side
@@ -120,4 +121,4 @@ def _side(name: str, settings: tuple[str, ...] | list[str], data: str | None) ->
     if settings:
         text = "--set changes B, and {run} is a run, whose settings are fixed: name its recipe instead."
         raise RunError("diff-set-of-run", text, run=folder)
-    return Side(folder, recipe_of(stored, recipe or None, data), stored)
+    return Side(folder, recipe_of(stored, recipe or named, data), stored)
