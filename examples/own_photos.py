@@ -2,7 +2,6 @@
 
     chipwise pack PHOTOS photos-224 --size 224 --split 0.1    # PHOTOS/<class>/<file>
     chipwise train examples/own_photos.py:recipe --data photos-224
-    chipwise pack photos-224 --sheet photos.png
     chipwise plan examples/own_photos.py:recipe --data photos-224 --on t4,v3-8
 
 The pack provides the classes, their number, and the pixels' mean and deviation.

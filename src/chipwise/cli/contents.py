@@ -23,23 +23,17 @@ _CLASSES = 20  # rows of the table of classes
 _SKIPPED = 10
 
 
-def show(path: str, verify: bool, sheet: Path | None, json_: bool) -> None:
+def show(path: str, verify: bool, json_: bool) -> None:
     """Prints the content of the packed folder, or of the one split, at a path or URL.
 
-    *Arguments:* `verify`: read every byte; `sheet`: where to draw 100 examples with their classes.
-
-    Raises `DataError` if it is no pack, if a split is missing, and, with `verify`, for damage.
+    Raises `DataError` if it is no pack, if a split is missing, and, with `verify`, which reads every byte,
+    for damage.
     """
     from ..data import remote
-    from ..data.sheet import sheet as sheet_of
-    from ..data.sheet import write_picture
 
     folder = remote.local(path)
     to = console(quiet=json_)
     splits = summary(folder, to)
-    if sheet is not None:
-        written = write_picture(sheet_of(next(iter(splits.values()))), sheet, "--sheet")
-        lines(to, fact("written", path=written))
     faults: list[DataError] = list(_missing(folder, splits))
     if verify:
         for source in splits.values():

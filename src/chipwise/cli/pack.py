@@ -48,19 +48,10 @@ class TextOptions:
         return TextForm(**settings) if settings else None
 
 
-@dataclass(frozen=True)
-class PackOptions:
-    """What to do with a pack."""
-
-    verify: bool = flag("Of a pack: read every byte, name each damaged file (exit code 3).")
-    sheet: Path | None = option("Of a pack: draw 100 examples with their classes.", "FILE.png")
-
-
 @options.taking
 def pack(
     context: typer.Context,
     text: TextOptions,
-    look: PackOptions,
     src: str = argument(
         "A folder of images by class, or of train/ and test/; a .tar, .tar.gz or .tar.xz of one; a .csv of "
         "files and labels; Parquet or TFRecord files; text; or the URL of one."
@@ -77,6 +68,7 @@ def pack(
     max_skipped: int | None = option("Stop if more cannot be packed. [1 %, at least 10]", "N"),
     workers: int | None = option("Threads. [one per core]", "N"),
     columns: str | None = option("A table's columns: image=img,label=fine_label,text=body.", "ROLE=NAME,..."),
+    verify: bool = flag("Of a pack: read every byte, name each damaged file (exit code 3)."),
     json_: bool = options.JSON,
 ) -> None:
     """Resize once and pack into a few large files; the same command continues after a kill.
@@ -87,11 +79,11 @@ def pack(
       chipwise pack labels.csv scans --size 512 --store jpeg --split 0.1
       chipwise pack books tokens --tokens 1025 --tokenizer gpt2.json --split 0.01
       chipwise pack photos.parquet photos --size 224 --columns image=photo,label=kind
-      chipwise pack photos-224 --verify --sheet photos.png
+      chipwise pack photos-224 --verify
     """
     _check_used(options.given(context), dst)
     if dst is None:
-        show(src, look.verify, look.sheet, json_)
+        show(src, verify, json_)
         return
     from ..data.pack.packing import Packing
 
@@ -106,10 +98,9 @@ def pack(
 
 def _check_used(given: dict[str, str], dst: str | None) -> None:
     """Raises `RecipeError` for options that are for packing, or for a pack, where it is the other."""
-    both, of_a_pack = ("src", "dst", "json_"), ("verify", "sheet")
-    allowed = (*both, *of_a_pack) if dst is None else set(given) - set(of_a_pack)
+    allowed = ("src", "json_", "verify") if dst is None else set(given) - {"verify"}
     if other := [flag for name, flag in given.items() if name not in allowed]:
-        text = "{options:and}: --verify and --sheet are for a pack, without DST; all others need DST."
+        text = "{options:and}: --verify is for a pack, without DST; all others need DST."
         raise RecipeError("pack-option-unused", text, options=other)
 
 

@@ -8,8 +8,8 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
-from ...data.sheet import picture_of
 from ...data.sources import take
 from ...deploy.inputs import name_of
 from ...deploy.model import Trained
@@ -18,6 +18,7 @@ from ...engine.on import ALL, On
 from ...errors import RecipeError
 from ...words.figures import one_line
 
+SIDE = 96  # pixels; smaller images are magnified by an integer
 TILES, PAIRS, OF_PAIR = 8, 4, 4
 """Examples of the worst and of the best; pairs of classes, and examples of each."""
 
@@ -84,10 +85,14 @@ def _pictures(images: np.ndarray | None) -> list[str]:
         return []
     values = images.astype(np.float32)
     values = (values - values.min()) / max(float(np.ptp(values)), 1e-6)
+    if values.ndim == 4 and values.shape[3] not in (3, 4):
+        values = values[..., 0]
     pngs = []
-    for pixels in values:
-        picture, file = picture_of(pixels), io.BytesIO()
-        picture.thumbnail((96, 96))
+    for pixels in np.clip(np.nan_to_num(np.rint(values * 255)), 0, 255).astype(np.uint8):
+        picture, file = Image.fromarray(pixels).convert("RGB"), io.BytesIO()
+        times = -(-SIDE // max(picture.size))
+        picture = picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)
+        picture.thumbnail((SIDE, SIDE))
         picture.save(file, "PNG")
         pngs.append(f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}")
     return pngs
