@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -315,11 +318,46 @@ def webdataset(images: Images, store: str, decoder: str = "simplejpeg") -> Batch
 # ---- the upper bound
 
 
+class Copy:
+    """Plain copies of batches of `rows` examples of `spec`: an upper bound for any reader.
+
+    They read from memory as large as the source, up to 512 MiB and an eighth of the free memory, and write
+    into memory already in use.
+    """
+
+    def __init__(self, spec: Mapping[str, Any], rows: int, examples: int):
+        from chipwise.data.sources import example_bytes
+        from chipwise.machine.limits import memory
+
+        each = example_bytes(dict(spec))
+        size = min(examples * each, 512 << 20, memory().available_bytes // 8)
+        batch = max(1, rows * each)
+        # Ones, since untouched zeros would all share one page
+        self._from = np.ones((max(2, size // batch), batch), np.uint8)
+
+    def rate(self, threads: int, seconds: float) -> float:
+        """Bytes a second copied by `threads` threads together, each for `seconds`."""
+        source, length = self._from, len(self._from)
+        targets = np.ones((threads, 2, source.shape[1]), np.uint8)  # two each in turn, as for batches
+        ready = threading.Barrier(threads)
+
+        def copy(thread: int) -> float:
+            out, copied, start = targets[thread], 0, thread * length // threads
+            ready.wait()
+            began = time.perf_counter()
+            while (taken := time.perf_counter() - began) < seconds or not copied:
+                np.copyto(out[copied % 2], source[(start + copied) % length])
+                copied += 1
+            return copied * source.shape[1] / taken
+
+        with ThreadPoolExecutor(threads) as pool:
+            return sum(pool.map(copy, range(threads)))
+
+
 def plain_copy(images: Images, store: str, threads: int) -> Callable[[float], float]:
     """Copies whole batches from memory as large as the data into memory already in use."""
     from chipwise.data.packed import PackedFolder
     from chipwise.data.sources import example_bytes
-    from chipwise.measure.feed_speed import Copy
 
     source = PackedFolder(images.pack("raw"))
     copy, size = Copy(source.spec, images.batch, len(source)), example_bytes(source.spec)

@@ -202,9 +202,8 @@ def test_urls_are_fetched(chipwise, tmp_path, monkeypatch):
         far.pipe(f"/urls/out/{name}", data)
     said = chipwise("pack", "memory://urls/out", "--verify")
     assert said.code == 0 and str(fact("pack-verified", records=12)) in said.out, said.err
-    record = ("--out", tmp_path / "feed.json", "--seconds", 0.05, "--batch", 4)
-    said = chipwise("bench", "memory://urls/out", "--feed-only", *record)
-    assert said.code == 0 and (tmp_path / "feed.json").exists(), said.err
+    said = chipwise("bench", "memory://urls/out", "--feed-only", "--seconds", 0.05)
+    assert said.code == 0 and "examples/s" in said.out, said.err
 
 
 def test_no_tokens_are_refused_and_not_taken_for_the_default(chipwise, tmp_path):

@@ -41,7 +41,6 @@ def test_bad_files_are_one_line(tmp_path):
     stored = json.loads(good.read_text())
     cases = {
         "newer.json": ({**stored, "schema": "chipwise.record/9"}, "record-other-schema"),
-        "feed.json": ({**stored, "kind": "feed"}, "record-kind"),
         "nothing.json": ({}, "record-other-schema"),
         "speedless.json": ({**stored, "figures": {}}, "record-no-speed"),
         "batchless.json": ({**stored, "measured": {}}, "recipe-unnamed"),

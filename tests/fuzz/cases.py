@@ -197,7 +197,7 @@ def idx(root: Path, draw: random.Random) -> Iterator[Case]:
             (folder / f"train-{part}-ubyte").write_bytes(bad)
             yield Case(
                 f"idx {about} as {part}",
-                (*FEED, "mnist", "--data", str(folder), "--out", str(folder / "o.json")),
+                (*FEED, "mnist", "--data", str(folder)),
                 True,
             )
 
@@ -232,10 +232,9 @@ def cifar(root: Path, draw: random.Random) -> Iterator[Case]:
         folder.mkdir(parents=True)
         for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
             (folder / name).write_bytes(bad if name == "data_batch_1" else good)
-        out = str(folder / "o.json")
         yield Case(
             f"pickle {about}",
-            (*FEED, "cifar10-davidnet", "--data", str(folder.parent), "--out", out),
+            (*FEED, "cifar10-davidnet", "--data", str(folder.parent)),
             True,
         )
 
@@ -497,7 +496,7 @@ def pipes(root: Path, draw: random.Random) -> Iterator[Case]:
         ("pack", str(root / "pipe.tar"), str(root / "p1")),
         ("pack", str(folder), str(root / "p2")),
         ("pack", str(root / "pipe.csv"), str(root / "p3")),
-        (*FEED, "mnist", "--data", str(mnist), "--out", str(root / "p.json")),
+        (*FEED, "mnist", "--data", str(mnist)),
         ("report", str(run)),
         ("eval", str(run)),
         ("compare", str(pipe), str(pipe)),

@@ -477,7 +477,6 @@ def options(root: Path, draw: random.Random) -> Iterator[Case]:
             ("report", run, "--out", name),
             ("predict", run, "--out", name),
             ("export", run, "--out", name),
-            ("bench", "digits", "--feed-only", "--out", name),
             ("launch", "digits", "--to", "colab", "--out", name),
             ("train", "digits", "--run", name, "--stop-after", "1st", "--quiet"),
             ("pack", str(text), name),

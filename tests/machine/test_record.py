@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from chipwise.errors import DataError
 from chipwise.machine.fingerprint import PACKAGES, Fingerprint, this_machine
-from chipwise.machine.record import COMMANDS, SCHEMA, Record, Series, read
+from chipwise.machine.record import SCHEMA, Record, Series, read
 from refusals import refused
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
@@ -51,7 +51,7 @@ def a_record(**changes):
     )
     figures = {"examples_per_second.1": Series("examples/s", (3.0, 1.0, 2.0, 10.0))}
     return dataclasses.replace(
-        Record("feed", "mine", "2026-01-15T12:00:00+00:00", {"examples": 7}, figures, machine), **changes
+        Record("train", "mine", "2026-01-15T12:00:00+00:00", {"examples": 7}, figures, machine), **changes
     )
 
 
@@ -83,7 +83,7 @@ def test_a_record_comes_back_from_text_as_it_was(record):
 
 def test_files_are_written_whole_and_read_back(tmp_path):
     path = a_record().write(tmp_path / "new" / "r.json")
-    assert read(path) == read(path, kind="feed") == a_record()
+    assert read(path) == a_record()
     assert json.loads(path.read_text())["schema"] == SCHEMA
     (tmp_path / "file").write_text("")
     with refused(DataError, "record-unwritable", option="--out"):
@@ -103,7 +103,7 @@ def test_a_series_tells_its_median_and_quartiles():
     "changes, code, facts",
     [
         ({"schema": "chipwise.record/2"}, "record-other-schema", {"expected": SCHEMA}),
-        ({"schema": "chipwise.record/0"}, "record-other-schema", {"commands": [COMMANDS["feed"]]}),
+        ({"schema": "chipwise.record/0"}, "record-other-schema", {"expected": SCHEMA}),
         ({"schema": "chipwise.plan/2"}, "record-other-schema", {"schema": "chipwise.plan/2"}),
         ({"schema": ["chipwise.record/1"]}, "record-other-schema", {}),
         ({"schema": ...}, "record-other-schema", {"schema": "None"}),
@@ -134,13 +134,12 @@ def test_a_series_tells_its_median_and_quartiles():
             "record-field-type",
             {"field": "figures.examples_per_second.1"},
         ),
-        ({"kind": "train"}, "record-kind", {"kind": "train", "expected": "feed"}),
     ],
 )
 def test_what_is_not_such_a_record_is_told_on_one_line(tmp_path, changes, code, facts):
     file = saved(tmp_path, **changes)
     with refused(DataError, code, source=str(file), **facts) as caught:
-        read(file, kind="feed")
+        read(file)
     assert str(caught.value).startswith(str(file))
 
 
@@ -158,7 +157,7 @@ def test_files_that_hold_no_json(tmp_path):
         bad.write_bytes(content)
         with refused(DataError, code):
             read(bad)
-    with refused(DataError, "record-missing", commands=list(COMMANDS.values())):
+    with refused(DataError, "record-missing"):
         read(tmp_path / "gone.json")
     with refused(DataError, "record-unreadable"):
         read(tmp_path)

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from ..errors import DataError, RecipeError, Stopped
-from ..explain.terminal import console, grid, lines, table
+from ..explain.terminal import console, grid, lines
 from ..machine.hosts import hosts
 from ..words.facts import fact
-from ..words.figures import byte_size, counted, digits, sparkline
+from ..words.figures import byte_size, digits, sparkline
 from . import options
 from .options import flag, option
 
@@ -42,7 +40,6 @@ class FeedOptions:
     """Options of --feed-only."""
 
     size: int | None = option("With --feed-only, a pack of encoded images: decode to N × N.", "N", min=1)
-    batch: int | None = option(f"With --feed-only. [the recipe's; {PACK_BATCH} for a pack]", "N", min=1)
     seconds: float | None = option("With --feed-only: how long in all. [10]", min=0.01)
 
 
@@ -62,14 +59,14 @@ def bench(
 
     Warm-up and compilation are timed apart, and the speed over ten or more intervals, without evaluation.
     The record also has the losses of the first steps: compare the speeds of two only if these agree.
-    --feed-only, of a recipe or a packed folder, compares one worker, all, and plain copies.
+    --feed-only, of a recipe or a packed folder, writes no record.
 
     \b
     Examples:
       chipwise bench digits
       chipwise bench cifar10-resnet32 --synthetic --steps 100
       chipwise bench mnist --data DIR --set batch=512 --profile trace
-      chipwise bench packed/flowers --feed-only --batch 512 --seconds 30
+      chipwise bench packed/flowers --feed-only --workers 4 --seconds 30
       chipwise bench cifar10-davidnet --largest-batch --at-most 4096
 
     The largest batch of chips that are not here: chipwise plan RECIPE --on v5e-8 --largest-batch.
@@ -80,9 +77,9 @@ def bench(
     began = time.perf_counter() - (time.time() - psutil.Process().create_time())
     _check_writable(out)
     mode = "--feed-only" if feed_only else "--largest-batch" if largest_batch else ""
-    _check_used(mode, timing, feeding)
+    _check_used(mode, timing, feeding, out)
     if feed_only:
-        _feed(given, how, feeding, out, json_)
+        _feed(given, how, feeding, json_)
         return
     on = how.on(**how.how)
     if largest_batch:
@@ -103,7 +100,7 @@ def bench(
         raise stopped from error
     if not hosts().first:  # host 0 writes
         return
-    _finish(record, out, "bench", _rows(record), json_)
+    _finish(record, out, json_)
 
 
 def _chosen(group: TimingOptions | FeedOptions) -> dict[str, Any]:
@@ -111,16 +108,18 @@ def _chosen(group: TimingOptions | FeedOptions) -> dict[str, Any]:
     return {name: value for name, value in vars(group).items() if value is not None}
 
 
-def _check_used(mode: str, timing: TimingOptions, feeding: FeedOptions) -> None:
+def _check_used(mode: str, timing: TimingOptions, feeding: FeedOptions, out: Path | None) -> None:
     """Raises `RecipeError` for an option that the mode, such as `--feed-only`, would ignore."""
-    for name in [*(mode and _chosen(timing)), *(() if mode == "--feed-only" else _chosen(feeding))]:
+    unused = [*_chosen(timing), *(["out"] if out else [])] if mode else []
+    for name in [*unused, *(() if mode == "--feed-only" else _chosen(feeding))]:
         text = "--{name} has no effect on {command}: leave it out."
         raise RecipeError("bench-option-unused", text, name=name, command=f"bench {mode}".strip())
 
 
-def _finish(record: Record, out: Path | None, kind: str, rows: list[tuple[str, Any]], json_: bool) -> None:
-    """Writes the record and prints it, as JSON or as `rows` of its kind."""
-    out = _write(record, out, kind)
+def _finish(record: Record, out: Path | None, json_: bool) -> None:
+    """Writes the record and prints it, as JSON or as rows."""
+    name = re.sub(r"[^A-Za-z0-9._]+", "-", record.name)
+    out = record.write(out or Path(f"bench-{name}-{record.machine.hash}.json"))
     if json_:
         print(json.dumps({**record.to_json(), "written": str(out)}))
         return
@@ -131,18 +130,11 @@ def _finish(record: Record, out: Path | None, kind: str, rows: list[tuple[str, A
         ("data", ", ".join(str(text) for text in (measured["data"], measured["data_note"]) if text)),
         ("devices", fact(devices, **measured["devices"])),
     ]
-    to.print(grid([*common, *rows, ("machine", f"{record.machine.title} ({record.machine.hash})")]))
+    to.print(grid([*common, *_rows(record), ("machine", f"{record.machine.title} ({record.machine.hash})")]))
     if measured.get("profile") is not None:
         folder = shlex.quote(measured["profile"]["folder"])
         lines(to, "", fact("profile-browse", folder=folder, steps=measured["profile"]["steps"]))
     lines(to, "", fact("written", path=out))
-
-
-def _write(record: Record, out: Path | None, kind: str) -> Path:
-    name = re.sub(r"[^A-Za-z0-9._]+", "-", record.name)
-    out = out or Path(f"{kind}-{name}-{record.machine.hash}.json")
-    record.write(out)
-    return out
 
 
 def _rows(record: Record) -> list[tuple[str, Any]]:
@@ -203,73 +195,34 @@ def _note(given: options.Given) -> str:
     return cifar10(given.data).note if given.recipe.startswith("cifar10-") else ""
 
 
-def _feed(
-    given: options.Given, how: options.Hardware, feeding: FeedOptions, out: Path | None, json_: bool
-) -> None:
-    """Measures the feed of a recipe or a pack, writes its record and prints it."""
+def _feed(given: options.Given, how: options.Hardware, feeding: FeedOptions, json_: bool) -> None:
+    """Measures the feed of a recipe or a pack, and prints it."""
     how.on()  # says what is wrong with the machine's options, although no device takes part
-    from ..measure.feed_speed import measure_feed, verdict
+    from ..measure.feed_speed import measure_feed
 
-    source, name, examples, described = _source(given, feeding.size)
-    about: dict[str, Any] = {"seconds": feeding.seconds or 10.0, "workers": how.workers}
-    record = measure_feed(source, feeding.batch or examples, name=name, described=described, **about)
-    out = _write(record, out, "feed")
-    findings = verdict(record)
+    source, batch = _source(given, feeding.size)
+    told = measure_feed(source, batch, seconds=feeding.seconds or 10.0, workers=how.workers)
     if json_:
-        conclusions = [finding.json() for finding in findings]
-        print(json.dumps({**record.to_json(), "verdict": conclusions, "written": str(out)}))
-        return
-    to = console()
-    to.print(_feed_table(record))
-    lines(to, "", " ".join(map(str, findings)), fact("written", path=out))
+        print(json.dumps(told.to_json()))
+    else:
+        lines(console(), *told.findings)
 
 
-def _source(given: options.Given, size: int | None) -> tuple[Source, str, int, dict[str, str]]:
-    """A recipe's training data or a packed folder: the source, its name, the batch and a description."""
+def _source(given: options.Given, size: int | None) -> tuple[Source, int]:
+    """A recipe's training data or a packed folder, and the batch."""
     from ..data import remote
     from ..data.packed import PackedFolder
     from ..recipes import BUILT_IN
 
     what = given.recipe
     folder = Path(what) if what in BUILT_IN else remote.local(what)
-    source: Source
     if what not in BUILT_IN and folder.is_dir():
         if given.words():
             text = "{pack} is a packed folder: leave out {options}, for recipes."
             raise RecipeError("pack-is-no-recipe", text, pack=what, options=shlex.join(given.words()))
-        source, name, batch = PackedFolder(folder, size=size), folder.resolve().name, PACK_BATCH
-        described = {"path": what}
-    else:
-        if size is not None:
-            text = "--size is for packs: leave it out for {recipe}."
-            raise RecipeError("size-is-for-packs", text, recipe=what)
-        recipe = given.load()
-        source, name, batch, described = recipe.task.train, recipe.name, recipe.batch, {"recipe": what}
-    if hasattr(source, "store"):
-        described["store"] = source.store
-    return source, name, batch, described
-
-
-def _feed_table(record: Record) -> Table:
-    """A row for each figure: median and quartiles of examples/s and GB/s, and the share of a plain copy."""
-    from ..measure.feed_speed import STAGES
-
-    columns = ("", "examples/s", "quartiles", "GB/s", "of a copy", "ms/example")
-    rows = table(columns, left=("",), padding=(0, 2))
-    size, figures = record.measured["bytes_per_example"], record.figures
-
-    def rate(series: Any, unit: float = 1.0) -> tuple[str, str, str]:
-        """Three cells of a series in examples/s, or in bytes/s if `unit` is the bytes of an example."""
-        median, low, high = (digits(x / unit) for x in (series.median, *series.quartiles))
-        return median, f"{low} to {high}", f"{series.median / unit * size / 1e9:.3g}"
-
-    for count in record.measured["workers"]:
-        read, copy = figures[f"examples_per_second.{count}"], figures[f"copy_bytes_per_second.{count}"]
-        share, milliseconds = f"{read.median * size / copy.median:.0%}", f"{1e3 * count / read.median:.3g}"
-        rows.add_row(counted(count, "worker"), *rate(read), share, milliseconds)
-        rows.add_row(f"  plain copy, {counted(count, 'thread')}", *rate(copy, size), "", "", end_section=True)
-    for stage in STAGES:
-        seconds = figures[f"seconds_per_example.{stage}"].median
-        if seconds:
-            rows.add_row(f"  {stage}, one worker", "", "", "", "", f"{seconds * 1e3:.3g}")
-    return rows
+        return PackedFolder(folder, size=size), PACK_BATCH
+    if size is not None:
+        text = "--size is for packs: leave it out for {recipe}."
+        raise RecipeError("size-is-for-packs", text, recipe=what)
+    recipe = given.load()
+    return recipe.task.train, recipe.batch

@@ -52,7 +52,7 @@ def _read(path: Path) -> list[Row]:
     if not path.exists():
         text = "{path} does not exist. Name a record, a run or a study."
         raise DataError("source-missing", text, path=path)
-    return _folder(path) if path.is_dir() else [_record(record.read(path, "train"), path)]
+    return _folder(path) if path.is_dir() else [_record(record.read(path), path)]
 
 
 def _folder(path: Path) -> list[Row]:
@@ -61,7 +61,7 @@ def _folder(path: Path) -> list[Row]:
     if (path / "recipe.json").exists():
         return [run_row(path)]
     if files := sorted(path.glob("*.json")):
-        return [_repeats([_record(record.read(file, "train"), file) for file in files], path)]
+        return [_repeats([_record(record.read(file), file) for file in files], path)]
     if runs := sorted(p.parent for p in path.glob("*/recipe.json")):
         return folder_of_runs(path, runs)
     text = "{folder} has no run (recipe.json), no study (study.json) and no record (*.json)."

@@ -1,9 +1,9 @@
 """A measurement as a JSON file: the subject, the figures, and the machine.
 
-    {"schema": "chipwise.record/1", "kind": "feed", "name": "cifar10", "created": "2026-01-15T12:00:00+00:00",
-     "measured": {"examples": 50000, "bytes_per_example": 3076, ...},
-     "figures": {"examples_per_second.1": {"unit": "examples/s", "median": ..., "quartiles": [..., ...],
-                                           "runs": [...]}, ...},
+    {"schema": "chipwise.record/1", "kind": "train", "name": "digits", "created": "2026-01-15T12:00:00+00:00",
+     "measured": {"batch": 48, "replicas": 1, ...},
+     "figures": {"examples_per_second": {"unit": "examples/s", "median": ..., "quartiles": [..., ...],
+                                         "runs": [...]}, ...},
      "machine": {"hash": "0f3a...", "title": "...", "cpu": "...", "cores": 2, ..., "commit": "..."}}
 
 Median, quartiles, and the machine's hash and title are recomputed from the other fields when the file is
@@ -28,10 +28,6 @@ from ..words.figures import known
 from .fingerprint import Fingerprint, this_machine
 
 SCHEMA = "chipwise.record/1"
-COMMANDS = {
-    "feed": "chipwise bench RECIPE --feed-only --out FILE.json",
-    "train": "chipwise bench RECIPE --out FILE.json",
-}  # kind to command
 
 
 @dataclass(frozen=True)
@@ -70,8 +66,8 @@ class Series:
 class Record:
     """A measurement: its subject and settings in `measured`, as plain JSON values, and `figures` by name."""
 
-    kind: str  # "feed" or "train"
-    name: str  # of the subject, such as a recipe or a packed folder
+    kind: str  # "train", or another of a benchmark's own
+    name: str  # of the subject, such as a recipe
     created: str  # ISO 8601, UTC
     measured: Mapping[str, Any]
     figures: Mapping[str, Series]
@@ -96,49 +92,39 @@ class Record:
         return {"schema": SCHEMA, **vars(self), "figures": figures, "machine": self.machine.to_json()}
 
     @classmethod
-    def from_json(cls, stored: Any, source: str = "the record", kind: str | None = None) -> Record:
-        """The record in the JSON value `stored`, checked. *Arguments:* `source`, its name in errors; `kind`,
-        the expected one.
+    def from_json(cls, stored: Any, source: str = "the record") -> Record:
+        """The record in the JSON value `stored`, checked. *Arguments:* `source`, its name in errors.
 
-        Raises `DataError` for another schema, version or kind, and for the first field that is missing or of
+        Raises `DataError` for another schema or version, and for the first field that is missing or of
         another type.
         """
         schema = stored.get("schema") if isinstance(stored, dict) else None
-        facts = {"source": source, "commands": _commands(kind)}
         if schema != SCHEMA:
-            raise DataError("record-other-schema", **facts, schema=str(schema)[:60], expected=SCHEMA)
+            raise DataError("record-other-schema", source=source, schema=str(schema)[:60], expected=SCHEMA)
         try:
-            record = typed(cls, stored)
+            return typed(cls, stored)
         except Misfit as error:
-            raise DataError(f"record-{error.code}", **facts, **error.facts) from None
-        if kind is not None and record.kind != kind:
-            raise DataError("record-kind", **facts, kind=record.kind, expected=kind)
-        return record
+            raise DataError(f"record-{error.code}", source=source, **error.facts) from None
 
-    def write(self, path: str | os.PathLike, option: str = "--out") -> Path:
-        """Writes the record as JSON, atomically. Raises `DataError`, which names `option`."""
+    def write(self, path: str | os.PathLike) -> Path:
+        """Writes the record as JSON, atomically. Raises `DataError`, which names the option --out."""
         text = json.dumps(self.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        return replace_text(path, text, "record-unwritable", option=option)
+        return replace_text(path, text, "record-unwritable", option="--out")
 
 
-def read(path: str | os.PathLike, kind: str | None = None) -> Record:
-    """The record in a file. *Arguments:* `kind`, the expected one, such as `"feed"`.
+def read(path: str | os.PathLike) -> Record:
+    """The record in a file.
 
-    Raises `DataError` for a file that is missing, truncated, not a record, of another version or kind, or
-    that lacks a field.
+    Raises `DataError` for a file that is missing, truncated, not a record, of another version, or that lacks
+    a field.
     """
     try:
         stored = json.loads(read_regular(path))
     except FileNotFoundError:
-        raise DataError("record-missing", path=path, commands=_commands(kind)) from None
+        raise DataError("record-missing", path=path) from None
     except OSError as error:
         raise DataError("record-unreadable", path=path, reason=error) from error
     except (ValueError, RecursionError) as error:  # ValueError also of text that is not UTF-8
         reason = " ".join(str(error).split())[:120]
-        raise DataError("record-not-json", path=path, reason=reason, commands=_commands(kind)) from None
-    return Record.from_json(stored, str(path), kind)
-
-
-def _commands(kind: str | None = None) -> list[str]:
-    """The commands that make a record of a kind; all commands for `None` and for kinds without a command."""
-    return [COMMANDS[kind]] if kind in COMMANDS else list(COMMANDS.values())
+        raise DataError("record-not-json", path=path, reason=reason) from None
+    return Record.from_json(stored, str(path))
