@@ -54,8 +54,7 @@ def permutations(examples: int, batch: int) -> Iterator[np.ndarray]:
 
 
 def chipwise(images: Images, store: str, workers: int | str | None = WORKERS) -> Batches:
-    from chipwise.data import order
-    from chipwise.data.folder import ImageFolder
+    from chipwise.data import ImageFolder, order
     from chipwise.data.packed import PackedFolder
     from chipwise.data.stream import Stream
 

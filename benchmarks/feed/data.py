@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from chipwise.data.folder import ImageFolder
+from chipwise.data import ImageFolder
 from chipwise.data.sources import take
 
 SMALL, LARGE, QUALITY = 32, 224, 90

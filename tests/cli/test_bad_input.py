@@ -160,7 +160,7 @@ def test_images_of_two_shapes(refused, tmp_path):
         for i in range(4):
             Image.fromarray(np.full((size, size, 3), 40 * i, np.uint8)).save(folder / f"{i}.png")
     source = f"""
-from chipwise.data.folder import ImageFolder
+from chipwise.data import ImageFolder
 
 def loss(params, state, batch, key, train):
     means = batch["image"].astype("float32").mean((1, 2, 3))

@@ -1,7 +1,7 @@
 from . import augment as augment
 from . import datasets as datasets
 from .cached import Cached as Cached
-from .folder import ImageFolder as ImageFolder
+from .image_folder import ImageFolder as ImageFolder
 from .pack.writer import write_packed as write_packed
 from .packed import PackedFolder as PackedFolder
 from .padded import Padded as Padded

@@ -25,7 +25,7 @@ from ..recipe.source import Source
 from ..words.facts import fact
 from ..words.figures import one_line
 from . import originals
-from .folder import ImageFolder
+from .image_folder import ImageFolder
 from .packed import PackedFolder
 from .remote import home, local
 from .sources import Columns, Lazy, Spec, described, materialize

@@ -1,10 +1,7 @@
-"""Image files with a sub-folder for each class, on disk or in a tar archive.
+"""Lists image files on disk or in a tar archive.
 
-    flowers/daisy/1.jpg, flowers/daisy/2.png, flowers/rose/1.jpg, ...
-
-Classes are numbered by the sorted names of their folders, examples by class and file name. Files are decoded
-on access. A plain `.tar` is read at the members' offsets, so memory stays small. A compressed one can only be
-read from its beginning, so its encoded images are kept in memory, up to a limit.
+A plain `.tar` is read at the members' offsets, so memory stays small. A compressed one can only be read from
+its beginning, so its encoded images are kept in memory, up to a limit.
 """
 
 from __future__ import annotations
@@ -22,17 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import jax
-import numpy as np
-
 from ..atomic import open_regular
 from ..errors import DataError, unreadable
 from ..machine.limits import memory
 from ..words.figures import one_line
-from .images import checked_size, decode, decode_into
-from .remote import local
-from .sources import Spec
-from .stages import stage
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
@@ -272,133 +262,3 @@ class _Places:
     def __del__(self) -> None:
         if self._file is not None:
             os.close(self._file)
-
-
-class ImageFolder:
-    """The images in `path/<class>/<file>` as examples `{"image": (h, w, 3) uint8, "label": () int32}`.
-
-    *Arguments:*
-
-    - `path`: a folder, its URL, or a `.tar`, `.tar.gz` or `.tar.xz` of one. Nothing is unpacked to disk: a
-      plain `.tar` is read in place, and the encoded images of a compressed one are kept in memory.
-    - `size`: `(height, width)` or one number for both: each image is scaled to cover it and cropped at the
-      centre. `None` keeps the sizes, and then all must be equal.
-    - `split`: a folder inside `path` with the classes, such as `"train"`.
-
-    *Attributes:* `names`: the classes' names; `classes`: their number; `labels` `(n,)` int32.
-
-    The constructor raises `DataError` for a missing folder, no classes, a class without images or unsafe
-    archive members. Access raises it, with the file's name, for images that cannot be decoded or differ in
-    size. Hidden files and files without the suffix of an image are ignored.
-    """
-
-    def __init__(self, path: str | Path, size: int | tuple[int, int] | None = None, split: str | None = None):
-        self.path = local(path)
-        self.size = checked_size(size)
-        self._open: Callable[[Any], bytes] = read_file
-        if self.path.is_dir():
-            below = self.path / (split or "")
-            files = _in_folder(below)
-        else:
-            below = self.path
-            files, self._open = _in_tar(self.path, split)
-        if not files:
-            wrong = "{path} holds no class folders: expected {path}/<class>/<image file>."
-            raise DataError("no-class-folders", wrong, path=below)
-        for name in sorted(files):
-            if not files[name]:
-                wrong = "The class folder '{name:plain}' of {path} has no images ({suffixes:list})."
-                raise DataError("class-empty", wrong, path=self.path, name=name, suffixes=sorted(SUFFIXES))
-        self.names = tuple(sorted(files))
-        self._files = [(f"{c}/{name}", files[c][name]) for c in self.names for name in sorted(files[c])]
-        counts = [len(files[c]) for c in self.names]
-        self.labels = np.repeat(np.arange(len(self.names)), counts).astype(np.int32)
-        self._shape: tuple[int, ...] | None = None
-
-    @property
-    def classes(self) -> int:
-        return len(self.names)
-
-    @property
-    def spec(self) -> Spec:
-        """Column to the shape and type of one example; without `size`, decodes the first image once."""
-        if self._shape is None:
-            try:
-                self._shape = (*self.size, 3) if self.size else decode(self._read(0)).shape
-            except DataError as error:
-                raise self._of(0, error) from error
-        return {
-            "image": jax.ShapeDtypeStruct(self._shape, np.uint8),
-            "label": jax.ShapeDtypeStruct((), np.int32),
-        }
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        image = np.empty(self.spec["image"].shape, np.uint8)
-        self._decode_into(index, image)
-        return {"image": image, "label": self.labels[index]}
-
-    def fill(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
-        """Decodes the examples at `indices` `(n,)` into `out`. Thread-safe."""
-        out["label"][:] = self.labels[indices]
-        for row, index in enumerate(indices.tolist()):
-            self._decode_into(index, out["image"][row])
-
-    def _decode_into(self, index: int, out: np.ndarray) -> None:
-        with stage("read"):
-            data = self._read(index)
-        try:
-            with stage("decode"):
-                shape = decode_into(data, out, self.size)
-        except DataError as error:
-            raise self._of(index, error) from error
-        if shape != out.shape:
-            wrong = "{first:plain} is of {first_size} pixels, {file:plain} of {size}: give size=224 or so."
-            facts = {"first": self._files[0][0], "first_size": list(out.shape[:2]), "size": list(shape[:2])}
-            raise DataError("image-sizes-differ", wrong, file=self._files[index][0], **facts)
-
-    def _of(self, index: int, error: DataError) -> DataError:
-        """A decoder's `error` with the file's name."""
-        if error.code in ("image-unreadable", "unreadable"):
-            return error
-        return DataError("image-unreadable", path=self.path, file=self._files[index][0], problem=error.fact)
-
-    def _read(self, index: int) -> bytes:
-        name, key = self._files[index]
-        try:
-            return self._open(key)
-        except OSError as error:
-            raise unreadable(self.path / name, error) from error
-
-
-def _in_folder(root: Path) -> dict[str, dict[str, Any]]:
-    try:
-        with os.scandir(root) as entries:
-            classes = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
-        files: dict[str, dict[str, Any]] = {}
-        for name in classes:
-            with os.scandir(root / name) as entries:
-                files[name] = {e.name: e.path for e in entries if is_image(e.name)}
-        return files
-    except OSError as error:
-        raise unreadable(error.filename or root, error) from error
-
-
-def _in_tar(path: Path, split: str | None) -> tuple[dict[str, dict[str, Any]], Callable[[Any], bytes]]:
-    """Class to file name to key, and the function that reads a key."""
-    listed = list_tar(path, lambda parts: split is None or split in parts[:-2])
-    files: dict[str, dict[str, Any]] = {}
-    roots = set()
-    for parts, key in zip(listed.paths, listed.keys, strict=True):
-        if split is not None:
-            parts = parts[parts.index(split) + 1 :]
-        if len(parts) >= 2:
-            *root, name, file = parts
-            roots.add("/".join(root) or ".")
-            files.setdefault(name, {})[file] = key
-    if len(roots) > 1:
-        wrong = "{path} holds class folders in several places ({places:few}): choose one with split=."
-        raise DataError("classes-in-several-places", wrong, path=path, places=sorted(roots))
-    return files, listed.read

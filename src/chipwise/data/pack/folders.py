@@ -16,6 +16,7 @@ import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -177,7 +178,7 @@ def arrange(where: Path, files: Files) -> Listing:
             names=["/".join(paths[row][cut:]) for row in rows],
             sizes=np.asarray([files.sizes[row] for row in rows], np.int64),
             labels={"label": np.asarray([numbers[paths[row][cut]] for row in rows], np.int32)},
-            read=_reader(files.read, [files.keys[row] for row in rows]),
+            read=partial(_image, files.read, [files.keys[row] for row in rows]),  # which can be pickled
         )
     return Listing(entries, classes, {"label": len(classes)}, (*ignored, *files.left_out))
 
@@ -203,7 +204,9 @@ def listed_by(table: LabelTable) -> Listing:
         facts = {"table": table.path, "count": len(missing), "names": missing}
         raise DataError("table-files-absent", wrong, root=root, **facts)
     keys = [str(root / name) for name in table.files]
-    whole = Split(table.files, np.asarray(sizes, np.int64), {"label": table.labels}, _reader(read_file, keys))
+    whole = Split(
+        table.files, np.asarray(sizes, np.int64), {"label": table.labels}, partial(_image, read_file, keys)
+    )
     if table.splits is None:
         return Listing({"train": whole}, table.classes, table.below)
     of = np.asarray(table.splits)
@@ -211,8 +214,8 @@ def listed_by(table: LabelTable) -> Listing:
     return Listing(splits, table.classes, table.below)
 
 
-def _reader(read: Callable[[Any], bytes], keys: list[Any]) -> Callable[[int], Mapping[str, Any]]:
-    return lambda i: {"image": read(keys[i])}
+def _image(read: Callable[[Any], bytes], keys: list[Any], i: int) -> Mapping[str, Any]:
+    return {"image": read(keys[i])}
 
 
 def _above(paths: Sequence[tuple[str, ...]]) -> int:

@@ -1,0 +1,116 @@
+"""Image files with a sub-folder for each class as a source, decoded on access."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from ..errors import DataError, unreadable
+from .folder import list_tar, walk
+from .images import checked_size, decode, decode_into
+from .pack.folders import arrange
+from .remote import local
+from .sources import Columns, Spec
+from .stages import stage
+
+
+class ImageFolder:
+    """The images in `path/<class>/<file>` as examples `{"image": (h, w, 3) uint8, "label": () int32}`.
+
+    Classes are numbered by the sorted names of their folders, examples by class and file name. Files deeper
+    inside a class's folder belong to the class, as for `pack`.
+
+    *Arguments:*
+
+    - `path`: a folder, its URL, or a `.tar`, `.tar.gz` or `.tar.xz` of one. Nothing is unpacked to disk: a
+      plain `.tar` is read in place, and the encoded images of a compressed one are kept in memory.
+    - `size`: `(height, width)` or one number for both: each image is scaled to cover it and cropped at the
+      centre. `None` keeps the sizes, and then all must be equal.
+    - `split`: a folder inside `path` with the classes, such as `"train"`.
+
+    *Attributes:* `names`: the classes' names; `classes`: their number; `labels` `(n,)` int32.
+
+    The constructor raises `DataError` for a missing folder, no classes, a class without images, images
+    outside of classes, or unsafe archive members. Access raises it, with the file's name, for images that
+    cannot be decoded or differ in size. Hidden files and files without the suffix of an image are ignored.
+    """
+
+    def __init__(self, path: str | Path, size: int | tuple[int, int] | None = None, split: str | None = None):
+        self.path = local(path)
+        self.size = checked_size(size)
+        if self.path.is_dir():
+            below = self.path / (split or "")
+            files = walk(below)
+        else:
+            below = self.path
+            files = list_tar(below, lambda parts: split is None or split in parts[:-2])
+            if split is not None:
+                files.paths = [parts[parts.index(split) + 1 :] for parts in files.paths]
+                files.folders = [f[f.index(split) + 1 :] for f in files.folders if split in f]
+        listing = arrange(below, files)
+        if len(listing.splits) > 1:
+            wrong = "{path} holds class folders in several places (train and others): choose with split=."
+            raise DataError("classes-in-several-places", wrong, path=below)
+        self.names, self._images = listing.names, listing.splits["train"]
+        self.labels = self._images.labels["label"]
+        self._shape: tuple[int, ...] | None = None
+
+    @property
+    def classes(self) -> int:
+        return len(self.names)
+
+    @property
+    def spec(self) -> Spec:
+        """Column to the shape and type of one example; without `size`, decodes the first image once."""
+        if self._shape is None:
+            try:
+                self._shape = (*self.size, 3) if self.size else decode(self._read(0)).shape
+            except DataError as error:
+                raise self._of(0, error) from error
+        return {
+            "image": jax.ShapeDtypeStruct(self._shape, np.uint8),
+            "label": jax.ShapeDtypeStruct((), np.int32),
+        }
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> Columns:
+        image = np.empty(self.spec["image"].shape, np.uint8)
+        self._decode_into(index, image)
+        return {"image": image, "label": self.labels[index]}
+
+    def fill(self, indices: np.ndarray, out: Columns) -> None:
+        """Decodes the examples at `indices` `(n,)` into `out`. Thread-safe."""
+        out["label"][:] = self.labels[indices]
+        for row, index in enumerate(indices.tolist()):
+            self._decode_into(index, out["image"][row])
+
+    def _decode_into(self, index: int, out: np.ndarray) -> None:
+        with stage("read"):
+            data = self._read(index)
+        try:
+            with stage("decode"):
+                shape = decode_into(data, out, self.size)
+        except DataError as error:
+            raise self._of(index, error) from error
+        if shape != out.shape:
+            wrong = "{first:plain} is of {first_size} pixels, {file:plain} of {size}: give size=224 or so."
+            sizes = {"first_size": list(out.shape[:2]), "size": list(shape[:2])}
+            first, file = (self._images.names[i] for i in (0, index))
+            raise DataError("image-sizes-differ", wrong, first=first, file=file, **sizes)
+
+    def _of(self, index: int, error: DataError) -> DataError:
+        """A decoder's `error` with the file's name."""
+        if error.code in ("image-unreadable", "unreadable"):
+            return error
+        name = self._images.names[index]
+        return DataError("image-unreadable", path=self.path, file=name, problem=error.fact)
+
+    def _read(self, index: int) -> bytes:
+        try:
+            return self._images.read(index)["image"]
+        except OSError as error:
+            raise unreadable(self.path / self._images.names[index], error) from error
