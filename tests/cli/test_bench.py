@@ -17,7 +17,7 @@ def test_it_prints_speed_beside_batch_and_replicas_and_saves_the_record(tmp_path
     out = " ".join(said.out.split())
     assert said.code == 0
     (file,) = tmp_path.glob("bench-digits-*.json")
-    record = read(file, "train")
+    record = read(file)
     assert file.name == f"bench-digits-{record.machine.hash}.json" and f"written: {file.name}" in out
     assert out.count("at batch 48, 8 replicas, f32") == 2 and "examples/s" in out and "steps/s" in out
     assert str(fact("bench-intervals", intervals=10, steps=1)) in out
@@ -46,9 +46,7 @@ def test_made_up_data_needs_none(tmp_path, capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["name"] == "digits" and told["measured"]["data"] == "synthetic"
     assert told["schema"] == "chipwise.record/1" and told["written"] == str(file)
-    assert read(file, "train").figures["steps_per_second"].runs == tuple(
-        told["figures"]["steps_per_second"]["runs"]
-    )
+    assert read(file).figures["steps_per_second"].runs == tuple(told["figures"]["steps_per_second"]["runs"])
     assert told["measured"]["seconds"]["start"] > 0
 
 

@@ -46,7 +46,7 @@ def test_a_record_says_what_was_measured_and_survives_the_file(record, tmp_path)
     assert memory["data"] > 101 * (12 + 4) and memory["temporaries"] > 0
     assert (memory["peak_measured"], memory["available"]) == (None, None)
     record.write(tmp_path / "r.json")
-    assert read(tmp_path / "r.json", "train") == record
+    assert read(tmp_path / "r.json") == record
     json.loads((tmp_path / "r.json").read_text(), parse_constant=pytest.fail)
 
 
