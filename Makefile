@@ -21,8 +21,8 @@ docs: install  ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "build/site/index.html"
 
-# A file's tests stay together, since they share what their fixtures made
-PARALLEL := -n auto --maxprocesses=4 --dist loadfile --no-loadscope-reorder
+# Three workers for two cores, since some tests wait; a file's tests stay together, and share what fixtures made
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
 test: install  ## the default suite: minutes on two cores
 	$(BIN)/python -m pytest $(PARALLEL)

@@ -39,14 +39,15 @@ _ENTRIES.__enter__()
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-_NAMES = "blocks compile evaluate groups hosts leaves predict reduce scaling sharding state step."
+_NAMES = "blocks compile evaluate groups predict reduce step."
 OPTIMIZED = (
     *(f"tests/engine/test_{name}" for name in _NAMES.split()),
     "tests/data/augment/test_every.py",
     "tests/machine/test_compile_on",
 )
 """Tests of whether results depend on devices, layouts and batches. Their programs are compiled as a user's,
-also in processes that they start; so are those of slow tests, which run for long."""
+also in processes that they start; so are those of slow tests, which run for long, and repeat what the fast
+ones of hosts, leaves and shared state compare."""
 _LONG = "fit arithmetic export ask guest standard_output frameworks program_digest datasets readme torch"
 LONG = tuple(f"test_{name}.py" for name in _LONG.split())
 """Files that take long: begun early, so that the workers end together."""

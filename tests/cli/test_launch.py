@@ -46,7 +46,7 @@ def test_writes_and_starts_nothing(chipwise, plans, tmp_path, monkeypatch):
         ("skypilot", "a100", "launch-costs"),
         ("docker", "a100", "launch-price-own"),
         ("kaggle", "t4", "launch-price-free"),
-        ("colab", "t4", "launch-price-free"),
+        pytest.param("colab", "t4", "launch-price-free", marks=pytest.mark.slow),
         ("colab", "a100", "launch-price-units"),
     ],
 )

@@ -25,7 +25,9 @@ def test_every_example_counts_once():
     assert metrics["loss"] == pytest.approx(float(made["loss"].value), rel=1e-5)
 
 
-@pytest.mark.parametrize("examples", [1, 7, 8, 9, 15, 16, 17, 53])
+@pytest.mark.parametrize(
+    "examples", [1, 7, 8, 9, 53, *(pytest.param(n, marks=pytest.mark.slow) for n in (15, 16, 17))]
+)
 def test_values_have_the_same_bits_on_any_devices_for_any_batch_resident_and_streamed(examples, monkeypatch):
     made = tasks.recipe(task=tasks.task(eval=tasks.data(examples, 1)), eval_block=4)
     alone = evaluate(made, PARAMS, STATE, on=cw.On(devices=1))

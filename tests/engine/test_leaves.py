@@ -91,7 +91,7 @@ def whole():
     return functools.cache(lambda name: bits(trained(recipe(name, ema=0.9), 1, None)))
 
 
-@pytest.mark.parametrize("name", ["lamb", "muon", "adafactor"])
+@pytest.mark.parametrize("name", ["lamb", "muon", pytest.param("adafactor", marks=pytest.mark.slow)])
 def test_the_bits_are_the_same_where_leaves_are_shared_out_and_on_another_count(name, whole):
     made = recipe(name, ema=0.9)
     half = trained(made, 3, True, steps=3, feed="host")

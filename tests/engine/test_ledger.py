@@ -38,7 +38,9 @@ def test_a_ledger_has_a_head_and_a_row_at_each_log_evaluation_and_save(whole):
     assert result.ledger == ledger.digest == json.loads((folder / "result.json").read_text())["ledger"]
 
 
-@pytest.mark.parametrize("devices, shard", [(3, False), (5, True), (8, True)])
+@pytest.mark.parametrize(
+    "devices, shard", [(3, False), pytest.param(5, True, marks=pytest.mark.slow), (8, True)]
+)
 def test_rows_are_equal_on_other_devices_also_after_a_stop(whole, tmp_path, devices, shard):
     run, recipe = tmp_path / "run", tasks.recipe()
     first = On(devices=devices, shard_optimizer=shard)

@@ -59,10 +59,10 @@ def torch_task(kind, time, **settings):
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        ("LSTM", {"batch_first": True}),
+        pytest.param("LSTM", {"batch_first": True}, marks=pytest.mark.slow),
         ("LSTM", {"num_layers": 2, "bidirectional": True, "dropout": 0.5, "proj_size": 2}),
         ("GRU", {"num_layers": 2, "bidirectional": True, "batch_first": True, "bias": False}),
-        ("RNN", {"nonlinearity": "relu"}),
+        pytest.param("RNN", {"nonlinearity": "relu"}, marks=pytest.mark.slow),
         ("RNN", {"batch_first": True}),
     ],
 )

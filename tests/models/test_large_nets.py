@@ -45,7 +45,7 @@ def test_parameter_count(net, count):
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
 
 
-@pytest.mark.parametrize("keep", [KEPT, "nothing_saveable"])
+@pytest.mark.parametrize("keep", [KEPT, pytest.param("nothing_saveable", marks=pytest.mark.slow)])
 def test_blocks_are_unrolled_on_gpus_and_compute_the_same(keep):
     init, apply = functional(lambda rngs: TINY_GPT(keep=keep, rngs=rngs))
     params, state = init(jax.random.key(0))
