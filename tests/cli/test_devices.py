@@ -11,7 +11,9 @@ import pytest
 from rich.console import Console
 
 from chipwise.cli.devices import render
-from chipwise.machine.devices_report import Problem, look
+from chipwise.machine.devices_report import look
+from chipwise.machine.host_facts import HostFacts
+from chipwise.machine.limits import Cores, HostMemory
 from chipwise.words.facts import fact
 
 
@@ -29,7 +31,7 @@ def printed(report, width=100):
 def test_tables_by_default(chipwise, report):
     said = chipwise("devices")
     assert said.code == 0
-    for part in ("8 simulated", "host cores", "host memory", "disk", "versions", "jax"):
+    for part in ("8 simulated", "host cores", "host memory", "versions", "jax"):
         assert part in said.out
     assert all(problem.what in said.out for problem in report.problems)
 
@@ -40,20 +42,25 @@ def test_any_width_can_be_printed(report, width):
 
 
 def test_remedies_with_brackets_are_printed_whole(report):
-    problem = Problem("error", fact("fell-back-to-cpu", platform="GPU", reason=fact("libtpu-missing")))
-    text = printed(dataclasses.replace(report, problems=(problem,)), width=300)
+    tpu = HostFacts(environment={"COLAB_TPU_ADDR": "x"}, paths=frozenset({"/dev/accel0"}))
+    alone = dataclasses.replace(report, facts=tpu, devices=report.devices[:1], jax_platforms=None)
+    (problem,) = [problem for problem in alone.problems if problem.severity == "error"]
+    text = printed(alone, width=300)
     assert f"error: {problem.what}" in text and problem.why in text and problem.fix in text
     assert "[tpu]" in problem.fix
 
 
 def test_no_problems_are_said(report):
-    assert printed(dataclasses.replace(report, problems=())).splitlines()[-1] == str(fact("no-problems"))
+    roomy = dataclasses.replace(
+        report, facts=HostFacts(), cores=Cores(16, 16.0), memory=HostMemory(64 << 30, 60 << 30)
+    )
+    assert printed(roomy).splitlines()[-1] == str(fact("no-problems"))
 
 
 def test_json_is_one_object_and_nothing_else(chipwise):
     said = chipwise("devices", "--json")
     body = json.loads(said.out)
-    assert (said.code, body["schema"], body["device_count"], body["ok"]) == (0, 2, 8, True)
+    assert (said.code, body["schema"], body["device_count"], body["ok"]) == (0, 3, 8, True)
 
 
 def test_help_shows_an_example(chipwise):

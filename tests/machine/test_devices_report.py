@@ -7,15 +7,12 @@ import pytest
 
 from chipwise.machine.devices_report import (
     DeviceLine,
+    DevicesReport,
     GiB,
-    Problem,
-    Situation,
-    declared_hosts,
     look,
-    problems,
 )
 from chipwise.machine.host_facts import HostFacts, gather
-from chipwise.machine.limits import Cores, Disk, HostMemory
+from chipwise.machine.limits import Cores, HostMemory
 from chipwise.words.facts import fact
 
 JAX = {"jax": "0.10.2", "jaxlib": "0.10.2"}
@@ -31,15 +28,13 @@ def kinds(*names):
 def listed(facts=None, **changes):
     """The problems of a roomy host with one CPU device, but for `changes`."""
     facts = facts or HostFacts(packages=JAX)
-    roomy = Situation(
+    roomy = DevicesReport(
         facts=facts,
-        hosts=declared_hosts(facts),
         cores=Cores(16, 16.0),
         memory=HostMemory(64 * GiB, 60 * GiB),
-        disk=Disk("/data", 500 * GiB, 400 * GiB),
         devices=kinds("cpu"),
     )
-    return problems(dataclasses.replace(roomy, **changes))
+    return dataclasses.replace(roomy, **changes).problems
 
 
 def test_a_good_host_has_none():
@@ -48,7 +43,6 @@ def test_a_good_host_has_none():
     assert listed(gpus, devices=kinds(*["NVIDIA L4"] * 8)) == []
 
 
-SLURM = HostFacts(environment={"SLURM_JOB_ID": "1", "SLURM_STEP_NUM_TASKS": "4"})
 OLD = HostFacts(paths=GPU, packages=CUDA, nvidia_driver="470.82.01")
 BROKEN = (DeviceLine(0, "cpu", "cpu", error="XlaRuntimeError: INTERNAL: bad"),)
 
@@ -79,7 +73,6 @@ BROKEN = (DeviceLine(0, "cpu", "cpu", error="XlaRuntimeError: INTERNAL: bad"),)
             {"setting": fact("environment-variable", variable="CUDA_VISIBLE_DEVICES", value="-1")},
         ),
         (None, {"float64": True}, "warning", "float64-enabled", {}),
-        (None, {"disk": Disk("/data", 9 * GiB, GiB)}, "warning", "disk-low", {"gib": 1, "path": "/data"}),
         (None, {"memory": HostMemory(12 * GiB, GiB)}, "warning", "memory-low", {"gib": 1}),
         (None, {"cores": Cores(96, 0.5)}, "note", "devices-take-turns", {"cores": 0.5, "devices": 1}),
         (
@@ -117,8 +110,7 @@ BROKEN = (DeviceLine(0, "cpu", "cpu", error="XlaRuntimeError: INTERNAL: bad"),)
             "no-devices",
             {"reason": fact("cuda-plugin-missing", jax="0.10.2")},
         ),
-        (SLURM, {}, "warning", "hosts-apart", {"hosts": 4}),
-        (SLURM, {"processes": 4}, "error", "processes-apart", {"processes": 4}),
+        (None, {"processes": 4}, "error", "processes-apart", {"processes": 4}),
         (
             OLD,
             {"devices": kinds("Tesla T4")},
@@ -137,7 +129,7 @@ def test_each_problem_alone(facts, changes, severity, code, numbers):
 
 
 def test_hosts_that_met_are_no_problem():
-    assert listed(SLURM, processes=4, joined=4) == []
+    assert listed(processes=4, joined=4) == []
 
 
 def test_errors_come_first():
@@ -157,25 +149,21 @@ def test_the_json_has_its_keys_and_survives_json(report):
         "schema", "platform", "device_count", "simulated", "processes", "devices", "host",
         "versions", "problems", "ok",
     ]  # fmt: skip
-    assert (body["schema"], body["platform"], body["device_count"], body["simulated"]) == (2, "cpu", 8, True)
+    assert (body["schema"], body["platform"], body["device_count"], body["simulated"]) == (3, "cpu", 8, True)
     assert set(body["devices"][0]) == {
         "id", "platform", "kind", "process", "chip", "memory_bytes", "memory_used_bytes", "error",
     }  # fmt: skip
     assert {d["error"] for d in body["devices"]} == {None}
-    assert body["host"]["cores_usable"] > 0 and body["host"]["disk_free_bytes"] > 0
+    assert body["host"]["cores_usable"] > 0
     assert body["versions"]["jax"] and body["versions"]["libtpu"] == gather().packages.get("libtpu")
     assert set(body["versions"]) >= {"chipwise", "python", "jaxlib", "numpy", "cuda plugin", "nvidia driver"}
 
 
 def test_an_error_makes_it_fail(report):
-    failed = dataclasses.replace(report, problems=(Problem("error", fact("no-backend", said="")),))
+    failed = dataclasses.replace(report, devices=())
     assert failed.failed and not failed.to_json()["ok"]
 
 
 def test_an_accelerator_left_alone_is_reported():
     report = look(facts=HostFacts(paths=GPU, packages=JAX))  # the test suite itself asks for the CPU
     assert not report.failed and "accelerator-left-alone" in [p.fact.code for p in report.problems]
-
-
-def test_a_folder_that_does_not_exist_yet(tmp_path):
-    assert look(tmp_path / "new" / "run").situation.disk.path == str(tmp_path)

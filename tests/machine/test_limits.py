@@ -2,7 +2,7 @@ import os
 
 import psutil
 
-from chipwise.machine.limits import cores, disk, memory
+from chipwise.machine.limits import cores, memory
 
 GiB = 2**30
 USABLE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -61,8 +61,3 @@ def test_an_unlimited_group_of_version_1_changes_nothing(tmp_path):
     write(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", f"{2**63 - 4096}\n")
     write(tmp_path, "sys/fs/cgroup/memory/memory.usage_in_bytes", "1\n")
     assert memory(tmp_path).total_bytes == psutil.virtual_memory().total
-
-
-def test_the_disk_of_a_folder_that_does_not_exist_yet_is_its_parents(tmp_path):
-    assert disk(tmp_path / "runs" / "new").path == str(tmp_path)
-    assert 0 < disk(tmp_path).free_bytes <= disk(tmp_path).total_bytes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -18,7 +17,7 @@ from . import options
 from .options import option
 
 if TYPE_CHECKING:
-    from ..machine.devices_report import DeviceLine, DevicesReport, Situation
+    from ..machine.devices_report import DeviceLine, DevicesReport
 
 STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
@@ -27,7 +26,6 @@ STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 def devices(
     json_: bool = options.JSON,
     simulate: int | None = option("Simulate and use N CPU devices.", "N", min=1),
-    path: Path = option("Where runs would be written; its disk is reported.", "DIR", default=Path(".")),
 ) -> None:
     """Show this machine, its devices and problems. Exit code 4 if training here would fail.
 
@@ -41,7 +39,7 @@ def devices(
     options.Here(simulate=simulate).on()
     from ..machine.devices_report import look
 
-    report = look(path)
+    report = look()
     if json_:
         print(json.dumps(report.to_json()))
     else:
@@ -52,30 +50,28 @@ def devices(
 
 def render(report: DevicesReport, to: Console) -> None:
     """Prints the report as tables, with equal devices on one line."""
-    here = report.situation
     versions = [f"{name} {version}" for name, version in report.versions.items() if version]
-    for part in (grid(_host(here)), _devices(here), grid([("versions", ", ".join(versions))])):
+    for part in (grid(_host(report)), _devices(report), grid([("versions", ", ".join(versions))])):
         to.print(part)
         to.print()
-    if not report.problems:
+    if not (problems := report.problems):
         lines(to, fact("no-problems"))
-    for problem in report.problems:
+    for problem in problems:
         to.print(Text.assemble((f"{problem.severity}: ", STYLES[problem.severity]), (problem.what, "bold")))
         to.print(grid([("  why", problem.why), ("  fix", problem.fix)]))
 
 
-def _host(here: Situation) -> list[tuple[str, str]]:
+def _host(here: DevicesReport) -> list[tuple[str, str]]:
     share = "" if here.cores.usable == here.cores.machine else f" usable of {here.cores.machine}"
     memory = here.memory
     return [
         ("processes", str(here.processes)),
         ("host cores", f"{here.cores.usable:g}{share}"),
         ("host memory", f"{_gib(memory.available_bytes)} available of {_gib(memory.total_bytes)}"),
-        ("disk", f"{_gib(here.disk.free_bytes)} free of {_gib(here.disk.total_bytes)} at {here.disk.path}"),
     ]
 
 
-def _devices(here: Situation) -> Table:
+def _devices(here: DevicesReport) -> Table:
     cells = []
     groups: dict[tuple, list[DeviceLine]] = {}
     for line in here.devices:

@@ -1,16 +1,14 @@
 """The report of `chipwise devices`: the hardware and software of this host, and problems for training.
 
-A broken device is reported as a problem and raises no error. `problems` is a pure function of a `Situation`,
-so a test can describe any machine.
+A broken device is reported as a problem and raises no error. A report is a value, so a test can describe any
+machine.
 """
 
 from __future__ import annotations
 
 import platform as python_platform
-import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,9 +20,9 @@ from . import guard
 from .detect import jax_errors, setting
 from .host_facts import LISTED, HostFacts, gather, installed
 from .hosts import joined
-from .limits import Cores, Disk, HostMemory, cores, disk, memory
+from .limits import Cores, HostMemory, cores, memory
 
-SCHEMA = 2
+SCHEMA = 3
 """Increases when a key of `DevicesReport.to_json` is removed or changes its meaning; not for new keys."""
 
 SEVERITIES = ("error", "warning", "note")
@@ -33,7 +31,6 @@ GiB = 2**30
 # Eight TPU v3 cores needed at least 16 logical cores to decode and augment JPEGs on the host. Here, devices
 # do the augmentation, so two cores per device are a lower bound that may not suffice.
 CORES_PER_DEVICE = 2
-LOW_DISK_BYTES = 5 * GiB
 LOW_MEMORY_BYTES = 2 * GiB
 
 
@@ -71,20 +68,22 @@ class DeviceLine:
 
 
 @dataclass(frozen=True)
-class Situation:
-    """A host and the JAX devices of this process; `processes` is the number of all JAX processes."""
+class DevicesReport:
+    """The content of `chipwise devices`: a host, and the JAX devices of this process.
+
+    *Fields:* `processes`: all JAX processes, of which `joined` joined with `hosts`; `jax_errors`: by
+    platform, by "" when JAX did not start.
+    """
 
     facts: HostFacts
-    hosts: int  # that the environment declares
     cores: Cores
     memory: HostMemory
-    disk: Disk
     devices: tuple[DeviceLine, ...] = ()
     processes: int = 1
+    joined: int = 1
     jax_platforms: str | None = None
-    jax_errors: dict[str, str] = field(default_factory=dict)  # by platform; "" when JAX did not start
+    jax_errors: dict[str, str] = field(default_factory=dict)
     float64: bool = False
-    joined: int = 1  # processes that joined with `hosts`
 
     @property
     def platform(self) -> str | None:
@@ -94,14 +93,23 @@ class Situation:
     def simulated(self) -> bool:
         return self.platform == "cpu" and len(self.devices) > 1
 
+    @property
+    def versions(self) -> dict[str, str | None]:
+        """Of software that affects results or speed; `None`: not installed."""
+        known = self.facts.packages
+        cuda = next((n for n in ("jax-cuda12-plugin", "jax-cuda13-plugin") if n in known), None)
+        return {
+            "python": python_platform.python_version(),
+            **{name: known.get(name) or installed(name) for name in LISTED},
+            "cuda plugin": f"{cuda} {known[cuda]}" if cuda else None,
+            "nvidia driver": self.facts.nvidia_driver,
+        }
 
-@dataclass(frozen=True)
-class DevicesReport:
-    """The content of `chipwise devices`."""
-
-    situation: Situation
-    versions: dict[str, str | None]  # `None`: not installed
-    problems: tuple[Problem, ...]
+    @property
+    def problems(self) -> list[Problem]:
+        """Errors first."""
+        found = [Problem(*problem) for part in (_devices, _settings, _host) for problem in part(self)]
+        return sorted(found, key=lambda p: SEVERITIES.index(p.severity))
 
     @property
     def failed(self) -> bool:
@@ -110,34 +118,29 @@ class DevicesReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values with stable keys that are always present; `null` is unknown. Sizes are bytes."""
-        s = self.situation
         return {
             "schema": SCHEMA,
-            "platform": s.platform,
-            "device_count": len(s.devices),
-            "simulated": s.simulated,
-            "processes": s.processes,
-            "devices": [asdict(d) for d in s.devices],
+            "platform": self.platform,
+            "device_count": len(self.devices),
+            "simulated": self.simulated,
+            "processes": self.processes,
+            "devices": [asdict(d) for d in self.devices],
             "host": {
-                "cores": s.cores.machine,
-                "cores_usable": s.cores.usable,
-                "memory_bytes": s.memory.total_bytes,
-                "memory_available_bytes": s.memory.available_bytes,
-                "disk_path": s.disk.path,
-                "disk_bytes": s.disk.total_bytes,
-                "disk_free_bytes": s.disk.free_bytes,
+                "cores": self.cores.machine,
+                "cores_usable": self.cores.usable,
+                "memory_bytes": self.memory.total_bytes,
+                "memory_available_bytes": self.memory.available_bytes,
             },
-            "versions": dict(self.versions),
+            "versions": self.versions,
             "problems": [p.to_json() for p in self.problems],
             "ok": not self.failed,
         }
 
 
-def look(path: str | Path = ".", facts: HostFacts | None = None) -> DevicesReport:
+def look(facts: HostFacts | None = None) -> DevicesReport:
     """The report of this host and of JAX's devices. Starts JAX.
 
-    *Arguments:* `path`, where a run would be written, whose disk is reported; `facts`, by default this
-    host's.
+    *Arguments:* `facts`: by default this host's.
     """
     facts = gather() if facts is None else facts
     errors: dict[str, str] = {}
@@ -148,31 +151,11 @@ def look(path: str | Path = ".", facts: HostFacts | None = None) -> DevicesRepor
         errors[""] = str(error)
     if devices and devices[0].platform == "cpu":
         errors = jax_errors([a.platform for a in guard.unused(facts, setting("jax_platforms"))])
-    situation = Situation(
-        facts,
-        declared_hosts(facts),
-        cores(),
-        memory(),
-        disk(path),
-        tuple(_line(d) for d in devices),
-        processes,
-        setting("jax_platforms"),
-        errors,
-        bool(setting("jax_enable_x64")),
+    return DevicesReport(
+        facts, cores(), memory(), tuple(map(_line, devices)), processes,
         1 if (run := joined()) is None else run.count,
-    )
-    return DevicesReport(situation, versions(facts), tuple(problems(situation)))
-
-
-def versions(facts: HostFacts) -> dict[str, str | None]:
-    """The versions of software that affects results or speed; `None` if not installed."""
-    cuda = next((n for n in ("jax-cuda12-plugin", "jax-cuda13-plugin") if n in facts.packages), None)
-    return {
-        "python": python_platform.python_version(),
-        **{name: facts.packages.get(name) or installed(name) for name in LISTED},
-        "cuda plugin": f"{cuda} {facts.packages[cuda]}" if cuda else None,
-        "nvidia driver": facts.nvidia_driver,
-    }
+        setting("jax_platforms"), errors, bool(setting("jax_enable_x64")),
+    )  # fmt: skip
 
 
 def _line(device: jax.Device) -> DeviceLine:
@@ -198,13 +181,7 @@ def _line(device: jax.Device) -> DeviceLine:
     )
 
 
-def problems(s: Situation) -> list[Problem]:
-    """The problems of a situation, errors first."""
-    found = [Problem(*problem) for part in (_devices, _settings, _host) for problem in part(s)]
-    return sorted(found, key=lambda p: SEVERITIES.index(p.severity))
-
-
-def _devices(s: Situation) -> Iterator[tuple[str, Fact]]:
+def _devices(s: DevicesReport) -> Iterator[tuple[str, Fact]]:
     unused = guard.unused(s.facts, s.jax_platforms)
     if s.platform is None:
         message = " ".join(next(iter(s.jax_errors.values()), "").split())[:600]
@@ -224,7 +201,7 @@ def _devices(s: Situation) -> Iterator[tuple[str, Fact]]:
         yield "warning", fact("driver-old", reason=old)
 
 
-def _settings(s: Situation) -> Iterator[tuple[str, Fact]]:
+def _settings(s: DevicesReport) -> Iterator[tuple[str, Fact]]:
     purpose, hidden = guard.cpu_on_purpose(s.facts, s.jax_platforms), guard.hidden(s.facts)
     present = [a.platform.upper() for a in guard.accelerators(s.facts)]
     if purpose and present:
@@ -235,11 +212,9 @@ def _settings(s: Situation) -> Iterator[tuple[str, Fact]]:
         yield "warning", fact("float64-enabled")
     if s.processes > s.joined:
         yield "error", fact("processes-apart", processes=s.processes)
-    elif s.hosts > s.joined:
-        yield "warning", fact("hosts-apart", hosts=s.hosts)
 
 
-def _host(s: Situation) -> Iterator[tuple[str, Fact]]:
+def _host(s: DevicesReport) -> Iterator[tuple[str, Fact]]:
     devices = len(s.devices)
     usable = int(s.cores.usable) if s.cores.usable.is_integer() else s.cores.usable
     least = CORES_PER_DEVICE * devices
@@ -247,29 +222,5 @@ def _host(s: Situation) -> Iterator[tuple[str, Fact]]:
         yield "warning", fact("few-host-cores", cores=usable, devices=devices, least=least)
     if s.platform == "cpu" and devices > usable:
         yield "note", fact("devices-take-turns", cores=usable, devices=devices)
-    if s.disk.free_bytes < LOW_DISK_BYTES:
-        yield "warning", fact("disk-low", gib=s.disk.free_bytes / GiB, path=s.disk.path)
     if s.memory.available_bytes < LOW_MEMORY_BYTES:
         yield "warning", fact("memory-low", gib=s.memory.available_bytes / GiB)
-
-
-_KAGGLE = ("KAGGLE_KERNEL_RUN_TYPE", "KAGGLE_DATA_PROXY_TOKEN", "KAGGLE_URL_BASE")
-_COLAB = ("COLAB_RELEASE_TAG", "COLAB_BACKEND_VERSION", "COLAB_GPU", "COLAB_TPU_ADDR")
-
-
-def declared_hosts(facts: HostFacts) -> int:
-    """The number of hosts (or SLURM tasks) that the environment declares, at least 1.
-
-    Always one on Kaggle and Colab: Kaggle sets `TPU_PROCESS_ADDRESSES` and other variables of a pod on its
-    single v5e-8 host, and a program that uses them waits for hosts that do not exist.
-    """
-    variables = facts.environment
-    if any(map(variables.get, (*_KAGGLE, *_COLAB))) or {"/kaggle/working", "/kaggle/input"} <= facts.paths:
-        return 1
-    # SLURM_STEP_* exist only inside of srun; an sbatch script itself runs once.
-    counts = ["JAX_NUM_PROCESSES", *(["SLURM_STEP_NUM_TASKS"] if variables.get("SLURM_JOB_ID") else [])]
-    declared = [int(text) for text in map(variables.get, counts) if text and text.isdecimal()]
-    for name in ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES"):
-        addresses = re.split(r"[,\s]+", variables.get(name, "").strip())
-        declared.append(len({a for a in addresses if a and a not in ("local", "localhost", "127.0.0.1")}))
-    return max([1, *declared])

@@ -1,4 +1,4 @@
-"""The cores, memory and disk space that this process may use.
+"""The cores and the memory that this process may use.
 
 In a container or a job, the machine's numbers are too large: `os.cpu_count()` may be 96 where two cores are
 granted. So this reads the affinity mask and all control groups from the process's own to the root, of
@@ -8,7 +8,6 @@ versions 1 and 2. Sizes are bytes.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,15 +33,6 @@ class HostMemory:
 
     total_bytes: int
     available_bytes: int
-
-
-@dataclass(frozen=True)
-class Disk:
-    """The file system under a path, in bytes."""
-
-    path: str
-    total_bytes: int
-    free_bytes: int
 
 
 def cores(root: str | Path = "/") -> Cores:
@@ -76,15 +66,6 @@ def memory(root: str | Path = "/") -> HostMemory:
             total = min(total, limit)
             available = min(available, max(0, limit - used))
     return HostMemory(total, available)
-
-
-def disk(path: str | Path = ".") -> Disk:
-    """The file system of `path`, or of its nearest existing parent."""
-    path = Path(path).absolute()
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    usage = shutil.disk_usage(path)
-    return Disk(str(path), usage.total, usage.free)
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
