@@ -28,7 +28,7 @@ SMALL = {
 NOT_HERE = {
     "train llama-8b": "16 GB of weights: tests/models/test_large_nets.py has a small one",
     "plan llama-8b": "tests/recipes/test_large_recipes.py",
-    "here = cw.machine.hosts.hosts": "waits for three more hosts: tests/machine/test_hosts.py",
+    "here = cw.machine.hosts.hosts": "waits for three more hosts: tests/machine/test_hosts_leave.py",
 }
 """How steps begin that no single machine can take, and what takes them."""
 
