@@ -61,11 +61,12 @@ def test_json_is_one_object(chipwise, src, tmp_path):
         80,
     )
     answer = json.loads(said.out)
-    assert answer["splits"]["train"]["examples"] == 14 and answer["classes"] == ["ant", "bee", "cat"]
-    assert [s["name"] for s in answer["skipped"]] == ["bee/003.jpeg"]
-    assert sum(s["bytes"] for s in answer["splits"].values()) == sum(
-        map(len, files(tmp_path / "out").values())
-    )
+    train = answer["splits"]["train"]
+    assert train["examples"] == 14 and train["names"] == ["ant", "bee", "cat"]
+    assert [s["name"] for s in train["source"]["skipped"]] == ["bee/003.jpeg"]
+    assert answer["images"] == 21 and answer["left_out"] == ["train/bee/notes.txt"]
+    shown = json.loads(chipwise("pack", tmp_path / "out", "--json").out)
+    assert answer["splits"] == shown["splits"] and shown["verified"] is None
 
 
 def test_split_shards_and_limits(chipwise, src, tmp_path):

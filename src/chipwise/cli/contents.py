@@ -48,8 +48,12 @@ def show(path: str, verify: bool, json_: bool) -> None:
     if verify:
         lines(to, fact("pack-verified", records=sum(map(len, splits.values()))))
     if json_:
-        answer: dict[str, Any] = {"path": str(path), "verified": True if verify else None}
-        print(json.dumps({**answer, "splits": {name: source.manifest for name, source in splits.items()}}))
+        print(json.dumps({**document(path, splits), "verified": True if verify else None}))
+
+
+def document(path: str | Path, splits: dict[str, PackedFolder]) -> dict[str, Any]:
+    """The `path` of a pack and the manifests of its splits, for JSON."""
+    return {"path": str(path), "splits": {name: source.manifest for name, source in splits.items()}}
 
 
 def summary(folder: Path, to: Console) -> dict[str, PackedFolder]:

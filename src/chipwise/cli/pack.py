@@ -21,7 +21,7 @@ from ..explain.terminal import console, lines
 from ..words.facts import fact
 from ..words.figures import duration, printable
 from . import options
-from .contents import show, summary
+from .contents import document, show, summary
 from .options import argument, flag, option
 
 if TYPE_CHECKING:
@@ -124,20 +124,16 @@ def _run(job: Packing, json_: bool) -> None:
     if job.listing.left_out:
         lines(to, fact("pack-left-out", names=job.listing.left_out))
     shown = _Shown(job, quiet=json_)
+    began = time.monotonic()
     with _stoppable(job), shown.line or nullcontext():
-        report = job.run(shown)
-    rate = report.images / report.seconds
-    lines(to, printable(str(report.path)))
-    summary(report.path, to)
-    lines(to, fact("pack-done", images=report.images, seconds=report.seconds, rate=rate))
-    skipped = [{"split": split, "name": name, "reason": reason} for split, name, reason in report.skipped]
-    answer = {
-        "path": str(report.path), "splits": report.splits, "classes": list(report.names),
-        "images": report.images, "seconds": report.seconds,
-        "skipped": skipped, "left_out": list(report.left_out),
-    }  # fmt: skip
+        images = job.run(shown)
+    seconds = time.monotonic() - began
+    lines(to, printable(str(job.dst)))
+    splits = summary(job.dst, to)
+    lines(to, fact("pack-done", images=images, seconds=seconds, rate=images / seconds))
     if json_:
-        print(json.dumps(answer))
+        about = {"images": images, "seconds": seconds, "left_out": list(job.listing.left_out)}
+        print(json.dumps({**document(job.dst, splits), **about}))
 
 
 @contextmanager

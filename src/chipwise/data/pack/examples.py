@@ -60,11 +60,6 @@ class Entry(NamedTuple):
     pixels: np.ndarray | None = None
     error: DataError | None = None
 
-    @property
-    def shape(self) -> tuple[int, ...] | None:
-        """The shape of its decoded image."""
-        return None if self.pixels is None else self.pixels.shape
-
 
 def records(split: Split, pieces: Iterable[Sequence[int]], form: Form, workers: int) -> Iterator[list[Entry]]:
     """The records of each of `pieces`, rows of `split`, in order, made by `workers` threads.
@@ -270,23 +265,3 @@ def pieces_of(sizes: np.ndarray, start: int) -> Iterator[range]:
             first, held = row + 1, 0
     if first < len(sizes):
         yield range(first, len(sizes))
-
-
-def check_alike(run: Sequence[Entry]) -> None:
-    """Raises `DataError` unless the records of a piece have the same columns and shapes."""
-
-    def shapes(record: Entry) -> Mapping[str, tuple[int, ...]]:
-        return {c: () if isinstance(v, bytes) else np.shape(v) for c, v in record.columns.items()}
-
-    expected = shapes(run[0])
-    for record in run:
-        if shapes(record) != expected:
-            wrong = "Examples must be alike: {first:plain} has {expected:list}, {name:plain} {columns:list}."
-            raise DataError(
-                "examples-differ",
-                wrong,
-                first=run[0].name,
-                expected=[f"{c} {list(s)}" for c, s in expected.items()],
-                name=record.name,
-                columns=[f"{c} {list(s)}" for c, s in shapes(record).items()],
-            )

@@ -14,11 +14,10 @@ import math
 import os
 import re
 import shutil
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,10 +30,9 @@ from ...atomic import check_inside
 from ...errors import DataError, RecipeError, invalid
 from ...machine.limits import usable_cores
 from ..images import MAX_PIXELS
-from ..manifest import MANIFEST
 from ..remote import local
 from .documents import is_text
-from .examples import Entry, Form, check_alike, pieces_of, records
+from .examples import Entry, Form, pieces_of, records
 from .folders import divided
 from .hub import on_hub
 from .recognise import listing_of
@@ -51,21 +49,6 @@ class Progress(NamedTuple):
     done: int
     total: int
     skipped: int
-
-
-@dataclass
-class Packed:
-    """The result of packing. *Fields:* `path`; `splits`: name to `{"examples", "bytes", "files"}`; `names`:
-    the classes; `skipped`: `(split, name, reason)`; `left_out`; `images`: processed by this call in
-    `seconds`."""
-
-    path: Path
-    splits: dict[str, dict[str, int]] = field(default_factory=dict)
-    names: tuple[str, ...] = ()
-    skipped: list[tuple[str, str, str]] = field(default_factory=list)
-    left_out: tuple[str, ...] = ()
-    images: int = 0
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -167,7 +150,8 @@ class Packing:
         default = max(_SKIPPED_LEAST, int(total * _SKIPPED_SHARE))
         self.max_skipped = default if given.max_skipped is None else given.max_skipped
         self.workers = given.workers or usable_cores()
-        self._first: tuple[str, tuple[int, ...]] | None = None  # image, with whose size others are compared
+        self._first: tuple[str, dict[str, Any]] | None = None  # name and shapes of the first record
+        self._skipped = 0  # of the splits that are complete
         self._name_bytes = {
             name: max(len(os.fsencode(n)) for n in split.names) for name, split in self.listing.splits.items()
         }
@@ -188,32 +172,24 @@ class Packing:
             **({} if self.text is None else {"text": {k: v and str(v) for k, v in vars(self.text).items()}}),
         }
 
-    def run(self, progress: Callable[[Progress], None] = lambda _: None) -> Packed:
+    def run(self, progress: Callable[[Progress], None] = lambda _: None) -> int:
         """Makes the pack, or continues one; it appears at `dst` when it is complete.
 
-        `progress` is called after each piece of work. Raises `DataError`; complete shards are kept.
+        `progress` is called after each piece of work. *Returns* how many entries this call has processed.
+        Raises `DataError`; complete shards are kept.
         """
-        began = time.perf_counter()
-        report = Packed(self.dst, names=self.listing.names, left_out=self.listing.left_out)
         check_inside(self.dst.parent, self.partial.name)
-        self._first = None
+        self._first, self._skipped = None, 0
         with self._alone(), warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             try:
-                for name in self.listing.splits:
-                    self._split(name, report, progress)
+                done = sum(self._split(name, progress) for name in self.listing.splits)
             except DataError as error:
                 if error.code == "pack-image-sizes":  # the partial pack cannot be continued
                     shutil.rmtree(self.partial)
                 raise
             self._appear()
-        for name in self.listing.splits:
-            files = list((self.dst / name).iterdir())
-            examples = json.loads((self.dst / name / MANIFEST).read_text())["examples"]
-            nbytes = sum(path.stat().st_size for path in files)
-            report.splits[name] = {"examples": examples, "bytes": nbytes, "files": len(files)}
-        report.seconds = time.perf_counter() - began
-        return report
+        return done
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -249,7 +225,7 @@ class Packing:
             wrong = "{folder} is complete, but cannot be renamed to {dst}: {reason}."
             raise DataError("pack-rename", wrong, folder=self.partial, dst=self.dst, reason=error) from error
 
-    def _split(self, name: str, report: Packed, progress: Callable[[Progress], None]) -> None:
+    def _split(self, name: str, progress: Callable[[Progress], None]) -> int:
         split = self.listing.splits[name]
         source = {"fingerprint": split.fingerprint(), "examples": len(split)}
         settings = self.settings(name)
@@ -269,34 +245,34 @@ class Packing:
         )
         with closing(writer):
             if writer.skipped:  # by an earlier call, which might skip more
-                self._check_skipped(writer, len(report.skipped))
+                self._check_skipped(writer)
             begun = writer.consumed
 
             def report_progress() -> None:
-                skipped = len(report.skipped) + len(writer.skipped)
+                skipped = self._skipped + len(writer.skipped)
                 progress(Progress(name, writer.consumed, len(split), skipped))
 
             report_progress()
             if not writer.complete:
                 pieces = pieces_of(split.sizes, begun)
                 for piece in records(split, pieces, self.form, self.workers):
-                    self._write(writer, piece, len(report.skipped))
+                    self._write(writer, piece)
                     report_progress()
                 writer.finish(source)
-            report.images += writer.consumed - begun
-            report.skipped += [(name, s["name"], s["reason"]) for s in writer.skipped]
+            self._skipped += len(writer.skipped)
+            return writer.consumed - begun
 
-    def _write(self, writer: Writer, piece: Sequence[Entry], skipped: int) -> None:
+    def _write(self, writer: Writer, piece: Sequence[Entry]) -> None:
         """Writes a piece of work in order: runs of records at once, with skipped entries between them."""
         for failed, group in itertools.groupby(piece, key=lambda record: record.error is not None):
             run = list(group)
             if failed:
                 for record in run:
-                    self._skip(writer, record, skipped)
+                    writer.skip(record.name, str(record.error))
+                    self._check_skipped(writer)
                 continue
             for record in run:
-                self._check_size(record.name, record.shape)
-            check_alike(run)
+                self._check_alike(record)
             columns: dict[str, Any] = {}
             for column in run[0].columns:
                 values = [record.columns[column] for record in run]
@@ -304,26 +280,28 @@ class Packing:
             pixels = [record.pixels for record in run if record.pixels is not None]
             writer.add([record.name for record in run], columns, pixels or None)
 
-    def _skip(self, writer: Writer, record: Entry, skipped: int) -> None:
-        writer.skip(record.name, str(record.error))
-        self._check_skipped(writer, skipped)
-
-    def _check_skipped(self, writer: Writer, skipped: int) -> None:
-        """Raises `DataError` if more entries were skipped than may be, `skipped` of them in other splits."""
-        if skipped + len(writer.skipped) > self.max_skipped:
+    def _check_skipped(self, writer: Writer) -> None:
+        """Raises `DataError` if more entries were skipped than may be, those of other splits included."""
+        if self._skipped + len(writer.skipped) > self.max_skipped:
             names = [entry["name"] for entry in writer.skipped[::-1]]
             numbers = {"src": self.src, **writer.skipped[-1], "partial": self.partial}
             raise DataError("pack-skipped-many", limit=self.max_skipped, names=names, **numbers)
 
-    def _check_size(self, name: str, shape: tuple[int, ...] | None) -> None:
-        """Raw packs hold images of one size."""
-        if self.form.store != "raw" or shape is None:
+    def _check_alike(self, record: Entry) -> None:
+        """Raises `DataError` unless a record has the columns and shapes of the first one; raw packs hold
+        images of one size."""
+        name = record.name
+        shapes = {c: () if isinstance(v, bytes) else np.shape(v) for c, v in record.columns.items()}
+        first, expected = self._first = self._first or (name, shapes)
+        if shapes == expected:
             return
-        self._first = self._first or (name, shape)
-        first_name, first = self._first
-        if shape != first:
-            facts = {"first": first_name, "first_height": first[0], "first_width": first[1], "name": name}
-            raise DataError("pack-image-sizes", height=shape[0], width=shape[1], size=min(first[:2]), **facts)
+        image, other = expected.get("image"), shapes.get("image")
+        if image and other and image != other:
+            facts = {"first_height": image[0], "first_width": image[1], "height": other[0], "width": other[1]}
+            raise DataError("pack-image-sizes", first=first, name=name, size=min(image[:2]), **facts)
+        wrong = "Examples must be alike: {first:plain} has {expected:list}, {name:plain} {columns:list}."
+        there, here = ([f"{c} {list(s)}" for c, s in each.items()] for each in (expected, shapes))
+        raise DataError("examples-differ", wrong, first=first, expected=there, name=name, columns=here)
 
 
 def pack(
