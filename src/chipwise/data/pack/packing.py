@@ -322,4 +322,6 @@ def pack(
     After a kill the same call continues after the last complete shard, and the pack has the same bytes.
     Raises `RecipeError` for invalid settings, `DataError` for data that cannot be packed and for a full disk.
     """
-    return Packing(src, dst, **options).run(progress).path
+    job = Packing(src, dst, **options)
+    job.run(progress)
+    return job.dst
