@@ -203,8 +203,6 @@ def test_urls_are_fetched(chipwise, tmp_path, monkeypatch):
         far.pipe(f"/urls/out/{name}", data)
     said = chipwise("pack", "memory://urls/out", "--verify")
     assert said.code == 0 and str(fact("pack-verified", records=12)) in said.out, said.err
-    said = chipwise("bench", "memory://urls/out", "--feed-only", "--seconds", 0.05)
-    assert said.code == 0 and "examples/s" in said.out, said.err
 
 
 def test_no_tokens_are_refused_and_not_taken_for_the_default(chipwise, tmp_path):

@@ -22,7 +22,7 @@ import numpy as np
 from chipwise.data.manifest import render
 
 DEEP = "[" * 100_000
-FEED = ("bench", "--feed-only", "--seconds", "0.01")
+BENCH = ("bench", "--steps", "1", "--warmup", "1", "--devices", "1")
 JUNK = [
     "",
     " ",
@@ -197,7 +197,7 @@ def idx(root: Path, draw: random.Random) -> Iterator[Case]:
             (folder / f"train-{part}-ubyte").write_bytes(bad)
             yield Case(
                 f"idx {about} as {part}",
-                (*FEED, "mnist", "--data", str(folder)),
+                (*BENCH, "mnist", "--data", str(folder)),
                 True,
             )
 
@@ -234,7 +234,7 @@ def cifar(root: Path, draw: random.Random) -> Iterator[Case]:
             (folder / name).write_bytes(bad if name == "data_batch_1" else good)
         yield Case(
             f"pickle {about}",
-            (*FEED, "cifar10-davidnet", "--data", str(folder.parent)),
+            (*BENCH, "cifar10-davidnet", "--data", str(folder.parent)),
             True,
         )
 
@@ -496,7 +496,7 @@ def pipes(root: Path, draw: random.Random) -> Iterator[Case]:
         ("pack", str(root / "pipe.tar"), str(root / "p1")),
         ("pack", str(folder), str(root / "p2")),
         ("pack", str(root / "pipe.csv"), str(root / "p3")),
-        (*FEED, "mnist", "--data", str(mnist)),
+        (*BENCH, "mnist", "--data", str(mnist)),
         ("report", str(run)),
         ("eval", str(run)),
         ("compare", str(pipe), str(pipe)),

@@ -40,7 +40,7 @@ def test_a_record_says_what_was_measured_and_survives_the_file(record, tmp_path)
     assert set(told["seconds"]) == {"start", "compile", "warmup", "timed"}
     assert all(seconds > 0 for seconds in told["seconds"].values())
     assert told["wait_data_share"] == 0 and told["feed"]["data"] == "on the device"
-    assert told["share_of_peak"] is None and told["profile"] is None  # no peak is known of a CPU
+    assert told["share_of_peak"] is None  # no peak is known of a CPU
     memory = told["memory_bytes_per_device"]
     assert (memory["parameters"], memory["optimizer"]) == (4 * 304, 2 * 4 * 304 + 4)
     assert memory["data"] > 101 * (12 + 4) and memory["temporaries"] > 0
@@ -137,9 +137,3 @@ def test_what_cannot_be_measured_is_told(wrong):
 def test_a_recipe_of_no_steps_is_told():
     with refused(cw.errors.RecipeError, "recipe-without-steps", duration="0st"):
         measured(tasks.recipe(duration="0st", optimizer=cw.sgd(lr=0.1)))
-
-
-def test_a_place_for_traces_that_cannot_be_is_told_first(tmp_path):
-    (tmp_path / "file").write_text("")
-    with refused(cw.errors.DataError, "trace-unwritable", folder=tmp_path / "file"):
-        measured(profile=tmp_path / "file")

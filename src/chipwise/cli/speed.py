@@ -1,17 +1,15 @@
-"""`chipwise bench`: the speed of training on this machine, and of reading data."""
+"""`chipwise bench`: the speed of training on this machine."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shlex
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError, RecipeError, Stopped
+from ..errors import DataError, RecipeError
 from ..explain.terminal import console, grid, lines
 from ..machine.hosts import hosts
 from ..words.facts import fact
@@ -21,35 +19,14 @@ from .options import flag, option
 
 if TYPE_CHECKING:
     from ..machine.record import Record
-    from ..recipe.source import Source
-
-PACK_BATCH = 256  # for a packed folder without a recipe
-
-
-@dataclass(frozen=True)
-class TimingOptions:
-    """Options of the measurement of training."""
-
-    steps: int | None = option("Timed steps. [about 10 seconds of them]", "N", min=1)
-    warmup: int | None = option("Steps before the timed ones; their losses are kept. [50]", "N", min=1)
-    profile: Path | None = option("Also trace some steps, for TensorBoard's profiler.", "DIR")
-
-
-@dataclass(frozen=True)
-class FeedOptions:
-    """Options of --feed-only."""
-
-    size: int | None = option("With --feed-only, a pack of encoded images: decode to N × N.", "N", min=1)
-    seconds: float | None = option("With --feed-only: how long in all. [10]", min=0.01)
 
 
 @options.taking
 def bench(
     given: options.Given,
     how: options.Hardware,
-    timing: TimingOptions,
-    feeding: FeedOptions,
-    feed_only: bool = flag("Measure only how fast this host reads, decodes and transforms."),
+    steps: int | None = option("Timed steps. [about 10 seconds of them]", "N", min=1),
+    warmup: int | None = option("Steps before the timed ones; their losses are kept. [50]", "N", min=1),
     largest_batch: bool = flag("Find the largest batch that fits in memory, and what would change."),
     at_most: int | None = option("With --largest-batch: search no further than this.", "N"),
     out: Path | None = option("The record. [bench-NAME-MACHINE.json]", "FILE.json"),
@@ -59,14 +36,12 @@ def bench(
 
     Warm-up and compilation are timed apart, and the speed over ten or more intervals, without evaluation.
     The record also has the losses of the first steps: compare the speeds of two only if these agree.
-    --feed-only, of a recipe or a packed folder, writes no record.
 
     \b
     Examples:
       chipwise bench digits
       chipwise bench cifar10-resnet32 --synthetic --steps 100
-      chipwise bench mnist --data DIR --set batch=512 --profile trace
-      chipwise bench packed/flowers --feed-only --workers 4 --seconds 30
+      chipwise bench mnist --data DIR --set batch=512 --feed host
       chipwise bench cifar10-davidnet --largest-batch --at-most 4096
 
     The largest batch of chips that are not here: chipwise plan RECIPE --on v5e-8 --largest-batch.
@@ -76,11 +51,10 @@ def bench(
     # The value of `time.perf_counter()` when this process started
     began = time.perf_counter() - (time.time() - psutil.Process().create_time())
     _check_writable(out)
-    mode = "--feed-only" if feed_only else "--largest-batch" if largest_batch else ""
-    _check_used(mode, timing, feeding, out)
-    if feed_only:
-        _feed(given, how, feeding, json_)
-        return
+    chosen = {name: value for name, value in {"steps": steps, "warmup": warmup}.items() if value is not None}
+    if largest_batch and (unused := [*chosen, *(["out"] if out else [])]):
+        text = "--{name} has no effect on {command}: leave it out."
+        raise RecipeError("bench-option-unused", text, name=unused[0], command="bench --largest-batch")
     on = how.on(**how.how)
     if largest_batch:
         from .find import largest_batch as find
@@ -91,29 +65,10 @@ def bench(
 
     loaded = given.load()
     described = {"set": given.settings, "data_note": "" if given.synthetic else _note(given)}
-    progress, chosen = "none" if json_ else "auto", _chosen(timing)
-    try:
-        record = measure_train(loaded, on=on, **chosen, progress=progress, began=began, described=described)
-    except KeyboardInterrupt as error:
-        stopped = Stopped("bench-interrupted", "Interrupted: no record is written.")
-        stopped.exit_code = 130  # the shell's code for Ctrl-C
-        raise stopped from error
-    if not hosts().first:  # host 0 writes
-        return
-    _finish(record, out, json_)
-
-
-def _chosen(group: TimingOptions | FeedOptions) -> dict[str, Any]:
-    """The options of a group that were given."""
-    return {name: value for name, value in vars(group).items() if value is not None}
-
-
-def _check_used(mode: str, timing: TimingOptions, feeding: FeedOptions, out: Path | None) -> None:
-    """Raises `RecipeError` for an option that the mode, such as `--feed-only`, would ignore."""
-    unused = [*_chosen(timing), *(["out"] if out else [])] if mode else []
-    for name in [*unused, *(() if mode == "--feed-only" else _chosen(feeding))]:
-        text = "--{name} has no effect on {command}: leave it out."
-        raise RecipeError("bench-option-unused", text, name=name, command=f"bench {mode}".strip())
+    progress = "none" if json_ else "auto"
+    record = measure_train(loaded, on=on, **chosen, progress=progress, began=began, described=described)
+    if hosts().first:  # host 0 writes
+        _finish(record, out, json_)
 
 
 def _finish(record: Record, out: Path | None, json_: bool) -> None:
@@ -131,9 +86,6 @@ def _finish(record: Record, out: Path | None, json_: bool) -> None:
         ("devices", fact(devices, **measured["devices"])),
     ]
     to.print(grid([*common, *_rows(record), ("machine", f"{record.machine.title} ({record.machine.hash})")]))
-    if measured.get("profile") is not None:
-        folder = shlex.quote(measured["profile"]["folder"])
-        lines(to, "", fact("profile-browse", folder=folder, steps=measured["profile"]["steps"]))
     lines(to, "", fact("written", path=out))
 
 
@@ -193,36 +145,3 @@ def _note(given: options.Given) -> str:
     from ..data.datasets import cifar10
 
     return cifar10(given.data).note if given.recipe.startswith("cifar10-") else ""
-
-
-def _feed(given: options.Given, how: options.Hardware, feeding: FeedOptions, json_: bool) -> None:
-    """Measures the feed of a recipe or a pack, and prints it."""
-    how.on()  # says what is wrong with the machine's options, although no device takes part
-    from ..measure.feed_speed import measure_feed
-
-    source, batch = _source(given, feeding.size)
-    told = measure_feed(source, batch, seconds=feeding.seconds or 10.0, workers=how.workers)
-    if json_:
-        print(json.dumps(told.to_json()))
-    else:
-        lines(console(), *told.findings)
-
-
-def _source(given: options.Given, size: int | None) -> tuple[Source, int]:
-    """A recipe's training data or a packed folder, and the batch."""
-    from ..data import remote
-    from ..data.packed import PackedFolder
-    from ..recipes import BUILT_IN
-
-    what = given.recipe
-    folder = Path(what) if what in BUILT_IN else remote.local(what)
-    if what not in BUILT_IN and folder.is_dir():
-        if given.words():
-            text = "{pack} is a packed folder: leave out {options}, for recipes."
-            raise RecipeError("pack-is-no-recipe", text, pack=what, options=shlex.join(given.words()))
-        return PackedFolder(folder, size=size), PACK_BATCH
-    if size is not None:
-        text = "--size is for packs: leave it out for {recipe}."
-        raise RecipeError("size-is-for-packs", text, recipe=what)
-    recipe = given.load()
-    return recipe.task.train, recipe.batch

@@ -41,15 +41,6 @@ class Watch:
         now = stream.stages.seconds
         return {name: now[name] - before for name, before in self._began[2].items()}
 
-    def delivered(self, stream: Stream) -> int:
-        """Examples."""
-        return stream.delivered - self._began[1]
-
-    def seconds_per_example(self, stream: Stream) -> dict[str, float]:
-        """Core-seconds by stage."""
-        examples = max(1, self.delivered(stream))
-        return {name: seconds / examples for name, seconds in self._busy(stream).items()}
-
     def row(self, seconds: float) -> dict[str, float]:
         """The fields for a line of metrics, about the last `seconds` of training.
 
@@ -78,12 +69,12 @@ class Watch:
             account: dict[str, Any] = {"data": "on the device", "waited_share": 0.0, "waited_seconds": 0.0}
             return {**account, "code": verdict.code, "verdict": str(verdict)}
         stream, spent = self.stream, self._busy(self.stream)
-        total = max(sum(spent.values()), 1e-9)
+        delivered, total = max(1, stream.delivered - self._began[1]), max(sum(spent.values()), 1e-9)
         waited = min(self.waited, train_seconds)
         share = waited / train_seconds if train_seconds > 0 else 0.0
         own = steps * batch * self._share
         needed = own / max(train_seconds - waited, 1e-9) if steps else None
-        each = self.seconds_per_example(stream)
+        each = {name: seconds / delivered for name, seconds in spent.items()}  # core-seconds per example
         by_workers = sum(each[name] for name in NAMES if name != "transfer") / stream.workers.count
         possible = 1 / max(by_workers, each["transfer"], 1e-9)
         cores = {name: (needed or 0.0) * each[name] for name in NAMES}
@@ -105,7 +96,7 @@ class Watch:
             verdict = fact("fed", share=share, workers=stream.workers.count, speeds=possible / needed)
         else:
             stage, here = max(NAMES, key=spent.__getitem__), usable_cores()
-            advice = self.advice(stage, here)
+            advice = self._advice(stage, here)
             account["advice"] = advice.json()
             verdict = fact(
                 "input-bound",
@@ -118,7 +109,7 @@ class Watch:
             )
         return {**account, "code": verdict.code, "verdict": str(verdict)}
 
-    def advice(self, stage: str, here: int) -> Fact:
+    def _advice(self, stage: str, here: int) -> Fact:
         """Advice that reduces the load of `stage`, on a host with so many cores."""
         assert self.stream is not None
         ours = has(self.source, "fill")

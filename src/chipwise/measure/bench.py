@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ..engine.meter import Meter
@@ -22,7 +21,6 @@ from ..machine.arithmetic import fixed
 from ..machine.record import Record
 from ..recipe.recipe import Recipe
 from ..words.facts import fact
-from .profile import make_folder, traced
 from .timing import SECONDS, account, first_losses, intervals, seconds_a_step, subject, time_intervals
 
 WARMUP = 50  # steps before the timed ones; their losses are kept
@@ -36,7 +34,6 @@ def measure_train(
     seconds: float = SECONDS,
     warmup: int = WARMUP,
     on: On = ALL,
-    profile: str | Path | None = None,
     progress: str = "auto",
     began: float | None = None,
     described: Mapping[str, Any] | None = None,
@@ -49,7 +46,6 @@ def measure_train(
     - `warmup`: untimed steps, started one by one; their losses are kept. Then `calibration_steps`, for a
       tenth of a second or a few times that, measure the length of a step.
     - `on` and `progress` as in `fit`.
-    - `profile`: a folder for a trace of some further, untimed steps.
     - `began`: start of the start-up time, from `time.perf_counter()`; by default this call.
     - `described`: more about the recipe's origin, plain JSON values for the record.
 
@@ -67,8 +63,6 @@ def measure_train(
     if not recipe.clock.total:
         text = 'Recipe {recipe} lasts "{duration}", which is less than one step. Give it a longer duration.'
         raise RecipeError("recipe-without-steps", text, recipe=recipe.name, duration=recipe.duration)
-    if profile is not None:
-        make_folder(profile)
     meter = Meter(recipe.batch) if began is None else Meter(recipe.batch, began)
     with contextlib.ExitStack() as closing:
         # ---- devices, data, state and programs, as in `fit`
@@ -104,7 +98,6 @@ def measure_train(
             "calibration_steps": warm - warmup,
             "seconds": {name: round(meter.seconds[name], 6) for name in sections},
             "first_losses": losses,
-            "profile": None if profile is None else traced(session, profile, each),
         }
     name = recipe.name.removesuffix("-synthetic") if measured["data"] == "synthetic" else recipe.name
     return Record.now("train", name, measured, timed.figures, session.placement.devices)

@@ -18,7 +18,7 @@ def test_waiting_for_data_is_quoted_from_the_feed(tmp_path):
     one = found(whole(tmp_path, feed=feed), "waited-for-data")
     assert (one["waited"], one["seconds"], one["share"]) == (48.0, 80.0, 0.6)
     assert [told["verdict"] for told in one["also"]] == [verdict] and verdict in one["evidence"]
-    assert [told["text"] for told in one["try"]] == [words, "chipwise bench RECIPE --feed-only"]
+    assert [told["text"] for told in one["try"]] == [words, "chipwise bench RECIPE --feed host"]
     quiet = whole(tmp_path / "b", feed={**feed, "waited_share": 0.019})
     assert found(quiet, "waited-for-data") is None
 

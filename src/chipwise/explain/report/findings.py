@@ -161,13 +161,13 @@ def slow(
         precision = run.recipe.get("precision")
         finding = fact("chip-little-used", share=speed.share_of_peak, precision=one_line(precision))
         commands = ["--set precision=bf16"] * (precision == "f32")
-        commands += [f"chipwise bench {recipe} --largest-batch", f"chipwise bench {recipe} --profile"]
+        commands.append(f"chipwise bench {recipe} --largest-batch")
         yield Observation("time", finding, commands)
 
 
 def _input(run: StoredRun, timed: Sequence[Interval], recipe: str) -> Iterator[Observation]:
     """Waiting for data: by the feed's own account, or by the rows of an unfinished run."""
-    tries: list[Fact | str] = [f"chipwise bench {recipe} --feed-only"]
+    tries: list[Fact | str] = [f"chipwise bench {recipe} --feed host"]
     feed, also = part(run.result, "feed"), list[Fact]()
     waited, total = number(feed.get("waited_seconds")), number(part(run.result, "seconds").get("train"))
     if (share := number(feed.get("waited_share"))) is not None:
