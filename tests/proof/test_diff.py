@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import pytest
 
 import chipwise as cw
@@ -64,3 +65,24 @@ def test_groups_are_refused():
     recipe = tasks.recipe(shards=2)
     with refused(cw.errors.RecipeError, "diff-shards", shards=2):
         diff(Side("A", recipe), Side("B", recipe))
+
+
+def test_the_module_of_pytorch_is_named():
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    data = cw.Arrays(x=rng.normal(size=(32, 4)).astype(np.float32), label=rng.integers(0, 3, 32))
+
+    def side(name, slope):
+        def net():
+            torch.manual_seed(0)
+            body = torch.nn.Sequential(
+                torch.nn.Linear(4, 8), torch.nn.LeakyReLU(slope), torch.nn.Linear(8, 3)
+            )
+            return torch.nn.Sequential(torch.nn.Flatten(), body)
+
+        task = cw.torch.task(net, torch.nn.CrossEntropyLoss(), train=data, inputs="x", target="label")
+        return Side(name, tasks.recipe(task=task, batch=16, replicas=2, duration="2st"))
+
+    found = diff(side("A", 0.01), side("B", 0.02), on=ONE, steps=2)
+    (cause,) = [one for one in found.causes if one.code == "diff-operation"]
+    assert found.step == 1 and " of 1/1/aten::leaky_relu at " in cause["a"]

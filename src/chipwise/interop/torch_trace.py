@@ -115,7 +115,7 @@ class Traced:
         for name, value in fixed.items():
             narrow = floats and jnp.issubdtype(value.dtype, jnp.floating)
             fixed[name] = jnp.asarray(value, floats[0] if narrow else None)
-        with self._running(key), flags(self.module, train):
+        with self._running(key), flags(self.module, train), _scopes(self.module):
             held = self.wrapped({**given, **fixed, **flattened(state, ".")})
             try:
                 wrapped = self.wrapped((args, kwargs))
@@ -184,6 +184,31 @@ def flags(module: Any, train: bool) -> Iterator[None]:
     finally:
         for part, was in before.items():
             part.training = was
+
+
+@contextlib.contextmanager
+def _scopes(module: Any) -> Iterator[None]:
+    """A context in which the operations of each part of `module` carry its path, which `chipwise audit A B`
+    tells. Scopes are names only: no bit depends on them."""
+    entered: list[tuple[str, Any]] = []
+
+    def enter(place: str, *_: Any) -> None:
+        around = f"{entered[-1][0]}." if entered else ""
+        scope = jax.named_scope(place.removeprefix(around))
+        scope.__enter__()
+        entered.append((place, scope))
+
+    def leave(*_: Any) -> None:
+        entered.pop()[1].__exit__(None, None, None)
+
+    with contextlib.ExitStack() as hooks:
+        for place, part in module.named_modules():
+            if place:
+                before = part.register_forward_pre_hook(functools.partial(enter, place))
+                after = part.register_forward_hook(leave, always_call=True)
+                hooks.callback(after.remove)
+                hooks.callback(before.remove)
+        yield
 
 
 def plain(outputs: Any) -> Any:

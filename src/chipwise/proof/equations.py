@@ -7,6 +7,7 @@ compiled program. Two programs are compared as each runs here.
 from __future__ import annotations
 
 import hashlib
+import re
 import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,13 +30,18 @@ _LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"
 
 @dataclass(frozen=True)
 class Ran:
-    """An operation that ran. *Fields:* `name` of JAX's primitive; `place`, `"model.py:31 (loss)"`: the user's
-    line, or that of the library that calls JAX; `values`, its results as NumPy arrays; `digests` of these."""
+    """An operation that ran. *Fields:* `name` of JAX's primitive; `module`, `"encoder/0"`: that of PyTorch or
+    Linen, `""` outside of any; `place`, `"model.py:31 (loss)"`: the user's line, or that of the library that
+    calls JAX; `values`, its results as NumPy arrays; `digests` of these."""
 
     name: str
+    module: str
     place: str
     values: tuple[np.ndarray, ...]
     digests: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}{' of ' * bool(self.module)}{self.module} at {self.place}"
 
 
 def run(function: Callable[..., Any], *arguments: Any) -> list[Ran]:
@@ -43,18 +49,23 @@ def run(function: Callable[..., Any], *arguments: Any) -> list[Ran]:
     devices."""
     closed = jax.make_jaxpr(function)(*arguments)
     ran: list[Ran] = []
-    _evaluated(closed.jaxpr, closed.consts, jax.tree.leaves(arguments), ran, ())
+    _evaluated(closed.jaxpr, closed.consts, jax.tree.leaves(arguments), ran, (), "")
     return ran
 
 
-def _evaluated(jaxpr: Any, consts: Sequence[Any], given: Sequence[Any], ran: list[Ran], around: Any) -> list:
+def _evaluated(
+    jaxpr: Any, consts: Sequence[Any], given: Sequence[Any], ran: list[Ran], around: Any, within: str
+) -> list:
     known: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *given], strict=True))
     for equation in jaxpr.eqns:
         values = [one.val if isinstance(one, Literal) else known[one] for one in equation.invars]
         frames = [*_frames(equation), *around]
+        # "transpose(jvp(encoder))/0": the gradient of a module's operation is the module's too
+        scopes = re.sub(r"\w+\(|\)", "", str(equation.source_info.name_stack))
+        module = f"{within}/{scopes}".strip("/")
         name, inner = equation.primitive.name, _inner(equation)
         if name in _INLINED and inner is not None and len(inner.jaxpr.invars) == len(values):
-            made = _evaluated(inner.jaxpr, inner.consts, values, ran, frames)
+            made = _evaluated(inner.jaxpr, inner.consts, values, ran, frames, module)
         elif name == "name":
             made = values
             if equation.params["name"] == MARK:
@@ -68,7 +79,7 @@ def _evaluated(jaxpr: Any, consts: Sequence[Any], given: Sequence[Any], ran: lis
             digests = tuple(
                 hashlib.sha256(f"{a.dtype}{a.shape}".encode() + a.tobytes()).hexdigest() for a in arrays
             )
-            ran.append(Ran(name, _place(frames), arrays, digests))
+            ran.append(Ran(name, module, _place(frames), arrays, digests))
         known.update(zip(equation.outvars, made, strict=True))
     return [one.val if isinstance(one, Literal) else known[one] for one in jaxpr.outvars]
 
@@ -125,7 +136,7 @@ def parted(a: Sequence[Ran], b: Sequence[Ran]) -> Fact | None:
     first, second = _alone(a, b), _alone(b, a)
     if first is None and second is None:
         return None
-    shown = {side: one and f"{one.name} at {one.place}" for side, one in (("a", first), ("b", second))}
+    shown = {side: one and str(one) for side, one in (("a", first), ("b", second))}
     sizes: Any = ""
     numbers: dict[str, float | None] = {"largest": None, "rounding": None}
     if first is None or second is None:
