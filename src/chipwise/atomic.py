@@ -16,7 +16,6 @@ import os
 import secrets
 import socket
 import stat
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from importlib.resources import files as resources
@@ -66,20 +65,13 @@ def replace_bytes(path: str | os.PathLike, content: bytes, code: str, **facts: A
     as "page-unwritable", the `path`, the `reason` and `facts`; what stood there is then untouched.
     """
     to = Path(path)
-    temporary = None
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         if to.is_char_device():
             to.write_bytes(content)
-            return to
-        handle, temporary = tempfile.mkstemp(dir=to.parent, prefix=f".{to.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, to)
+        else:
+            put_inside(to, content)
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         raise DataError(code, path=to, reason=error, **facts) from None
     return to
 

@@ -4,7 +4,7 @@ import pytest
 
 from chipwise.errors import DeviceError
 from chipwise.machine import guard
-from chipwise.machine.detect import no_devices, refuse_fallback
+from chipwise.machine.detect import no_devices
 from chipwise.machine.host_facts import HostFacts
 from chipwise.words.facts import fact, say
 from refusals import refused
@@ -20,7 +20,8 @@ V5E = {"paths": frozenset({"/dev/vfio/0"}), "pci_tpu_chips": 1}
 def refusal(facts, jax_error="", jax_platforms=None):
     """The reasons of `detect` on such a host when JAX found only CPUs, a fact each; `[]` when it goes on."""
     try:
-        refuse_fallback(facts, jax_platforms, lambda platforms: dict.fromkeys(platforms, jax_error))
+        if left := guard.unused(facts, jax_platforms):
+            raise guard.refusal(facts, left, {one.platform: jax_error for one in left})
     except DeviceError as error:
         assert error.code == "cpu-fallback" and "\n" not in str(error)
         return [unused["reason"] for unused in error.facts["unused"]]
@@ -40,7 +41,8 @@ def test_a_plain_host_goes_on():
 
 def test_the_error_names_what_shows_the_accelerator():
     with refused(DeviceError, "cpu-fallback") as caught:
-        refuse_fallback(HostFacts(paths=GPU_NODES, packages=JAX), None, lambda platforms: {})
+        facts = HostFacts(paths=GPU_NODES, packages=JAX)
+        raise guard.refusal(facts, guard.unused(facts), {})
     (unused,) = caught.value.facts["unused"]
     assert (unused["platform"], unused["evidence"]) == ("GPU", ("/dev/nvidia0", "/dev/nvidia1"))
     assert str(unused["reason"]) in str(caught.value) and "--devices cpu" in str(caught.value)

@@ -11,7 +11,6 @@ import gzip
 import lzma
 import os
 import tarfile
-import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -242,14 +241,9 @@ class _Places:
     """Reads `(offset, bytes)` of a file. Thread-safe."""
 
     def __init__(self, path: Path):
-        self._path = path
-        self._file: int | None = None
-        self._lock = threading.Lock()
+        self._path, self._file = path, os.open(path, os.O_RDONLY)
 
     def __call__(self, place: tuple[int, int]) -> bytes:
-        with self._lock:
-            if self._file is None:
-                self._file = os.open(self._path, os.O_RDONLY)
         offset, size = place
         data = os.pread(self._file, size, offset)
         if len(data) != size:
@@ -260,5 +254,4 @@ class _Places:
         return type(self), (self._path,)  # another process opens its own
 
     def __del__(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
+        os.close(self._file)

@@ -32,14 +32,13 @@ _MOST_SCANNED = 1 << 31  # pixels in all scans of a JPEG: some seconds
 _ROWS_OF = 1 << 20  # pixels that are converted at once
 _WIDE_MODES = ("I", "F")  # 16 and 32 bits per channel: Pillow would clip them to 8
 _ORIENTATION, _TURNS = 274, range(2, 9)  # the EXIF tag, and its values that are not upright
-_PNG_TURNS = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")  # where a PNG may have it
 
 
 class Encoded:
     """An encoded image of which only the header was read.
 
-    *Attributes:* `height`, `width`: upright, in pixels; `plain`: whether it is a grey or colour JPEG that is
-    stored upright.
+    *Attributes:* `height`, `width`: in pixels, of a JPEG upright; `plain`: whether it is a grey or colour
+    JPEG that is stored upright.
 
     Raises `DataError`, before anything is decoded, if it is not an image, or has more pixels than
     `MAX_PIXELS` or `MAX_BYTES` allow.
@@ -114,12 +113,6 @@ class Encoded:
         with _opened(self._data) as opened:
             self._cost = _cost(opened)
             self.height, self.width = opened.height, opened.width
-            turn = _turn_before_pixels(opened)
-            if opened.format == "PNG" and any(mark in self._data for mark in _PNG_TURNS):
-                with room(_bytes(self.height * self.width, self._cost)):  # for it reads the pixels
-                    turn = opened.getexif().get(_ORIENTATION, 1)
-            if turn in (5, 6, 7, 8):
-                self.height, self.width = self.width, self.height
 
 
 def _cost(image: Image.Image) -> int:

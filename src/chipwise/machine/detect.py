@@ -75,20 +75,10 @@ def detect(count: int | None = None, platform: str | None = None, group: int = 1
         raise DeviceError("device-count-not-whole", count=count)
     devices = _devices(platform)
     if devices[0].platform == "cpu" and platform is None:
-        refuse_fallback(gather(), setting("jax_platforms"), jax_errors)
+        facts = gather()
+        if left := guard.unused(facts, setting("jax_platforms")):
+            raise guard.refusal(facts, left, jax_errors([a.platform for a in left]))
     return _take(devices, count, group)
-
-
-def refuse_fallback(facts: HostFacts, jax_platforms: str | None, ask) -> None:
-    """Raises `DeviceError` if the host has an accelerator that JAX does not use although no setting excludes
-    it.
-
-    *Arguments:* `ask`, a function from platforms to JAX's error messages, such as `jax_errors`. It is called
-    only if needed, since it starts backends.
-    """
-    left = guard.unused(facts, jax_platforms)
-    if left:
-        raise guard.refusal(facts, left, ask([a.platform for a in left]))
 
 
 def jax_errors(platforms: list[str]) -> dict[str, str]:

@@ -7,8 +7,6 @@ import pytest
 
 import chipwise as cw
 from chipwise.data.augment import compose
-from chipwise.errors import DataError
-from refusals import refused
 
 A = cw.augment
 KEYS = jax.random.split(jax.random.key(0), 8)
@@ -35,8 +33,6 @@ def test_shapes_and_types_are_kept(shape, dtype):
         expected = (6, 6, *shape[2:]) if name in SIZES else shape
         assert (made["image"].shape, made["image"].dtype) == (expected, dtype), name
         assert made["label"] == example["label"]
-    normal = jax.eval_shape(A.normalise(0.5, 0.5), example, KEYS[0])["image"]
-    assert (normal.shape, normal.dtype) == (shape, jnp.float32)
 
 
 @pytest.mark.parametrize("stage", [A.flip(0.0), A.rand_augment(0)])
@@ -44,18 +40,6 @@ def test_settings_that_change_nothing_give_back_the_bits(stage):
     image = np.random.default_rng(0).integers(0, 256, (8, 8, 3)).astype(np.uint8)
     made = compose(stage)({"image": image}, KEYS[3])["image"]
     np.testing.assert_array_equal(made, image)
-
-
-def test_normalise_is_the_arithmetic_and_its_identity():
-    image = np.random.default_rng(0).integers(0, 256, (4, 5, 3)).astype(np.uint8)
-    made = A.normalise((1.0, 2.0, 3.0), (2.0, 4.0, 8.0))({"image": image}, KEYS[0])["image"]
-    np.testing.assert_allclose(made, (image - np.float32([1, 2, 3])) / np.float32([2, 4, 8]))
-    np.testing.assert_array_equal(A.normalise(0, 1)({"image": image}, KEYS[0])["image"], image)
-    for wrong in ((0, 0), (0, -1), (float("nan"), 1)):
-        with refused(DataError, "augment-expects"):
-            A.normalise(*wrong)
-    with refused(DataError, "augment-expects"):
-        A.normalise((1, 2), 1)({"image": image}, KEYS[0])
 
 
 CHAIN = {

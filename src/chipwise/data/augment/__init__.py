@@ -6,7 +6,6 @@ with a key for each example, so the result does not depend on how the batch is c
 nothing returns the same bits. `mixup` and `cutmix` are for `Task.mix`.
 """
 
-from .color import normalise as normalise
 from .crop import centre as centre
 from .crop import cutout as cutout
 from .crop import flip as flip

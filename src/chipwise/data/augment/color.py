@@ -1,4 +1,4 @@
-"""Normalisation, and the changes of colour that `rand_augment` draws, in levels from 0 to 255.
+"""The changes of colour that `rand_augment` draws, in levels from 0 to 255.
 
 The enhancements are Pillow's `ImageEnhance`: a blend of the image with its gray or a blurred copy; factors
 above 1 extrapolate. These round where Pillow truncates.
@@ -6,35 +6,13 @@ above 1 extrapolate. These round where Pillow truncates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .image import Augment, colors_of, expect, of_image, stored, with_opacity
-
-
-def normalise(mean: float | Sequence[float], std: float | Sequence[float]) -> Augment:
-    """`(image - mean) / std` in float32; one value, or one per channel, in the units of the stored image.
-
-    It must be the last stage, since the others work on pixels. `mean=0, std=1` only converts to floats. Not
-    needed if the loss normalises, as in the built-in recipes; then evaluation normalises too.
-
-    Raises `DataError` for a `std` not above 0, and for a wrong number of values.
-    """
-    call = f"normalise(mean={mean}, std={std})"
-    middle, scale = np.asarray(mean, np.float32), np.asarray(std, np.float32)
-    right = (scale > 0).all() and np.isfinite(middle).all() and max(middle.ndim, scale.ndim) <= 1
-    expect(bool(right), call, "finite numbers, and std above 0")
-
-    def normalised(image: jax.Array, key: jax.Array) -> jax.Array:
-        right = all(v.size == 1 or v.shape == image.shape[2:] for v in (middle, scale))
-        expect(right, call, f"one value, or one for each channel of images {image.shape}")
-        shape = (1,) * (image.ndim - 1) + (-1,)
-        return (image.astype(jnp.float32) - middle.reshape(shape)) / scale.reshape(shape)
-
-    return of_image("normalise", normalised)
+from .image import colors_of, stored, with_opacity
 
 
 def of_colors(image: jax.Array, change: Callable[[jax.Array], jax.Array]) -> jax.Array:
