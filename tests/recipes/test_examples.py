@@ -26,9 +26,10 @@ def test_each_network_has_the_gradient_of_its_own_loss():
     batch = {"image": jnp.ones((4, 8, 8), jnp.uint8), "noise": jnp.arange(4)}
 
     def gradient(name):
-        return jax.jit(jax.grad(lambda p: recipe.task.loss(p, state, batch, jax.random.key(1), True)[0][name].total)(
-            params
-        )
+        def total(params):
+            return recipe.task.loss(params, state, batch, jax.random.key(1), True)[0][name].total
+
+        return jax.jit(jax.grad(total))(params)
 
     both, one, other = map(gradient, ("loss", "discriminator", "generator"))
     assert not any(map(jnp.any, jax.tree.leaves((one["generator"], other["discriminator"]))))
