@@ -4,7 +4,6 @@ import pkgutil
 import re
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -41,17 +40,6 @@ def test_packages_have_the_names_that_their_stubs_list(package):
     assert module.__all__
     for name in module.__all__:
         assert getattr(module, name).__doc__, name
-
-
-def test_an_old_name_works_and_says_its_new_path_once():
-    for home, names in cw._MOVED.items():
-        for name in names.split():
-            vars(cw).pop(name, None)
-            with pytest.warns(FutureWarning, match=re.escape(f"cw.{name} is now cw.{home}.{name}")):
-                old = getattr(cw, name)
-            assert old is pkgutil.resolve_name(f"chipwise:{home}.{name}")
-            with warnings.catch_warnings(action="error"):
-                assert getattr(cw, name) is old
 
 
 def test_every_public_name_is_documented():

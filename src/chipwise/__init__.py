@@ -6,9 +6,7 @@ and changes nothing in the process but variables of the environment that are uns
 """
 
 import os as _os
-import pkgutil as _pkgutil
 import sys as _sys
-import warnings as _warnings
 from typing import Any as _Any
 
 import lazy_loader as _lazy
@@ -32,37 +30,13 @@ _PACKAGES = "data deploy engine interop machine models planner recipe study"
 
 __all__ = [name for name in _known if name not in _PACKAGES.split()]
 
-_MOVED = {
-    "data": "ImageFolder Lazy",
-    "deploy": "Export Predictions Weights",
-    "engine": "Result restore_run",
-    "errors": "CheckpointError ChipwiseError DataError DeviceError DivergedError HostLost RecipeError "
-    "RunError Stopped",
-    "machine.detect": "detect",
-    "machine.hosts": "hosts",
-    "models": "attention fsdp remat",
-    "nnx": "functional",
-    "planner": "Plan",
-    "recipe": "Finding Validated freeze grouped lamb lars layerwise",
-    "schedules": "constant cosine exponential linear one_cycle_momentum piecewise polynomial warmup",
-    "study": "BatchSearch LrSearch Study Transfer find_batch",
-}
-"""Names that `cw.` once had itself, by what has them now."""
-
 
 def __getattr__(name: str) -> _Any:
-    here = _sys.modules[__name__]
+    if name not in _known:
+        here = _sys.modules[__name__]
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'", name=name, obj=here)
     with _plugins.hidden():  # this may import JAX
-        if name in _known:
-            return _load(name)
-        for home, names in _MOVED.items():
-            if name in names.split():
-                new = f"{home}.{name}"
-                _warnings.warn(f"cw.{name} is now cw.{new}", FutureWarning, stacklevel=2)
-                value = _pkgutil.resolve_name(f"{__name__}:{new}")
-                setattr(here, name, value)  # so it warns once
-                return value
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'", name=name, obj=here)
+        return _load(name)
 
 
 def __dir__() -> list[str]:

@@ -84,20 +84,19 @@ def measure_train(
         warm, counts = session.step, intervals(each, steps, seconds)
         about = {"warmup": warmup, "calibration": warm - warmup, "timed": sum(counts), "each": counts[0]}
         reporter.say(fact("bench-begins", **about))
-        timed = time_intervals(session, counts, reporter)
-        meter.seconds["timed"] = timed.seconds
+        meter.seconds["timed"], figures, more = time_intervals(session, counts, reporter)
 
         # ---- the record
         sections = ("start", "compile", "warmup", "timed")
         measured = {
             "data_note": "",
             **subject(recipe, described),
-            **account(session, timed.figures["steps_per_second"].median),
-            **timed.measured,
+            **account(session, figures["steps_per_second"].median),
+            **more,
             "warmup_steps": warm,
             "calibration_steps": warm - warmup,
             "seconds": {name: round(meter.seconds[name], 6) for name in sections},
             "first_losses": losses,
         }
     name = recipe.name.removesuffix("-synthetic") if measured["data"] == "synthetic" else recipe.name
-    return Record.now("train", name, measured, timed.figures, session.placement.devices)
+    return Record.now("train", name, measured, figures, session.placement.devices)

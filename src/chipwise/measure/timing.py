@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -84,18 +83,13 @@ def _finite(loss: Any, first: int, last: int) -> float:
     return value
 
 
-@dataclass(frozen=True)
-class Timed:
-    """The timed intervals. *Fields:* `seconds` of all; `figures`, a value for each interval; `measured`, more
-    about all of them, plain JSON values."""
+def time_intervals(
+    session: Session, counts: list[int], reporter: Reporter
+) -> tuple[float, dict[str, Series], dict[str, Any]]:
+    """Times intervals of the given numbers of steps; waits and checks the loss after each.
 
-    seconds: float
-    figures: dict[str, Series]
-    measured: dict[str, Any]
-
-
-def time_intervals(session: Session, counts: list[int], reporter: Reporter) -> Timed:
-    """Times intervals of the given numbers of steps; waits and checks the loss after each."""
+    *Returns* the seconds of all; figures, a value for each interval; and more, plain JSON values.
+    """
     stream, batch, warm = session.watch.stream, session.recipe.batch, session.step
     watch = Watch(session.recipe.task.train, stream)  # resets the waiting time
     reporter.start(0, sum(counts))
@@ -121,7 +115,7 @@ def time_intervals(session: Session, counts: list[int], reporter: Reporter) -> T
         "wait_data_share": sum(waits) / sum(seconds),
         "feed": watch.report(sum(counts), batch, sum(seconds)),
     }
-    return Timed(sum(seconds), figures, measured)
+    return sum(seconds), figures, measured
 
 
 # ---- what a record says besides speeds
