@@ -14,7 +14,7 @@ from chipwise.deploy.model import Trained
 from chipwise.engine import keys
 from refusals import refused
 
-NEEDS = {"stablehlo": "flatbuffers", "onnx": "onnxruntime", "safetensors": "safetensors"}
+NEEDS = {"stablehlo": "flatbuffers", "onnx": "jax2onnx", "safetensors": "safetensors"}
 
 
 def untrained(name, *settings, seed=0):
@@ -102,8 +102,9 @@ def test_the_stablehlo_is_read_by_jax_alone_with_any_batch(tmp_path):
 
 
 def test_an_onnx_file_says_what_it_is(tmp_path):
-    onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
+    pytest.importorskip("jax2onnx")
+    import onnx
+
     model = small(class_names=("a", "b", "c", "d", "e"))
     made = cw.export(model, "onnx", tmp_path / "m.onnx")
     read = onnx.load(made.file)
@@ -159,6 +160,18 @@ def test_a_predict_that_needs_the_number_of_examples_is_told_so(tmp_path, to, co
     with refused(cw.errors.RecipeError, "export-any-batch", format=to) as caught:
         cw.export(model, to, tmp_path / "m")
     assert caught.value.facts["where"].startswith(" at test_export.py:")
+
+
+def test_a_file_that_its_own_library_cannot_run_is_not_written(tmp_path):
+    pytest.importorskip("jax2onnx")
+    model = small(
+        predict=lambda params, state, inputs: (
+            tasks.plain_logits(params, inputs).at[:, 99].set(1.0, mode="drop")
+        )
+    )
+    with refused(cw.errors.RecipeError, "export-unrunnable", library="onnxruntime"):
+        cw.export(model, "onnx", tmp_path / "m")
+    assert not list(tmp_path.iterdir())
 
 
 def test_several_outputs_keep_their_names(tmp_path):

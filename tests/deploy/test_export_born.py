@@ -8,7 +8,7 @@ import chipwise as cw
 from chipwise.deploy.model import Trained
 
 RNG = np.random.default_rng(0)
-NEEDS = {"stablehlo": "flatbuffers", "onnx": "onnxruntime"}
+NEEDS = {"stablehlo": "flatbuffers", "onnx": "jax2onnx"}
 
 
 def trained(task, seed=0):
@@ -49,7 +49,7 @@ def test_a_model_from_pytorch_leaves_in_every_format(tmp_path, born_in_torch, to
 def test_a_model_from_keras_leaves(tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     pytest.importorskip("keras")
-    pytest.importorskip("onnxruntime")
+    pytest.importorskip("jax2onnx")
     from chipwise.interop.keras import keras_library
 
     keras = keras_library()
@@ -67,7 +67,7 @@ def test_a_model_from_keras_leaves(tmp_path, monkeypatch):
 def test_nearest_upsampling_of_pytorch_leaves_too(tmp_path, scale):
     torch = pytest.importorskip("torch")
     pytest.importorskip("torchax")
-    pytest.importorskip("onnxruntime")
+    pytest.importorskip("jax2onnx")
     net = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 1), torch.nn.Upsample(**scale), torch.nn.Flatten())
     image = RNG.normal(size=(12, 2, 4, 5)).astype(np.float32)
     data = cw.Arrays(image=image, label=1 + np.asarray(net(torch.from_numpy(image)).detach()))

@@ -1,4 +1,7 @@
-"""Operations one by one: ONNX Runtime beside JAX, with a batch of 1 and of 5."""
+"""Operations one by one: ONNX Runtime beside JAX, with a batch of 1 and of 5.
+
+What the built-in models need, what jax2onnx would translate otherwise, and loops and branches.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +17,7 @@ from chipwise.models.attention_blocks import blocks
 from refusals import refused
 
 runtime = pytest.importorskip("onnxruntime")
-pytest.importorskip("onnx")
+pytest.importorskip("jax2onnx")
 
 RNG = np.random.default_rng(0)
 KERNEL = RNG.normal(size=(3, 3, 2, 4)).astype(np.float32)
@@ -69,6 +72,12 @@ CASES = {
     "dilated conv": lambda x: conv(x[..., :2], window_strides=(1, 1), padding="VALID", rhs_dilation=(2, 2)),
     "grouped conv": lambda x: conv(x, window_strides=(1, 1), padding="SAME", feature_group_count=2),
     "max pool": lambda x: lax.reduce_window(x, -jnp.inf, lax.max, WINDOW, WINDOW, "SAME"),
+    "max pool with padding": lambda x: lax.reduce_window(
+        x, -jnp.inf, lax.max, (1, 3, 3, 1), WINDOW, ((0, 0), (1, 1), (2, 0), (0, 0))
+    ),
+    "max pool behind channels": lambda x: lax.reduce_window(
+        x, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 1), ((0, 0), (0, 0), (0, 0), (1, 0))
+    ),
     "mean pool": lambda x: lax.reduce_window(x, 0.0, lax.add, WINDOW, WINDOW, "VALID") / 4,
     "shapes": lambda x: jnp.concatenate([x.transpose(0, 2, 1, 3)[:, ::2], x[:, 1:5]], axis=1).reshape(
         x.shape[0], -1
@@ -83,6 +92,11 @@ CASES = {
     "broadcast": lambda x: jnp.broadcast_to(x[:, :1], x.shape) @ MATRIX,
     "batch of ones": lambda x: jnp.concatenate([jnp.ones((x.shape[0], 1)), x[:, 0, 0]], axis=1),
     "loop": loop,
+    "long loop": lambda x: lax.scan(lambda c, r: (jnp.tanh(c * r), c[:, 0]), x, jnp.ones(129))[1][-1],
+    "loop with an end": lambda x: lax.while_loop(lambda v: v.sum() < 900, lambda v: v + 1, x),
+    "branch": lambda x: lax.cond(x.sum() > 0, lambda v: v, lambda v: -v, x),
+    "sort": lambda x: jnp.sort(x, axis=1),
+    "set by index": lambda x: x.at[:, jnp.argmax(x.sum((0, 2, 3)))].set(1.0),
     "cumsum": lambda x: jnp.cumsum(x, axis=1),
     "marked": lambda x: checkpoint_name(x, "mlpwi") + 1,
     "dead code": lambda x: (jax.random.normal(jax.random.key(0), (3,)), x + 1)[1],
@@ -106,20 +120,12 @@ def test_an_operation_gives_what_jax_gives(name):
             np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize(
-    "function,operation",
-    [
-        (lambda x: jnp.sort(x, axis=1), "sort"),
-        (lambda x: lax.while_loop(lambda v: v.sum() < 9, lambda v: v + 1, x), "while"),
-        (lambda x: x.at[:, np.asarray([0, 2])].set(1.0), "scatter"),
-        (lambda x: x.at[:, jnp.argmax(x.sum(0))].set(1.0), "scatter"),
-        (lambda x: x.at[:, 9].set(1.0, mode="drop"), "scatter"),
-        (lambda x: lax.dynamic_update_slice(x, x[:, :1], (0, jnp.argmax(x.sum(0)))), "dynamic_update_slice"),
-        (lambda x: jax.random.normal(jax.random.key(0), x.shape), None),
-    ],
-)
-def test_what_has_no_counterpart_is_named(function, operation):
+def test_what_has_no_counterpart_is_refused():
     spec = {"x": jax.ShapeDtypeStruct((4,), np.float32)}
-    with refused(cw.errors.RecipeError, "onnx-operation") as caught, jax.numpy_rank_promotion("allow"):
-        to_onnx(lambda inputs: {"y": function(inputs["x"])}, spec, {"y": "y"}, {})
-    assert operation in (None, caught.value.facts["operation"])
+    with refused(cw.errors.RecipeError, "onnx-operation"):
+        to_onnx(
+            lambda inputs: {"y": jax.random.normal(jax.random.key(0), inputs["x"].shape)},
+            spec,
+            {"y": "y"},
+            {},
+        )

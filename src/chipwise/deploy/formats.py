@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -94,10 +95,11 @@ def _open_stablehlo(request: Request, path: Path) -> Runner:
 
 
 def _write_onnx(request: Request, path: Path) -> None:
-    onnx = library("onnx", "export-library", extra="export")
     from .onnx import to_onnx
 
     model = to_onnx(request.function, request.inputs, request.outputs, request.about)
+    import onnx
+
     if model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
         raise RecipeError("onnx-too-large", size=model.ByteSize(), limit=onnx.checker.MAXIMUM_PROTOBUF)
     onnx.checker.check_model(model)
@@ -105,16 +107,24 @@ def _write_onnx(request: Request, path: Path) -> None:
 
 
 def _open_onnx(request: Request, path: Path) -> Runner:
-    runtime = library("onnxruntime", "export-library", extra="export")
+    runtime = library("onnxruntime", "export-library", extra="onnx")
     options = runtime.SessionOptions()
-    options.log_severity_level = 3
-    try:
-        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its errors have no common base class
-        reason = one_line(error)
-        raise RecipeError("export-unrunnable", library="onnxruntime", reason=reason) from error
-    names = [one.name for one in session.get_outputs()]
-    return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
+    options.log_severity_level = 4
+    session: Any = None
+
+    def run(inputs: Arrays) -> Arrays:
+        nonlocal session
+        try:
+            session = session or runtime.InferenceSession(
+                str(path), options, providers=["CPUExecutionProvider"]
+            )
+            names = [one.name for one in session.get_outputs()]
+            return dict(zip(names, session.run(names, inputs), strict=True))
+        except Exception as error:  # its errors have no common base class
+            reason = one_line(error)
+            raise RecipeError("export-unrunnable", library="onnxruntime", reason=reason) from error
+
+    return run
 
 
 # ---- safetensors: only the weights
