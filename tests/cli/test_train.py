@@ -202,3 +202,8 @@ def test_a_run_goes_on_with_the_optimizer_of_another(chipwise, mine, tmp_path):
     assert "--with-optimizer" in again
     said = chipwise("train", f"{mine}:recipe", "--with-optimizer", *options)
     assert said.refused(2, "optimizer-of-which-run")
+
+
+def test_noise_needs_replicas(chipwise):
+    said = chipwise("train", "digits", "--devices", 1, "--noise", "--set", "replicas=1")
+    assert (said.code, said.error.code, said.error.facts["how"]) == (2, "noise-one-block", "--set replicas=8")

@@ -23,7 +23,7 @@ class Counted:
     def at(self, step, idle=None, stopped=None):
         return {}
 
-    def step(self, carry, window, data, watched, again):
+    def step(self, carry, window, data, told, again):
         return carry, jnp.int32(0)
 
 

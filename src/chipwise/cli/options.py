@@ -187,6 +187,7 @@ class Training(Hardware):
     checkpoint_every: str | None = option("[5% of the run, at least 30 seconds apart]", "DURATION")
     stuck: str = option("End a run of which nothing moves for so long; 0 never.", "SECONDS", default="300s")
     verify: str = option("Compute 1% of the replicas also on another device.", "PERCENT", default="0%")
+    noise: bool = flag("Measure the gradient noise scale: up to which batch a larger one saves steps.")
     lines: bool = flag("A line an epoch with every metric, as in logs, instead of the bar.")
 
     def progress(self, quiet: bool) -> str:
@@ -197,7 +198,7 @@ class Training(Hardware):
     def arguments(self) -> dict[str, Any]:
         """Arguments for `fit` and `sweep`."""
         return {
-            "on": self.on(**self.how, stuck=self.stuck, verify=self.verify),
+            "on": self.on(**self.how, stuck=self.stuck, verify=self.verify, noise=self.noise),
             "eval_every": interval(self.eval_every),
             "log_every": self.log_every,
             "checkpoint_every": self.checkpoint_every,

@@ -137,6 +137,18 @@ class GroupStep(Step):
         body = jax.shard_map(gathered, mesh=self.mesh, in_specs=P(SHARD), out_specs=P(), check_vma=False)
         return body(total)
 
+    def measured(self, vector: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """As in `Step`, on each device."""
+
+        def gathered(vector):
+            squares, count = super(GroupStep, self).measured(vector)
+            return lax.all_gather(squares, SHARD, tiled=True), count
+
+        body = jax.shard_map(
+            gathered, mesh=self.mesh, in_specs=P(SHARD), out_specs=(P(), P()), check_vma=False
+        )
+        return body(vector)
+
     def update(self, state: TrainState, total: jax.Array, hyper: dict, squares: Any):
         """As in `Update`; each device updates its own row. `state` lacks its frozen part."""
         parts = self.parts.without("donated")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from ..words.facts import fact
 from .agenda import Agenda
 from .ledger import Ledger
 from .meter import Meter
+from .noise import SCALE, Squared, scale_of
 from .not_finite import cause
 from .progress import Reporter
 from .run_folder import RunFolder
@@ -70,6 +72,9 @@ class Log:
         for row in self.history:
             self.final |= {k: v for k, v in row.items() if k.startswith(("train/", "eval/"))}
         self._pending: tuple[int, dict, bool] | None = None
+        self._squared: Squared | None = None
+        if session.on.noise:
+            session.noisy = ledger.agenda.log
         self._warned = False
 
     def undoing(
@@ -105,6 +110,7 @@ class Log:
         `collect`; after a step of the ledger, starts its digests."""
         if self.session.step in agenda.log:
             self._pending = (self.session.step, self.session.drain(), True)
+            self._squared = self.session.programs.squared
         self.ledger.take()
 
     def collect(self, *, last: bool = False, rest: bool = False) -> None:
@@ -127,16 +133,26 @@ class Log:
         self.session.verifier.collect(step)
         counted = {name: s for name, s in jax.device_get(sums).items() if np.all(s.count)}
         values = {f"train/{name}": value for name, value in finished(counted).items()}
+        noise = self._noise() if kept else {}
+        values |= {name: noise.pop(name) for name in (SCALE,) if name in noise}
         speed = self.meter.mark(step)
         loss = values.get("train/loss", float("nan"))
         if not np.isfinite(loss):
             raise NotFinite("loss-not-finite", step, float(loss))
-        row = self.row(step, {**values, "lr": self._rate(step)})
+        row = self.row(step, {**values, **noise, "lr": self._rate(step)})
         if speed is not None:
             row |= {"steps_per_second": speed, "examples_per_second": speed * self.recipe.batch}
             row |= self.session.watch.row((step - self.logged) / speed)
         self.logged = step
         self._keep(row, values, "log" if kept else None)
+
+    def _noise(self) -> dict[str, float]:
+        """What the step that `take` kept says of the gradient's noise, if that is measured."""
+        if self._squared is None:
+            return {}
+        squared, self._squared = self._squared, None
+        values = self.session.programs.squares.read(squared, self.recipe.batch)
+        return values and {**values, **scale_of(itertools.chain([values], reversed(self.history)))}
 
     def evaluate(self, kept: bool = True) -> None:
         """Evaluates the state if the task has evaluation data, and records the metrics, in `final` alone

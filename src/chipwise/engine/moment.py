@@ -62,7 +62,7 @@ class Moment:
         unless the run had it before it was resumed."""
         self._now()
         for name in values:
-            if "/" not in name or name.startswith(("train/", "eval/", "feed/")):
+            if "/" not in name or name.startswith(("train/", "eval/", "feed/", "noise/")):
                 raise invalid("row-name", "the name of a number", name, 'one such as "mine/bleu"')
         self._log.add(self.step, {name: float(value) for name, value in values.items()})
 

@@ -29,6 +29,8 @@ class On:
       `"auto"` keeps it if it takes at most a quarter of that memory.
     - `shard_optimizer`: shard the optimizer's state over the devices; by default if each saves 16 MB.
     - `verify`: so many of the replicas are computed once more, by another device, and compared: `"1%"`.
+    - `noise`: at log steps, the gradient noise scale of the step's blocks (`engine.noise`), as
+      `train/noise_scale`.
     - `workers`: threads or processes that read streamed data, such as `4` or `"processes:4"`; if None, chosen
       by measuring.
     - `stuck`: `fit` ends with `Stuck` after so many seconds without a move, or three times the longest step
@@ -46,6 +48,7 @@ class On:
     shares: Sequence[int] | str = ()
     stuck: float | str = 300.0
     verify: str = "0%"
+    noise: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.shares, str) and self.shares != MEASURED:

@@ -344,6 +344,11 @@ def lay_out(recipe: Any, on: On, machine: Machine | None = None) -> tuple[Machin
         warnings.append(fact("devices-left", found=found, used=used, blocks=used // recipe.shards))
     if on.verified and layout.blocks == layout.shards == 1:
         raise RecipeError("verify-one-block", verify=on.verify)
+    if on.noise and layout.blocks == 1:
+        name, of = ("replicas", layout.batch) if layout.replicas == 1 else ("blocks", layout.replicas)
+        number = next((n for n in (8, 4, 2, 3, 5, 7) if of % n == 0), of)
+        how = f"--set {name}={number}" if of > 1 else "--set batch=8 --set replicas=8"
+        raise RecipeError("noise-one-block", replicas=layout.replicas, how=how)
     if on.verified and layout.groups < 2 * host_count:
         warnings.append(fact("verify-same-device", hosts=host_count))
     return machine, layout, warnings

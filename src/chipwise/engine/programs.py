@@ -26,6 +26,7 @@ from .blueprint import Blueprint, Program, after_replicas, blueprint, meet_at_on
 from .group_step import GroupStep
 from .holding import Carry, Holding, hold
 from .layout import Layout, cover_merges, shares_by_speed
+from .noise import GradientSquares, Squared
 from .on import MEASURED, On
 from .placement import Group, Placement
 from .program_digest import digest
@@ -55,17 +56,30 @@ class Again(NamedTuple):
     by: int
 
 
+class Told(NamedTuple):
+    """What a step tells besides its result. *Fields:* `digest` of the summed gradient, for `digest_of`;
+    `squares` of the gradients, for `squared`."""
+
+    digest: bool = False
+    squares: bool = False
+
+
+NOTHING = Told()
+
+
 class Programs:
     """The step of `recipe` in `layout`, on the devices of `placement`.
 
     Windows and data are lists with one entry per local group, as the `carry` of `engine.holding`.
 
     *Arguments:* `resident`: whether data holds every example on each device, and is indexed there; otherwise
-    it is each device's rows of the step's batch; `shard_optimizer`: see `update.shares_out`.
+    it is each device's rows of the step's batch; `shard_optimizer`: see `update.shares_out`; `told`: what
+    some steps tell.
 
     *Fields:* `functions`, the step as pure functions; `compiled`, the executables of each program on the
     local groups, none before `compile`; `flops_per_step_per_device`; `digests` of what the devices hold;
-    `compared`, calls that were made again, with the sums of their digest and of the first one's, to be taken.
+    `compared`, calls that were made again, with the sums of their digest and of the first one's, to be taken;
+    `squared`, of the last step that told the squares of its gradients.
     """
 
     def __init__(
@@ -77,7 +91,9 @@ class Programs:
         resident: bool,
         state: TrainState | None = None,
         shard_optimizer: bool | None = None,
+        told: Told = NOTHING,
     ):
+        self._may_tell = told
         self.layout, self.placement = layout, placement
         about: dict[str, Any] = {"resident": resident, "state": state, "device": placement.lead}
         self.functions: Any
@@ -90,6 +106,8 @@ class Programs:
         self.flops_per_step_per_device: float | None = None
         self._add = jax.jit(jnp.add, donate_argnums=0)
         self.digests, self._summed = Digests(placement), list[Pending]()
+        self.squared: Squared | None = None
+        self._measuring: Squared | None = None
         self.compared, self._first = deque[list[tuple[Again, Any, Any]]](), dict[tuple[int, int], Any]()
 
     @functools.cached_property
@@ -126,17 +144,25 @@ class Programs:
         rows = places[np.arange(max(2, layout.blocks_per_device)) % own]
         return [group.put((rows, np.int32(own)))]
 
+    @property
+    def _options(self) -> dict[str, Any] | None:
+        lead = self.placement.lead
+        return compiler_options(lead.platform, self.layout.exact, lead.device_kind, self.layout.shards)
+
+    @functools.cached_property
+    def squares(self) -> GradientSquares:
+        """Of the gradients of a step that tells them."""
+        return GradientSquares(self.functions, self.placement, self._options)
+
     @functools.cached_property
     def _jitted(self) -> list[list[tuple[Any, Program]]]:
         """The programs of each local group, jitted; once for all groups, if these have the same."""
-        lead, exact, shards = self.placement.lead, self.layout.exact, self.layout.shards
-        options = compiler_options(lead.platform, exact, lead.device_kind, shards)
-        check_tuned(lead.platform, exact)
+        check_tuned(self.placement.lead.platform, self.layout.exact)
 
         def jitted(one: Program) -> tuple[Any, Program]:
             # What no input determines would lie on the first device: the squares of no leaves.
             about: dict[str, Any] = {"donate_argnums": one.donate, "keep_unused": not self.functions.alike}
-            return jax.jit(inspect.unwrap(one.function), compiler_options=options, **about), one
+            return jax.jit(inspect.unwrap(one.function), compiler_options=self._options, **about), one
 
         first, groups = [jitted(one) for one in self.blueprint.programs], self.placement.local
         if self.functions.alike:
@@ -174,6 +200,12 @@ class Programs:
         times = {"replica": self.functions.calls}
         flops = {name: _flops(each[0]) * times.get(name, 1) for name, each in self.compiled.items()}
         self.flops_per_step_per_device = sum(flops.values())
+        if self._may_tell.squares and self.blueprint.looped:
+            each = jax.jit(self.functions.each_in_turn, compiler_options=self._options)
+            groups, specs = self.placement.local, self.blueprint.replica.specs
+            (self.compiled["each"],) = compile_on(
+                len(groups), 1, lambda _, g: each.lower(*groups[g].shapes(specs))
+            )
 
     @property
     def executables(self) -> dict[str, Any]:
@@ -197,11 +229,10 @@ class Programs:
         return shares_by_speed(self.layout.blocks, [known[g] for g in sorted(known)])
 
     def step(
-        self, carry: Carry, window: list, data: list, watched: bool = False, again: Sequence[Again] = ()
+        self, carry: Carry, window: list, data: list, told: Told = NOTHING, again: Sequence[Again] = ()
     ) -> tuple[Carry, jax.Array]:
-        """Starts a step. `carry` must not be used again. *Arguments:* `watched`: also the digest of the
-        summed gradient, for `digest_of`; `again`: calls to make once more, for `compared`. A fused step has
-        neither.
+        """Starts a step. `carry` must not be used again. *Arguments:* `told`: also this; `again`: calls
+        to make once more, for `compared`. A fused step has neither.
 
         *Returns* the new carry and a token, `()` int32, to wait for.
         """
@@ -210,11 +241,13 @@ class Programs:
             after, token = step(carry[0].without("donated"), frozen, window[0], data[0], *self.places[0][0])
             return [dataclasses.replace(after, frozen=frozen)], token
         self._first = dict.fromkeys((one.group, one.call) for one in again)
+        self._measuring = Squared({}, []) if told.squares else None
         vectors = [self.vectors(g, carry[g], window[g], data[g]) for g in range(len(carry))]
         if made := [(one, self._made_again(one, carry, window, data)) for one in again]:
             self.compared.append([(one, self._first[one.group, one.call], sums) for one, sums in made])
         self._first = {}
-        return self.holding.step(self.compiled, vectors, carry, window, self._sum if watched else None)
+        summed = functools.partial(self._sum, told.digest) if any(told) else None
+        return self.holding.step(self.compiled, vectors, carry, window, summed)
 
     def _made_again(self, one: Again, carry: Carry, window: list, data: list) -> Any:
         """The digest's sums of what a call of "replica" makes by another group: from its state, which is
@@ -228,8 +261,12 @@ class Programs:
         made = self.compiled["replica"][one.by](*read(carry[one.by]), rows, batch, *place)
         return self.digests.sums(one.by, pieces("replica", made))
 
-    def _sum(self, parts: list[list[Piece]]) -> None:
-        self._summed = [self.digests.start(parts)]
+    def _sum(self, digest: bool, parts: list[list[Piece]]) -> None:
+        if digest:
+            self._summed = [self.digests.start(parts)]
+        if (squared := self._measuring) is not None:
+            squared.total.extend(self.squares.of_sum(parts))
+            self.squared, self._measuring = squared, None
 
     def digest_of(self, carry: Carry) -> list[Pending]:
         """Starts digests of a state, and of the summed gradient if the last step was `watched`. To be read by
@@ -240,7 +277,12 @@ class Programs:
     def vectors(self, g: int, state: TrainState, window: dict, data: dict) -> list[jax.Array]:
         """The vectors of one group's replicas, `(n,)` each, or the sums of its cover's nodes, followed by the
         first of these if other groups have more."""
-        run = functools.partial(self.compiled["replica"][g], *read(state), window["rows"], data)
+        given = *read(state), window["rows"], data
+        run = functools.partial(self.compiled["replica"][g], *given)
+        if self._measuring is not None and self.blueprint.looped:
+            # Their sum alone is told: once more, and not in the step's own program, whose bits would change.
+            for i, vector in enumerate(self._each(g, *given)):
+                self._measure(g, i, vector)
         made = (self._noted(g, i, run(*place)) for i, place in enumerate(self.places[g]))
         if not self._pops[g]:
             return list(made)
@@ -259,7 +301,20 @@ class Programs:
         """What call `i` of local group `g` made. Starts its digest if it is made again."""
         if (g, i) in self._first:
             self._first[g, i] = self.digests.sums(g, pieces("replica", made))
+        if self._measuring is not None and not self.blueprint.looped:
+            self._measure(g, i, made)
         return made
+
+    def _measure(self, g: int, i: int, vector: jax.Array) -> None:
+        """Starts the squares of the vector of block `i` of local group `g`."""
+        assert self._measuring is not None
+        first = self.layout.firsts[self.placement.local[g].index]
+        self._measuring.blocks[first + i] = self.squares.of(g, vector)
+
+    def _each(self, g: int, *given: Any) -> list[jax.Array]:
+        """The vectors of all blocks of local group `g`, where one call computes them all."""
+        (place,), share = self.places[g], self.layout.shares[self.placement.local[g].index]
+        return self.compiled["each"][g](*given, *place)[:share]
 
 
 def settled(recipe: Recipe, on: On, session: Any) -> On:

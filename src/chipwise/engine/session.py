@@ -34,7 +34,7 @@ from .evaluate import Evaluator
 from .holding import Holding, drained
 from .on import ALL, On
 from .placement import Placement, describe, lay_out, start_fact
-from .programs import Programs, settled
+from .programs import Programs, Told, settled
 from .state import TrainState, abstract_state, count
 from .state_digest import Pending
 from .verify import Verifier
@@ -56,12 +56,13 @@ class Session:
     *Fields:* `warnings` and `start`, facts to show; `machine`, `layout`, `placement`; `abstract`, the state
     as shapes; `resident`, whether data is kept on the devices; `step`, the number of started steps, of
     `total`; `watch`, which measures waits for data; `programs`; `watched`, the steps of which `digest` tells
-    the summed gradient; `verifier`, by which devices compare replicas.
+    the summed gradient; `noisy`, those of `Programs.squared`; `verifier`, by which devices compare replicas.
 
     Raises `RecipeError`, `DataError` or `DeviceError`.
     """
 
     watched: Container[int] = ()
+    noisy: Container[int] = ()
 
     def __init__(self, recipe: Recipe, on: On = ALL):
         self.recipe, self.on = recipe, (on := settled(recipe, on, Session))
@@ -75,7 +76,7 @@ class Session:
         fits = feed.resident(recipe.task.train, self.placement.memory_bytes, on.feed)
         self.resident = self.placement.all("resident", fits)  # in the memory of every host's devices
         about: dict[str, Any] = {"resident": self.resident, "state": self.abstract}
-        about["shard_optimizer"] = on.shard_optimizer
+        about |= {"shard_optimizer": on.shard_optimizer, "told": Told(squares=on.noise)}
         self.programs = Programs(recipe, self.layout, self.placement, **about)
         self.verifier = Verifier(self.programs, on.verified)
         self._window = feed.window_length(recipe)  # for which the program is compiled
@@ -202,9 +203,9 @@ class Session:
             batch = self._data.at(self.step, lambda: not self._queued or self._queued[-1].is_ready(), stopped)
             if batch is None:
                 return False
-            window, watched = self._windows.at(self.step), self.step + 1 in self.watched
-            again = self.verifier.due(self.recipe.seed, self.step + 1)
-            self._carry, token = self.programs.step(self._carry, window, batch, watched, again)
+            told = Told(self.step + 1 in self.watched, self.step + 1 in self.noisy)
+            window, again = self._windows.at(self.step), self.verifier.due(self.recipe.seed, self.step + 1)
+            self._carry, token = self.programs.step(self._carry, window, batch, told, again)
             self.step += 1
             self._queued.append(token)
             self.placement.hosts.pace.advanced(self.step, self._queued)

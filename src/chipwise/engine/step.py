@@ -132,14 +132,20 @@ class Step:
         vector of `Update.flat`."""
         return self._vector((params, frozen, state, step, scale), at, data, place)
 
-    def in_turn(self, params, frozen, state, step, scale, at, data, places, calls) -> Any:
+    def in_turn(self, *given) -> Any:
         """The sum of the vectors of all blocks of a device in tree order, `(n,)`: `replica` in a loop, so
-        that the host makes a single call.
+        that the host makes a single call. If devices add differently, since the layout is not `aligned`, the
+        result is the list of all vectors, of which only a device's own are made.
+        """
+        each = self.each_in_turn(*given)
+        return tree_sum(each, jnp.add) if self.layout.aligned else each
+
+    def each_in_turn(self, params, frozen, state, step, scale, at, data, places, calls) -> list[jax.Array]:
+        """The vectors of all blocks of a device, `(n,)` each.
 
         `calls` is an input, `()` int32; `places` `(calls, 2)` has at least two rows, and `data` the examples
         of at least two blocks. Otherwise the compiler would see that the loop has a single turn, inline its
-        body and optimize it differently. If devices add differently, since the layout is not `aligned`,
-        the result is the list of all vectors, of which only a device's own are made.
+        body and optimize it differently.
         """
         if self.calls == 1:
             padding = self.layout.group_batch
@@ -154,8 +160,7 @@ class Step:
 
         vectors = jnp.zeros((places.shape[0], self.updates.size), jnp.float32)
         vectors = lax.fori_loop(jnp.int32(0), calls, turn, vectors)
-        each = [vectors[i] for i in range(self.calls)]
-        return tree_sum(each, jnp.add) if self.layout.aligned else each
+        return [vectors[i] for i in range(self.calls)]
 
     def update(self, state: TrainState, total: jax.Array, hyper: dict, squares: Any):
         size, masks = self.updates.flat.size, self.updates.spread()
@@ -170,6 +175,13 @@ class Step:
     def square(self, total: jax.Array) -> jax.Array:
         with traced_for(self.device):
             return self.updates.square(total, self._part)
+
+    def measured(self, vector: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Of the whole gradient in a block's vector, or in the sum: its squares as `Update.square`, and the
+        loss's count `()`."""
+        beside = vector[self.updates.flat.size :]
+        with traced_for(self.device):
+            return self.updates.square(vector), self.updates.aside.unpack(beside)["sums"]["loss"].count
 
     def replica_and_update(self, state, frozen, window, data, place) -> tuple[TrainState, jax.Array]:
         """A whole step. `frozen` is not part of `state`, since it is not overwritten."""
