@@ -22,6 +22,7 @@ SMALL = {
     "--set batch=8 --set duration=2st",
     "(train|sweep) mnist|train cifar10": "--set duration=3st",
     "train examples/own_photos": "--set duration=2st --set batch=8",
+    "train examples/own_text": "--set duration=2st",
     "bench (mnist|cifar10)(?!.*--largest-batch)": "--steps 2",
 }
 """Settings that make the commands small that begin like this."""

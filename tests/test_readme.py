@@ -91,4 +91,4 @@ def test_make_targets_exist():
 def test_an_example_is_short_and_says_what_to_expect(path):
     text = path.read_text()
     assert text.startswith('"""')
-    assert path.name in ("demo.py", "generate.py") or len(text.splitlines()) < 100
+    assert path.name == "demo.py" or len(text.splitlines()) < 100

@@ -1,8 +1,6 @@
-"""Trained language models go on with prompts, by `decode` of the task and `examples/generate.py`."""
+"""Trained language models go on with prompts, by `decode` of the task."""
 
 import dataclasses
-import runpy
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +9,8 @@ import pytest
 from flax import nnx
 
 import chipwise as cw
+from chipwise.data.pack.tokenise import BYTES, TextForm
+from chipwise.deploy.generation import Continuation
 from chipwise.errors import DataError, DivergedError, RecipeError, RunError
 from refusals import refused
 
@@ -18,14 +18,16 @@ PROMPTS = [[5, 6, 7], [9], [1, 2, 3, 4, 5, 6, 7, 8]]
 SIZES = {"depth": 2, "width": 32, "heads": 4, "context": 24, "vocabulary": 257}
 SETTINGS = {"gpt2-124m": SIZES, "llama-8b": SIZES | {"kv_heads": 2, "hidden": 48, "shards": 1}}
 ONE = cw.On(devices=1)
-EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "generate.py"))
-generate = EXAMPLE["generate"]
+generate = cw.deploy.generate
+
+
+def settings(name, precision="f32", **more):
+    return [f"{k}={v}" for k, v in (SETTINGS[name] | more | {"precision": precision}).items()]
 
 
 def model(name="gpt2-124m", precision="f32", **more):
     """A model with random weights that are large enough to say different things."""
-    settings = [f"{k}={v}" for k, v in (SETTINGS[name] | more | {"precision": precision}).items()]
-    recipe = cw.load(name, settings, synthetic=True)
+    recipe = cw.load(name, settings(name, precision=precision, **more), synthetic=True)
     params, state = recipe.task.init(jax.random.key(3))
     params = jax.tree.map(lambda x: np.asarray(x) * (8 if x.ndim > 1 else 1), params)
     return cw.deploy.Trained(recipe, params, state)
@@ -153,6 +155,23 @@ def test_an_own_decoder_and_a_wrong_one():
         dataclasses.replace(task, context=None)
 
 
+def test_a_text_that_ends_it_is_neither_returned_nor_shown(gpt2):
+    letters = [ord(c) for c in "on\u00e9 ab. c"]  # é has two tokens
+    letters[2:3] = "\u00e9".encode()
+    pieces = []
+    said = Continuation(
+        0, (65,), 50, BYTES.decode, [". x", ". c", 256], lambda _, piece: pieces.append(piece)
+    )
+    for token in letters:
+        said.take(token)
+    assert (said.text, said.end, "".join(pieces)) == ("on\u00e9 ab", "stop", "on\u00e9 ab")
+    assert not any("\ufffd" in piece or "." in piece for piece in pieces) and len(pieces) > 3
+    cut = Continuation(0, (65,), 3, BYTES.decode, [], lambda _, piece: pieces.append(piece))
+    for token in letters[:3]:
+        cut.take(token)
+    assert (cut.text, cut.end, cut.new) == ("on\ufffd", "length", letters[:3])
+
+
 def test_half_precision_keeps_half_a_cache():
     known = model(precision="bf16", depth=1)
     found = generate(known, PROMPTS, tokens=6, temperature=0, on=ONE)
@@ -166,31 +185,75 @@ def test_half_precision_keeps_half_a_cache():
     assert kinds[0].dtype == jnp.float32 and {x.dtype for x in kinds[1]} == {jnp.dtype(jnp.bfloat16)}
 
 
-def test_text_is_cut_by_a_tokenizer(tmp_path):
+def tokenizer(path, *words):
     tokenizers = pytest.importorskip("tokenizers")
-    words = {word: number for number, word in enumerate(["<eos>", "one", "two", "three"])}
+    kinds = {word: number for number, word in enumerate(["<eos>", "one", "two", "three", *words])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(kinds, unk_token="<eos>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(path))
+    return path
 
-    def saved(name):
-        tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<eos>"))
-        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-        tokenizer.save(str(tmp_path / name))
-        return tmp_path / name
 
-    known = model(vocabulary=4, depth=1)
-    found = generate(
-        known, ["one two", ""], tokens=3, temperature=0, stop=(), on=ONE, tokenizer=saved("4.json")
-    )
-    assert found.prompts == [(1, 2), (0,)]
-    assert found.texts[0].split() == [list(words)[i] for i in found.tokens[0]]
-    words["four"] = 4
+def test_text_is_cut_by_a_tokenizer(tmp_path):
+    known, four = model(vocabulary=4, depth=1), tokenizer(tmp_path / "4.json")
+    found = generate(known, ["one two", ""], tokens=3, temperature=0, on=ONE, tokenizer=four)
+    assert found.prompts == [(1, 2), (0,)] and all(0 not in tokens for tokens in found.tokens)
+    words = ["<eos>", "one", "two", "three"]
+    assert found.texts[0].split() == [words[i] for i in found.tokens[0]]
     with refused(DataError, "tokenizer-vocabulary", kinds=5, expected=4):
-        generate(known, ["one"], tokenizer=saved("5.json"), on=ONE)
+        generate(known, ["one"], tokenizer=tokenizer(tmp_path / "5.json", "four"), on=ONE)
 
 
-def test_the_program_writes_what_the_function_gives(gpt2, said, monkeypatch, capsys):
-    monkeypatch.setitem(EXAMPLE["main"].__globals__, "trained", lambda run, recipe: gpt2)
-    EXAMPLE["main"](["runs/text", "--prompt", "One", "--tokens", "5", "--seed", "7"])
-    out, err = capsys.readouterr()
-    assert out.startswith("One") and out.endswith("\n") and err.startswith("5 tokens")
-    with pytest.raises(SystemExit, match="error: "):
-        EXAMPLE["main"](["runs/text", "--prompt", "x" * 25])
+def test_the_pack_keeps_its_tokenizer_and_another_is_refused(tmp_path):
+    (tmp_path / "text.txt").write_text("one two three one " * 20)
+    text = TextForm(tokens=9, tokenizer=tokenizer(tmp_path / "4.json"))
+    cw.pack(tmp_path / "text.txt", tmp_path / "pack", text=text, split=0.2)
+    small = [f"{k}={v}" for k, v in (SIZES | {"context": 8, "vocabulary": 16, "depth": 1}).items()]
+    recipe = cw.load("gpt2-124m", small, str(tmp_path / "pack"))  # a vocabulary may be padded
+    params, state = recipe.task.init(jax.random.key(0))
+    known = cw.deploy.Trained(recipe, jax.tree.map(np.asarray, params), state)
+    (tmp_path / "4.json").unlink()
+    assert generate(known, ["one three"], tokens=1, on=ONE).prompts == [(1, 3)]
+    with refused(DataError, "tokenizer-vocabulary", kinds=6, expected=4):
+        generate(known, ["one"], tokenizer=tokenizer(tmp_path / "6.json", "four", "five"), on=ONE)
+
+
+# ---- beside Hugging Face's own
+
+
+def theirs(name):
+    """A net of Hugging Face, and the recipe of the same net."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 257, "bos_token_id": None, "eos_token_id": None}
+    if name == "gpt2-124m":
+        config = transformers.GPT2Config(n_positions=256, n_embd=32, n_layer=2, n_head=4, **sizes)
+        return transformers.GPT2LMHeadModel(config), cw.load(
+            name, settings(name, context=256), synthetic=True
+        )
+    about = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "rms_norm_eps": 1e-5}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}
+    config = transformers.LlamaConfig(tie_word_embeddings=False, **about, **heads, **rope, **sizes)
+    return transformers.LlamaForCausalLM(config), cw.load(name, settings(name, context=256), synthetic=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SETTINGS)
+def test_200_greedy_tokens_are_those_of_transformers(torch, tmp_path, name):
+    torch.manual_seed(0)
+    net, recipe = theirs(name)
+    for part, tensor in net.state_dict().items():
+        if tensor.ndim > 1:  # as large as it takes to say different things
+            tensor.mul_(60 if "wpe" in part else 4 if "wte" in part or "embed" in part else 20)
+    net.save_pretrained(tmp_path)
+    task = cw.pretrained(tmp_path, names=name.split("-")[0]).start(recipe.task)
+    params, state = jax.jit(task.init)(jax.random.key(0))
+    known = cw.deploy.Trained(recipe, jax.tree.map(np.asarray, params), state)
+    found = generate(known, PROMPTS, tokens=200, temperature=0, on=ONE, batch=3)
+    for prompt, tokens in zip(PROMPTS, found.tokens, strict=True):
+        given = {"max_new_tokens": 200, "do_sample": False, "attention_mask": torch.ones(1, len(prompt))}
+        with torch.no_grad():
+            want = net.eval().generate(torch.tensor([prompt]), **given)[0, len(prompt) :]
+        assert list(tokens) == want.tolist()
+        assert len(set(tokens)) > 20

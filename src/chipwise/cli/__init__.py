@@ -82,7 +82,7 @@ def app() -> typer.Typer:
     """The command line as a Typer application."""
     from .advise import check, transfer
     from .chips import chips
-    from .deploy import export, predict
+    from .deploy import export, generate, predict
     from .devices import devices
     from .find import find_lr
     from .launch import launch
@@ -117,8 +117,8 @@ def app() -> typer.Typer:
         pass
 
     for command in (
-        train, evaluate_run, predict, export, devices, plan, launch, sweep, find_lr, transfer, check, pack,
-        bench, compare, report, chips, audit,
+        train, evaluate_run, predict, generate, export, devices, plan, launch, sweep, find_lr, transfer,
+        check, pack, bench, compare, report, chips, audit,
     ):  # fmt: skip
         name = "eval" if command is evaluate_run else command.__name__.replace("_", "-")
         commands.command(name)(command)

@@ -1,4 +1,4 @@
-"""`chipwise predict` and `export`: predictions of a trained model, and the model in other formats."""
+"""`chipwise predict`, `generate` and `export`: what a trained model says, and the model in other formats."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from ..words.facts import Fact, fact
+from ..words.figures import printable
 from . import options
 from .options import flag, option
 
@@ -50,7 +49,7 @@ def predict(
 
     def say(message: Fact) -> None:
         if message.code != "predict-done" or not quiet:
-            typer.echo(str(message), err=True)
+            options.say(message)
 
     model = trained(run, recipe, say, with_data=data is None, best=best)
     settings: dict[str, Any] = {"top": top, "probabilities": probabilities, "fresh": fresh, "say": say}
@@ -64,6 +63,55 @@ def predict(
     if predictions.accuracy is not None:
         print(fact("predicted-right", accuracy=predictions.accuracy))
     print(fact("written", path=predictions.file))
+
+
+@options.taking
+def generate(
+    here: options.Here,
+    run: str = options.RUN,
+    prompt: list[str] | None = option("The text to go on with; may be repeated. [an empty one]", "TEXT"),
+    tokens: int = option("New ones, at most.", "N", default=200, min=1),
+    temperature: float = option("0 takes the most probable token each time.", "T", default=0.8, min=0),
+    top_k: int = option("Draw among so many tokens; 0: all.", "K", default=40, min=0),
+    seed: int = option("Another one says something else.", "N", default=0, min=0),
+    stop: list[str] | None = option("A text that ends it; may be repeated.", "TEXT"),
+    tokenizer: Path | None = option("A tokenizer.json. [that of the run's data]", "FILE"),
+    recipe: str | None = options.OF_RUN,
+    best: bool = options.BEST,
+    batch: int | None = option("Prompts computed together; another number rounds otherwise.", "N", min=1),
+    json_: bool = options.JSON,
+) -> None:
+    """Go on with a prompt, token by token, by a trained language model.
+
+    \b
+    Examples:
+      chipwise generate runs/text --prompt "One morning"
+      chipwise generate runs/text --prompt "He" --prompt "She" --tokens 50 --temperature 0
+      chipwise generate runs/text --prompt "Q: Why? A:" --stop "Q:" --seed 1
+
+    A draw depends on the seed, the prompt and its number, not on other prompts or the number of devices.
+    """
+    on = here.on()
+    from ..deploy.generation import generate as generated
+    from ..deploy.model import trained
+
+    prompts, stream = prompt or [""], not json_ and len(prompt or "1") == 1
+    begun = iter(prompts)
+
+    def show(number: int, piece: str) -> None:
+        print(_shown(next(begun, "") + piece), end="", flush=True)
+
+    how: dict[str, Any] = {"tokens": tokens, "temperature": temperature, "top_k": top_k or None, "seed": seed}
+    how |= {"stop": stop or (), "tokenizer": tokenizer, "batch": batch, **({"show": show} if stream else {})}
+    found = generated(trained(run, recipe, options.say, best=best), prompts, on=on, **how)
+    if json_:
+        print(json.dumps({"run": run, **dataclasses.asdict(found), "prompts": prompts}))
+        return
+    texts = [_shown(one + text) for one, text in zip(prompts, found.texts, strict=True)]
+    print(_shown(next(begun, "")) if stream else "\n\n".join(texts))
+    count = sum(map(len, found.tokens))
+    rate = count / max(found.seconds, 1e-9)
+    options.say(fact("generated", tokens=count, rate=rate, seconds=found.seconds, first=found.first_seconds))
 
 
 @options.taking
@@ -92,11 +140,9 @@ def export(
     from ..deploy.export import export as exported
     from ..deploy.model import trained
 
-    def say(message: Fact) -> None:
-        typer.echo(str(message), err=True)
-
-    model = trained(run, recipe, say, best=best)
-    result = exported(model, to, out, data=_source(model, data), examples=examples, fresh=fresh, say=say)
+    model = trained(run, recipe, options.say, best=best)
+    checking = {"data": _source(model, data), "examples": examples, "say": options.say}
+    result = exported(model, to, out, fresh=fresh, **checking)
     if json_:
         print(json.dumps({"run": run, **dataclasses.asdict(result), "file": str(result.file)}))
         return
@@ -104,6 +150,11 @@ def export(
     if result.labels_differ is not None:
         print(fact("exported-labels"))
     print(fact("written", path=result.file))
+
+
+def _shown(text: str) -> str:
+    """What a model wrote, which may be anything, with its lines."""
+    return "".join(c if c in "\n\t" else printable(c) for c in text)
 
 
 def _source(model: Trained, data: str | None) -> Any:

@@ -240,6 +240,11 @@ def _typer(name: str, kind: Any, made: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
+def say(said: object) -> None:
+    """Prints a line beside the output."""
+    typer.echo(str(said), err=True)
+
+
 def warn(warning: object) -> None:
     typer.echo(f"warning: {warning}", err=True)
 

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ..errors import RecipeError, RunError
 from ..explain.terminal import console, lines
-from ..words.facts import Fact, fact
+from ..words.facts import fact
 from . import options
 from .options import argument, option
 
 if TYPE_CHECKING:
     from ..engine.on import On
     from ..proof.diff import Side
-
-
-def _say(said: Fact) -> None:
-    typer.echo(str(said), err=True)
-
-
-def _silent(_: Fact) -> None:
-    """For `--json`."""
 
 
 @options.taking
@@ -77,7 +67,8 @@ def _audit(
     from ..proof.audit import audit as check
 
     loaded = recipe_of(read_run(run), recipe, data)
-    verdict, statement = check(run, loaded, steps=steps, every=every, on=on, say=_silent if json_ else _say)
+    said: Any = {} if json_ else {"say": options.say}
+    verdict, statement = check(run, loaded, steps=steps, every=every, on=on, **said)
     try:
         put_inside(run / FILE, (json.dumps(statement, indent=2) + "\n").encode())
     except OSError as error:
@@ -95,7 +86,8 @@ def _diff(on: On, sides: tuple[Side, Side], steps: int | None, json_: bool) -> N
     """Follows two to where they part."""
     from ..proof.diff import diff
 
-    found = diff(*sides, steps=steps, on=on, say=_silent if json_ else _say)
+    said: Any = {} if json_ else {"say": options.say}
+    found = diff(*sides, steps=steps, on=on, **said)
     if json_:
         print(json.dumps(found.to_json(), default=str))
         return

@@ -92,7 +92,7 @@ class Task:
     - `predict`: `(params, state, inputs) -> outputs`, what the trained model predicts for `inputs`, the
       columns of a batch without `label`: an array `(batch, ...)` or a dict of such arrays. Examples must
       not depend on each other. `cw.predict` and `cw.export` run it.
-    - `decode`: `(params, state, tokens, cache, position) -> (logits, cache)`, for `examples/generate.py`: the
+    - `decode`: `(params, state, tokens, cache, position) -> (logits, cache)`, for `cw.deploy.generate`: the
       logits `(batch, t, vocabulary)` of what follows `tokens` `(batch, t)` int32, which stand at `position`
       `(batch,)` and behind; t is 1, or they begin at position 0. `cache`: what an earlier call returned, a
       tree of arrays with room for a number of positions; None: make it, with room for these. What is computed

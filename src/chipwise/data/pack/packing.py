@@ -26,7 +26,7 @@ import PIL
 import simplejpeg
 from PIL import Image
 
-from ...atomic import check_inside
+from ...atomic import check_inside, put_inside
 from ...errors import DataError, RecipeError, invalid
 from ...machine.limits import usable_cores
 from ..images import MAX_PIXELS
@@ -36,7 +36,7 @@ from .examples import Entry, Form, pieces_of, records
 from .folders import divided
 from .hub import on_hub
 from .recognise import listing_of
-from .tokenise import TextForm, text_listing
+from .tokenise import TOKENIZER, TextForm, text_listing
 from .writer import SHARD_BYTES, Writer
 
 _SKIPPED_SHARE, _SKIPPED_LEAST = 0.01, 10
@@ -215,11 +215,13 @@ class Packing:
             os.close(lock)
 
     def _appear(self) -> None:
-        strange = {path.name for path in self.partial.iterdir()} - set(self.listing.splits)
+        strange = {path.name for path in self.partial.iterdir()} - {*self.listing.splits, TOKENIZER}
         if strange:
             wrong = "{folder} holds {names:few} from another pack: remove it (rm -r {folder}) first."
             raise DataError("pack-partial-strange", wrong, folder=self.partial, names=sorted(strange))
         try:
+            if self.text is not None and self.text.tokenizer is not None:
+                put_inside(self.partial / TOKENIZER, Path(self.text.tokenizer).read_bytes())
             os.rename(self.partial, self.dst)
         except OSError as error:
             wrong = "{folder} is complete, but cannot be renamed to {dst}: {reason}."

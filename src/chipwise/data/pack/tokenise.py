@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from ..deadline import in_time
 from .documents import Document, documents
 from .folders import Listing, Split
 
-_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _MOST = 1 << 22  # tokens of an example
-_MOST_TOKENIZER = 1 << 28  # bytes of its file
+TOKENIZER = "tokenizer.json"  # beside the splits of a pack: what packed it
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+_MOST_TOKENIZER = 1 << 28  # of its file
 _LEAST_SECONDS, _SLOWEST = 5.0, 2e5  # for a text, and bytes a second; usual are millions
 
 
@@ -50,16 +51,26 @@ class TextForm:
 
 
 @dataclass(frozen=True)
-class _Tokens:
-    """*Fields:* `encode`: a piece of text to its tokens; `kinds`: size of the vocabulary; `end`; `dtype`."""
+class Tokenizer:
+    """*Fields:* `encode`: UTF-8 to its tokens; `decode`: tokens to the text that they are; `kinds`: size of
+    the vocabulary; `end`: the token after a document, or None."""
 
     encode: Callable[[bytes], Any]
+    decode: Callable[[Sequence[int]], str]
     kinds: int
-    end: int
+    end: int | None
 
     @property
     def dtype(self) -> np.dtype:
         return np.dtype(np.uint16 if self.kinds <= 1 << 16 else np.uint32)
+
+
+def _spelled(tokens: Sequence[int]) -> str:
+    return bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
+
+
+BYTES = Tokenizer(lambda piece: np.frombuffer(piece, np.uint8), _spelled, 257, 256)
+"""A byte is a token; 256 ends a document."""
 
 
 def text_listing(
@@ -94,7 +105,7 @@ def text_listing(
         return _joined(path, form, tokens, spools, count, share)
 
 
-def _encode(path: Path, document: Document, tokens: _Tokens, spool: _Spool) -> None:
+def _encode(path: Path, document: Document, tokens: Tokenizer, spool: _Spool) -> None:
     """Writes the document's tokens, and the end, to `spool`."""
     at = 0
     for piece in document.pieces:
@@ -111,7 +122,7 @@ def _encode(path: Path, document: Document, tokens: _Tokens, spool: _Spool) -> N
 def _joined(
     path: Path,
     form: TextForm,
-    tokens: _Tokens,
+    tokens: Tokenizer,
     spools: dict[str, _Spool],
     documents: int,
     share: float | None,
@@ -183,14 +194,25 @@ class _Spool:
         return self._sha.hexdigest()
 
 
-def _tokens_of(form: TextForm) -> _Tokens:
+def _tokens_of(form: TextForm) -> Tokenizer:
     if form.tokenizer is None:
         if form.end is not None:
             wrong = "--end {end:plain} needs --tokenizer FILE.json: bytes end with 256."
             raise RecipeError("pack-end-of-bytes", wrong, end=form.end)
-        return _Tokens(lambda piece: np.frombuffer(piece, np.uint8), 257, 256)
+        return BYTES
+    tokens = read_tokenizer(form.tokenizer, form.end)
+    if tokens.end is None:
+        names = list(_ENDS) if form.end is None else [form.end]
+        wrong = "{path} has none of the tokens {names:list}: give --end TOKEN."
+        raise RecipeError("tokenizer-without-end", wrong, path=form.tokenizer, names=names)
+    return tokens
+
+
+def read_tokenizer(path: str | Path, end: str | None = None) -> Tokenizer:
+    """The tokenizer of a file; `end`: the token after a document, by default the first usual one. Raises
+    `DataError` for a file that is missing or damaged, and the functions for text that takes too long."""
     tokenizers = library("tokenizers", "pack-library")
-    path = Path(form.tokenizer)
+    path = Path(path)
     if not path.is_file():
         wrong = "{path} does not exist: expected a tokenizer.json of the tokenizers library."
         raise DataError("tokenizer-missing", wrong, path=path)
@@ -202,11 +224,7 @@ def _tokens_of(form: TextForm) -> _Tokens:
         kinds = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
         if kinds > 1 << 31:
             raise ValueError(f"a token has the number {kinds - 1:,}")
-    ends = [form.end] if form.end is not None else _ENDS
-    end = next((token for name in ends if (token := tokenizer.token_to_id(name)) is not None), None)
-    if end is None:
-        wrong = "{path} has none of the tokens {names:list}: give --end TOKEN."
-        raise RecipeError("tokenizer-without-end", wrong, path=path, names=list(ends))
+    ends = (tokenizer.token_to_id(name) for name in (_ENDS if end is None else (end,)))
 
     regular = '"Regex"' in text  # whose expressions can take for ever
 
@@ -222,7 +240,11 @@ def _tokens_of(form: TextForm) -> _Tokens:
                 lambda seconds: why if seconds > most else None,
             )
 
-    return _Tokens(encode, kinds, end)
+    def decode(tokens: Sequence[int]) -> str:
+        with _damage(path):
+            return tokenizer.decode(list(tokens), skip_special_tokens=False)
+
+    return Tokenizer(encode, decode, kinds, next((token for token in ends if token is not None), None))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,311 @@
+"""A trained language model goes on with prompts, token by token, with a cache of keys and values.
+
+Prompts are computed in blocks, each on a device by two programs, which are compiled once for a length of the
+prompts and one of all tokens: `decode` of the prompt, and of one token more. A prompt's lengths, the size of
+a block and the keys of its draws depend on the prompt, the platform and the seed alone, so other prompts and
+more devices change no token.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..data.pack.tokenise import BYTES, TOKENIZER, Tokenizer, read_tokenizer
+from ..data.packed import PackedFolder
+from ..engine.moment import Moment
+from ..engine.on import ALL, On
+from ..engine.result import Result
+from ..engine.step import compiler_options
+from ..errors import DataError, DeviceError, DivergedError, RecipeError, invalid
+from ..machine.arithmetic import check_flags, fixed
+from ..machine.compilation_cache import compile_on
+from ..machine.detect import detect
+from ..recipe import precision
+from ..recipe.recipe import Recipe
+from .model import Trained, trained
+
+_ROWS = {"cpu": 1}
+"""Prompts of a block, else 8: an accelerator reads all weights for a token of one as for those of eight; a
+CPU takes twice as long for the weights and eight times for the attention."""
+_SHORTEST = 64  # positions: the first length, each further one is twice as long
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What a model wrote after each prompt.
+
+    *Fields:* `prompts`: their tokens; `tokens`: the new ones, without the one that ended it; `texts`: these
+    as text, up to a text that ended it, or as numbers if no tokenizer is known; `ends`: "stop", or "length"
+    for the most tokens or the context; `seconds` without compiling, `first_seconds` until the first token.
+    """
+
+    prompts: list[tuple[int, ...]]
+    tokens: list[tuple[int, ...]]
+    texts: list[str]
+    ends: list[str]
+    seconds: float
+    first_seconds: float
+
+
+@fixed()
+def generate(
+    model: Result | Trained | Moment | str | Path, prompts: Sequence[str | Sequence[int]], *,
+    tokens: int = 200, temperature: float = 0.8, top_k: int | None = 40, seed: int = 0,
+    stop: Sequence[int | str] = (), tokenizer: str | Path | None = None, recipe: Recipe | str | None = None,
+    on: On = ALL, batch: int | None = None, show: Callable[[int, str], None] = lambda number, piece: None,
+) -> Generated:  # fmt: skip
+    """Goes on with each of `prompts`, texts or token numbers.
+
+        cw.deploy.generate("runs/text", ["Once", "He said"], tokens=50, temperature=0).texts
+
+    A token depends on the model, its prompt, its number among the prompts and the seed, not on the other
+    prompts or the number of devices.
+
+    *Arguments:*
+
+    - `model`, `recipe`: as in `cw.predict`; the task needs `decode`.
+    - `tokens`: new ones, at most; a text also ends with the model's context.
+    - `temperature`: 0 for the most probable token; `top_k`: draw among so many, None: all; `seed`: to 2^32.
+    - `stop`: token numbers and texts that end a text, beside the tokenizer's end of a document.
+    - `tokenizer`: a `tokenizer.json`; by default that of the pack that trained the model, or bytes.
+    - `batch`: prompts that are computed together, 8, or 1 on a CPU; another number rounds otherwise.
+    - `show`: called with a prompt's number and each new piece of text.
+
+    Raises `RecipeError`, `RunError`, `DeviceError`, `DataError` for a tokenizer of another vocabulary, and
+    `DivergedError` for logits that are not finite.
+    """
+    for name, value, right in (
+        ("tokens", tokens, tokens >= 1), ("temperature", temperature, 0 <= temperature < 1e9),
+        ("top_k", top_k, top_k is None or top_k >= 1), ("batch", batch, batch is None or batch >= 1),
+        ("seed", seed, 0 <= seed < 1 << 32),
+    ):  # fmt: skip
+        if not right:
+            raise invalid("generate-argument", name, value, "a larger one, or the default")
+    if jax.process_count() > 1:
+        raise DeviceError("predict-one-host", processes=jax.process_count())
+    known = trained(model, recipe)
+    decoding = Decoding(known, on, batch, (temperature, seed), top_k)
+    cut = _tokenizer(known, decoding.vocabulary, tokenizer)
+    stops = stop if cut.end is None else [*stop, cut.end]
+    texts = []
+    for number, prompt in enumerate(prompts):
+        given = _tokens(prompt, cut, decoding)
+        most = min(tokens, decoding.context - len(given) + 1)
+        texts.append(Continuation(number, given, most, cut.decode, stops, show))
+    seconds = decoding.run(texts)
+    new = [tuple(one.new) for one in texts], [one.text for one in texts], [one.end for one in texts]
+    return Generated([one.given for one in texts], *new, *seconds)
+
+
+class Continuation:
+    """What follows a prompt. *Fields:* `number` of the prompt; `given`, its tokens; `most`: new ones; `new`:
+    those so far, and `text`, what they say; `end`: "stop" or "length", or "" while it has not ended."""
+
+    def __init__(
+        self, number: int, given: tuple[int, ...], most: int, decode: Callable[[Sequence[int]], str],
+        stop: Sequence[int | str], show: Callable[[int, str], None],
+    ):  # fmt: skip
+        self.number, self.given, self.most = number, given, most
+        self.text = self.end = ""
+        self.new: list[int] = []
+        self._decode, self._stop, self._show = decode, stop, show
+        self._ends = [one for one in stop if isinstance(one, str) and one]
+        self._before, self._shown = len(decode(given)), 0
+
+    def take(self, token: int) -> None:
+        """Adds a token and shows what it says; ignores those after the end. Raises `DivergedError` if it is
+        negative."""
+        if self.end:
+            return
+        if token < 0:
+            text = "The logits after {tokens:,} tokens are not finite: the weights are damaged or diverged."
+            raise DivergedError("logits-not-finite", text, tokens=len(self.given) + len(self.new))
+        if token in self._stop:
+            self.end = "stop"
+        else:
+            self.new.append(token)
+            self.end = "length" if len(self.new) == self.most else ""
+        # With the prompt: a tokenizer may write a token otherwise at the beginning of a text
+        self.text = self._decode([*self.given, *self.new])[self._before :]
+        if found := [at for one in self._ends if (at := self.text.find(one)) >= 0]:
+            self.text, self.end = self.text[: min(found)], "stop"
+        until = len(self.text)
+        if not self.end:  # the last letter may lack tokens, and the last ones begin a text that ends it
+            until = len(self.text.rstrip("\ufffd")) - max((len(one) - 1 for one in self._ends), default=0)
+        if until > self._shown:
+            self._show(self.number, self.text[self._shown : until])
+            self._shown = until
+
+
+class Decoding:
+    """A trained model on each device. *Fields:* `context`, `vocabulary`; `rows` of a block.
+
+    *Arguments:* `how`: temperature and seed of draws. Raises `RecipeError` for a task without `decode`, or
+    one that returns other logits, and `DeviceError`.
+    """
+
+    def __init__(
+        self, known: Trained, on: On, rows: int | None, how: tuple[float, int], top_k: int | None
+    ):  # fmt: skip
+        task, self._precision = known.recipe.task, known.recipe.precision
+        if task.decode is None or task.context is None:
+            text = "The task of {recipe} has no decode: give cw.Task(decode=f, context=N)."
+            raise RecipeError("task-without-decode", text, recipe=known.recipe.name)
+        machine = detect(on.devices, on.platform)
+        if on.exact:
+            check_flags(machine.platform)
+        self._task_decode, self.context = task.decode, task.context
+        self._how, self._top_k = (np.float32(how[0]), np.uint32(how[1])), top_k
+        self.rows = rows or _ROWS.get(machine.platform, 8)
+        self._options = compiler_options(machine.platform, on.exact, machine.kind)
+        model = precision.cast(known.params, self._precision), known.state
+        self._models = [jax.device_put(model, device) for device in machine.devices]
+        logits = self._shapes(1)[0]
+        if getattr(logits, "ndim", 0) != 3 or logits.shape[:2] != (self.rows, 1):
+            text = "Task.decode returned logits of {got}: expected (batch, t, vocabulary), ({rows}, 1, ...)."
+            raise RecipeError("decode-returns", text, got=str(logits), rows=self.rows)
+        self.vocabulary: int = logits.shape[2]
+
+    def _decode(self, model: Any, tokens: Any, position: Any, cache: Any) -> Any:
+        with precision.products(self._precision):
+            return self._task_decode(model[0], model[1], tokens, cache, position)
+
+    def _shapes(self, length: int) -> Any:
+        """Of the logits and the cache for so many positions."""
+        tokens, position = np.zeros((self.rows, length), np.int32), np.zeros(self.rows, np.int32)
+        return jax.eval_shape(partial(self._decode, cache=None), self._models[0], tokens, position)
+
+    def run(self, texts: Sequence[Continuation]) -> tuple[float, float]:
+        """Writes all texts. *Returns* the seconds without compiling, and those until the first token."""
+        blocks = []
+        for lengths, same in itertools.groupby(sorted(texts, key=self._lengths), self._lengths):
+            programs, held = self._programs(*lengths), list(same)
+            cuts = range(0, len(held), self.rows)
+            blocks += [(lengths[0], held[i : i + self.rows], programs) for i in cuts]
+        waiting = iter(blocks)
+
+        def written(device: int) -> Iterator[bool]:
+            for block in waiting:  # a device that is done takes the next
+                yield from self._going_on(*block, device)
+
+        began, first = time.perf_counter(), 0.0
+        running = [written(device) for device in range(len(self._models))]
+        while running:
+            running = [one for one in running if next(one, False)]
+            first = first or any(one.new or one.end for one in texts) * (time.perf_counter() - began)
+        return time.perf_counter() - began, first
+
+    def _lengths(self, text: Continuation) -> tuple[int, int]:
+        """The positions of its prompt and of all, as there are programs for."""
+        both = len(text.given), len(text.given) + text.most - 1
+        first, last = (_SHORTEST << ((length - 1) // _SHORTEST).bit_length() for length in both)
+        return min(self.context, first), min(self.context, last)
+
+    def _programs(self, prompt: int, whole: int) -> list[list[Any]]:
+        """Both, for every device: for prompts of `prompt` positions, with a cache of `whole`."""
+        shapes, row = self._shapes(whole)[1], np.zeros(self.rows, np.int32)
+
+        def prefill(model: Any, tokens: Any) -> Any:
+            cache = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+            return self._decode(model, tokens, jnp.zeros(self.rows, jnp.int32), cache)[1]
+
+        def step(model: Any, cache: Any, tokens: Any, positions: Any, numbers: Any, how: Any) -> Any:
+            logits, cache = self._decode(model, tokens[:, None], positions, cache)
+            logits, how = logits[:, 0].astype(jnp.float32), how if self._how[0] else None
+            return cache, _drawn(logits, numbers, positions + 1, how, self._top_k), positions + 1
+
+        first = jax.jit(prefill, compiler_options=self._options)
+        then = jax.jit(step, donate_argnums=1, compiler_options=self._options)
+        made: Any = (first, (row[:, None].repeat(prompt, 1),)), (then, (shapes, row, row, row, self._how))
+        return compile_on(len(self._models), 2, lambda i, g: made[i][0].lower(self._models[g], *made[i][1]))
+
+    def _going_on(
+        self, prompt: int, texts: Sequence[Continuation], programs: list[list[Any]], device: int
+    ) -> Iterator[bool]:
+        """Writes the texts of a block; yields when a token was begun, before it is waited for."""
+        (prefill, step), model = (each[device] for each in programs), self._models[device]
+        tokens, last = np.zeros((self.rows, prompt), np.int32), np.zeros((3, self.rows), np.int32)
+        for row, one in enumerate(texts):
+            tokens[row, : len(one.given)] = one.given
+            last[:, row] = one.given[-1], len(one.given) - 1, one.number
+        cache, (token, positions, numbers) = prefill(model, tokens), last
+        most = max(one.most for one in texts)
+        for turn in range(1 + most):
+            before = token
+            if turn < most:  # the prompt's last token is computed again: so one program draws every token
+                cache, token, positions = step(model, cache, token, positions, numbers, self._how)
+            if turn:
+                for one, number in zip(texts, np.asarray(before).tolist(), strict=False):
+                    one.take(number)
+            if all(one.end for one in texts):
+                return
+            yield True
+
+
+def _drawn(logits: jax.Array, numbers: Any, positions: Any, how: Any, top_k: int | None) -> jax.Array:
+    """A token of each row of `logits` `(n, vocabulary)`, keyed by its prompt's number and its position; -1 if
+    they are not finite. `how`: temperature and seed, or None for the most probable token."""
+    token = jnp.argmax(logits, axis=-1)
+    if how is not None:
+        scaled = logits / how[0]
+        if top_k is not None and top_k < logits.shape[-1]:
+            scaled = jnp.where(scaled < jax.lax.top_k(scaled, top_k)[0][:, -1:], -jnp.inf, scaled)
+        key, fold = jax.random.key(how[1], impl="threefry2x32"), jax.random.fold_in
+        draw = jax.vmap(lambda n, at, row: jax.random.categorical(fold(fold(key, n), at), row))
+        token = draw(numbers, positions, scaled)
+    return jnp.where(jnp.isfinite(jnp.max(logits, axis=-1)), token.astype(jnp.int32), -1)
+
+
+def _tokenizer(known: Trained, vocabulary: int, given: str | Path | None) -> Tokenizer:
+    """How text is cut: by `given`, else as in the training data, if that is here. Raises `DataError` for a
+    tokenizer of another vocabulary."""
+    train, below, end = known.recipe.task.train, None, None
+    if isinstance(train, PackedFolder):
+        below, end = train.below.get("token"), (train.manifest["settings"].get("text") or {}).get("end")
+        packed = train.path.parent / TOKENIZER
+        given = packed if given is None and packed.is_file() else given
+    if given is None:
+        return BYTES if BYTES.kinds in (vocabulary, below) else _NUMBERS
+    found = read_tokenizer(given, end)
+    if found.kinds > vocabulary or below not in (None, found.kinds):
+        wrong = "{path} has {kinds:,} kinds of tokens, and the model {expected:,}: give the one of its pack."
+        expected = below or vocabulary
+        raise DataError("tokenizer-vocabulary", wrong, path=given, kinds=found.kinds, expected=expected)
+    return found
+
+
+def _numbers(text: bytes) -> list[int]:
+    if wrong := [word for word in text.decode().split() if not word.isdecimal() or len(word) > 9]:
+        sentence = "'{word:plain}': no tokenizer is known. Give --tokenizer FILE, or numbers: '12 7'."
+        raise RecipeError("prompt-without-tokenizer", sentence, word=wrong[0])
+    return [int(word) for word in text.split()]
+
+
+_NUMBERS = Tokenizer(_numbers, lambda tokens: "".join(f" {token}" for token in tokens), 0, None)
+"""For a model whose tokenizer is not known."""
+
+
+def _tokens(prompt: Any, cut: Tokenizer, decoding: Decoding) -> tuple[int, ...]:
+    """The tokens of a prompt; those of an empty text are the end of a document before. Raises `RecipeError`
+    if there are none, others than the model's, or too many."""
+    if isinstance(prompt, str):
+        empty = () if cut.end is None else (cut.end,)
+        prompt = cut.encode(prompt.encode("utf-8", "replace")) if prompt else empty
+    tokens = tuple(int(token) for token in prompt)
+    if not tokens or min(tokens) < 0 or max(tokens) >= decoding.vocabulary:
+        expected = f"token numbers below {decoding.vocabulary}, at least one"
+        raise invalid("prompt-tokens", "a prompt", tokens[:8], expected)
+    if len(tokens) > decoding.context:
+        text = "The prompt has {tokens:,} tokens, the model's context {context:,}: give its end alone."
+        raise RecipeError("prompt-above-context", text, tokens=len(tokens), context=decoding.context)
+    return tokens
