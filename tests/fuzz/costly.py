@@ -274,7 +274,7 @@ def parquet(root: Path, draw: random.Random) -> Iterator[Case]:
 
 
 def texts(root: Path, draw: random.Random) -> Iterator[Case]:
-    for ending in ("jsonl", "csv", "parquet", "tar", "json", "npy", "npz", "tar.gz"):
+    for ending in ("jsonl", "csv", "parquet", "tar", "json", "npy", "npz", "tfrecord", "tar.gz"):
         file = root / f"endless.{ending}"
         with open(file, "wb") as stream:
             stream.truncate(8 << 30)

@@ -54,7 +54,7 @@ def pack(
     text: TextOptions,
     src: str = argument(
         "A folder of images by class, or of train/ and test/; a .tar, .tar.gz or .tar.xz of one; a .csv of "
-        "files and labels; Parquet files; text; or the URL of one."
+        "files and labels; Parquet or TFRecord files; text; or the URL of one."
     ),
     dst: str | None = argument(
         "The folder to create; it appears when complete. Without it, SRC is a pack, or a split, to show.",

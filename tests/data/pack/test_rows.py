@@ -1,12 +1,16 @@
-"""Parquet: the same images and labels as a folder's, and what damage is told of."""
+"""Parquet and TFRecord: the same images and labels as a folder's, and what damage is told of."""
 
+import contextlib
 import os
+import struct
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chipwise.data import PackedFolder
-from chipwise.data.pack import hub
+from chipwise.data.pack import hub, tfrecord
 from chipwise.data.pack.columns import labels_of
 from chipwise.data.pack.packing import pack
 from chipwise.data.sources import materialize
@@ -16,6 +20,39 @@ from refusals import refused
 
 IMAGES = [encoded(smooth(seed, (12, 10))) for seed in range(5)]
 LABELS = [2, 0, 1, 0, 2]
+
+
+def varint(n):
+    n &= (1 << 64) - 1
+    out = b""
+    while n > 127:
+        out, n = out + bytes([n & 127 | 128]), n >> 7
+    return out + bytes([n])
+
+
+def field(number, data):
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def example(**features):
+    entries = b""
+    for name, value in features.items():
+        if isinstance(value, bytes):
+            listed = field(1, field(1, value))
+        elif isinstance(value, np.ndarray):
+            listed = field(2, field(1, value.astype("<f4").tobytes()))
+        else:
+            listed = field(3, field(1, b"".join(map(varint, np.atleast_1d(value).tolist()))))
+        entries += field(1, field(1, name.encode()) + field(2, listed))
+    return field(1, entries)
+
+
+def framed(data):
+    def crc(part):
+        return struct.pack("<I", tfrecord._masked(part))
+
+    head = struct.pack("<Q", len(data))
+    return head + crc(head) + data + crc(data)
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +79,74 @@ def expected(tmp_path):
     return columns
 
 
+def test_the_checksum_is_tfrecord_s_masked_castagnoli():
+    assert tfrecord._masked(b"123456789") == (((0xE3069283 >> 15) | (0xE3069283 << 17)) + 0xA282EAD8) % 2**32
+
+
+@given(
+    st.dictionaries(
+        st.text("abc/", min_size=1, max_size=4),
+        st.one_of(
+            st.binary(max_size=300), st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=4)
+        ),
+        max_size=4,
+    )
+)
+def test_an_example_is_read_as_it_was_written(features):
+    found = tfrecord.example(example(**features))
+    assert list(found) == list(features)
+    for name, value in features.items():
+        assert list(found[name]) == ([value] if isinstance(value, bytes) else value)
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_example_end_in_a_value_error(data):
+    with contextlib.suppress(ValueError):
+        assert isinstance(tfrecord.example(data), dict)
+
+
+@pytest.mark.parametrize("names", [("image/encoded", "image/class/label"), ("photo", "kind")])
+def test_tfrecords_of_images(tmp_path, expected, names):
+    image, label = names
+    for shard, rows in enumerate((range(3), range(3, 5))):
+        data = [framed(example(**{image: IMAGES[i], label: LABELS[i], "w": np.ones(2)})) for i in rows]
+        (tmp_path / f"train-0000{shard}-of-00002").write_bytes(b"".join(data))
+    (tmp_path / "validation-00000-of-00001").write_bytes(framed(example(**{image: IMAGES[0], label: 1})))
+    columns = None if "/" in image else {"image": image, "label": label}
+    made, found = packed(pack(tmp_path, tmp_path.parent / f"{tmp_path.name}-out", columns=columns))
+    np.testing.assert_array_equal(found["image"], expected["image"])
+    assert found["label"].tolist() == LABELS and made.names == ("0", "1", "2")
+    assert len(PackedFolder(made.path.parent, "eval")) == 1
+
+
+def test_tfrecords_of_numbers(tmp_path):
+    rows = [example(x=np.arange(3) + i, label=i % 2) for i in range(4)]
+    (tmp_path / "a.tfrecord").write_bytes(b"".join(map(framed, rows)))
+    _, found = packed(pack(tmp_path / "a.tfrecord", tmp_path / "out"))
+    assert found["x"].tolist() == [[i, i + 1, i + 2] for i in range(4)] and found["label"].tolist() == [
+        0,
+        1,
+        0,
+        1,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("at", "code"), [(3, "tfrecord-damaged"), (-9, "tfrecord-damaged"), (None, "tfrecord-cut")]
+)
+def test_a_damaged_tfrecord_is_refused_with_its_place(tmp_path, at, code):
+    first, second = (framed(example(x=np.ones(3), label=i)) for i in range(2))
+    data = bytearray(first + second)
+    if at is None:
+        data = data[:-5]
+    else:
+        data[len(first) + at if at > 0 else at] ^= 1
+    (tmp_path / "a.tfrecord").write_bytes(data)
+    with refused(DataError, code, path=tmp_path / "a.tfrecord") as error:
+        pack(tmp_path / "a.tfrecord", tmp_path / "out")
+    assert len(first) <= error.value.facts["offset"] <= len(first) + 12
+
+
 @pytest.mark.parametrize("form", ["bytes", "hugging face"])
 def test_parquet_of_images(tmp_path, expected, form):
     images = IMAGES if form == "bytes" else [{"bytes": image, "path": "x.jpeg"} for image in IMAGES]
@@ -60,6 +165,13 @@ def test_labels_of_several_numbers_are_vectors_and_of_several_lengths_are_refuse
     assert found["train"]["label"].tolist() == [[1, 2], [3, 4]] and classes == ()
     with refused(DataError, "rows-label-kind"):
         labels_of({"train": [*pairs, np.asarray([5])]})
+
+
+def test_floats_that_are_none_are_no_example():
+    feature = field(2, varint(1 << 3) + varint(5))  # a list of floats with a varint in it
+    data = field(1, field(1, field(1, b"x") + field(2, feature)))
+    with contextlib.suppress(ValueError):
+        assert tfrecord.example(data)["x"].size == 0
 
 
 @pytest.mark.parametrize("damage", ["the footer", "the labels"])

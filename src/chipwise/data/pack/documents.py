@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ...errors import DataError, unreadable
 from ..folder import DEEPEST, TARS
 from .columns import chosen, split_of
-from .hub import parquet_at, text_rows
+from .hub import files_at, text_rows
 from .tables import EVAL
 
 ENDINGS = (".txt", ".md", ".text")
@@ -36,8 +36,8 @@ def documents(path: Path, columns: dict[str, str]) -> Iterator[Document]:
     try:
         if not path.exists():
             raise DataError("pack-source-missing", path=path)
-        if path.is_dir() and (tables := parquet_at(path)):
-            for file in tables:
+        if path.is_dir() and (rows := files_at(path)) is not None and rows[0] == "parquet":
+            for file in rows[1]:
                 yield from _rows(file, columns)
         elif path.is_dir():
             yield from _files(path)

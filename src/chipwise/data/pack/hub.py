@@ -13,6 +13,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from .columns import chosen, labels_of, split_of
 from .folders import Listing, Split
 
 _HUB = "hf://datasets/"
+_FILES = {"parquet": re.compile(r".*\.parquet"), "tfrecord": re.compile(r".*\.tfrecords?|.*-\d+-of-\d+")}
 _FEWEST_ROWS = 1 << 16
 """Rows that a Parquet file may state whatever its size; beyond them no row is smaller than a byte."""
 
@@ -46,15 +48,16 @@ def from_hub(src: str) -> dict[str, Any]:
         return dict(datasets.load_dataset(src[len(_HUB) :].strip("/"), cache_dir=_cache()))
 
 
-def parquet_at(path: Path) -> list[Path]:
-    """The Parquet files at `path`, in it or in its `data/`."""
-    if not path.is_dir():
-        return [path] if path.is_file() and path.suffix == ".parquet" else []
-    listed = (
-        sorted(file for file in folder.glob("*.parquet") if file.is_file())
-        for folder in (path, path / "data")
-    )
-    return next(filter(None, listed), [])
+def files_at(path: Path) -> tuple[str, list[Path]] | None:
+    """The kind of rows at `path`, "parquet" or "tfrecord", and their files; else `None`."""
+    folders = [path, path / "data"] if path.is_dir() else []
+    listed = [sorted(p for p in folder.iterdir() if p.is_file()) for folder in folders if folder.is_dir()]
+    for files in listed or [[path] if path.is_file() else []]:  # reading a pipe might never end
+        for kind, pattern in _FILES.items():
+            matching = [file for file in files if pattern.fullmatch(file.name)]
+            if matching:
+                return kind, matching
+    return None
 
 
 def from_parquet(files: Sequence[Path], columns: Mapping[str, str]) -> Listing:

@@ -67,7 +67,7 @@ class PackSettings:
       manifest lists them.
     - `workers`: threads, by default one per core; `names`: the classes, for objects without them.
     - `text`: how text becomes tokens; `.txt`, `.md` and `.jsonl` files are text also without it. `columns`:
-      the names of "image", "label" or "text" in Parquet or a table of text.
+      the names of "image", "label" or "text" in Parquet, TFRecord or a table of text.
 
     Raises `RecipeError` for other values.
     """
@@ -314,8 +314,8 @@ def pack(
     *Arguments:*
 
     - `src`: a folder of images with a sub-folder for each class, or with `train/` and `test/` (`val/`, ...)
-      of them; a `.tar`, `.tar.gz` or `.tar.xz` of one; a `.csv` with files and labels; Parquet files;
-      text; the URL of any of these except a `.csv`, as a string; `hf://datasets/OWNER/NAME`; any
+      of them; a `.tar`, `.tar.gz` or `.tar.xz` of one; a `.csv` with files and labels; Parquet or TFRecord
+      files; text; the URL of any of these except a `.csv`, as a string; `hf://datasets/OWNER/NAME`; any
       object with `len` and `[i]` whose examples are dicts of columns or pairs (image, label), or a dict of
       such objects by split.
     - `progress`: called after each piece of work.

@@ -15,8 +15,9 @@ from .. import remote
 from ..folder import TARS, list_tar, walk
 from ..sources import Columns, check_labels
 from .folders import Listing, Split, arrange, listed_by
-from .hub import from_datasets, from_hub, from_parquet, on_hub, parquet_at
+from .hub import files_at, from_datasets, from_hub, from_parquet, on_hub
 from .tables import EVAL, read_table
+from .tfrecord import from_tfrecords
 
 _RENAMED = {"img": "image", "images": "image", "labels": "label"}
 
@@ -36,8 +37,10 @@ def listing_of(src: Any, names: Sequence[str] = (), columns: Mapping[str, str] |
     try:
         if not path.exists():
             raise DataError("pack-source-missing", path=path)
-        if rows := parquet_at(path):
-            return from_parquet(rows, columns or {})
+        if (rows := files_at(path)) is not None:
+            kind, found = rows
+            given = dict(columns or {})
+            return from_tfrecords(found, given) if kind == "tfrecord" else from_parquet(found, given)
         if path.is_dir():
             return arrange(path, walk(path))
     except OSError as error:

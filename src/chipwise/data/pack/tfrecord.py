@@ -1,0 +1,139 @@
+"""Reads TFRecord files without TensorFlow: their framing, and the fields of `tf.train.Example`.
+
+    uint64 length | uint32 masked CRC-32C of it | data | uint32 masked CRC-32C of the data
+
+(https://www.tensorflow.org/tutorials/load_data/tfrecord). The data is a protocol buffer: an Example is a map
+from names to lists of bytes, float32 or int64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...atomic import message_class
+from ...errors import DataError, library
+from .columns import chosen, labels_of, split_of
+from .folders import Listing, Split
+
+MOST = 1 << 30  # bytes of a record; a larger length is damage
+_MASK = 0xA282EAD8
+
+Value = list[bytes] | np.ndarray
+"""Of a feature: bytes, float32 or int64."""
+
+
+def records(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yields the offset and the checked data of each record.
+
+    Raises `DataError` with file and offset for a truncated or damaged record.
+    """
+    with open(path, "rb") as file:
+        offset = 0
+        while head := file.read(12):
+            length, expected = struct.unpack("<QI", head) if len(head) == 12 else (0, 0)
+            if len(head) < 12 or length > MOST or _masked(head[:8]) != expected:
+                raise DataError("tfrecord-damaged", path=path, offset=offset, part="length")
+            data, tail = file.read(length), file.read(4)
+            if len(tail) < 4:
+                wrong = "{path} ends within the record of {bytes} bytes at byte {offset}. Get it again."
+                raise DataError("tfrecord-cut", wrong, path=path, offset=offset, bytes=length)
+            if _masked(data) != int.from_bytes(tail, "little"):
+                raise DataError("tfrecord-damaged", path=path, offset=offset + 12, part="data")
+            yield offset + 12, data
+            offset += 16 + length
+
+
+def example(data: bytes) -> dict[str, Value]:
+    """The features of a `tf.train.Example`. Raises `ValueError` for other bytes."""
+    from google.protobuf.message import DecodeError
+
+    read = message_class(__package__, "example.textproto", "chipwise.Example")
+    try:
+        entries = read.FromString(data).features.feature
+    except DecodeError as error:
+        raise ValueError(str(error)) from error
+    return {entry.key.decode(): _values(entry.value) for entry in entries}
+
+
+def _values(feature: Any) -> Value:
+    if feature.HasField("float_list"):
+        return np.asarray(feature.float_list.value, np.float32)
+    if feature.HasField("int64_list"):
+        return np.asarray(feature.int64_list.value, np.int64)
+    return list(feature.bytes_list.value)
+
+
+# ---- the rows of files
+
+
+def from_tfrecords(files: Sequence[Path], columns: Mapping[str, str]) -> Listing:
+    """The examples of TFRecord `files`, of images or of numbers, with labels if there are any.
+
+    Each file is read once here, to check it; memory holds offsets and labels. Raises `DataError` with file
+    and offset for truncated or damaged files.
+    """
+    places: dict[str, list[tuple[Path, int, int]]] = {}
+    values: dict[str, list[Any]] = {}
+    digests: dict[str, str] = {}
+    for path in files:
+        split, digest = split_of(path.name), hashlib.sha256()
+        for offset, data in records(path):
+            digest.update(data)
+            features = _features(path, offset, data)
+            label = chosen("label", list(features), columns, path)
+            value = None if label is None else _single(features[label])
+            values.setdefault(split, []).append(value.decode() if isinstance(value, bytes) else value)
+            places.setdefault(split, []).append((path, offset, len(data)))
+        digests[split] = f"{digests.get(split, '')}{path.name} {digest.hexdigest()} "
+
+    def reader(places: list[tuple[Path, int, int]]) -> Callable[[int], Mapping[str, Any]]:
+        def read(row: int) -> Mapping[str, Any]:
+            path, offset, length = places[row]
+            with open(path, "rb") as file:
+                file.seek(offset)
+                features = _features(path, offset, file.read(length))
+            image, label = (chosen(role, list(features), columns, path) for role in ("image", "label"))
+            if image is not None:
+                return {"image": _single(features[image])}
+            return {n.replace("/", "_"): _column(v) for n, v in features.items() if n != label}
+
+        return read
+
+    labels, classes = labels_of(values)
+    splits = {
+        split: Split.numbered(len(at), reader(at), labels[split], content=digests[split])
+        for split in ("train", "eval")
+        if (at := places.get(split))
+    }
+    return Listing.classified(splits, classes)
+
+
+def _features(path: Path, offset: int, data: bytes) -> dict[str, Value]:
+    try:
+        return example(data)
+    except ValueError as error:  # of UnicodeDecodeError too
+        wrong = "{path}, byte {offset}: no tf.train.Example is there ({reason:plain})."
+        raise DataError("tfrecord-no-example", wrong, path=path, offset=offset, reason=str(error)) from error
+
+
+def _single(value: Value) -> Any:
+    return value[0] if len(value) == 1 else _column(value)
+
+
+def _column(value: Value) -> Any:
+    if isinstance(value, list):
+        wrong = "A column holds {values} byte strings: name the images' with --columns image=NAME."
+        raise DataError("rows-column-bytes", wrong, values=len(value))
+    return value
+
+
+def _masked(data: bytes) -> int:
+    """TFRecord's checksum: CRC-32C (Castagnoli), masked."""
+    crc = library("google_crc32c", "pack-library", library="google-crc32c").value(data)
+    return (((crc >> 15) | (crc << 17)) + _MASK) & 0xFFFFFFFF
