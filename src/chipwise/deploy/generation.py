@@ -59,9 +59,10 @@ class Generated:
 
 @fixed()
 def generate(
-    model: Result | Trained | Moment | str | Path, prompts: Sequence[str | Sequence[int]], *,
+    model: Result | Trained | Moment | str | Path, prompts: str | Sequence[str | Sequence[int]], *,
     tokens: int = 200, temperature: float = 0.8, top_k: int | None = 40, seed: int = 0,
-    stop: Sequence[int | str] = (), tokenizer: str | Path | None = None, recipe: Recipe | str | None = None,
+    stop: str | Sequence[int | str] = (), tokenizer: str | Path | None = None,
+    recipe: Recipe | str | None = None,
     on: On = ALL, batch: int | None = None, show: Callable[[int, str], None] = lambda number, piece: None,
 ) -> Generated:  # fmt: skip
     """Goes on with each of `prompts`, texts or token numbers.
@@ -93,6 +94,7 @@ def generate(
             raise invalid("generate-argument", name, value, "a larger one, or the default")
     if jax.process_count() > 1:
         raise DeviceError("predict-one-host", processes=jax.process_count())
+    prompts, stop = ([one] if isinstance(one, str) else one for one in (prompts, stop))
     known = trained(model, recipe)
     decoding = Decoding(known, on, batch, (temperature, seed), top_k)
     cut = _tokenizer(known, decoding.vocabulary, tokenizer)

@@ -60,10 +60,6 @@ class Tokenizer:
     kinds: int
     end: int | None
 
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype(np.uint16 if self.kinds <= 1 << 16 else np.uint32)
-
 
 def _spelled(tokens: Sequence[int]) -> str:
     return bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
@@ -88,7 +84,8 @@ def text_listing(
     Raises `DataError` with the file and the byte for damaged text.
     """
     tokens = _tokens_of(form)
-    spools = {split: _Spool(where, tokens.dtype) for split in ("train", "eval")}
+    dtype = np.dtype(np.uint16 if tokens.kinds <= 1 << 16 else np.uint32)
+    spools = {split: _Spool(where, dtype) for split in ("train", "eval")}
     count = 0
     with contextlib.ExitStack() as closing:
         for spool in spools.values():
