@@ -23,7 +23,7 @@ import transformers
 import chipwise as cw
 
 NEW, PROMPT, CALLS = 200, 60, 5
-SIZES = {"2 million": (256, 4, 128, 4, 8192), "124 million": (1024, 12, 768, 12, 50_257)}
+SIZES = {"2 million": (512, 4, 128, 4, 8192), "124 million": (1024, 12, 768, 12, 50_257)}
 
 
 def nets(context, depth, width, heads, vocabulary):
