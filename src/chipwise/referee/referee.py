@@ -1,0 +1,284 @@
+"""`referee`: what a change really did. Pairs of runs that share a seed, by turns, until a verdict is reached."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..engine.signals import StopRequest
+from ..errors import RecipeError, RunError, Stopped, invalid, unknown
+from ..machine.compilation_cache import compiled_once
+from ..machine.hosts import hosts
+from ..recipe.metrics import lower_is_better
+from ..recipe.recipe import Recipe
+from ..study.study_file import Run
+from ..study.study_runs import StudyRun, options_of
+from ..words.facts import Fact, fact, plain
+from .contender import Contender
+from .sequential import interval, pairs_needed
+from .tries import Tries
+
+FIRST = ("eval/accuracy", "eval/loss", "train/loss")
+"""What is compared if no metric is named: the first that both sides have."""
+
+SAME_SPEED = math.log(1.03)
+"""The logarithm of the ratio within which two speeds are called equal: below it, a machine's own noise."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a change did.
+
+    *Fields:* `verdict`: "same" (the programs and inputs are equal, or all bits of the runs and the speed),
+    "faster" or "slower" (only that: the bits are the same), "better", "worse", "equal" (within `margin`) or
+    "open" (not shown). `base`, `change`: the names of both; `metric`; `margin`, in the metric's unit;
+    `values`: of each pair (base, change) in the order of the seeds; `difference`: the mean of change minus
+    base, with `low` and `high` that hold the true one at all times but for a probability of `level`; `speed`:
+    change over base as (ratio, low, high), of pairs that ran by turns in this call; `needed`: the pairs that
+    it probably takes, of an open one; `predicted`: what the first two pairs predicted; `seconds` spent;
+    `diverged`: whether the change diverged, where the base did not; `digests` of both; `tries`: the book.
+    """
+
+    verdict: str
+    base: str
+    change: str
+    metric: str | None = None
+    margin: float | None = None
+    values: list[tuple[float, float]] = field(default_factory=list)
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    level: float | None = None
+    speed: tuple[float, float | None, float | None] | None = None
+    needed: int | None = None
+    predicted: int | None = None
+    seconds: float = 0.0
+    diverged: bool = False
+    digests: tuple[str, str] = ("", "")
+    tries: Fact | None = None
+
+    @property
+    def fact(self) -> Fact:
+        """The verdict as one sentence."""
+        about = {k: v for k, v in vars(self).items() if k not in ("values", "tries", "digests")}
+        kind = "diverged" if self.diverged else self.verdict
+        kind += "-unknown" * (kind == "open" and self.needed is None)
+        return fact(f"referee-{kind}", **{**about, "pairs": len(self.values)})
+
+    def to_json(self) -> dict[str, Any]:
+        tries = None if self.tries is None else self.tries.json()
+        about = {**vars(self), "tries": tries, "pairs": len(self.values), "said": self.fact.json()}
+        return {"schema": "chipwise.referee/1", **plain(about)}
+
+
+def referee(
+    base: str | Recipe,
+    change: str | Recipe | None = None,
+    *,
+    set: Sequence[str] = (),
+    set_base: Sequence[str] = (),
+    metric: str | None = None,
+    margin: float | str | None = None,
+    spend: float = 1800.0,
+    error: float = 0.05,
+    data: str | None = None,
+    run: str | Path = "runs/referee",
+    progress: str = "none",
+    say: Callable[[Fact], None] = lambda _: None,
+    **options: Any,
+) -> Verdict:
+    """Compares two recipes until it is known which is better, and stops as soon as it is.
+
+        verdict = cw.referee.referee("base.py:recipe", "changed.py:recipe", spend=600)
+
+    Equal programs, data and starts are told at once. Otherwise both are trained with seed 0, then both with
+    seed 1, and so on, by turns. After each pair the interval of `sequential.interval` is looked at: it errs
+    with a probability of at most its level, however often one looks, and the levels of all tries in `run`
+    together hold `error` (`tries`). It supposes that differences of pairs are about normal.
+
+    *Arguments:*
+
+    - `base`, `change`: a `Recipe`, a built-in name, `path.py:name`, or `REVISION:path.py:name` of git; the
+      change is by default the base with the settings `set`. `set_base`: settings of both then, else of base.
+    - `metric`, such as `"eval/accuracy"`; `margin`: a difference that does not matter, in the metric's unit,
+      or `"0.1%"` of the base's mean.
+    - `spend`: seconds after which no further pair begins; `error` over all tries of `run`.
+    - `data`: as in `cw.load`; `run`: the folder of runs, which later tries share, and of `tries.jsonl`.
+    - `progress`, `options`: of each run, as in `cw.fit`.
+
+    *Returns* the `Verdict`. Raises `RecipeError` for sides of other evaluation data, metrics or revisions;
+    `RunError` if the base diverges; `Stopped` after SIGTERM or Ctrl-C; the same call then goes on.
+    """
+    if not 0 < error < 1:
+        raise invalid("referee-error", "error", error, "a probability, such as 0.05")
+    folder, options = Path(run).absolute(), options_of(options)
+    hosts().alone("referee")
+    both = (base, base if change is None else change)
+    settings = (tuple(set_base), (*(set_base if change is None else ()), *set))
+    began = time.monotonic()
+    sides = [Contender.of(r, s, data, folder / "revisions") for r, s in zip(both, settings, strict=True)]
+    found = [side.identity(0, options["on"]) for side in sides]
+    (first, inputs), (second, others) = found
+    if inputs["evaluation"] != others["evaluation"]:
+        text = "{change} is evaluated on other data than {base}: only numbers of the same examples compare."
+        raise RecipeError("referee-other-data", text, base=sides[0].name, change=sides[1].name)
+    names: dict[str, Any] = {"base": sides[0].name, "change": sides[1].name, "digests": (first, second)}
+    folder.mkdir(parents=True, exist_ok=True)
+    tries = Tries(folder, error)
+    if first == second and None not in (inputs["training"], inputs["evaluation"]):
+        verdict = Verdict("same", **names, seconds=time.monotonic() - began)
+    else:
+        match = _Match(sides, names, folder, options, progress, say)
+        verdict = match.play(metric, margin, began + spend, tries)
+    numbers = ("metric", "difference", "low", "high", "level", "seconds")
+    row = {"base": first, "change": second, "margin": margin, **{n: getattr(verdict, n) for n in numbers}}
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    named = {"names": [side.name for side in sides], "when": when}
+    tries.write({**row, **named, "verdict": verdict.verdict, "pairs": len(verdict.values)})
+    return Verdict(**{**vars(verdict), "tries": tries.summary()})
+
+
+class _Match:
+    """The pairs of two sides. *Fields:* `pairs` of finished runs; `speeds`: logarithms of change over base,
+    of pairs whose runs were both trained now."""
+
+    def __init__(
+        self,
+        sides: list[Contender],
+        names: dict[str, Any],
+        folder: Path,
+        options: Any,
+        progress: str,
+        say: Any,
+    ):
+        self.sides, self.names, self.folder, self.options = sides, names, folder, options
+        self.progress, self.say = progress, say
+        self.pairs: list[tuple[Run, Run]] = []
+        self.speeds: list[float] = []
+        self.predicted: int | None = None
+        self.began = time.monotonic()
+
+    def play(self, metric: str | None, margin: float | str | None, until: float, tries: Tries) -> Verdict:
+        longest = 0.0
+        with contextlib.closing(StopRequest()) as stop, compiled_once():
+            while True:
+                at, seed = time.monotonic(), len(self.pairs)
+                if seed and at + longest > until and not self._there(seed):
+                    break
+                if (loser := self._pair(seed, stop)) is not None:
+                    return loser
+                longest = max(longest, time.monotonic() - at)
+                metric = metric or self._common()
+                now = self._now(metric, margin, tries)
+                if now.verdict != "open":
+                    return now
+                if seed == 1:
+                    self.predicted = now.needed
+                    each = (time.monotonic() - self.began) / 2
+                    known = {"pairs": now.needed, "seconds": now.needed and each * now.needed}
+                    self.say(fact("referee-cost" if now.needed else "referee-cost-unknown", **known))
+        return self._now(metric or self._common(), margin, tries)
+
+    def _there(self, seed: int) -> bool:
+        return all(self._job(i, seed).finished() for i in (0, 1))
+
+    def _job(self, side: int, seed: int) -> StudyRun:
+        return StudyRun({}, seed, self.folder / self.names["digests"][side][:12] / f"seed-{seed}")
+
+    def _pair(self, seed: int, stop: StopRequest) -> Verdict | None:
+        """Trains what is missing of a pair, by turns. *Returns* a verdict if the change diverges."""
+        runs: dict[int, Run] = {}
+        trained = 0
+        for i in (0, 1) if seed % 2 == 0 else (1, 0):
+            job = self._job(i, seed)
+            run = job.finished()
+            if run is None:
+                job.folder.parent.mkdir(exist_ok=True)
+                with self.sides[i].imported():
+                    run = job.ended(job.train(self.sides[i].origin, self.options, self.progress))
+                trained += 1
+            if stop:
+                raise Stopped("referee-stopped", signal=stop.name, pairs=len(self.pairs), folder=self.folder)
+            runs[i] = run
+        if runs[0].diverged:
+            text = "{base} diverges with seed {seed}: nothing can be compared with it; try a lower rate."
+            raise RunError("referee-base-diverged", text, base=self.sides[0].name, seed=seed)
+        if runs[1].diverged:
+            return Verdict("worse", **self.names, diverged=True, seconds=time.monotonic() - self.began)
+        self.pairs.append((runs[0], runs[1]))
+        a, b = (one.examples_per_second for one in self.pairs[-1])
+        if trained == 2 and a and b:
+            self.speeds.append(math.log(b / a))
+        about = {"seed": seed, "base": self.sides[0].name, "change": self.sides[1].name}
+        self.say(fact("referee-pair", **about, seconds=time.monotonic() - self.began))
+        return None
+
+    def _common(self) -> str:
+        a, b = (run.metrics for run in self.pairs[0])
+        if (name := next((one for one in (*FIRST, *a) if one in a and one in b), None)) is None:
+            text = "{base} and {change} have no metric in common: {a:and}; {b:and}."
+            about = {"base": self.sides[0].name, "change": self.sides[1].name}
+            raise RecipeError("referee-no-metric", text, **about, a=sorted(a), b=sorted(b))
+        return name
+
+    def _now(self, metric: str, margin: float | str | None, tries: Tries) -> Verdict:
+        """What is known after the pairs so far."""
+        for run in self.pairs[-1]:
+            if metric not in run.metrics:
+                raise unknown("referee-metric", "metric of both", metric, sorted(run.metrics))
+        values = [(float(a.metrics[metric]), float(b.metrics[metric])) for a, b in self.pairs]
+        differences = [b - a for a, b in values]
+        room = _room(margin, [a for a, _ in values])
+        key = {"base": self.names["digests"][0], "change": self.names["digests"][1]}
+        level = tries.level({**key, "metric": metric, "margin": margin})
+        low, high = interval(differences, level)
+        same_bits = all(a.fingerprint == b.fingerprint for a, b in self.pairs) and not any(differences)
+        if same_bits:
+            kind = self._by_speed(level)
+        elif room is not None and abs(low) <= room and abs(high) <= room:
+            kind = "equal"
+        elif low > 0 or high < 0:
+            kind = "worse" if (high < 0) != lower_is_better(metric) else "better"
+        else:
+            kind = "open"
+        bounds: dict[str, Any] = {"low": low, "high": high} if math.isfinite(high) and not same_bits else {}
+        return Verdict(
+            kind, **self.names, metric=metric, margin=room, values=values,
+            difference=statistics.fmean(differences), **bounds, level=level, speed=self._speed(level),
+            needed=pairs_needed(differences, room, level) if kind == "open" and not same_bits else None,
+            predicted=self.predicted, seconds=time.monotonic() - self.began,
+        )  # fmt: skip
+
+    def _by_speed(self, level: float) -> str:
+        low, high = interval(self.speeds, level)
+        if low > 0 or high < 0:
+            return "faster" if low > 0 else "slower"
+        return "same" if abs(low) <= SAME_SPEED and abs(high) <= SAME_SPEED else "open"
+
+    def _speed(self, level: float) -> tuple[float, float | None, float | None] | None:
+        if not self.speeds:
+            return None
+        bounds = [math.exp(x) if math.isfinite(x) else None for x in interval(self.speeds, level)]
+        return math.exp(statistics.fmean(self.speeds)), bounds[0], bounds[1]
+
+
+def _room(margin: float | str | None, base: list[float]) -> float | None:
+    """The margin in the metric's unit. *Arguments:* `base`: the base's values."""
+    if margin is None:
+        return None
+    text = str(margin)
+    try:
+        number = float(text.removesuffix("%"))
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise invalid(
+            "referee-margin", "margin", margin, "a number above 0, or a share of the base's mean, 0.1%"
+        )
+    return number / 100 * abs(statistics.fmean(base)) if text.endswith("%") else number

@@ -1,0 +1,69 @@
+"""A test that may be looked at after every pair: the confidence sequence of a mean of unknown variance.
+
+For independent normal values the mixture of scale-invariant likelihood ratios is a test martingale, so it
+exceeds 1 / error with a probability of at most `error`, whenever one looks (Ville's inequality). This one is in
+Wang and Ramdas ("Anytime-valid t-tests and confidence sequences for Gaussian means with unknown variance",
+arXiv:2310.03722, the test martingale in a reduced filtration: a Gaussian mixture in place of Lai's flat one).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+PRIOR = 0.25
+"""The inverse variance of the standardized effects that the mixture has in mind: about two deviations and
+below. Any value keeps the error; small ones find large effects sooner."""
+
+FEWEST = 4
+"""Pairs below which no interval is finite, at an error of 5 %."""
+
+MOST = 100_000
+"""Pairs that no prediction exceeds."""
+
+
+def evidence(values: Sequence[float], mean: float = 0.0) -> float:
+    """The martingale's value, at most 1 in expectation if `mean` is the true one; 1 / error refutes it."""
+    n, total = len(values), math.fsum(x - mean for x in values)
+    squares = math.fsum((x - mean) ** 2 for x in values)
+    if n < 2 or squares == 0:
+        return 1.0
+    left = max(squares - total**2 / (n + PRIOR), 0.0)
+    logarithm = (math.log(PRIOR / (n + PRIOR)) + n * (math.log(squares) - math.log(left))) / 2
+    return math.exp(min(logarithm, 700.0))
+
+
+def interval(values: Sequence[float], error: float) -> tuple[float, float]:
+    """What holds the true mean at all times at once, but for a probability of `error`: the means that
+    `evidence` does not refute. Infinite while there are too few values."""
+    n = len(values)
+    if n < 2:
+        return -math.inf, math.inf
+    mean, squares = statistics.fmean(values), statistics.variance(values) * (n - 1)
+    half = _half(n, squares, error)
+    return mean - half, mean + half
+
+
+def _half(n: int, squares: float, error: float) -> float:
+    """Half the width of the interval of `n` values whose squared deviations from their mean add to this:
+    `evidence` solved for the mean."""
+    kept = math.exp((2 * math.log(error) + math.log(PRIOR / (n + PRIOR))) / n)
+    share = kept - PRIOR / (n + PRIOR)
+    return math.sqrt(squares * (1 - kept) / (n * share)) if share > 0 else math.inf
+
+
+def pairs_needed(values: Sequence[float], margin: float | None, error: float) -> int | None:
+    """How many values it probably takes, these included, until the interval leaves 0 out, or lies within
+    `margin` of it, if mean and deviation stay as they are. `None` if not below `MOST`, or of one value."""
+    if len(values) < 2:
+        return None
+    mean, variance = statistics.fmean(values), statistics.variance(values)
+    room = max(abs(mean), 0.0 if margin is None else margin - abs(mean))
+    low, high = FEWEST, MOST
+    if _half(high, variance * (high - 1), error) > room or room == 0:
+        return None
+    while low < high:  # the width falls with n
+        n = (low + high) // 2
+        low, high = (low, n) if _half(n, variance * (n - 1), error) <= room else (n + 1, high)
+    return low
