@@ -16,8 +16,8 @@ MOST = 46_000
 """What `BUDGET` may ever be."""
 
 ORDER = """
-words errors atomic chips machine models hlo recipe data interop recipes engine deploy proof study measure
-launch planner explain cli
+words errors atomic chips machine models hlo recipe data interop recipes engine deploy proof study
+referee measure launch planner explain cli
 """.split()  # noqa: SIM905
 """A module imports from its own package and from those to the left of it."""
 

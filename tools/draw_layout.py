@@ -20,7 +20,7 @@ COLUMNS = [
     ["data", "interop", "hlo"],
     ["engine", "recipes"],
     ["planner", "study", "measure", "proof", "deploy"],
-    ["explain", "launch"],
+    ["explain", "launch", "referee"],
     ["cli"],
 ]
 """From the left, which imports nothing of the others, to the right, which nothing imports."""
@@ -43,6 +43,7 @@ IDEAS = {
     "proof": "computed again, compared",
     "planner": "the step on absent chips",
     "study": "sweeps, finders, moves",
+    "referee": "verdicts on changes",
     "measure": "benchmarks as records",
     "launch": "jobs for rented chips",
     "explain": "compare, report, pages",

@@ -25,7 +25,7 @@ __version__ = "0.1.0"
 
 _load, _, _known = _lazy.attach_stub(__name__, __file__)
 
-_PACKAGES = "data deploy engine interop machine models planner recipe study"
+_PACKAGES = "data deploy engine interop machine models planner recipe referee study"
 """What they have is for some programs, so `dir` does not show them among the names for all."""
 
 __all__ = [name for name in _known if name not in _PACKAGES.split()]

@@ -9,6 +9,7 @@ from . import machine as machine
 from . import models as models
 from . import planner as planner
 from . import recipe as recipe
+from . import referee as referee
 from . import study as study
 from .data import Arrays as Arrays
 from .data import PackedFolder as PackedFolder

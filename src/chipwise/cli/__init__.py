@@ -88,6 +88,7 @@ def app() -> typer.Typer:
     from .launch import launch
     from .pack import pack
     from .planning import plan
+    from .referee import referee
     from .reports import compare, report
     from .speed import bench
     from .train import evaluate_run, sweep, train
@@ -118,7 +119,7 @@ def app() -> typer.Typer:
 
     for command in (
         train, evaluate_run, predict, generate, export, devices, plan, launch, sweep, find_lr, transfer,
-        check, pack, bench, compare, report, chips, audit,
+        check, pack, bench, compare, report, referee, chips, audit,
     ):  # fmt: skip
         name = "eval" if command is evaluate_run else command.__name__.replace("_", "-")
         commands.command(name)(command)

@@ -36,9 +36,9 @@ def option(
     return field(default=default, metadata={"made": made})
 
 
-def flag(help: str) -> Any:
+def flag(help: str, name: str | None = None) -> Any:
     """An option without a value: off unless it is given."""
-    return option(help, default=False)
+    return option(help, default=False, name=name)
 
 
 def argument(help: str, metavar: str | None = None, default: Any = MISSING) -> Any:

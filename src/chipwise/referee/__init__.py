@@ -1,5 +1,5 @@
 """Verdicts on changes: what a change to a recipe or to its code really did."""
 
-from .referee import Verdict, referee
+import lazy_loader
 
-__all__ = ["Verdict", "referee"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,4 @@
-"""A side of a comparison: a recipe by name, in a file, or in a file of a git revision, with its own modules."""
+"""A side of a comparison: a recipe by name, in a file or in a git revision's file, with its own modules."""
 
 from __future__ import annotations
 
@@ -71,8 +71,9 @@ class Contender:
 
     def _owns(self, module: Any) -> bool:
         file = getattr(module, "__file__", None)
-        inside = file is not None and self.root is not None and Path(file).is_relative_to(self.root)
-        return inside and "site-packages" not in Path(file).parts
+        if file is None or self.root is None or "site-packages" in Path(file).parts:
+            return False
+        return Path(file).is_relative_to(self.root)
 
     def make(self, seed: int) -> Recipe:
         with self.imported():

@@ -1,7 +1,7 @@
 """A test that may be looked at after every pair: the confidence sequence of a mean of unknown variance.
 
 For independent normal values the mixture of scale-invariant likelihood ratios is a test martingale, so it
-exceeds 1 / error with a probability of at most `error`, whenever one looks (Ville's inequality). This one is in
+exceeds 1 / error with a probability of at most `error`, whenever one looks (Ville's inequality). It is of
 Wang and Ramdas ("Anytime-valid t-tests and confidence sequences for Gaussian means with unknown variance",
 arXiv:2310.03722, the test martingale in a reduced filtration: a Gaussian mixture in place of Lai's flat one).
 """

@@ -1,4 +1,4 @@
-"""`referee`: what a change really did. Pairs of runs that share a seed, by turns, until a verdict is reached."""
+"""`referee`: what a change really did. Pairs of runs that share a seed, by turns, until it is known."""
 
 from __future__ import annotations
 

@@ -1,0 +1,84 @@
+"""`chipwise referee`: what a change really did."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import typer
+
+from ..errors import RecipeError, invalid
+from ..explain.terminal import console, lines
+from ..words.facts import Fact, fact
+from . import options
+from .options import argument, flag, option
+
+EXITS = {"better": 0, "same": 10, "faster": 11, "slower": 12, "equal": 13, "worse": 14, "open": 15}
+"""The exit code of each verdict: 0 is what a script may commit."""
+
+_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+@options.taking
+def referee(
+    here: options.Here,
+    base: str = argument("A recipe: its name, path.py:name, or REVISION:path.py:name of git."),
+    change: str | None = argument("What to compare it with. [BASE with --set]", default=None),
+    head: bool = flag("BASE as it stands against BASE as it was committed last.", name="--here"),
+    set_: list[str] | None = option("Change a setting of CHANGE; may be repeated.", "KEY=VALUE"),
+    set_base: list[str] | None = option("Change a setting of BASE; may be repeated.", "KEY=VALUE"),
+    metric: str | None = options.METRIC,
+    margin: str | None = option("A difference that does not matter: 0.001, or 0.1% of BASE.", "NUMBER|SHARE"),
+    spend: str = option("No pair begins after this.", "TIME", default="30min"),
+    data: str | None = options.DATA,
+    run: str = option("The folder of runs and of the book of tries.", "DIR", default="runs/referee"),
+    json_: bool = options.JSON,
+) -> None:
+    """Say what a change really did: trains both sides with the same seeds, in pairs, until that is known.
+
+    \b
+    Examples:
+      chipwise referee base.py:recipe changed.py:recipe
+      chipwise referee my_task.py:recipe --here --spend 10min
+      chipwise referee HEAD~1:my_task.py:recipe my_task.py:recipe
+      chipwise referee digits --set lr=0.01 --margin 0.1%
+
+    Exit codes: 0 better, 10 the same to the bit, 11 only faster, 12 only slower, 13 equal within the margin,
+    14 worse, 15 not shown; others are errors. Looked at after each pair; all tries in --run together err in
+    at most 5 % of their verdicts.
+    """
+    from ..referee import referee as judge
+
+    if head:
+        if change is not None:
+            text = "--here compares {base} with its last commit: leave {change} out."
+            raise RecipeError("referee-here", text, base=base, change=change)
+        base, change = f"HEAD:{base}", base
+    elif change is None and not set_:
+        text = "What changed? Name a second recipe, add --set KEY=VALUE, or --here for the last commit."
+        raise RecipeError("referee-no-change", text)
+    verdict = judge(
+        base, change, set=set_ or (), set_base=set_base or (), metric=metric, margin=margin,
+        spend=_seconds(spend), data=data, run=run, on=here.on(), say=_silent if json_ else _say,
+    )  # fmt: skip
+    if json_:
+        print(json.dumps(verdict.to_json()))
+    else:
+        speed = verdict.speed and fact("referee-speed", ratio=verdict.speed[0], span=verdict.speed)
+        lines(console(), verdict.fact, *([speed] if speed else []), verdict.tries)
+    raise typer.Exit(EXITS[verdict.verdict])
+
+
+def _say(said: Fact) -> None:
+    typer.echo(str(said), err=True)
+
+
+def _silent(_: Fact) -> None:
+    """For `--json`."""
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d*)?)(s|min|h)", text)
+    if found is None:
+        raise invalid("referee-spend", "--spend", text, "a time such as 90s, 30min or 2h")
+    return float(found[1]) * _UNITS[found[2]]

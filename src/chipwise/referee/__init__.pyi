@@ -1,0 +1,2 @@
+from .verdict import Verdict as Verdict
+from .verdict import referee as referee

@@ -1,0 +1,31 @@
+"""`chipwise referee`: the verdict, its exit code and its JSON."""
+
+import json
+
+
+def test_the_same_to_the_bit_is_told_at_once(chipwise, mine, tmp_path):
+    run = ["--run", tmp_path / "referee", "--devices", 1]
+    said = chipwise("referee", f"{mine}:recipe", f"{mine}:recipe", *run)
+    assert said.code == 10 and said.out.startswith("the same to the bit")
+    said = chipwise("referee", f"{mine}:recipe", "--set", "seed=3", *run, "--json")
+    found = json.loads(said.out)
+    assert said.code == 10 and (found["schema"], found["verdict"]) == ("chipwise.referee/1", "same")
+    assert found["tries"]["tries"] == 1
+
+
+def test_a_verdict_has_its_exit_code(chipwise, mine, tmp_path):
+    words = ["--set", "lr=0.1001", "--set-base", "duration=2st", "--margin", "50%", "--run", tmp_path]
+    said = chipwise("referee", f"{mine}:recipe", *words, "--devices", 1, "--json")
+    found = json.loads(said.out)
+    assert (said.code, found["verdict"]) == (13, "equal") and found["pairs"] >= 4
+    said = chipwise(
+        "referee", f"{mine}:recipe", "--set", "lr=0.2", *words[2:4], "--run", tmp_path, "--spend", "1s"
+    )
+    assert said.code in (14, 15, 0) and "tries" in said.out
+
+
+def test_what_cannot_be_asked(chipwise, mine, tmp_path):
+    name = f"{mine}:recipe"
+    assert chipwise("referee", name).refused(2, "referee-no-change")
+    assert chipwise("referee", name, name, "--here").refused(2, "referee-here")
+    assert chipwise("referee", name, name, "--spend", "long").refused(2, "referee-spend")
