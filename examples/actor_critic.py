@@ -29,8 +29,7 @@ def moved(at, push):
     sine, cosine = jnp.sin(angle), jnp.cos(angle)
     pushed = (force + 0.05 * turning**2 * sine) / 1.1
     bent = (9.8 * sine - cosine * pushed) / (0.5 * (4 / 3 - 0.1 * cosine**2 / 1.1))
-    change = jnp.stack([speed, pushed - 0.05 * bent * cosine / 1.1, turning, bent])
-    return at + 0.02 * change
+    return at + 0.02 * jnp.stack([speed, pushed - 0.05 * bent * cosine / 1.1, turning, bent])
 
 
 def init(key):

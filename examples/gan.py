@@ -5,7 +5,7 @@
 
 Both losses are summed, and `stop_gradient` gives each network the gradient of its own loss alone, so a step
 moves both at once. `cw.recipe.grouped` gives each network a rate of its own. The run has the same bits on any
-number of devices, and goes on after a stop, as any other. 10 s of processor time, and eight digits as text.
+number of devices, and goes on after a stop. 10 s of processor time, and eight digits as text.
 
 Loss of the generator: Goodfellow et al. 2014, arXiv:1406.2661, section 3, the one that does not saturate.
 """
@@ -90,11 +90,9 @@ def recipe(duration="150ep"):
 
 
 if __name__ == "__main__":
-    trained = recipe()
-    result = cw.fit(trained, progress="none")
+    result = cw.fit(recipe(), progress="none")
     print({name: round(float(value), 3) for name, value in result.metrics.items()})
-    images = cw.predict(
-        result, cw.Arrays(image=np.zeros((8, 8, 8), np.uint8), noise=np.arange(8, dtype=np.int32))
-    ).outputs
+    given = cw.Arrays(image=np.zeros((8, 8, 8), np.uint8), noise=np.arange(8, dtype=np.int32))
+    images = cw.predict(result, given).outputs
     for rows in np.swapaxes(images, 0, 1):  # eight digits, side by side
         print("  ".join("".join(" .:-=+*#%@"[int(9 * v / 16.01)] * 2 for v in row) for row in rows))

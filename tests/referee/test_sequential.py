@@ -5,7 +5,18 @@ import math
 import numpy as np
 import pytest
 
-from chipwise.referee.sequential import FEWEST, evidence, interval, pairs_needed
+from chipwise.referee.sequential import FEWEST, PRIOR, interval, pairs_needed
+
+
+def evidence(values, mean=0.0):
+    """The martingale's value, at most 1 in expectation if `mean` is the true one; 1 / error refutes it."""
+    n, total = len(values), math.fsum(x - mean for x in values)
+    squares = math.fsum((x - mean) ** 2 for x in values)
+    if n < 2 or squares == 0:
+        return 1.0
+    left = max(squares - total**2 / (n + PRIOR), 0.0)
+    logarithm = (math.log(PRIOR / (n + PRIOR)) + n * (math.log(squares) - math.log(left))) / 2
+    return math.exp(min(logarithm, 700.0))
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 17])

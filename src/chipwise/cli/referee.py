@@ -9,7 +9,7 @@ import typer
 
 from ..errors import RecipeError, invalid
 from ..explain.terminal import console, lines
-from ..words.facts import Fact, fact
+from ..words.facts import fact
 from . import options
 from .options import argument, flag, option
 
@@ -57,9 +57,10 @@ def referee(
     elif change is None and not set_:
         text = "What changed? Name a second recipe, add --set KEY=VALUE, or --here for the last commit."
         raise RecipeError("referee-no-change", text)
+    say = (lambda _: None) if json_ else options.say
     verdict = judge(
         base, change, set=set_ or (), set_base=set_base or (), metric=metric, margin=margin,
-        spend=_seconds(spend), data=data, run=run, on=here.on(), say=_silent if json_ else _say,
+        spend=_seconds(spend), data=data, run=run, on=here.on(), say=say,
     )  # fmt: skip
     if json_:
         print(json.dumps(verdict.to_json()))
@@ -67,14 +68,6 @@ def referee(
         speed = verdict.speed and fact("referee-speed", ratio=verdict.speed[0], span=verdict.speed)
         lines(console(), verdict.fact, *([speed] if speed else []), verdict.tries)
     raise typer.Exit(EXITS[verdict.verdict])
-
-
-def _say(said: Fact) -> None:
-    typer.echo(str(said), err=True)
-
-
-def _silent(_: Fact) -> None:
-    """For `--json`."""
 
 
 def _seconds(text: str) -> float:

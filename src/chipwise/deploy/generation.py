@@ -94,7 +94,8 @@ def generate(
             raise invalid("generate-argument", name, value, "a larger one, or the default")
     if jax.process_count() > 1:
         raise DeviceError("predict-one-host", processes=jax.process_count())
-    prompts, stop = ([one] if isinstance(one, str) else one for one in (prompts, stop))
+    prompts = [prompts] if isinstance(prompts, str) else prompts
+    stop = [stop] if isinstance(stop, str) else stop
     known = trained(model, recipe)
     decoding = Decoding(known, on, batch, (temperature, seed), top_k)
     cut = _tokenizer(known, decoding.vocabulary, tokenizer)

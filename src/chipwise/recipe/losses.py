@@ -165,21 +165,6 @@ def absolute_error(predictions: Any, targets: Any) -> jax.Array:
     return jnp.mean(jnp.abs(predictions - targets), axis=tuple(range(1, predictions.ndim)))
 
 
-def huber(predictions: Any, targets: Any, delta: float = 1.0) -> jax.Array:
-    """Half the squared difference up to `delta`, beyond it straight (Huber, 1964), the MEAN over all axes
-    but the first: (b,) float32. PyTorch's `HuberLoss`.
-
-    Arguments: `delta` above 0, in the targets' unit; the others and the errors as in `squared_error`.
-    """
-    if not delta > 0:
-        raise invalid("delta-not-above-zero", "huber's delta", delta, "a number above 0, such as 1.0")
-    predictions = floats(predictions, "predictions")
-    targets = same_shape(targets, "targets", predictions, "predictions")
-    errors = jnp.abs(predictions - targets)
-    near = jnp.minimum(errors, delta)
-    return jnp.mean(near * (errors - 0.5 * near), axis=tuple(range(1, predictions.ndim)))
-
-
 def correct(logits: Any, labels: Any, k: int = 1) -> jax.Array:
     """1.0 where the label is among the `k` highest logits, else 0.0: (b,) float32.
 

@@ -1,2 +1,2 @@
-from .verdict import Verdict as Verdict
-from .verdict import referee as referee
+from .ruling import Ruling as Ruling
+from .ruling import referee as referee

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import subprocess
 import sys
@@ -93,8 +94,7 @@ class Contender:
                     n: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for n, s in spec_of(task.eval).items()
                 }
                 evaluate = lambda p, s, b, k: task.loss(p, s, b, k, False)  # noqa: E731
-                with contextlib.suppress(TypeError):  # a task may want no less than a block
-                    traced.append(jax.make_jaxpr(evaluate)(params, state, rows, key))
+                traced.append(jax.make_jaxpr(evaluate)(params, state, rows, key))
         settings = {k: v for k, v in recipe.describe().items() if k not in _NAMES}
         whole = [settings, head["computed"], head["data"], digest(traced)]
         text = json.dumps(whole, sort_keys=True, default=str)
@@ -105,19 +105,15 @@ def checked_out(revision: str, path: str, folder: Path) -> str:
     """`FILE:NAME` of a file of a git revision, whose files are written below `folder`, once."""
     file, colon, name = path.partition(":")
     top = Path(_git("rev-parse", "--show-toplevel", revision=revision).decode().strip())
-    sha = _git(
-        "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}", revision=revision
-    )
-    place = folder.absolute() / sha.decode().strip()[:12]
+    wanted = f"{revision}^{{commit}}"
+    sha = _git("rev-parse", "--verify", "-q", "--end-of-options", wanted, revision=revision).decode().strip()
+    place = folder.absolute() / sha[:12]
     if not place.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as part, tempfile.TemporaryFile() as archive:
-            archive.write(
-                _git("-C", str(top), "archive", "--format=tar", sha.decode().strip(), revision=revision)
-            )
-            archive.seek(0)
-            with tarfile.open(fileobj=archive) as tar:
-                tar.extractall(Path(part, "files"), filter="data")
+        packed = io.BytesIO(_git("-C", str(top), "archive", "--format=tar", sha, revision=revision))
+        packed = io.BytesIO(_git("-C", str(top), "archive", "--format=tar", sha, revision=revision))
+        with tempfile.TemporaryDirectory(dir=folder) as part, tarfile.open(fileobj=packed) as tar:
+            tar.extractall(Path(part, "files"), filter="data")
             Path(part, "files").rename(place)
     absolute = Path(file).absolute()
     inside = absolute.is_relative_to(top) and place / absolute.relative_to(top)

@@ -23,20 +23,9 @@ MOST = 100_000
 """Pairs that no prediction exceeds."""
 
 
-def evidence(values: Sequence[float], mean: float = 0.0) -> float:
-    """The martingale's value, at most 1 in expectation if `mean` is the true one; 1 / error refutes it."""
-    n, total = len(values), math.fsum(x - mean for x in values)
-    squares = math.fsum((x - mean) ** 2 for x in values)
-    if n < 2 or squares == 0:
-        return 1.0
-    left = max(squares - total**2 / (n + PRIOR), 0.0)
-    logarithm = (math.log(PRIOR / (n + PRIOR)) + n * (math.log(squares) - math.log(left))) / 2
-    return math.exp(min(logarithm, 700.0))
-
-
 def interval(values: Sequence[float], error: float) -> tuple[float, float]:
-    """What holds the true mean at all times at once, but for a probability of `error`: the means that
-    `evidence` does not refute. Infinite while there are too few values."""
+    """What holds the true mean at all times at once, but for a probability of `error`: the means at which the
+    martingale is below 1 / error. Infinite while there are too few values."""
     n = len(values)
     if n < 2:
         return -math.inf, math.inf
@@ -46,8 +35,9 @@ def interval(values: Sequence[float], error: float) -> tuple[float, float]:
 
 
 def _half(n: int, squares: float, error: float) -> float:
-    """Half the width of the interval of `n` values whose squared deviations from their mean add to this:
-    `evidence` solved for the mean."""
+    """Half the width of the interval of `n` values whose squared deviations from their mean add to this. The
+    martingale, sqrt(PRIOR / (n + PRIOR)) (V / (V - S^2 / (n + PRIOR)))^(n / 2) with the sum S and the squares
+    V of the values less a mean, is 1 / error at its ends."""
     kept = math.exp((2 * math.log(error) + math.log(PRIOR / (n + PRIOR))) / n)
     share = kept - PRIOR / (n + PRIOR)
     return math.sqrt(squares * (1 - kept) / (n * share)) if share > 0 else math.inf

@@ -45,17 +45,13 @@ class Tries:
                 file=folder / FILE, reason=error,
             ) from error  # fmt: skip
 
-    @property
-    def counted(self) -> list[str]:
-        """The verdicts of tries that had an error to spend: of those that looked at pairs."""
-        return [row["verdict"] for row in self.rows if row.get("pairs")]
-
     def level(self, key: Mapping[str, Any]) -> float:
         """The error of a try, in (0, 1). One that goes on, of the same `KEY`, keeps the one it began with."""
         for row in self.rows:
             if row.get("pairs") and all(row.get(name) == key[name] for name in KEY):
                 return float(row["level"])
-        number, reached = len(self.counted) + 1, sum(one in REACHED for one in self.counted)
+        counted = [row["verdict"] for row in self.rows if row.get("pairs")]  # bits alone spend no error
+        number, reached = len(counted) + 1, sum(one in REACHED for one in counted)
         return self.error * 6 / (math.pi * number) ** 2 * (1 + reached)
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -73,7 +69,7 @@ class Tries:
     def summary(self) -> Fact:
         """How many tries there were, and how many of their verdicts chance may have made."""
         names = [row["verdict"] for row in self.rows]
-        counts = {name: names.count(name) for name in ("better", "worse", "equal")}
+        counts = {name: names.count(name) for name in REACHED}
         text = (
             "{better} of {tries} tries were better, {worse} worse, {equal} equal; at most {error:share} of "
             "such verdicts are expected to be chance"

@@ -32,7 +32,7 @@ SAME_SPEED = math.log(1.03)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Ruling:
     """What a change did.
 
     *Fields:* `verdict`: "same" (the programs and inputs are equal, or all bits of the runs and the speed),
@@ -92,7 +92,7 @@ def referee(
     progress: str = "none",
     say: Callable[[Fact], None] = lambda _: None,
     **options: Any,
-) -> Verdict:
+) -> Ruling:
     """Compares two recipes until it is known which is better, and stops as soon as it is.
 
         verdict = cw.referee.referee("base.py:recipe", "changed.py:recipe", spend=600)
@@ -112,7 +112,7 @@ def referee(
     - `data`: as in `cw.load`; `run`: the folder of runs, which later tries share, and of `tries.jsonl`.
     - `progress`, `options`: of each run, as in `cw.fit`.
 
-    *Returns* the `Verdict`. Raises `RecipeError` for sides of other evaluation data, metrics or revisions;
+    *Returns* the `Ruling`. Raises `RecipeError` for sides of other evaluation data, metrics or revisions;
     `RunError` if the base diverges; `Stopped` after SIGTERM or Ctrl-C; the same call then goes on.
     """
     if not 0 < error < 1:
@@ -132,7 +132,7 @@ def referee(
     folder.mkdir(parents=True, exist_ok=True)
     tries = Tries(folder, error)
     if first == second and None not in (inputs["training"], inputs["evaluation"]):
-        verdict = Verdict("same", **names, seconds=time.monotonic() - began)
+        verdict = Ruling("same", **names, seconds=time.monotonic() - began)
     else:
         match = _Match(sides, names, folder, options, progress, say)
         verdict = match.play(metric, margin, began + spend, tries)
@@ -141,7 +141,7 @@ def referee(
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     named = {"names": [side.name for side in sides], "when": when}
     tries.write({**row, **named, "verdict": verdict.verdict, "pairs": len(verdict.values)})
-    return Verdict(**{**vars(verdict), "tries": tries.summary()})
+    return Ruling(**{**vars(verdict), "tries": tries.summary()})
 
 
 class _Match:
@@ -164,12 +164,12 @@ class _Match:
         self.predicted: int | None = None
         self.began = time.monotonic()
 
-    def play(self, metric: str | None, margin: float | str | None, until: float, tries: Tries) -> Verdict:
+    def play(self, metric: str | None, margin: float | str | None, until: float, tries: Tries) -> Ruling:
         longest = 0.0
         with contextlib.closing(StopRequest()) as stop, compiled_once():
             while True:
                 at, seed = time.monotonic(), len(self.pairs)
-                if seed and at + longest > until and not self._there(seed):
+                if seed and at + longest > until and not all(self._job(i, seed).finished() for i in (0, 1)):
                     break
                 if (loser := self._pair(seed, stop)) is not None:
                     return loser
@@ -185,13 +185,10 @@ class _Match:
                     self.say(fact("referee-cost" if now.needed else "referee-cost-unknown", **known))
         return self._now(metric or self._common(), margin, tries)
 
-    def _there(self, seed: int) -> bool:
-        return all(self._job(i, seed).finished() for i in (0, 1))
-
     def _job(self, side: int, seed: int) -> StudyRun:
         return StudyRun({}, seed, self.folder / self.names["digests"][side][:12] / f"seed-{seed}")
 
-    def _pair(self, seed: int, stop: StopRequest) -> Verdict | None:
+    def _pair(self, seed: int, stop: StopRequest) -> Ruling | None:
         """Trains what is missing of a pair, by turns. *Returns* a verdict if the change diverges."""
         runs: dict[int, Run] = {}
         trained = 0
@@ -210,7 +207,7 @@ class _Match:
             text = "{base} diverges with seed {seed}: nothing can be compared with it; try a lower rate."
             raise RunError("referee-base-diverged", text, base=self.sides[0].name, seed=seed)
         if runs[1].diverged:
-            return Verdict("worse", **self.names, diverged=True, seconds=time.monotonic() - self.began)
+            return Ruling("worse", **self.names, diverged=True, seconds=time.monotonic() - self.began)
         self.pairs.append((runs[0], runs[1]))
         a, b = (one.examples_per_second for one in self.pairs[-1])
         if trained == 2 and a and b:
@@ -220,14 +217,9 @@ class _Match:
         return None
 
     def _common(self) -> str:
-        a, b = (run.metrics for run in self.pairs[0])
-        if (name := next((one for one in (*FIRST, *a) if one in a and one in b), None)) is None:
-            text = "{base} and {change} have no metric in common: {a:and}; {b:and}."
-            about = {"base": self.sides[0].name, "change": self.sides[1].name}
-            raise RecipeError("referee-no-metric", text, **about, a=sorted(a), b=sorted(b))
-        return name
+        return next(name for name in FIRST if all(name in run.metrics for run in self.pairs[0]))
 
-    def _now(self, metric: str, margin: float | str | None, tries: Tries) -> Verdict:
+    def _now(self, metric: str, margin: float | str | None, tries: Tries) -> Ruling:
         """What is known after the pairs so far."""
         for run in self.pairs[-1]:
             if metric not in run.metrics:
@@ -248,7 +240,7 @@ class _Match:
         else:
             kind = "open"
         bounds: dict[str, Any] = {"low": low, "high": high} if math.isfinite(high) and not same_bits else {}
-        return Verdict(
+        return Ruling(
             kind, **self.names, metric=metric, margin=room, values=values,
             difference=statistics.fmean(differences), **bounds, level=level, speed=self._speed(level),
             needed=pairs_needed(differences, room, level) if kind == "open" and not same_bits else None,
