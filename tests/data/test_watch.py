@@ -52,9 +52,8 @@ def rows(folder):
 
 @pytest.fixture(scope="module")
 def starved(tmp_path_factory):
-    import orbax.checkpoint  # noqa: F401  (its import takes a second of the interpreter's lock)
-
     folder = tmp_path_factory.mktemp("starved") / "run"
+    cw.fit(recipe(Numbers(), steps=2), folder.parent / "first", **QUIET)  # a first save imports for a second
     return cw.fit(recipe(Numbers(seconds=0.008), steps=60), folder, log_every="20st", **QUIET), folder
 
 
