@@ -149,7 +149,7 @@ def attend(q, k, v, seen=None, drop=None, softmax=jnp.float32):
 
 
 class PlainAttention(Attention):
-    def __call__(self, x, seen=None):
+    def __call__(self, x, seen=None, **_):
         b, t, width = x.shape
         q, k, v = jnp.split(self.qkv(x).reshape(b, t, 3 * self.heads, -1), 3, axis=2)
         return self.out(attend(q, k, v, jnp.tril(jnp.ones((t, t), bool))).reshape(b, t, width))
