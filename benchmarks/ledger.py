@@ -108,7 +108,7 @@ def main() -> None:
     print("# What the ledger costs\n")
     print(f"`python benchmarks/ledger.py`: JAX {jax.__version__}, medians of {TURNS} alternating turns on")
     print(
-        "simulated CPU devices of two cores that other processes used too: read the ratios. The default has a"
+        "simulated CPU devices of two cores. The default has a"
     )
     print("row when a run logs, evaluates or may save.\n")
     print("| recipe | devices | ms a step | with a row each step | steps with a row by default | default |")
@@ -137,4 +137,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    cw.simulate(4)
     main()
