@@ -107,9 +107,7 @@ def compiled(name: str, on: str) -> tuple[float, float, float]:
 def main() -> None:
     print("# What the ledger costs\n")
     print(f"`python benchmarks/ledger.py`: JAX {jax.__version__}, medians of {TURNS} alternating turns on")
-    print(
-        "simulated CPU devices of two cores. The default has a"
-    )
+    print("simulated CPU devices of two cores. The default has a")
     print("row when a run logs, evaluates or may save.\n")
     print("| recipe | devices | ms a step | with a row each step | steps with a row by default | default |")
     print("|---|---|---|---|---|---|")
