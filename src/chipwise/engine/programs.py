@@ -269,7 +269,7 @@ class Programs:
             self.squared, self._measuring = squared, None
 
     def digest_of(self, carry: Carry) -> list[Pending]:
-        """Starts digests of a state, and of the summed gradient if the last step was `watched`. To be read by
+        """Starts digests of a state, and of the summed gradient if the last step told it. To be read by
         `digests`."""
         summed, self._summed = self._summed, []
         return [*summed, self.digests.start(self.holding.pieces(carry))]

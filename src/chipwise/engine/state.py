@@ -22,6 +22,7 @@ from ..recipe.user_code import user_code
 from . import keys, scaling
 from .flat import Cut, Flat
 from .freeze import split, whole_params
+from .program_digest import digest
 from .replica import sums_of
 
 _NONE: Mapping[str, Any] = {}
@@ -95,6 +96,11 @@ def first_maker(
     """
     example = spec_of(recipe.task.train)
     return jax.jit(lambda seed, given: then(init_state(recipe, example, seed, given)), **options)
+
+
+def first_digest(recipe: Recipe) -> str:
+    """The digest of the program that makes the first state, whatever the seed."""
+    return digest([jax.make_jaxpr(first_maker(recipe))(np.uint32(0), from_data(recipe.task))])
 
 
 def first_state(recipe: Recipe, make: Any = None, alike: Callable[[Tree], Tree] = lambda t: t) -> TrainState:

@@ -22,9 +22,8 @@ from ..engine.feed import host_window
 from ..engine.layout import Layout, tree_sum
 from ..engine.ledger import head_of
 from ..engine.on import ALL, On
-from ..engine.program_digest import digest as program_digest
 from ..engine.session import Session
-from ..engine.state import TrainState, first_maker, from_data, read
+from ..engine.state import TrainState, first_digest, read
 from ..engine.step import Step
 from ..engine.stored import DIGESTS, Rows, StoredRun, read_ledger
 from ..errors import RecipeError
@@ -99,16 +98,11 @@ def diff(
         found = Parting(a.name, b.name, settings, same)
         agree, last = _ledgers(a.rows, b.rows)
         known = heads[0]["data"] == heads[1]["data"] and None not in heads[0]["data"].values()
-        if same and not settings and known and last is None and _same_starts(a.recipe, b.recipe):
+        alike = same and not settings and known and last is None
+        if alike and first_digest(a.recipe) == first_digest(b.recipe):
             return found
         most = min(first.total, second.total, steps or last or max(STEPS, agree))
         return _followed((a, b), (first, second), found, agree, most, say)
-
-
-def _same_starts(a: Recipe, b: Recipe) -> bool:
-    """Whether the programs that make the first states are equal."""
-    traced = [jax.make_jaxpr(first_maker(one))(np.uint32(0), from_data(one.task)) for one in (a, b)]
-    return program_digest([traced[0]]) == program_digest([traced[1]])
 
 
 def _ledgers(a: Rows, b: Rows) -> tuple[int, int | None]:

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from ..engine.ledger import head_of
 from ..engine.on import On
 from ..engine.program_digest import digest
 from ..engine.session import Session
-from ..engine.state import first_maker, from_data
+from ..engine.state import first_digest
 from ..errors import RecipeError
 from ..recipe.recipe import Recipe
 from ..recipe.source import spec_of
@@ -87,16 +86,16 @@ class Contender:
         with self.imported(), Session(recipe, on) as session:
             head = head_of(session)
             task, key = recipe.task, jax.random.key(0)
-            traced = [jax.make_jaxpr(first_maker(recipe))(np.uint32(0), from_data(task))]
-            params, state = jax.eval_shape(task.init, key)
+            programs = [first_digest(recipe)]
             if task.eval is not None:
+                params, state = jax.eval_shape(task.init, key)
                 rows = {
                     n: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for n, s in spec_of(task.eval).items()
                 }
                 evaluate = lambda p, s, b, k: task.loss(p, s, b, k, False)  # noqa: E731
-                traced.append(jax.make_jaxpr(evaluate)(params, state, rows, key))
+                programs.append(digest([jax.make_jaxpr(evaluate)(params, state, rows, key)]))
         settings = {k: v for k, v in recipe.describe().items() if k not in _NAMES}
-        whole = [settings, head["computed"], head["data"], digest(traced)]
+        whole = [settings, head["computed"], head["data"], programs]
         text = json.dumps(whole, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest(), head["data"]
 
@@ -110,7 +109,6 @@ def checked_out(revision: str, path: str, folder: Path) -> str:
     place = folder.absolute() / sha[:12]
     if not place.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        packed = io.BytesIO(_git("-C", str(top), "archive", "--format=tar", sha, revision=revision))
         packed = io.BytesIO(_git("-C", str(top), "archive", "--format=tar", sha, revision=revision))
         with tempfile.TemporaryDirectory(dir=folder) as part, tarfile.open(fileobj=packed) as tar:
             tar.extractall(Path(part, "files"), filter="data")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import statistics
 import time
@@ -22,7 +23,7 @@ from ..study.study_runs import StudyRun, options_of
 from ..words.facts import Fact, fact, plain
 from .contender import Contender
 from .sequential import interval, pairs_needed
-from .tries import Tries
+from .tries import KEY, Tries
 
 FIRST = ("eval/accuracy", "eval/loss", "train/loss")
 """What is compared if no metric is named: the first that both sides have."""
@@ -134,8 +135,9 @@ def referee(
     if first == second and None not in (inputs["training"], inputs["evaluation"]):
         verdict = Ruling("same", **names, seconds=time.monotonic() - began)
     else:
-        match = _Match(sides, names, folder, options, progress, say)
-        verdict = match.play(metric, margin, began + spend, tries)
+        until = began + spend
+        match = _Match(sides, names, folder, options, progress, say, tries, metric, margin, until)
+        verdict = match.play()
     numbers = ("metric", "difference", "low", "high", "level", "seconds")
     row = {"base": first, "change": second, "margin": margin, **{n: getattr(verdict, n) for n in numbers}}
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -144,46 +146,47 @@ def referee(
     return Ruling(**{**vars(verdict), "tries": tries.summary()})
 
 
+@dataclass
 class _Match:
-    """The pairs of two sides. *Fields:* `pairs` of finished runs; `speeds`: logarithms of change over base,
-    of pairs whose runs were both trained now."""
+    """The pairs of two sides. *Fields:* `names`, of a `Ruling`; `until`: when no further pair begins, by
+    `time.monotonic()`; `margin`, as it was given; `pairs` of finished runs; `speeds`: logarithms of change
+    over base, of pairs whose runs were both trained now; the others as the arguments of `referee`."""
 
-    def __init__(
-        self,
-        sides: list[Contender],
-        names: dict[str, Any],
-        folder: Path,
-        options: Any,
-        progress: str,
-        say: Any,
-    ):
-        self.sides, self.names, self.folder, self.options = sides, names, folder, options
-        self.progress, self.say = progress, say
-        self.pairs: list[tuple[Run, Run]] = []
-        self.speeds: list[float] = []
-        self.predicted: int | None = None
-        self.began = time.monotonic()
+    sides: list[Contender]
+    names: dict[str, Any]
+    folder: Path
+    options: dict[str, Any]
+    progress: str
+    say: Callable[[Fact], None]
+    tries: Tries
+    metric: str | None
+    margin: float | str | None
+    until: float
+    pairs: list[tuple[Run, Run]] = field(default_factory=list)
+    speeds: list[float] = field(default_factory=list)
+    predicted: int | None = None
+    began: float = field(default_factory=time.monotonic)
 
-    def play(self, metric: str | None, margin: float | str | None, until: float, tries: Tries) -> Ruling:
-        longest = 0.0
+    def play(self) -> Ruling:
+        size, longest = _size(self.margin), 0.0
         with contextlib.closing(StopRequest()) as stop, compiled_once():
-            while True:
-                at, seed = time.monotonic(), len(self.pairs)
-                if seed and at + longest > until and not all(self._job(i, seed).finished() for i in (0, 1)):
-                    break
+            for seed in itertools.count():
+                at = time.monotonic()
                 if (loser := self._pair(seed, stop)) is not None:
                     return loser
                 longest = max(longest, time.monotonic() - at)
-                metric = metric or self._common()
-                now = self._now(metric, margin, tries)
+                now = self._now(size)
                 if now.verdict != "open":
-                    return now
+                    break
                 if seed == 1:
                     self.predicted = now.needed
                     each = (time.monotonic() - self.began) / 2
                     known = {"pairs": now.needed, "seconds": now.needed and each * now.needed}
                     self.say(fact("referee-cost" if now.needed else "referee-cost-unknown", **known))
-        return self._now(metric or self._common(), margin, tries)
+                late = time.monotonic() + longest > self.until
+                if late and not all(self._job(i, seed + 1).finished() for i in (0, 1)):
+                    break
+        return now
 
     def _job(self, side: int, seed: int) -> StudyRun:
         return StudyRun({}, seed, self.folder / self.names["digests"][side][:12] / f"seed-{seed}")
@@ -216,52 +219,48 @@ class _Match:
         self.say(fact("referee-pair", **about, seconds=time.monotonic() - self.began))
         return None
 
-    def _common(self) -> str:
-        return next(name for name in FIRST if all(name in run.metrics for run in self.pairs[0]))
-
-    def _now(self, metric: str, margin: float | str | None, tries: Tries) -> Ruling:
-        """What is known after the pairs so far."""
-        for run in self.pairs[-1]:
-            if metric not in run.metrics:
-                raise unknown("referee-metric", "metric of both", metric, sorted(run.metrics))
+    def _now(self, size: tuple[float, bool] | None) -> Ruling:
+        """What is known after the pairs so far. *Arguments:* `size` of the margin."""
+        a, b = (run.metrics for run in self.pairs[-1])
+        metric = self.metric = self.metric or next(name for name in FIRST if name in a and name in b)
+        for metrics in (a, b):
+            if metric not in metrics:
+                raise unknown("referee-metric", "metric of both", metric, sorted(metrics))
         values = [(float(a.metrics[metric]), float(b.metrics[metric])) for a, b in self.pairs]
         differences = [b - a for a, b in values]
-        room = _room(margin, [a for a, _ in values])
-        key = {"base": self.names["digests"][0], "change": self.names["digests"][1]}
-        level = tries.level({**key, "metric": metric, "margin": margin})
+        room = None
+        if size is not None:
+            room = size[0] * (abs(statistics.fmean(a for a, _ in values)) if size[1] else 1)
+        asked = (*self.names["digests"], metric, self.margin)
+        level = self.tries.level(dict(zip(KEY, asked, strict=True)))
         low, high = interval(differences, level)
+        slow, fast = interval(self.speeds, level)
         same_bits = all(a.fingerprint == b.fingerprint for a, b in self.pairs) and not any(differences)
+        kind = "open"
         if same_bits:
-            kind = self._by_speed(level)
-        elif room is not None and abs(low) <= room and abs(high) <= room:
+            if slow > 0 or fast < 0:
+                kind = "faster" if slow > 0 else "slower"
+            elif max(abs(slow), abs(fast)) <= SAME_SPEED:
+                kind = "same"
+        elif room is not None and max(abs(low), abs(high)) <= room:
             kind = "equal"
         elif low > 0 or high < 0:
             kind = "worse" if (high < 0) != lower_is_better(metric) else "better"
-        else:
-            kind = "open"
         bounds: dict[str, Any] = {"low": low, "high": high} if math.isfinite(high) and not same_bits else {}
+        speed = None
+        if self.speeds:
+            ends = [math.exp(x) if math.isfinite(x) else None for x in (slow, fast)]
+            speed = (math.exp(statistics.fmean(self.speeds)), ends[0], ends[1])
         return Ruling(
             kind, **self.names, metric=metric, margin=room, values=values,
-            difference=statistics.fmean(differences), **bounds, level=level, speed=self._speed(level),
+            difference=statistics.fmean(differences), **bounds, level=level, speed=speed,
             needed=pairs_needed(differences, room, level) if kind == "open" and not same_bits else None,
             predicted=self.predicted, seconds=time.monotonic() - self.began,
         )  # fmt: skip
 
-    def _by_speed(self, level: float) -> str:
-        low, high = interval(self.speeds, level)
-        if low > 0 or high < 0:
-            return "faster" if low > 0 else "slower"
-        return "same" if abs(low) <= SAME_SPEED and abs(high) <= SAME_SPEED else "open"
 
-    def _speed(self, level: float) -> tuple[float, float | None, float | None] | None:
-        if not self.speeds:
-            return None
-        bounds = [math.exp(x) if math.isfinite(x) else None for x in interval(self.speeds, level)]
-        return math.exp(statistics.fmean(self.speeds)), bounds[0], bounds[1]
-
-
-def _room(margin: float | str | None, base: list[float]) -> float | None:
-    """The margin in the metric's unit. *Arguments:* `base`: the base's values."""
+def _size(margin: float | str | None) -> tuple[float, bool] | None:
+    """A margin's number, and whether it is a share of the base's mean."""
     if margin is None:
         return None
     text = str(margin)
@@ -273,4 +272,4 @@ def _room(margin: float | str | None, base: list[float]) -> float | None:
         raise invalid(
             "referee-margin", "margin", margin, "a number above 0, or a share of the base's mean, 0.1%"
         )
-    return number / 100 * abs(statistics.fmean(base)) if text.endswith("%") else number
+    return (number / 100, True) if text.endswith("%") else (number, False)

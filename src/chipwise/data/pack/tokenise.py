@@ -27,7 +27,7 @@ from .folders import Listing, Split
 _MOST = 1 << 22  # tokens of an example
 TOKENIZER = "tokenizer.json"  # beside the splits of a pack: what packed it
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
-_MOST_TOKENIZER = 1 << 28  # of its file
+_MOST_TOKENIZER = 1 << 28  # bytes of its file
 _LEAST_SECONDS, _SLOWEST = 5.0, 2e5  # for a text, and bytes a second; usual are millions
 
 
