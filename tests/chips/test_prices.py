@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from chipwise.chips.catalogue import CHIPS, named
-from chipwise.chips.prices import INCLUDES, cheapest, current, load, prices_for, read
+from chipwise.chips.prices import INCLUDES, OLD_DAYS, cheapest, current, load, prices_for, read
 from chipwise.chips.targets import names, parse
 from chipwise.errors import DataError
 from chipwise.words.facts import fact
@@ -190,3 +190,16 @@ def test_files_that_are_no_prices(tmp_path):
     (tmp_path / "empty.csv").write_text("")
     with refused(DataError, "price-column-missing", column="chip"):
         load(tmp_path / "empty.csv")
+
+
+@pytest.mark.parametrize("days, old", [(OLD_DAYS - 1, False), (OLD_DAYS, False), (OLD_DAYS + 1, True)])
+def test_a_price_is_old_after_ninety_days(days, old):
+    (price,) = read(f"{HEADER}\nt4,1,aws,g4,us-east-1,0.5,,,whole VM,page,2026-07-30", "mine.csv")
+    assert price.old(price.day + datetime.timedelta(days=days)) is old
+
+
+def test_a_spot_price_has_the_day_it_was_read():
+    date = "2026-07-20 (spot ~2026-01/02 inferred)"
+    (price,) = read(f"{HEADER}\nv100,1,aws,p3,us-east-1,3.06,0.53,us-west-2,whole VM,page,{date}", "mine.csv")
+    today = datetime.date(2026, 8, 1)
+    assert not price.old(today) and price.old(today, spot=True)

@@ -20,11 +20,6 @@ def plan(
     exact: bool = options.EXACT,
     eval_every: str = options.EVAL_EVERY,
     prices: str | None = options.PRICES,
-    cloud: str = option("Only prices of these, such as gcp,aws.", "NAMES", default=""),
-    region: str = option("Only prices of regions that begin so: us-.", "NAMES", default=""),
-    marketplace: bool = option(
-        "Count marketplaces' offers.", default=True, name="--marketplace/--no-marketplace"
-    ),
     largest_batch: bool = flag("Also search for the largest batch that fits each target."),
     predict: int | None = option("Plan N predictions by the trained model instead of its training.", "N"),
     host_cores: int | None = option("Cores of the feeding hosts. [this host's]", "N", min=1),
@@ -39,10 +34,9 @@ def plan(
       chipwise plan mnist --on v5e-8,v6e-8,v3-8,a100,h100:8,t4,v100
       chipwise plan my_task.py:recipe --on v5e-1 --largest-batch --json
       chipwise plan imagenet-resnet50 --synthetic --predict 1000000 --on v5e-1,t4,l4
-      chipwise plan gpt2-124m --on v5e-8,h100 --kernels --cloud gcp,aws --no-marketplace
+      chipwise plan gpt2-124m --on v5e-8,h100 --kernels
     """
     options.only_look()
-    from ..chips.market import Market
     from ..explain import plan_kernels, plan_page
     from ..explain.plan_progress import plan_progress
     from ..explain.plan_table import document, parts
@@ -55,7 +49,6 @@ def plan(
             loaded,
             targets,
             prices=prices,
-            market=Market(tuple(_names(cloud)), tuple(_names(region)), marketplace),
             exact=exact,
             eval_every=options.interval(eval_every),
             find_largest_batch=largest_batch,

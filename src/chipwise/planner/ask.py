@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from ..chips.catalogue import peak_flops_per_device
-from ..chips.market import Market
 from ..chips.prices import Price
 from ..chips.prices import load as load_prices
 from ..chips.targets import Target, parse
@@ -49,7 +48,6 @@ def plan(
     on: Sequence[str],
     *,
     prices: Sequence[Price] | str | Path | None = None,
-    market: Market | None = None,
     today: datetime.date | None = None,
     exact: bool = True,
     eval_every: str | None = "1ep",
@@ -69,7 +67,6 @@ def plan(
 
     - `on`: targets such as `"v5e-8"`, `"v3-8"`, `"a100:8"`, `"t4"`, `"cpu"`; see `chipwise.chips.targets`.
     - `prices`: a price file, or prices; by default the bundled snapshot.
-    - `market`: the clouds and regions whose prices count; by default all.
     - `today`: the date from which the age of prices counts; by default today.
     - `exact`, `eval_every`: as in `fit`.
     - `find_largest_batch`: search for it on every target, not only if the recipe's batch does not fit.
@@ -83,8 +80,7 @@ def plan(
 
     *Returns* a list of `Plan`, in the order of `on`. Raises `DeviceError` for an unknown or impossible
     target, `RecipeError` for a recipe that cannot be traced or, with `predict`, has no prediction,
-    `DataError` for a `feed_record` that cannot be read or has other examples, and for a cloud or region
-    without prices.
+    `DataError` for a price file that cannot be read.
     """
     targets = list({t.name: t for t in map(parse, on)}.values())
     if not targets:
@@ -92,7 +88,7 @@ def plan(
     table = load_prices(prices) if prices is None or isinstance(prices, str | Path) else prices
     folder = cache_folder(cache)
     question = PlanQuestion(
-        recipe, (market or Market()).select(table), today or datetime.date.today(), folder, exact,
+        recipe, table, today or datetime.date.today(), folder, exact,
         evaluations(recipe, eval_every), find_largest_batch, predict, None, measure_feed, host_cores,
         progress,
     )  # fmt: skip
