@@ -77,7 +77,7 @@ def ask(row: Row) -> dict[str, Any]:
         (plan,) = cw.plan(row.load(), [row.on], exact=row.exact, eval_every=every)
     except ChipwiseError as error:
         return answer | {"problem": error.code, "text": str(error)}
-    answer |= {"method": plan.method, "asked_seconds": round(time.monotonic() - start)}
+    answer |= {"asked_seconds": round(time.monotonic() - start)}
     answer |= {"flops": plan.flops_per_step_per_device, "devices": plan.devices}
     if plan.memory is not None:
         answer |= {"memory_GB": round(plan.memory.needed / 1e9, 2)}

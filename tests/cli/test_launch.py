@@ -10,9 +10,7 @@ from planner import documents
 
 def planned(target: str, step: float, *rates: float, **rest):
     priced = tuple((rate, False, target, "us") for rate in rates)
-    return documents.plan(
-        target, target, method="compiled", held=None, step=step, peak=1e15, rates=priced, devices=1, **rest
-    )
+    return documents.plan(target, target, held=None, step=step, peak=1e15, rates=priced, devices=1, **rest)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def test_a_table_with_a_verdict_and_a_page(tmp_path, capsys):
 def test_json_is_one_object(capsys):
     assert main(["plan", "mnist", "--on", "t4", "--json", "--set", "batch=512"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["schema"] == "chipwise.plan/3" and told["recipe"]["parameters"] == 250_698
+    assert told["schema"] == "chipwise.plan/4" and told["recipe"]["parameters"] == 250_698
     assert told["plans"][0]["target"] == "t4" and told["plans"][0]["batch"] == 512
 
 

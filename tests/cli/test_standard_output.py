@@ -91,7 +91,7 @@ def test_a_cache_that_cannot_be_used(tmp_path, monkeypatch, capsys):
     file.write_text("")
     monkeypatch.delenv("CHIPWISE_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
-    one_line(here(capsys, "plan", "digits", "--on", "cpu"))
+    one_line(here(capsys, "plan", "digits", "--on", "t4"))
 
 
 def test_sizes_and_names_beyond_what_is_possible(tmp_path, capsys):

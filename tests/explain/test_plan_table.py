@@ -36,7 +36,7 @@ def test_problems_come_first_and_notes_reach_the_terminal():
     for plan in plans:
         for note in plan.notes:
             assert str(note) in out
-    shared = f"v5e-8, v6e-8, v3-8: {documents.NOTES['compiled']}"
+    shared = f"v5e-8, v6e-8, v3-8: {documents.COMPILED}"
     assert shared in out
 
 

@@ -36,7 +36,6 @@ def plan(
     target: str,
     chip: str,
     *,
-    method: str,
     held: Memory | None,
     step: float = 0,
     spread: float = 0.1,
@@ -54,7 +53,7 @@ def plan(
         seconds = Range(step, step * (1 - spread), step * (1 + spread))
         parts = {"start": 10.0, "compile": 42.0, "train": step * STEPS, "evaluate": step * 40}
         wall = seconds.times(STEPS).plus(Range(*[52.0 + step * 40] * 3))
-        source, date = TPU_PRICES if method == "compiled" else GPU_PRICES
+        source, date = TPU_PRICES if chip.startswith("TPU") else GPU_PRICES
         known = {
             "step_seconds": seconds,
             "step_parts": {"replica": 0.93 * step, "reduce": 0.05 * step, "update": 0.02 * step},
@@ -96,7 +95,6 @@ def plan(
         chips=devices // 2 if chip == "TPU v3" else devices,
         devices=devices,
         devices_found=devices,
-        method=method,
         batch=BATCH,
         replicas=REPLICAS,
         replicas_per_device=REPLICAS // devices,
@@ -105,14 +103,15 @@ def plan(
         memory=held,
         flops_per_step_per_device=FLOPS / devices,
         wire_bytes_per_step_per_device=4.0 * PARAMETERS * 7 / 4,
-        **{"notes": (NOTES[method],), **known, **rest},
+        **{
+            "notes": (COMPILED if chip.startswith("TPU") else TIMED,),
+            **known,
+            **rest,
+        },
     )
 
 
-NOTES = {
-    "compiled": fact("compiled-by-own-compiler"),
-    "measured": fact("measured-here"),
-}
+COMPILED, TIMED = fact("compiled-by-own-compiler"), fact("kernels-timed")
 STATED, LIMIT = fact("memory-of-tpu", gib=16.0), fact("memory-of-gpu", gb=80.0, share=0.75)
 
 
@@ -122,7 +121,6 @@ def plans() -> list[Plan]:
         plan(
             "v5e-8",
             "TPU v5e",
-            method="compiled",
             held=memory(9.4, 16.9, STATED),
             step=0.498,
             peak=197e12,
@@ -132,7 +130,6 @@ def plans() -> list[Plan]:
         plan(
             "v6e-8",
             "TPU v6e (Trillium)",
-            method="compiled",
             held=memory(9.1, 33.5, STATED),
             step=0.131,
             peak=918e12,
@@ -142,7 +139,6 @@ def plans() -> list[Plan]:
         plan(
             "v3-8",
             "TPU v3",
-            method="compiled",
             held=memory(11.9, 16.9, STATED),
             step=1.62,
             spread=0.15,
@@ -154,7 +150,6 @@ def plans() -> list[Plan]:
         plan(
             "v100:8",
             "V100-SXM2",
-            method="measured",
             held=memory(10.2, 16.5, LIMIT),
             step=0.742,
             spread=0.28,
@@ -165,7 +160,6 @@ def plans() -> list[Plan]:
         plan(
             "h100:8",
             "H100-SXM5-80GB",
-            method="measured",
             held=memory(10.2, 84.3, LIMIT),
             step=0.124,
             spread=0.3,
@@ -182,7 +176,6 @@ def plans() -> list[Plan]:
         plan(
             "t4",
             "T4",
-            method="measured",
             devices=1,
             held=memory(16.4, 15.0, LIMIT, replicas=2),
             largest_batch=256,
@@ -191,7 +184,6 @@ def plans() -> list[Plan]:
         plan(
             "v2-8",
             "TPU v2",
-            method="compiled",
             held=None,
             problem=fact("refused", program="replica", message="UNIMPLEMENTED: <no> such thing & more"),
             notes=(fact("fused-step"),),

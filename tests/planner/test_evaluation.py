@@ -7,10 +7,11 @@ import tasks
 from chipwise.data.sources import nbytes
 from chipwise.engine.layout import Layout
 from chipwise.engine.session import Session
-from chipwise.planner import time_here
+from chipwise.planner import time_step
 from chipwise.planner.plans import Range
 from chipwise.planner.time_run import training_work
 from chipwise.planner.tracing import EVALUATION, training_step
+from compilers import no_gpu_compiler as no_gpu_compiler
 
 RECIPE = tasks.recipe()
 LAYOUT = Layout.of(RECIPE, 2)
@@ -42,13 +43,13 @@ def test_memory_is_that_of_the_program_that_needs_most():
     assert small.activations == 10_000 and large.activations == 1 << 20
 
 
-def test_its_time_is_that_of_its_blocks_on_all_devices(monkeypatch):
-    monkeypatch.setattr(time_here, "_seconds", lambda program: 2.0)
-    (plan,) = cw.plan(dataclasses.replace(RECIPE, eval_block=10), ["cpu"], eval_every="50%")
+def test_its_time_is_that_of_its_blocks_on_all_devices(monkeypatch, no_gpu_compiler):
+    monkeypatch.setattr(time_step, "_alone", lambda *about: Range(2.0, 2.0, 2.0))
+    (plan,) = cw.plan(dataclasses.replace(RECIPE, eval_block=10), ["a100:2"], eval_every="50%")
     blocks = -(-len(RECIPE.task.eval) // 10)
     assert plan.evaluations == 2
     turns = 2 * -(-blocks // plan.devices)
-    assert 2.0 * turns <= plan.seconds["evaluate"] < 2.0 * turns * 1.001
+    assert plan.devices == 2 and plan.seconds["evaluate"] == 2.0 * turns
 
 
 def test_a_third_of_a_step_where_it_is_not_compiled():

@@ -16,7 +16,7 @@ def made(name, minutes, hourly=None, spread=1.05, **more):
         where = dict(cloud="gcp", instance=name, region="us", spot=False, includes="whole VM")
         usd = wall.times(hourly / 3600)
         costs = (Cost(usd_per_hour=hourly, usd=usd, date="2026-07-30", source="list", **where),)
-    common = dict(chip=name, chips=1, devices=1, devices_found=1, method="compiled", batch=8, replicas=8)
+    common = dict(chip=name, chips=1, devices=1, devices_found=1, batch=8, replicas=8)
     rest = {**common, "wall_seconds": wall, "step_seconds": wall, "examples_per_second": wall, **more}
     return Plan(target=name, replicas_per_device=8, precision="bf16", parameters=1, costs=costs, **rest)
 

@@ -16,7 +16,7 @@ EVERYTHING = "v2-8,v3-8,v4-8,v5e-8,v5p-8,v6e-8,tpu7x-8,t4,v100,a100,h100"
 @options.taking
 def plan(
     recipe: options.Given,
-    on: str = option("Such as v5e-8,v3-8,a100,h100:8,t4,cpu.", "TARGETS", default=EVERYTHING),
+    on: str = option("Such as v5e-8,v3-8,a100,h100:8,t4.", "TARGETS", default=EVERYTHING),
     exact: bool = options.EXACT,
     eval_every: str = options.EVAL_EVERY,
     prices: str | None = options.PRICES,

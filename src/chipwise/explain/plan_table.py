@@ -106,7 +106,7 @@ def table(plans: Sequence[Plan]) -> Table:
     each, money = ("ms a step", ("$", "$ spot")) if trains else ("ms alone", ("$ a million", "$ spot"))
     rows: list[list[Any]] = []
     for p in plans:
-        row: list[Any] = [p.target + ("" if p.method == "compiled" else " *"), _memory(p.memory)]
+        row: list[Any] = [p.target, _memory(p.memory)]
         if not p.runs or p.examples_per_second is None or p.wall_seconds is None:
             rows.append([*row, Text("-", style="red"), *"------"])
             continue

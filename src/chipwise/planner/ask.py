@@ -3,7 +3,7 @@
     asked -> traced -> compiled -> timed -> plan
 
 Each chip's compiler compiles the step's programs. A TPU's compiler states cycles; a GPU's kernels are timed
-from their bytes and FLOPs. The target `cpu` is this machine, where a few calls are timed.
+from their bytes and FLOPs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from .compile_step import Progress, cache_folder, compile_steps
 from .device_memory import TOO_LARGE, available, lies_on_hosts, too_large
 from .plan_advice import advice, decisive, does_not_fit, lacks, room
 from .plans import Plan, Plans, Range, costs, unique
-from .time_here import compiled_here, timed_here
 from .time_run import HostSpeed, compilation, evaluations, feeding, measured, run_time, training_work
 from .time_step import StepTime, at_least, local_devices, timed_away
 from .tracing import TracedStep, forget_traces, prediction_step, predicts, training_step
@@ -65,7 +64,7 @@ def plan(
 
     *Arguments:*
 
-    - `on`: targets such as `"v5e-8"`, `"v3-8"`, `"a100:8"`, `"t4"`, `"cpu"`; see `chipwise.chips.targets`.
+    - `on`: targets such as `"v5e-8"`, `"v3-8"`, `"a100:8"`, `"t4"`; see `chipwise.chips.targets`.
     - `prices`: a price file, or prices; by default the bundled snapshot.
     - `today`: the date from which the age of prices counts; by default today.
     - `exact`, `eval_every`: as in `fit`.
@@ -79,12 +78,14 @@ def plan(
       compilation, then the smallest programs, last those whose largest batch is searched for.
 
     *Returns* a list of `Plan`, in the order of `on`. Raises `DeviceError` for an unknown or impossible
-    target, `RecipeError` for a recipe that cannot be traced or, with `predict`, has no prediction,
-    `DataError` for a price file that cannot be read.
+    target, and for a CPU, `RecipeError` for a recipe that cannot be traced or, with `predict`, has no
+    prediction, `DataError` for a price file that cannot be read.
     """
     targets = list({t.name: t for t in map(parse, on)}.values())
     if not targets:
         raise DeviceError("no-target", "No target: type --on v5e-8,a100,t4, for example.")
+    if any(target.chip.kind == "CPU" for target in targets):
+        raise DeviceError("plan-of-cpu", "No compiler times a CPU. This machine's: chipwise bench RECIPE.")
     table = load_prices(prices) if prices is None or isinstance(prices, str | Path) else prices
     folder = cache_folder(cache)
     question = PlanQuestion(
@@ -153,8 +154,7 @@ class PlanQuestion:
         # at least one group, whether or not the target has so many devices
         whole = max(target.devices // tried.shards * tried.shards, tried.shards)
         layout = Layout.of(tried, usable_devices(tried, whole, self.exact), self.exact)
-        # as `fit` decides: JAX states no limit on the CPU
-        limit = None if target.chip.kind == "CPU" else available(target)[0]
+        limit = available(target)[0]
         resident, kept = feed.resident(tried.task.train, limit), None
         if recipe is not None:  # of a search, in which every try would compile the evaluation again
             return training_step(recipe, layout, resident=resident)
@@ -190,8 +190,6 @@ class PlanQuestion:
         for target, step in asked:
             if problem := _impossible(step, target):
                 yield target, step, problem
-            elif target.chip.kind == "CPU":
-                yield target, step, timed_here(step, target)
             else:
                 away.append((target, step))
         for place, answers in compile_steps(away, cache=self.cache, progress=progress):
@@ -215,10 +213,7 @@ class PlanQuestion:
                 other = self.traced(target, tried)
             except RecipeError:  # of another batch, so not for the user
                 return False, 1.0
-            if target.chip.kind == "CPU":
-                time, _ = compiled_here(other, target)
-            else:
-                ((_, _, time),) = self.timed([(target, other)])
+            ((_, _, time),) = self.timed([(target, other)])
             if time.problem is not None and time.problem.code in FAILED_HERE:
                 failed.append(time)
             if time.memory is None:
@@ -246,7 +241,6 @@ class PlanQuestion:
             problem = fact("step-time-unknown")
         known: dict[str, Any] = {} if problem is not None else self.run(target, step, time)
         known |= {
-            "method": time.method,
             "precision": recipe.precision,
             "parameters": step.parameters,
             "problem": problem,
@@ -334,9 +328,7 @@ class PlanQuestion:
         return time.evaluation.times(-(-blocks // step.layout.devices))
 
     def compilation(self, target: Target, step: TracedStep, time: StepTime) -> Range:
-        """The compilation time on the target's host; on the CPU it was measured."""
-        if time.compile_seconds is not None:
-            return time.compile_seconds
+        """The compilation time on the target's host."""
         kind = target.chip.kind
         passes = TPU_PASSES[self.recipe.precision] if kind == "TPU" else 1
         programs = step.programs[:1] if predicts(step) else step.programs
@@ -356,11 +348,11 @@ def _impossible(step: TracedStep, target: Target) -> StepTime | None:
         problem = fact("shards-over-hosts", shards=shards, here=target.devices // target.hosts)
         if target.devices % shards:
             problem = fact("shards-uneven", shards=shards, devices=target.devices)
-    elif target.chip.kind != "CPU" and not predicts(step) and (large := too_large(step, target)):
-        return StepTime("compiled", large[0], problem=large[1])
+    elif not predicts(step) and (large := too_large(step, target)):
+        return StepTime(large[0], problem=large[1])
     else:
         return None
-    return StepTime("compiled", problem=problem)
+    return StepTime(problem=problem)
 
 
 def _about_spot(plan: Plan) -> tuple[Fact, ...]:

@@ -14,7 +14,6 @@ from ..chips.targets import MOST_CHIPS, SLICES, Target, parse
 from ..engine.blueprint import Memory, Whole, waiting
 from ..errors import ChipwiseError
 from ..machine.detect import GPU_SHARE
-from ..machine.limits import memory as host_memory
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
 from .tracing import TracedStep
@@ -29,8 +28,6 @@ TPU_SHARE = 7.48 / 8
 def available(target: Target) -> tuple[int | None, Fact]:
     """The available bytes of one JAX device of `target`, and the source of the figure."""
     chip = target.chip
-    if chip.kind == "CPU":
-        return host_memory().total_bytes, fact("memory-of-this-host")
     if chip.memory_GB is None:
         return None, fact("memory-unknown", chip=chip.name)
     if chip.kind == "TPU":

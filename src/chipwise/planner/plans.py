@@ -21,7 +21,7 @@ from ..words.displayed import Displayed
 from ..words.facts import Fact, plain
 from .compile_answers import FAILED_HERE
 
-SCHEMA = "chipwise.plan/3"
+SCHEMA = "chipwise.plan/4"
 
 
 def unique(facts: Iterable[Fact]) -> tuple[Fact, ...]:
@@ -93,9 +93,6 @@ class Cost:
 def costs(target: Target, prices: Sequence[Price], total: Range, today: datetime.date) -> tuple[Cost, ...]:
     """The costs of a run of `total` seconds, at each known price of `target`, on demand and spot."""
     known = prices_for(target, prices)
-    # The CPU target is this host; the price of another host with as many cores is not its price.
-    if target.chip.kind == "CPU" and not any(price.owned for price in known):
-        return ()
     same = ("cloud", "instance", "includes", "date", "source", "note", "reckoned", "machines", "market")
     made = []
     for price, spot in itertools.product(known, (False, True)):
@@ -140,7 +137,6 @@ class Plan(Displayed):
     chips: int
     devices: int  # JAX devices that the recipe's replicas use
     devices_found: int  # JAX devices of the target
-    method: str  # "compiled" by the chip's own compiler, or "measured" on this machine
     batch: int
     replicas: int
     replicas_per_device: int

@@ -23,9 +23,7 @@ from .plans import Feeding, Range
 ALLOWANCE = 3.0
 """The factor, down and up, within which an assumed number of seconds should lie."""
 
-START_SECONDS = {
-    kind: Range.around(seconds, ALLOWANCE) for kind, seconds in {"TPU": 10.0, "GPU": 5.0, "CPU": 2.0}.items()
-}
+START_SECONDS = {"TPU": Range.around(10.0, ALLOWANCE), "GPU": Range.around(5.0, ALLOWANCE)}
 """Assumed seconds for imports, devices and data, before the first compilation. Archived notebooks of 2019
 show the TPU's value for a restart; the others, and the factor, are guesses."""
 

@@ -42,10 +42,8 @@ _PARTS = {"replica": "replica", "reduce": "reduce", BLOCK: "forward"}
 
 @dataclass(frozen=True)
 class StepTime:
-    """A step on one target, from its compiler or measured here; per device. `seconds` is `None` if there is a
-    `problem`, or if it does not fit."""
+    """A step on one target, per device. `seconds` is `None` if there is a `problem` or it does not fit."""
 
-    method: str  # "compiled" or "measured"
     memory: Memory | None = None
     flops: float = 0.0
     wire_bytes: float = 0.0
@@ -53,31 +51,12 @@ class StepTime:
     notes: tuple[Fact, ...] = ()
     warnings: tuple[Fact, ...] = ()
     problem: Fact | None = None
-    compile_seconds: Range | None = None  # measured, if the target is this host
     seconds: Range | None = None
     parts: dict[str, float] = field(default_factory=dict)
     bound: str | None = None
     kernels: tuple[Kernel, ...] = ()  # of a whole step
     latency: Range | None = None  # of predicting one example
     evaluation: Range | None = None  # of one block
-
-    def timed(
-        self, parts: dict[str, float], factors: tuple[float, float], dispatch: float, busiest: str
-    ) -> StepTime:
-        """The step with the seconds of its `parts` on the device, with `factors` down and up, and of the
-        host's `dispatch`.
-
-        *Arguments:* `busiest`: the bound of the first program.
-        """
-        device = sum(parts.values())
-        largest = max(parts, key=lambda name: parts[name])
-        bound = {"update": "memory", "reduce": "interconnect"}.get(largest, busiest)
-        return replace(
-            self,
-            seconds=at_least(Range(device, device * factors[0], device * factors[1]), dispatch),
-            parts={**parts, "dispatch": dispatch},
-            bound="launch" if dispatch > device else bound,
-        )
 
 
 def at_least(device: Range, host: float) -> Range:
@@ -109,11 +88,6 @@ def _call(program: Traceable) -> float:
     return CALL_SECONDS + ARGUMENT_SECONDS * program.arguments
 
 
-def called(program: Traceable, device: Range) -> Range:
-    """The time of one call of a program that takes `device` on the device."""
-    return device.plus(Range.around(_call(program), DISPATCH_FACTOR))
-
-
 def timed_away(step: TracedStep, target: Target, answers: Answers) -> StepTime:
     """The step on a TPU or a GPU, from its compiler's answer for each program."""
     precision = step.recipe.precision
@@ -121,7 +95,6 @@ def timed_away(step: TracedStep, target: Target, answers: Answers) -> StepTime:
     problems = [one.problem for one in asked.values() if one.problem is not None]
     stepping = {name: one for name, one in asked.items() if name != EVALUATION}
     made = StepTime(
-        method="compiled",
         memory=_memory(step, target, asked),
         flops=sum(one.flops * (step.calls if name == "replica" else 1) for name, one in stepping.items()),
         wire_bytes=sum(one.wire_bytes for one in stepping.values()),
@@ -176,7 +149,8 @@ def _alone(step: TracedStep, target: Target, answer: Compiled) -> Range:
     (program,) = (one for one in step.programs if one.name == answer.name)
     kernels = timed(target, step.recipe.precision, answer.kernels)
     seconds, span = sum(one.seconds for one in kernels), factors(target, step.recipe.precision, kernels)
-    return called(program, Range(seconds, span[0] * seconds, span[1] * seconds))
+    device = Range(seconds, span[0] * seconds, span[1] * seconds)
+    return device.plus(Range.around(_call(program), DISPATCH_FACTOR))
 
 
 def _memory(step: TracedStep, target: Target, answers: Answers) -> Memory | None:
@@ -289,4 +263,13 @@ def finished(
     for kernel in whole:
         parts[kernel.program] += kernel.seconds
     busiest, span = next(iter(shares(whole)), "memory"), factors(target, step.recipe.precision, whole)
-    return replace(made, kernels=whole).timed(parts, span, dispatch_seconds(step, target), busiest)
+    device, dispatch = sum(parts.values()), dispatch_seconds(step, target)
+    largest = max(parts, key=lambda name: parts[name])
+    bound = {"update": "memory", "reduce": "interconnect"}.get(largest, busiest)
+    return replace(
+        made,
+        kernels=whole,
+        seconds=at_least(Range(device, device * span[0], device * span[1]), dispatch),
+        parts={**parts, "dispatch": dispatch},
+        bound="launch" if dispatch > device else bound,
+    )
