@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import chipwise as cw
+from chipwise.engine.state import abstract_state
 from chipwise.interop.adapter import Data, as_sum, flattened, nested
 from chipwise.recipe import freezing
+from chipwise.recipe.low_rank import Adapter
 from refusals import refused
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -179,6 +181,26 @@ def test_in_bfloat16_statistics_stay_float32(framework):
     assert np.isfinite(result.metrics["eval/loss"])
     assert {x.dtype for x in jax.tree.leaves(result.state) if x.dtype.kind == "f"} == {np.dtype("float32")}
     assert {x.dtype for x in jax.tree.leaves(result.params)} == {np.dtype("float32")}
+
+
+@each
+def test_adapters_know_the_inputs_of_a_matrix(framework):
+    """Of a convolution and a dense layer; and the loss is traced with the sums."""
+    on = {"torch": "[06]/weight", "equinox": ("conv/weight", "head/weight")}.get(framework, "*kernel")
+    adapted = recipe(FRAMEWORKS[framework](train=DATA), adapters=cw.recipe.lora(2, 4, on))
+    leaves = jax.tree.leaves(abstract_state(adapted).params, is_leaf=lambda x: isinstance(x, Adapter))
+    assert sorted((one.lora_a.shape[0], one.lora_b.shape[1]) for one in leaves) == [(4, 3), (18, 4)]
+
+
+@pytest.mark.slow
+@each
+def test_adapters_have_the_same_bits_on_any_devices(framework):
+    task = FRAMEWORKS[framework](train=DATA, eval=DATA)
+    on = {"torch": "6/weight", "equinox": "head/weight", "nnx": "head/kernel"}.get(framework, "?ense*/kernel")
+    results = [fit(task, devices, adapters=cw.recipe.lora(2, 4, on)) for devices in (1, 2, 3, 8)]
+    assert len({r.fingerprint for r in results}) == 1
+    state = jax.tree.map(np.asarray, task.init(jax.random.key(0))[1])
+    jax.tree.map(np.testing.assert_array_equal, results[0].state, state)  # all else is frozen
 
 
 @each

@@ -19,7 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..engine.checkpoint import Checkpoints, digest, flatten, refuse_hollow
+from ..engine.stored import stored_recipe
 from ..errors import ChipwiseError, DataError, RecipeError, library
+from ..recipe.low_rank import lora
 from ..recipe.task import Task, Tree
 from ..words.figures import one_line
 from .weight_names import translate
@@ -153,8 +155,8 @@ def pretrained(
     *Arguments:*
 
     - `path`: a `.safetensors` file or a folder of them, a PyTorch state dict (`.pt`, `.pth`, `.bin`,
-      `.ckpt`), or a run folder of chipwise, whose newest checkpoint is read, without averaged parameters. Or
-      arrays that another library has read: nested dictionaries, such as Orbax restores.
+      `.ckpt`), or a run folder of chipwise, whose newest checkpoint is read, without averages, with adapters
+      merged. Or arrays that another library has read: nested dictionaries, such as Orbax restores.
     - `names`: a built-in model, "resnet50", "efficientnet-lite0", "vit", "bert", "gpt2" or "llama", if the
       file has the names of torchvision, timm, Hugging Face or efficientnet-lite-pytorch. They are translated
       to the built-in model's names and layouts.
@@ -228,7 +230,10 @@ def _run(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     finally:
         checkpoints.close()
     names = {n: n.replace("frozen.", "params.", 1) if n.startswith("frozen.") else n for n in flat}
-    return {new: flat[old] for old, new in names.items() if new.startswith(("params.", "state."))}, flat
+    arrays = {new: flat[old] for old, new in names.items() if new.startswith(("params.", "state."))}
+    if (adapters := stored_recipe(folder).get("adapters")) is not None:
+        arrays = lora(**adapters).merged(arrays)
+    return arrays, flat
 
 
 def _named(name: str, patterns: Sequence[str]) -> bool:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import fnmatch
+from typing import Any
 
 import jax
 
 from ..errors import RecipeError, near
 from ..recipe.freezing import MOVING, is_frozen
+from ..recipe.low_rank import Adapter, lora
 from ..recipe.task import Tree
 
 
-def split(params: Tree, patterns: tuple[str, ...], state: Tree = None) -> tuple[Tree, Tree]:
-    """`params` as two trees of one structure, trained and frozen, each `None` where the other has a leaf.
+def split(
+    params: Tree, patterns: tuple[str, ...], state: Tree = None, adapters: lora | None = None, key: Any = None
+) -> tuple[Tree, Tree]:
+    """`params` as two trees, trained and frozen, each `None` where the other has a leaf; but where a frozen
+    leaf has an `Adapter`, that is in the first.
 
     *Arguments:* `patterns` of paths such as `"backbone/*"`, see `recipe.freezing`; `state` of the task, whose
-    statistics may be frozen too.
+    statistics may be frozen too; `adapters`, made with `key`.
     Raises `RecipeError` for a pattern that matches no path, or when nothing is left to train.
     """
     if not patterns:
@@ -28,22 +33,29 @@ def split(params: Tree, patterns: tuple[str, ...], state: Tree = None) -> tuple[
             raise RecipeError(
                 "frozen-matches-nothing", pattern=pattern, near=near(pattern, known), names=known
             )
-    is_leaf_frozen = [is_frozen(name, patterns) for name in names]
-    if all(is_leaf_frozen):
+    made = {} if adapters is None else adapters.adapters(dict(zip(names, leaves, strict=True)), key)
+    is_leaf_frozen = [name in made or is_frozen(name, patterns) for name in names]
+    if all(is_leaf_frozen) and not made:
         raise RecipeError("all-frozen", patterns=list(patterns), count=len(names))
     if not any(is_leaf_frozen):
         return params, None
-    pairs = list(zip(is_leaf_frozen, leaves, strict=True))
-    trained = [None if fixed else leaf for fixed, leaf in pairs]
-    frozen = [leaf if fixed else None for fixed, leaf in pairs]
+    every = list(zip(names, is_leaf_frozen, leaves, strict=True))
+    trained = [made.get(name) if fixed else leaf for name, fixed, leaf in every]
+    frozen = [leaf if fixed else None for _, fixed, leaf in every]
     return jax.tree.unflatten(structure, trained), jax.tree.unflatten(structure, frozen)
 
 
 def whole_params(params: Tree, frozen: Tree) -> Tree:
-    """The inverse of `split`: the parameters as the task made them."""
+    """The inverse of `split`: the parameters as the task makes them, with adapters merged."""
     if frozen is None:
         return params
-    return jax.tree.map(lambda a, b: b if a is None else a, params, frozen, is_leaf=lambda x: x is None)
+
+    def one(trained: Any, fixed: Any) -> Any:
+        if isinstance(trained, Adapter):
+            return trained.merged(fixed)
+        return fixed if trained is None else trained
+
+    return jax.tree.map(one, params, frozen, is_leaf=lambda x: x is None or isinstance(x, Adapter))
 
 
 def still(old: Tree, new: Tree, patterns: tuple[str, ...]) -> Tree:

@@ -76,11 +76,11 @@ def _forward(recipe: Recipe, params, state, step, seed, batch, indices, epochs, 
         with user_code("Task.mix", batch):
             batch = task.mix(batch, mix_key)
     batch = precision.cast_batch(batch, recipe.precision)
-    held = freezing.holding(recipe.frozen)
+    held = freezing.holding(recipe.held)
     with precision.products(recipe.precision), held, user_code("Task.loss", batch):
         returned = task.loss(precision.cast(params, recipe.precision), state, batch, key, True)
     sums, new_state = checked(returned, state, train=True)
-    new_state = still(state, new_state, recipe.frozen)
+    new_state = still(state, new_state, recipe.held)
     return sums["loss"].total, {"sums": sums, "state": summable(new_state, number, recipe.replicas)}
 
 

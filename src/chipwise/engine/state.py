@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from ..data.sources import Spec, spec_of
 from ..errors import RecipeError, near
@@ -134,13 +135,14 @@ def init_state(
     default the recipe's; `given`, path to a parameter that replaces the task's. Raises `RecipeError` if
     `init` or `loss` does not keep the contract of `Task`, or all is frozen.
     """
+    key = keys.init_key(recipe.seed if seed is None else seed)
     with user_code("Task.init"):
-        pair = recipe.task.init(keys.init_key(recipe.seed if seed is None else seed))
+        pair = recipe.task.init(key)
     if not (isinstance(pair, tuple) and len(pair) == 2):
         raise RecipeError("init-returns", got=type(pair).__name__)
     state = jax.tree.map(jnp.asarray, pair[1])
     whole = replaced(jax.tree.map(jnp.asarray, pair[0]), given)
-    params, frozen = split(whole, recipe.frozen, state)
+    params, frozen = split(whole, recipe.held, state, recipe.adapters, key)
     flat = flat_of(recipe, params)
     first = TrainState(
         step=jnp.int32(0),
@@ -194,8 +196,13 @@ def flat_of(recipe: Recipe, params: Tree) -> Any:
 
 
 def axes_of(recipe: Recipe, params: Tree, *, some: bool = True) -> Tree:
-    """The axis along which each of `params` is cut, or -1: see `models.large`."""
-    return axes(params, recipe.shards, recipe.task.sharding, some=some)
+    """The axis along which each of `params` is cut, or -1: see `models.large`. The task knows no adapters."""
+    own = recipe.task.sharding
+
+    def sharding(path: str) -> PartitionSpec | None:
+        return None if own is None or path.endswith(("/lora_a", "/lora_b")) else own(path)
+
+    return axes(params, recipe.shards, sharding, some=some)
 
 
 def parameters(recipe: Recipe, state: TrainState, *, averaged: bool = False) -> Tree:

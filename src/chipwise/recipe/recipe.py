@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ from ..errors import DataError, RecipeError, invalid, unknown
 from ..words.facts import Fact, fact
 from . import precision as precisions
 from .duration import Clock, Duration
+from .low_rank import lora
 from .optimizers import Optimizer
 from .schedules import as_schedule, as_typed
 from .source import spec_of
@@ -92,6 +94,8 @@ class Recipe:
       the replicas' batch. Another number gives other bits of metrics and predictions.
     - `frozen`: patterns of parameters and statistics that training leaves alone, such as `("backbone/*",)`;
       see `cw.recipe.freeze`. They are inputs of the step, with no gradient and no place in the optimizer.
+    - `adapters`: `cw.recipe.lora(...)`, or a dict of its arguments: low-rank changes of some matrices are
+      trained. All else is frozen, unless `frozen` says what is, such as `("*", "!classifier/*")`.
     - `name`: shown to people, no effect.
     - `validated`: where these settings are known to work; see `Validated`. It stays what it was when
       settings are replaced, so that `cw.check` can tell how far they have moved.
@@ -112,6 +116,7 @@ class Recipe:
     ema: float | None = None
     eval_block: int | None = None
     frozen: tuple[str, ...] = ()
+    adapters: lora | None = None
     name: str = "recipe"
     validated: Validated | None = None
     source: dict[str, Any] | None = field(default=None, compare=False, repr=False)
@@ -147,6 +152,11 @@ class Recipe:
         if not all(isinstance(pattern, str) for pattern in patterns):
             raise RecipeError("frozen-not-patterns", frozen=repr(self.frozen))
         object.__setattr__(self, "frozen", tuple(self.frozen))
+        if isinstance(self.adapters, Mapping) and set(self.adapters) - {"stacked"} == {"rank", "alpha", "on"}:
+            object.__setattr__(self, "adapters", lora(**self.adapters))
+        if not isinstance(self.adapters, lora | None):
+            expected = "cw.recipe.lora(rank=16, alpha=32, on=('*/query/*kernel',)), or a dict of these"
+            raise invalid("adapters-expected", "adapters", self.adapters, expected)
         precisions.check(self.precision)
         if Duration.parse(self.duration).unit == "%":
             expected = "'24ep', '9360st' or '1.2e6ex', no share of itself"
@@ -154,6 +164,11 @@ class Recipe:
         if self.validated is not None and self.validated.point is None:
             point = dataclasses.replace(self, validated=None)
             object.__setattr__(self, "validated", dataclasses.replace(self.validated, point=point))
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """Patterns of what training leaves alone: `frozen`, by default all if there are adapters."""
+        return self.frozen or (("*",) if self.adapters else ())
 
     @property
     def block_count(self) -> int:
@@ -262,6 +277,7 @@ class Recipe:
             **({"shards": self.shards} if self.shards > 1 else {}),
             **({"eval_block": self.eval_block} if self.eval_block is not None else {}),
             **({"frozen": list(self.frozen)} if self.frozen else {}),
+            **({"adapters": self.adapters.describe()} if self.adapters else {}),
         }
 
     def rows(self) -> list[tuple[str, str]]:
@@ -287,6 +303,9 @@ class Recipe:
         rows += [("precision", self.precision), ("seed", str(self.seed))]
         if self.ema is not None:
             rows.append(("ema", str(self.ema)))
+        if self.adapters is not None:
+            on = ", ".join(self.adapters.on)
+            rows.append(("adapters", f"rank {self.adapters.rank}, alpha {self.adapters.alpha:g}, on {on}"))
         return rows
 
     def warnings(self) -> list[Fact]:
