@@ -6,7 +6,6 @@ import chipwise as cw
 import tasks
 from chipwise.explain import display
 from chipwise.planner.plans import Plans
-from chipwise.study import largest_batch, trial
 from planner import documents
 
 
@@ -37,14 +36,13 @@ def test_plans_show_their_table():
     assert plans[0].target in plans[0]._repr_html_()
 
 
-def test_answers_show_tables_and_pictures_and_not_reprs(tmp_path, monkeypatch):
+def test_answers_show_tables_and_pictures_and_not_reprs(tmp_path):
     """Of `find_lr`, `find_batch`, `transfer`, `check` and `sweep`, printed and in a notebook."""
     recipe, one = tasks.recipe(duration="4st"), cw.On(devices=1)
     rates = cw.find_lr(recipe, steps=12, on=one, progress="none")
     study = cw.sweep(
         recipe, {"batch": ["24", "48"]}, seeds=(0, 1), run=tmp_path / "study", on=one, progress="none"
     )
-    monkeypatch.setattr(largest_batch, "try_batch", lambda recipe, on: trial.Trial(1000.0))
     answers = {
         "bound by": cw.study.find_batch(recipe, at_most=48, on=one),
         "suggestion": rates,

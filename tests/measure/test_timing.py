@@ -42,7 +42,7 @@ def counting():
 @pytest.mark.parametrize("each", [0.001, 0.03, 0.2])
 def test_calibration_goes_little_beyond_what_it_needs(monkeypatch, each):
     session = counting()
-    monkeypatch.setattr("chipwise.study.trial.time.perf_counter", lambda: each * session.step)
+    monkeypatch.setattr("chipwise.measure.timing.time.perf_counter", lambda: each * session.step)
     monkeypatch.setattr(timing, "mean_loss", lambda session, first: 0.0)
     assert timing.seconds_a_step(session) == pytest.approx(each)
     assert each * session.step <= 0.3 + 3 * each

@@ -15,9 +15,7 @@ from chipwise.engine.layout import Layout
 from chipwise.engine.on import On
 from chipwise.machine.detect import detect
 from chipwise.study import largest_batch as batches
-from chipwise.study import trial
-from chipwise.study.largest_batch import find_batch
-from chipwise.study.trial import LONGEST_SECONDS, Trial, rounds, timed_steps, try_batch
+from chipwise.study.largest_batch import find_batch, refusal
 from chipwise.words.facts import fact
 from refusals import refused
 
@@ -28,15 +26,22 @@ def recipe(**changes):
 
 
 @pytest.fixture
-def stepped(monkeypatch):
-    """Batches that were tried with a real step, which all succeed at 1,000 examples/s, at no cost."""
+def accelerator(monkeypatch):
+    """Makes `find_batch` believe that the devices are no CPU's."""
+
+    def lay_out(*about):
+        machine, *more = real(*about)
+        return dataclasses.replace(machine, platform="gpu"), *more
+
+    real = batches.lay_out
+    monkeypatch.setattr(batches, "lay_out", lay_out)
+
+
+@pytest.fixture
+def stepped(accelerator, monkeypatch):
+    """Batches that were tried with real steps, which all succeed, at no cost."""
     tried = []
-
-    def pretend(recipe, on):
-        tried.append(recipe.batch)
-        return Trial(1000.0)
-
-    monkeypatch.setattr(batches, "try_batch", pretend)
+    monkeypatch.setattr(batches, "refusal", lambda recipe, batch, on: tried.append(batch) or "")
     return tried
 
 
@@ -54,18 +59,14 @@ def test_a_multiple_of_the_replicas_capped_by_the_data_and_by_request(stepped, a
     assert batch in stepped and found.memory.fits
 
 
-@pytest.mark.slow
-def test_a_real_step_and_what_moving_there_does(monkeypatch):
-    monkeypatch.setattr(trial, "ROUNDS", 2)
-    found = find_batch(recipe(), on=On(devices=2))
+def test_real_steps_and_what_moving_there_does(accelerator, monkeypatch):
+    on = On(2, "cpu")
+    monkeypatch.setattr(batches, "refusal", lambda recipe, batch, _: refusal(recipe, batch, on))
+    found = find_batch(recipe(), on=on)
     assert found.batch == 100 and found.batch_per_device == 50 and found.confirmed
-    assert set(found.examples_per_second) == {8, 100} and found.speedup.value > 0
-    assert all(len(speeds) == 2 and min(speeds) > 0 for speeds in found.examples_per_second.values())
     assert found.move.recipe.describe() == recipe().transfer(batch=100).describe()
-    assert [str(f) for f in found.findings] == [str(f) for f in cw.check(found.move.recipe, "cpu")]
-    assert fact("host-memory-filled") in found.notes
+    assert [str(f) for f in found.findings] == [str(f) for f in cw.check(found.move.recipe)]
     told = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert len(told["examples_per_second"]["100"]) == 2 and told["speedup"]["verdict"]
     assert told["memory_bytes_per_device"]["fits"] and told["transfer"]["recipe"]["batch"] == 100
 
 
@@ -74,7 +75,7 @@ def test_the_need_is_the_compilers_and_grows_with_the_batch():
     sizes = []
     for n in (8, 40, 80):
         tried = recipe(batch=n)
-        memory = trial.needed(tried, machine, Layout(n, 4, 1))
+        memory = batches.needed(tried, machine, Layout(n, 4, 1))
         params, _ = tasks.init(jax.random.key(0))
         assert memory.parameters == sum(np.asarray(x).nbytes for x in params.values())
         assert memory.data >= sum(c.nbytes for c in tried.task.train.columns.values())
@@ -84,7 +85,7 @@ def test_the_need_is_the_compilers_and_grows_with_the_batch():
 
 def test_an_optimizer_with_norms_of_layers_has_more_programs():
     lamb, plain = (recipe(optimizer=make(lr=0.1)) for make in (cw.recipe.lamb, cw.adamw))
-    needs = [trial.needed(one, detect(1), Layout.of(one, 1)).needed for one in (lamb, plain)]
+    needs = [batches.needed(one, detect(1), Layout.of(one, 1)).needed for one in (lamb, plain)]
     assert needs[0] >= needs[1] > 0
 
 
@@ -92,7 +93,7 @@ def test_a_group_of_devices_is_asked_for_what_each_needs(monkeypatch):
     asked = []
     monkeypatch.setattr(programs, "compiler_options", lambda *about: asked.append(about))
     whole, cut = (
-        trial.needed(one, detect(one.shards), Layout.of(one, one.shards))
+        batches.needed(one, detect(one.shards), Layout.of(one, one.shards))
         for one in (recipe(), recipe(shards=2))
     )
     assert whole.parameters / 2 <= cut.parameters < whole.parameters  # biases are whole on each
@@ -104,8 +105,8 @@ def memory_for(monkeypatch):
     """`memory_for(batch)`: pretends that a device has what this batch needs and no more."""
 
     def limit(n):
-        made = trial.needed(recipe(batch=n), detect(1), Layout(n, 4, 1))
-        monkeypatch.setattr(trial, "available", lambda machine, devices: (made.needed, "pretended"))
+        made = batches.needed(recipe(batch=n), detect(1), Layout(n, 4, 1))
+        monkeypatch.setattr(batches, "available", lambda machine, devices: (made.needed, "pretended"))
         return made.needed
 
     return limit
@@ -115,82 +116,35 @@ def test_memory_binds(memory_for, stepped):
     limit = memory_for(60)
     found = find_batch(recipe(batch=56), on=On(devices=1))
     assert found.bound.code == "bound-memory" and found.batch == 60
-    assert found.memory.needed <= limit
-    # So much of the host's memory is not risked on a CPU.
-    assert not found.confirmed and set(stepped) == {56} and found.speedup is None
-    assert fact("batch-risky", batch=60, share=batches.SAFE_SHARE) in found.notes
+    assert found.memory.needed <= limit and found.confirmed and stepped == [60]
+
+
+def test_the_memory_of_a_host_is_not_risked(monkeypatch):
+    monkeypatch.setattr(batches, "refusal", None)
+    found = find_batch(recipe(), on=On(devices=1), at_most=16)
+    assert found.batch == 16 and not found.confirmed and fact("host-memory-filled") in found.notes
+    assert [str(f) for f in found.findings] == [str(f) for f in cw.check(found.move.recipe, "cpu")]
 
 
 def test_where_nothing_fits_no_batch_is_named(monkeypatch, stepped):
-    monkeypatch.setattr(trial, "available", lambda machine, devices: (100, "pretended"))
+    monkeypatch.setattr(batches, "available", lambda machine, devices: (100, "pretended"))
     found = find_batch(recipe(), on=On(devices=1))
     assert found.batch is None and found.batch_per_device is None and stepped == []
     assert found.bound.code == "bound-nothing-fits" and found.memory.needed > 100
     json.dumps(found.to_json(), allow_nan=False)
 
 
-def test_a_batch_that_the_device_refuses_is_stepped_down(monkeypatch):
-    monkeypatch.setattr(
-        batches, "try_batch",
-        lambda r, on: Trial(500.0) if r.batch <= 85 else Trial(None, "RESOURCE_EXHAUSTED: out of it"),
-    )  # fmt: skip
+REASON = "RESOURCE_EXHAUSTED: out of it"
+
+
+@pytest.mark.parametrize("most, batch, tried", [(85, 76, [100, 88]), (0, None, [100, 88, 76])])
+def test_a_batch_that_the_device_refuses_is_stepped_down(accelerator, monkeypatch, most, batch, tried):
+    monkeypatch.setattr(batches, "refusal", lambda r, n, on: "" if n <= most else REASON)
     found = find_batch(recipe(), on=On(devices=1))
-    assert found.batch == 76 and found.confirmed and found.bound.code == "bound-refused"
-    reason = "RESOURCE_EXHAUSTED: out of it"
-    assert found.notes[:2] == tuple(fact("batch-refused", batch=n, reason=reason) for n in (100, 88))
-    assert found.memory.needed < trial.needed(recipe(batch=100), detect(1), Layout(100, 4, 1)).needed
-
-
-def test_a_step_that_would_take_minutes_on_a_cpu_is_not_made(monkeypatch):
-    monkeypatch.setattr(batches, "try_batch", lambda r, on: Trial(1.0))
-    found = find_batch(recipe(), on=On(devices=1))
-    assert found.batch == 100 and not found.confirmed
-    assert fact("batch-slow", batch=100, own=8, seconds=300.0) in found.notes
-
-
-def times(monkeypatch, speeds, seconds=0.0):
-    """What `find_batch` makes of these examples/s, by batch one a visit, each visit of so many seconds."""
-    order, left = [], {batch: list(values) for batch, values in speeds.items()}
-
-    def pretend(recipe, on):
-        order.append(recipe.batch)
-        speed = left[recipe.batch].pop(0)
-        return Trial(speed, "" if speed else "RESOURCE_EXHAUSTED: later", seconds=seconds)
-
-    monkeypatch.setattr(batches, "try_batch", pretend)
-    return find_batch(recipe(), on=On(devices=1), at_most=16, progress="none"), order
-
-
-def test_batches_are_timed_in_turn_and_the_ratio_is_theirs(monkeypatch):
-    found, order = times(monkeypatch, {8: [100, 101, 102, 103, 104], 16: [200, 202, 204, 206, 208]})
-    assert order == [8, 16] * 5 and found.examples_per_second[16] == (200, 202, 204, 206, 208)
-    assert found.speedup.value == pytest.approx(2.0) and found.speedup.verdict == "higher"
-
-
-def test_speeds_that_overlap_show_no_difference(monkeypatch):
-    found, _ = times(monkeypatch, {8: [100, 300, 100, 300, 100], 16: [300, 100, 300, 100, 300]})
-    assert found.speedup.verdict == "difference-not-shown"
-
-
-def test_long_steps_are_timed_in_fewer_rounds(monkeypatch):
-    found, order = times(monkeypatch, {8: [100] * 5, 16: [100] * 5}, seconds=10.0)
-    assert order == [8, 16] * 3
-    found, order = times(monkeypatch, {8: [100] * 5, 16: [100] * 5}, seconds=40.0)
-    assert order == [8, 16] and found.speedup.verdict == "one-run-each"
-
-
-def test_a_batch_that_is_refused_later_says_so(monkeypatch):
-    found, order = times(monkeypatch, {8: [100] * 5, 16: [100, None]})
-    assert order == [8, 16, 8, 16] and found.batch == 16 and found.confirmed
-    about = {"batch": 16, "rounds": 1, "reason": "RESOURCE_EXHAUSTED: later"}
-    assert fact("batch-refused-later", **about) in found.notes
-
-
-def test_how_much_is_timed():
-    assert [timed_steps(each) for each in (1e-4, 0.05, 0.06, 0.5, 2.0, 20.0)] == [3000, 6, 5, 5, 1, 1]
-    assert [rounds(s) for s in (0.0, 1.0, 12.0, 12.1, 30.0, 31.0, LONGEST_SECONDS, 500.0)] == [
-        5, 5, 5, 4, 2, 1, 1, 1
-    ]  # fmt: skip
+    assert found.batch == batch and found.confirmed is (batch is not None)
+    assert found.bound.code == ("bound-refused" if batch else "bound-nothing-fits")
+    assert found.notes[: len(tried)] == tuple(fact("batch-refused", batch=n, reason=REASON) for n in tried)
+    assert found.memory.needed < batches.needed(recipe(batch=100), detect(1), Layout(100, 4, 1)).needed
 
 
 def test_running_out_of_memory_is_an_answer_and_other_errors_are_raised():
@@ -200,9 +154,9 @@ def test_running_out_of_memory_is_an_answer_and_other_errors_are_raised():
 
         return recipe(task=tasks.task(loss=loss, augment=None))
 
-    assert try_batch(failing(MemoryError("no room")), on=On(devices=1)) == Trial(None, "no room")
+    assert refusal(failing(MemoryError("no room")), 8, On(devices=1)) == "no room"
     with refused(cw.errors.RecipeError, "task-fails", error="ZeroDivisionError"):
-        try_batch(failing(ZeroDivisionError()), on=On(devices=1))
+        refusal(failing(ZeroDivisionError()), 8, On(devices=1))
 
 
 def test_an_optimizer_without_a_rule_is_said_to_have_none(stepped):

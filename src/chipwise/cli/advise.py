@@ -95,7 +95,7 @@ def next_line(given: options.Given, moved: Transfer, **asked: object) -> Fact:
     except RecipeError:  # a function of the step has no peak
         same = False
     if same:
-        return fact("next", command=given.train_line(moved.settings))
+        return fact("next", command=given.line("train", moved.settings))
     words = ", ".join(f"{name}={value!r}" for name, value in asked.items() if value is not None)
     settings = f", {given.settings}" if given.settings else ""
     code = f"cw.fit(cw.load({given.recipe!r}{settings}).transfer({words}))"

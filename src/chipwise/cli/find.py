@@ -62,7 +62,7 @@ def find_lr(
     if written is not None:
         print(fact("written", path=written))
     settings = [f"{key}={value:g}" for key, value in search.settings.items()]
-    print(fact("next", command=recipe.train_line(settings)))
+    print(fact("next", command=recipe.line("train", settings)))
 
 
 def largest_batch(recipe: options.Given, on: On, at_most: int | None, json_: bool) -> None:
@@ -79,4 +79,6 @@ def largest_batch(recipe: options.Given, on: On, at_most: int | None, json_: boo
     printed(to, batch(search))
     if search.move is not None:
         lines(to, "", next_line(recipe, search.move, batch=search.batch))
-    lines(to, "", fact("largest-is-not-best"))
+    if search.batch is not None:
+        bench = recipe.line("bench", [f"batch={search.batch}"])
+        lines(to, "", fact("largest-is-not-best", command=bench))

@@ -91,9 +91,9 @@ class Given:
         words = [word for text in settings for word in ("--set", text)]
         return words + (["--data", self.data] if self.data else []) + ["--synthetic"] * self.synthetic
 
-    def train_line(self, changed: Sequence[str] = ()) -> str:
-        """The command that trains the recipe with settings `changed`."""
-        return shlex.join(["chipwise", "train", self.recipe, *self.words([*self.settings, *changed])])
+    def line(self, command: str, changed: Sequence[str]) -> str:
+        """What to type for `command` of the recipe with settings `changed`."""
+        return shlex.join(["chipwise", command, self.recipe, *self.words([*self.settings, *changed])])
 
 
 HELD = contextlib.ExitStack()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -81,23 +80,10 @@ def batch(search: BatchSearch) -> Iterator[RenderableType]:
 
 
 def _measured(search: BatchSearch) -> Iterator[Fact]:
-    """The source of the memory, whether the batch was tried, and the speed of each batch."""
+    """The source of the memory, and whether the batch was tried."""
     yield fact("memory-of-a-device", source=search.memory.available_source)
     if search.batch is not None:
         yield fact("batch-tried" if search.confirmed else "batch-not-tried", batch=search.batch)
-    own = search.old.batch
-    for size, speeds in search.examples_per_second.items():
-        code = "batch-speed" if len(speeds) == 1 else "batch-speed-rounds"
-        mean = statistics.geometric_mean(speeds)
-        low, high = min(speeds), max(speeds)
-        yield fact(code, mean=mean, batch=size, own=own, low=low, high=high, rounds=len(speeds))
-    gain = search.speedup
-    if gain is not None and (gain.low is None or gain.high is None):
-        yield fact("batch-gain-once", batch=search.batch, gain=gain.value, own=own)
-    elif gain is not None:
-        unclear = (gain.low or 0) <= 1 <= (gain.high or 0)
-        code = "batch-gain-unclear" if unclear else "batch-gain"
-        yield fact(code, batch=search.batch, gain=gain.value, own=own, low=gain.low, high=gain.high)
 
 
 def moved(move: Transfer) -> Iterator[RenderableType]:

@@ -5,6 +5,7 @@ memory and FLOPs of a step.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,12 +23,19 @@ from ..machine.limits import peak_bytes
 from ..machine.record import Series
 from ..recipe.recipe import Recipe
 from ..recipe.task import finished
-from ..study.trial import timed
 
 SECONDS = 10.0  # all timed intervals together
 INTERVAL_SECONDS = 0.5  # far longer than the wait at its end
 INTERVALS = 10  # at least; quartiles of fewer say little
 _CALIBRATION_SECONDS = 0.1
+
+
+def timed(session: Session, steps: int) -> float:
+    """Makes `steps` steps and waits until they are done. *Returns* the seconds."""
+    began = time.perf_counter()
+    session.advance(steps)
+    session.wait()
+    return time.perf_counter() - began
 
 
 def intervals(seconds_a_step: float, steps: int | None = None, seconds: float = SECONDS) -> list[int]:

@@ -1,37 +1,41 @@
-"""`cw.find_batch(recipe)`: the largest batch that fits a device, and what it would change.
+"""`cw.study.find_batch(recipe)`: the largest batch that fits a device, and what it would change.
 
-The step's programs are compiled at candidate batches, and the compiler states how much memory each needs. If
-the device is present, real steps confirm the result, and are timed in turn with those of the recipe's batch.
+The step's programs are compiled at candidate batches, and the compiler states how much memory each needs. Two
+real steps confirm the result, but not on a CPU: a host that runs out of memory does not refuse, it kills.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from ..engine.blueprint import Memory, largest_batch
+import jax
+
+from ..data.sources import nbytes
+from ..engine import feed
+from ..engine.blueprint import Memory, largest_batch, tracing
 from ..engine.layout import Layout
 from ..engine.on import ALL, On
-from ..engine.placement import lay_out
+from ..engine.placement import Placement, lay_out
+from ..engine.programs import Programs
 from ..engine.progress import Reporter
+from ..engine.session import Session
 from ..errors import DataError, RecipeError
 from ..machine.arithmetic import fixed
-from ..machine.compilation_cache import compiled_once
 from ..machine.detect import Machine
 from ..machine.hosts import hosts
+from ..machine.limits import memory as host_memory
 from ..recipe.check import Finding, check
 from ..recipe.recipe import Recipe
 from ..words.displayed import Displayed
 from ..words.facts import Fact, fact, plain
-from .stats import Difference, ratio
+from .range_test import tested
 from .transfer import Transfer, transfer
-from .trial import LEAST_STEPS, LONGEST_SECONDS, needed, rounds, try_batch
 
-SCHEMA = "chipwise.find_batch/2"
-SAFE_SHARE = 0.5
-"""Of the host's free memory, up to which a batch is tried on the CPU: a host that runs out of memory does not
-refuse, it kills."""
+SCHEMA = "chipwise.find_batch/3"
+STEPS = 2
+"""That confirm a batch: from the second on, what a step leaves behind is in memory too."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,6 @@ class BatchSearch(Displayed):
     - `batch`: global, or None if not even one example per replica fits; `bound`: a fact, what limits it.
     - `memory`: bytes of one device at that batch, or at the smallest if none fits.
     - `confirmed`: whether real steps ran with it.
-    - `examples_per_second`: measured, by global batch, a value for each round.
     - `move`: the transfer to that batch, or None; `findings`: of `cw.check` for it; `notes`: facts.
     """
 
@@ -55,7 +58,6 @@ class BatchSearch(Displayed):
     memory: Memory
     bound: Fact
     confirmed: bool = False
-    examples_per_second: dict[int, tuple[float, ...]] = field(default_factory=dict)
     move: Transfer | None = None
     findings: tuple[Finding, ...] = ()
     notes: tuple[Any, ...] = ()
@@ -68,24 +70,14 @@ class BatchSearch(Displayed):
     def batch_per_device(self) -> int | None:
         return None if self.batch is None else self.batch // self.devices
 
-    @property
-    def speedup(self) -> Difference | None:
-        """The ratio of examples/s to the recipe's own batch, with its interval and verdict; None if one of
-        the two was not measured, or both are the same."""
-        speeds, own = self.examples_per_second, self.old.batch
-        if self.batch == own or self.batch not in speeds or own not in speeds:
-            return None
-        return ratio(speeds[self.batch], speeds[own])
-
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        same = "target devices batch batch_per_replica batch_per_device confirmed bound speedup notes"
+        same = "target devices batch batch_per_replica batch_per_device confirmed bound notes"
         return {
             "schema": SCHEMA,
             "recipe": self.old.describe(),
             **plain({name: getattr(self, name) for name in same.split()}),
             "memory_bytes_per_device": self.memory.json(),
-            "examples_per_second": plain(self.examples_per_second),
             "findings": [finding.json() for finding in self.findings],
             "transfer": self.move and self.move.to_json(),
         }
@@ -98,7 +90,7 @@ def find_batch(
     """Finds the largest global batch of `recipe` that fits, a multiple of its replicas, to within 1/40.
 
     It is at most the number of training examples. Larger is not always better: `BatchSearch.move` says what
-    it does to training, and `speedup` whether it is faster at all.
+    it does to training, and `chipwise bench` whether it is faster at all.
 
     *Arguments:*
 
@@ -148,74 +140,50 @@ def _here(recipe: Recipe, on: On, limit: int, reporter: Reporter) -> BatchSearch
         return BatchSearch(recipe, target, layout.devices, batch, memory, bound, notes=tuple(notes), **more)
 
     largest = largest_batch(recipe, fits, limit)
-    if largest is None:
+    batch, confirmed = largest, machine.platform != "cpu"
+    if not confirmed:
+        notes.append(fact("host-memory-filled"))
+    elif largest is not None:
+        batch = _confirmed(recipe, largest, machine, layout, notes, reporter)
+    if batch is None:
         fits(least := dataclasses.replace(recipe, batch=recipe.least_batch))
         return searched(None, known[least.batch], fact("bound-nothing-fits"))
-    for batch in (recipe.batch, largest):
-        fits(dataclasses.replace(recipe, batch=batch))
-    with compiled_once():  # one for each batch, for all its rounds
-        batch, speeds = _confirmed(recipe, largest, known, machine, layout, notes, reporter)
-    if machine.platform == "cpu":
-        notes.append(fact("host-memory-filled"))
     fits(dataclasses.replace(recipe, batch=batch))
     bound = _bound(recipe, batch, limit) if batch == largest else fact("bound-refused")
-    measured = {n: tuple(values) for n, values in speeds.items()}
-    answer = searched(batch, known[batch], bound, confirmed=batch in speeds, examples_per_second=measured)
-    return _moved(answer, "cpu" if machine.platform == "cpu" else None)
+    answer = searched(batch, known[batch], bound, confirmed=confirmed)
+    return _moved(answer, None if confirmed else "cpu")
 
 
 def _confirmed(
-    recipe: Recipe,
-    largest: int,
-    known: dict[int, Memory],
-    machine: Machine,
-    layout: Layout,
-    notes: list[Any],
-    reporter: Reporter,
-) -> tuple[int, dict[int, list[float]]]:
-    """The batch that real steps ran with, or `largest` if none was tried, and examples/s by batch: of the
-    recipe's own and of that one, for as many rounds as there is time."""
-    speeds: dict[int, list[float]] = {}
-    spent = 0.0
-
-    def refused(batch: int, number: int = 1) -> str:
-        nonlocal spent
-        reporter.say(fact("trying-batch", batch=batch, number=number))
+    recipe: Recipe, batch: int, machine: Machine, layout: Layout, notes: list[Any], reporter: Reporter
+) -> int | None:
+    """The batch that real steps ran with: `batch`, or a tenth less as often as the device refuses."""
+    while batch:
+        reporter.say(fact("trying-batch", batch=batch))
         on = On(layout.devices, machine.platform, layout.exact)
-        trial = try_batch(dataclasses.replace(recipe, batch=batch), on)
-        spent += trial.seconds
-        if trial.examples_per_second is not None:
-            speeds.setdefault(batch, []).append(trial.examples_per_second)
-        return trial.refused
-
-    if known[recipe.batch].fits and recipe.batch <= recipe.clock.examples:
-        refused(recipe.batch)
-    batch = largest
-    while batch not in speeds:
-        if machine.platform == "cpu" and (doubt := _dared(batch, known.get(batch), recipe.batch, speeds)):
-            notes.append(doubt)
-            break
-        if why := refused(batch):
-            smaller = batch * 9 // 10 // recipe.least_batch * recipe.least_batch
-            notes.append(fact("batch-refused", batch=batch, reason=why))
-            if not smaller:
-                break
-            batch = smaller
-    for number in range(2, rounds(spent) + 1):
-        for n in list(speeds):
-            if why := refused(n, number):
-                notes.append(fact("batch-refused-later", batch=n, rounds=len(speeds[n]), reason=why))
-                return batch, speeds
-    return batch, speeds
-
-
-def _dared(batch: int, memory: Memory | None, own: int, speeds: dict[int, list[float]]) -> Fact | None:
-    """Why this batch should not be tried on a CPU, or None."""
-    if memory is not None and memory.needed > SAFE_SHARE * memory.available:
-        return fact("batch-risky", batch=batch, share=SAFE_SHARE)
-    if own in speeds and (seconds := LEAST_STEPS * batch / speeds[own][0]) > LONGEST_SECONDS:
-        return fact("batch-slow", batch=batch, own=own, seconds=seconds)
+        if not (why := refusal(recipe, batch, on)):
+            return batch
+        notes.append(fact("batch-refused", batch=batch, reason=why))
+        batch = batch * 9 // 10 // recipe.least_batch * recipe.least_batch
     return None
+
+
+@fixed()
+def refusal(recipe: Recipe, batch: int, on: On = ALL) -> str:
+    """Why the device has too little memory for real steps with fresh parameters, or "". Other errors are
+    raised. *Arguments:* `on` as in `fit`."""
+    rate = recipe.optimizer.hyper[recipe.optimizer.lr_name].highest(recipe.clock) or 1e-3
+    held = tested(recipe, rate, rate, STEPS)  # constants: a schedule may have no such batch
+    try:
+        with Session(dataclasses.replace(held, batch=batch), on) as session:
+            session.begin()
+            session.advance(STEPS)
+            session.wait()
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+            return " ".join((str(error) or "out of memory").split())[:200]
+        raise
+    return ""
 
 
 def _bound(recipe: Recipe, batch: int, limit: int) -> Fact:
@@ -239,3 +207,42 @@ def _moved(search: BatchSearch, on: str | None) -> BatchSearch:
         except RecipeError as error:  # an optimizer without a rule
             notes.append(error.fact)
     return dataclasses.replace(search, move=move, findings=tuple(check(there, on)), notes=tuple(notes))
+
+
+# ---- memory, before any step
+
+
+def available(machine: Machine, devices: int) -> tuple[int, Fact]:
+    """The free bytes of one of `devices` devices, and their source.
+
+    CPU devices share the free memory of the host.
+    """
+    stats = machine.devices[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        free = stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+        return free, fact("memory-free-on-device", device=machine.kind)
+    source = fact("memory-free-shared", devices=devices) if devices > 1 else fact("memory-free-on-host")
+    return host_memory().available_bytes // devices, source
+
+
+def needed(recipe: Recipe, machine: Machine, layout: Layout) -> Memory:
+    """Bytes of one device while `recipe` trains in `layout`, by category. Compiles the programs of the step
+    and runs nothing.
+
+    Evaluation counts with the data that it keeps on the device; it fits its batch to what is left.
+
+    Raises `RecipeError` if the recipe's own functions raise an error while they are traced.
+    """
+    task, limit = recipe.task, (machine.devices[0].memory_stats() or {}).get("bytes_limit")
+    resident, placement = feed.resident(task.train, limit), Placement.laid(machine, layout)
+    with tracing(recipe.name):
+        programs = Programs(recipe, layout, placement, resident=resident)
+        made = programs.blueprint
+        programs.compile()
+    free, source = available(machine, layout.devices)
+    known = {name: a for name, one in programs.executables.items() if (a := one.memory_analysis())}
+    evaluation = nbytes(task.eval) if task.eval is not None and feed.fits(task.eval, limit) else 0
+    temporary = {name: a.temp_size_in_bytes for name, a in known.items()}
+    code = sum(a.generated_code_size_in_bytes for a in known.values())
+    memory = made.memory(temporary, code, free, source)
+    return dataclasses.replace(memory, data=memory.data + evaluation)
