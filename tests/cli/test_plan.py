@@ -55,7 +55,7 @@ def test_with_json_progress_goes_to_standard_error(monkeypatch, capsys):
     real = ask.compile_steps
 
     def compile_steps(cases, progress=None, **options):
-        progress(0, 1, "", 1.0)
+        progress(0, 1)
         return real(cases, progress=progress, **options)
 
     monkeypatch.setattr(ask, "compile_steps", compile_steps)

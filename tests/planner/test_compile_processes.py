@@ -123,7 +123,7 @@ def test_a_child_that_does_not_start_is_an_error(child, tmp_path):
 def test_interrupting_ends_the_child(child, tmp_path):
     child("begin(requests[0]); done(requests[0]); import time; time.sleep(60)")
 
-    def interrupt(done, total, name, left):
+    def interrupt(done, total):
         if done:
             raise KeyboardInterrupt
 

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -35,9 +34,8 @@ Answers = dict[str, Compiled]
 
 Topology = dict[str, Any]
 
-Progress = Callable[[int, int, str, float | None], None]
-"""Called with how many programs are done of how many, what was done last, and the seconds that the rest may
-take: `None` as long as not all programs are known."""
+Progress = Callable[[int, int], None]
+"""Called with how many programs are compiled, of how many that are known to be missing."""
 
 PLATFORM = {"GPU": "cuda", "TPU": "tpu"}
 
@@ -204,16 +202,22 @@ def compile_each(
     folder = cache_folder(cache_dir)
     owners: dict[str, list[tuple[int, CompileRequest]]] = {}  # by key
     missing: dict[str, CompileRequest] = {}
-    remaining = _Remaining(progress)
+    done = 0
+
+    def tell() -> None:
+        if progress is not None and missing:
+            progress(done, len(missing))
 
     def stored(answers: Iterable[tuple[str, Compiled]]) -> Iterator[tuple[int, Compiled]]:
+        nonlocal done
         for key, answer in answers:
             answer = replace(answer, places=list(missing[key].places))
             if answer.problem is None or answer.problem.code not in FAILED_HERE:
                 value = asdict(answer)
                 text = json.dumps({**value, "seal": _seal(key, value)})
                 replace_text(folder / f"{key}.json", text, "plan-cache-unwritable")
-            remaining.done(missing[key])
+            done += 1
+            tell()
             yield from ((i, answer.named(request.name)) for i, request in owners[key])
 
     with contextlib.closing(CompilerProcesses(folder)) as processes:
@@ -235,7 +239,7 @@ def compile_each(
                 else:
                     yield index - 1, known.at(request.places).named(request.name)
             missing |= new
-            remaining.ask(new.values())
+            tell()
             asked = [
                 (compiler, {key: request for key, request in new.items() if request.platform == platform})
                 for platform, compiler in compilers.items()
@@ -246,7 +250,6 @@ def compile_each(
             else:
                 later += asked
         processes.ask(later)
-        remaining.complete()
         yield from stored(processes.answers())
 
 
@@ -264,44 +267,3 @@ def _load(path: Path) -> Compiled | None:
 
 def _seal(key: str, value: dict[str, Any]) -> str:
     return hashlib.sha256(f"{key}{json.dumps(value)}".encode()).hexdigest()
-
-
-TRUSTED = 10.0
-"""Seconds of compilation after which `Request.effort` counts as much as this machine's own pace."""
-
-
-class _Remaining:
-    """Tells `progress` of the programs that are asked for and done."""
-
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress = progress
-        self._start = 0.0
-        self._asked: list[CompileRequest] = []
-        self._done: list[CompileRequest] = []
-        self._complete = False
-
-    def ask(self, requests: Iterable[CompileRequest]) -> None:
-        if not self._asked:
-            self._start = time.monotonic()
-        self._asked += requests
-        self._tell()
-
-    def complete(self) -> None:
-        """No more programs will be asked for."""
-        self._complete = True
-        self._tell()
-
-    def done(self, request: CompileRequest) -> None:
-        self._done.append(request)
-        self._tell(request.name)
-
-    def _tell(self, name: str = "") -> None:
-        if self._progress is not None and self._asked:
-            self._progress(len(self._done), len(self._asked), name, self._left())
-
-    def _left(self) -> float | None:
-        if not self._complete:
-            return None
-        done = sum(request.effort for request in self._done)
-        left = sum(request.effort for request in self._asked if request not in self._done)
-        return left * (TRUSTED + time.monotonic() - self._start) / (TRUSTED + done)
