@@ -13,7 +13,7 @@ import pytest
 from chipwise.errors import RecipeError
 from chipwise.recipe.duration import Clock
 from chipwise.recipe.optimizers import adam, adamw, decays, from_optax, sgd
-from chipwise.recipe.schedules import constant, cosine, one_cycle, one_cycle_momentum, warmup
+from chipwise.recipe.schedules import constant, cosine, one_cycle, warmup
 from chipwise.recipe.trust_ratio import lamb, lars
 from refusals import refused
 
@@ -91,7 +91,7 @@ def assert_close(tree, leaves):
 def test_sgd_equals_torch(nesterov, decay):
     ours = sgd(
         one_cycle(0.4, warmup="25%", start=0.1),
-        momentum=one_cycle_momentum(0.95, 0.85, warmup="25%"),
+        momentum=one_cycle(0.85, "25%", start=0.95, end=0.95),
         nesterov=nesterov,
         weight_decay=5e-2,
         decay=decay,

@@ -26,9 +26,7 @@ from chipwise.recipe.schedules import (
     held,
     linear,
     one_cycle,
-    one_cycle_momentum,
     piecewise,
-    polynomial,
     tabulated,
     warmup,
 )
@@ -38,12 +36,10 @@ CLOCK = Clock.for_run(50_000, 512, "24ep")  # 2,344 steps
 EXAMPLES = [
     constant(0.1),
     linear(0.4, 0.0),
-    polynomial(1.0, 0.2, 3),
     cosine(0.3, end=0.01),
     one_cycle(0.4, warmup="5ep"),
     one_cycle(0.4, warmup="30%", start=0.016, end=1e-6, shape="cosine"),
     one_cycle(0.4, warmup="1ep", shape="linear-cosine"),
-    one_cycle_momentum(0.95, 0.85, warmup="5ep"),
     exponential(0.01, 1 / math.e, decay="2000st", floor=1e-4),
     piecewise({"0st": 0.1, "50%": 0.01, "20ep": 0.001}),
     warmup(cosine(1e-3), "5%"),
@@ -129,7 +125,7 @@ def test_one_cycle_stays_within_start_and_peak(peak, ramp, shape, total, data):
 @settings(deadline=None)
 def test_momentum_mirrors_the_rate(high, low, ramp, total):
     clock = Clock(100, 10, total)
-    momentum = one_cycle_momentum(high, low, warmup=ramp).table(clock).astype(np.float64)
+    momentum = one_cycle(low, ramp, start=high, end=high).table(clock).astype(np.float64)
     rate = one_cycle(1.0, warmup=ramp).table(clock).astype(np.float64)
     np.testing.assert_allclose(momentum, high - (high - low) * rate, atol=2e-7)
 
@@ -235,8 +231,6 @@ def test_durations_may_be_given_as_values():
         (lambda: one_cycle("0.4"), "schedule-number", {"name": "peak", "value": "'0.4'"}),
         (lambda: constant(math.nan), "schedule-number", {"value": "nan"}),
         (lambda: constant(True), "schedule-number", {"value": "True"}),
-        (lambda: one_cycle_momentum(0.85, 0.95), "momentum-range", {}),
-        (lambda: one_cycle_momentum(1.0, 0.95), "momentum-range", {}),
         (lambda: piecewise({"10st": 0.1}), "first-piece-missing", {}),
         (lambda: piecewise({"0st": 0.1, "0ep": 0.2}), "pieces-twice", {}),
         (lambda: piecewise({"0st": 0.1, "1ep": 0.2, "1.0ep": 0.3}), "pieces-twice", {}),
@@ -306,7 +300,6 @@ def double(length):
         (linear(0.4, 0.2), linear(0.1, 0.05)),
         (cosine(0.4, end=0.04), cosine(0.1, end=0.01)),
         (one_cycle(0.3, "5ep", start=0.15), one_cycle(0.1, "5ep", start=0.05)),
-        (one_cycle_momentum(0.8, 0.4), one_cycle_momentum(0.1, 0.05)),
         (exponential(0.2, 0.5, decay="9st", floor=0.2), exponential(0.05, 0.5, decay="9st", floor=0.05)),
         (piecewise({"0st": 0.2, "9st": 0.4}), piecewise({"0st": 0.05, "9st": 0.1})),
         (tabulated([0.1, 0.4, 0.2], "epoch"), tabulated([0.025, 0.1, 0.05], "epoch")),
@@ -337,7 +330,6 @@ def test_a_constant_needs_no_total():
     [
         (one_cycle(0.4, warmup="48ep"), "peak-never-reached"),
         (one_cycle(0.4, warmup="100%"), "peak-never-reached"),
-        (one_cycle_momentum(warmup="48ep"), "low-never-reached"),
         (warmup(cosine(0.1), "48ep"), "warmup-never-ends"),
         (warmup(one_cycle(0.4, warmup="48ep"), "1ep"), "peak-never-reached"),
         (piecewise({"0st": 0.1, "2344st": 0.01}), "piece-never-used"),

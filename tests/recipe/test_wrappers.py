@@ -73,12 +73,6 @@ def test_groups_keep_the_decay_of_kernels_apart():
     )
 
 
-@pytest.mark.parametrize("power", [1, 3])
-def test_polynomial(power):
-    table = cw.schedules.polynomial(1.0, 3.0, power).table(CLOCK)
-    np.testing.assert_allclose(table, 1 + 2 * (np.arange(20) / 20) ** power, rtol=1e-6)
-
-
 def around(recipe):
     optimizer = cw.recipe.grouped(cw.sgd(lr=0.1), {"*": {"lr": 0.5}})
     return dataclasses.replace(recipe, optimizer=optimizer)
@@ -129,7 +123,6 @@ def test_settings_are_set_as_those_of_the_inner_one():
             lambda: cw.recipe.grouped(cw.sgd(lr=0.1), {"norms": {"lr": 2}}).members(params()),
             "group-matches-nothing",
         ),
-        (lambda: cw.schedules.polynomial(0.0, 1.0, 0), "power-not-above-zero"),
     ],
 )
 def test_what_cannot_be_is_refused(make, code):

@@ -152,7 +152,7 @@ def test_an_optimizer_of_optax_gets_its_peak():
 
 def test_a_scheduled_setting_is_held_where_the_rate_is_highest():
     optimizer = cw.sgd(
-        lr=cw.one_cycle(0.1, warmup="20%"), momentum=cw.schedules.one_cycle_momentum(0.95, 0.85, warmup="20%")
+        lr=cw.one_cycle(0.1, warmup="20%"), momentum=cw.one_cycle(0.85, "20%", start=0.95, end=0.95)
     )
     held = range_test.tested(plain(optimizer), 1e-4, 1.0, 10).optimizer.hyper["momentum"]
     assert held.value == pytest.approx(0.85)

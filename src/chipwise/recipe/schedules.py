@@ -2,7 +2,7 @@
 
     lr=one_cycle(0.4, warmup="5ep")            lr=piecewise({"0st": 0.1, "40000st": 0.01})
     lr=warmup(cosine(1e-3), "5%")              lr=exponential(0.01, 1 / math.e, decay="2000st", floor=1e-4)
-    momentum=one_cycle_momentum(0.95, 0.85, warmup="5ep")          weight_decay=5e-4
+    momentum=one_cycle(0.85, "5ep", start=0.95, end=0.95)          weight_decay=5e-4
 
 Every length is a duration (see `chipwise.recipe.duration`), turned into steps by the recipe's own clock, so a
 schedule needs no arithmetic of the user's and stretches with the run. Wherever a schedule is accepted, a
@@ -382,23 +382,6 @@ class linear(Schedule):
 
 
 @dataclass(frozen=True)
-class polynomial(linear):
-    """From `start` at step 0 to `end` at step `total`, as `(step / total) ** power`: 1 is a straight line,
-    more moves late."""
-
-    power: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_numbers(self, *self.NUMBERS, "power")
-        if self.power <= 0:
-            raise invalid("power-not-above-zero", "polynomial's power", self.power, "a number above 0")
-
-    def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
-        share = np.minimum(steps / max(self._total(clock), 1), 1.0)
-        return _between(self.start, self.end, share**self.power)
-
-
-@dataclass(frozen=True)
 class cosine(Schedule):
     """Half a cosine from `peak` at step 0 to `end` at step `total`.
 
@@ -428,6 +411,8 @@ class one_cycle(Schedule):
     `cosine` say that openly. When `w` is the whole run or more, the ramp is cut
     off where the run ends, and `warnings` says so.
 
+    A momentum that is lowest where the rate is highest: `one_cycle(0.85, "30%", start=0.95, end=0.95)`.
+
     Source: Smith & Topin, 2018, https://arxiv.org/abs/1708.07120.
     """
 
@@ -445,7 +430,8 @@ class one_cycle(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_shape(self)
+        if self.shape not in self.SHAPES:
+            raise unknown("shape-unknown", "shape", self.shape, self.SHAPES)
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
         total, ramp = self._total(clock), clock.steps(self.warmup)
@@ -457,39 +443,6 @@ class one_cycle(Schedule):
             down = _half_cosine(down)
         rise, fall = _between(self.start, self.peak, up), _between(self.peak, self.end, down)
         return np.where(steps < ramp, rise, fall)
-
-
-@dataclass(frozen=True)
-class one_cycle_momentum(Schedule):
-    """The mirrored half of one-cycle: `high` down to `low` over `warmup`, back to `high` at `total`.
-
-    Give it the warm-up and shape of the learning rate: momentum is lowest where
-    the rate is highest. Same convention, same shapes and same source as
-    `one_cycle`.
-    """
-
-    high: float = 0.95
-    low: float = 0.85
-    warmup: str = "30%"
-    shape: str = "linear"
-
-    NUMBERS = ("high", "low")
-    RAMP = "warmup"
-    LATE = "low-never-reached"
-    INSTEAD = ("linear(low, high)",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.low <= self.high < 1:
-            expected = "0 <= low <= high < 1, such as 0.95 and 0.85"
-            raise invalid(
-                "momentum-range", "one_cycle_momentum's high and low", (self.high, self.low), expected
-            )
-        _check_shape(self)
-
-    def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
-        cycle = one_cycle(self.low, self.warmup, self.high, self.high, self.shape)
-        return cycle._values(steps, clock)
 
 
 @dataclass(frozen=True)
@@ -673,11 +626,8 @@ class warmup(Schedule):
 
 SCHEDULES: dict[str, type[Schedule]] = {
     kind.__name__: kind
-    for kind in (
-        constant, linear, polynomial, cosine, one_cycle, one_cycle_momentum, exponential, piecewise, warmup,
-        tabulated,
-    )
-}  # fmt: skip
+    for kind in (constant, linear, cosine, one_cycle, exponential, piecewise, warmup, tabulated)
+}
 """What one can type, by name."""
 
 
@@ -746,11 +696,6 @@ def _power(base: float, exponent: float) -> float:
         return math.pow(base, exponent)
     except OverflowError:  # table() names the step
         return math.inf
-
-
-def _check_shape(schedule: one_cycle | one_cycle_momentum) -> None:
-    if schedule.shape not in one_cycle.SHAPES:
-        raise unknown("shape-unknown", "shape", schedule.shape, one_cycle.SHAPES)
 
 
 def _check_length(schedule: Schedule, name: str, *instead: str) -> None:

@@ -241,7 +241,6 @@ def test_an_empty_run(tmp_path):
         cw.schedules.linear(0.1, 0.0),
         cw.schedules.cosine(0.1),
         cw.one_cycle(0.4, warmup="5ep", shape="cosine"),
-        cw.schedules.one_cycle_momentum(warmup="10%"),
         cw.schedules.exponential(0.01, 0.5, decay="30st", floor=1e-4),
         cw.schedules.piecewise({"0st": 0.1, "50%": 0.01}),
         cw.schedules.warmup(cw.schedules.cosine(1e-3), "5%"),
