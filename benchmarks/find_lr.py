@@ -107,7 +107,7 @@ def measured(case: Case, data: str | None) -> tuple[list[str], list[str]]:
     name = f"`{' '.join([case.recipe, *(f'--set {s}' for s in case.settings)])}`"
     row = [
         name, str(case.steps), f"{found.suggestion:.3g}", f"{best:.3g}", f"{factor:.2f}", verdict,
-        f"{found.valley:.2g}", f"{found.steep:.2g}", f"{found.last_stable:.2g}",
+        f"{found.last_stable:.2g}",
         f"{grid[nearest][0]:.3f}", f"{grid[best][0]:.3f}", f"{seconds:.0f}", f"{spent:.0f}",
     ]  # fmt: skip
     lines = [
@@ -144,9 +144,9 @@ def main() -> None:
         "at the rate nearest to the suggestion, and at its best. Seconds: the sweep with its compilation, "
         "and the whole grid.",
         "",
-        "| recipe | steps | suggestion | best of the grid | factor | within 3 | valley | steep | "
+        "| recipe | steps | suggestion | best of the grid | factor | within 3 | "
         "last stable | loss near the suggestion | loss at the best | s, sweep | s, grid |",
-        "|---" * 13 + "|",
+        "|---" * 11 + "|",
         *(f"| {' | '.join(row)} |" for row, _ in made),
         "",
     ]

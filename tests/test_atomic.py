@@ -17,8 +17,8 @@ def test_a_file_is_replaced_whole_in_folders_made_for_it(tmp_path):
 
 def test_what_cannot_be_written_says_where_to_write_instead(tmp_path):
     (tmp_path / "file").write_text("old")
-    with refused(DataError, "picture-unwritable", path=tmp_path / "file" / "x", option="--picture"):
-        replace_text(tmp_path / "file" / "x", "new", "picture-unwritable", option="--picture")
+    with refused(DataError, "page-unwritable", path=tmp_path / "file" / "x"):
+        replace_text(tmp_path / "file" / "x", "new", "page-unwritable")
     assert (tmp_path / "file").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
 

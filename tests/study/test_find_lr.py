@@ -4,6 +4,8 @@ import dataclasses
 import json
 import math
 import xml.etree.ElementTree as ET
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +15,9 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.engine.on import On
+from chipwise.engine.progress import Reporter
 from chipwise.explain import advice, page
-from chipwise.study import range_test
-from chipwise.study.find_lr import MARKS, find_lr
+from chipwise.study.find_lr import MARKS, _losses, find_lr, swept
 from chipwise.words.facts import fact
 from refusals import refused
 
@@ -46,7 +48,7 @@ def poisoned(after):
 
 def test_the_curve_is_that_of_the_step(found):
     """Step by step, with a wait at each: the losses that training itself reports."""
-    recipe = range_test.tested(tasks.recipe(), 1e-5, 10.0, STEPS)
+    recipe = swept(tasks.recipe(), 1e-5, 10.0, STEPS)
     expected = []
     with cw.Stepper(recipe, on=cw.On(devices=1)) as stepper:
         for _ in range(len(found.curve.losses)):
@@ -58,8 +60,7 @@ def test_the_curve_is_that_of_the_step(found):
     np.testing.assert_allclose(ratios, 1e6 ** (1 / (STEPS - 1)), rtol=1e-5)
 
 
-def test_neither_feed_nor_delay_changes_a_bit(found, monkeypatch):
-    monkeypatch.setattr(range_test, "BEHIND", 2)
+def test_the_feed_changes_no_bit(found):
     again = find_lr(tasks.recipe(), steps=STEPS, on=On(devices=1, feed="host"))
     assert again.to_json() == found.to_json()
 
@@ -69,7 +70,7 @@ def test_one_and_eight_devices_give_the_same_bits(found):
     eight = find_lr(tasks.recipe(), steps=STEPS, on=On(devices=8))
     assert eight.devices["count"] == 8 and found.devices["count"] == 1
     assert eight.curve.losses.tobytes() == found.curve.losses.tobytes()
-    assert (eight.suggestion, eight.valley, eight.steep) == (found.suggestion, found.valley, found.steep)
+    assert (eight.suggestion, eight.last_stable) == (found.suggestion, found.last_stable)
 
 
 def test_the_callers_recipe_and_data_stay_what_they_were(found):
@@ -117,7 +118,7 @@ def test_progress_is_on_standard_error_and_can_be_left_out(capfd):
 
 def test_json_holds_finite_numbers_only(found):
     told = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert told["schema"] == "chipwise.find_lr/2" and told["recipe"]["batch"] == 24
+    assert told["schema"] == "chipwise.find_lr/3" and told["recipe"]["batch"] == 24
     assert told["suggestion"] == found.suggestion
     assert len(told["rates"]) == len(told["losses"]) == len(told["smoothed"]) == len(found.curve.losses)
 
@@ -154,7 +155,7 @@ def test_a_scheduled_setting_is_held_where_the_rate_is_highest():
     optimizer = cw.sgd(
         lr=cw.one_cycle(0.1, warmup="20%"), momentum=cw.one_cycle(0.85, "20%", start=0.95, end=0.95)
     )
-    held = range_test.tested(plain(optimizer), 1e-4, 1.0, 10).optimizer.hyper["momentum"]
+    held = swept(plain(optimizer), 1e-4, 1.0, 10).optimizer.hyper["momentum"]
     assert held.value == pytest.approx(0.85)
 
 
@@ -186,3 +187,32 @@ def test_pictures_are_alike_and_printing_shows_tables(found):
     assert all(f"{mark.replace('_', ' ')} " in text for mark in MARKS) and "<svg" in text
     assert "<svg" in found._repr_html_() and "suggestion" in str(found)
     assert f"{found.suggestion:.3g}" in str(found) and "LrSearch" not in str(found)
+
+
+def ended(losses):
+    """The fact with which a test of these losses ends, and how many count."""
+    left = iter(losses)
+    session = SimpleNamespace(begin=Mock(), advance=Mock())
+    session.drain = lambda: {"loss": cw.Sum(jnp.float32(next(left)), jnp.float32(1))}
+    taken, why = _losses(session, [0.1] * len(losses), Reporter("none"))
+    return why and why.code, len(taken)
+
+
+def test_a_test_ends_where_the_loss_is_not_finite():
+    for bad in (math.nan, math.inf, -math.inf):
+        assert ended([2.0, 1.0, bad, 1.0]) == ("range-test-not-finite", 2)
+
+
+def test_a_test_ends_at_four_times_its_best():
+    assert ended([2.0] * 10 + [1.0] * 20 + [3.9] * 40) == (None, 70)
+    why, taken = ended([2.0] * 10 + [1.0] * 20 + [5.0] * 40)
+    assert why == "range-test-diverged" and 30 < taken < 50
+
+
+def test_a_learned_task_that_wavers_has_not_diverged():
+    assert ended([2.0] * 5 + [0.01, 0.2] * 20)[0] is None
+
+
+def test_losses_below_zero_diverge_too():
+    assert ended([1.0] * 5 + [-2.0] * 30 + [3.9] * 40)[0] is None
+    assert ended([1.0] * 5 + [-2.0] * 30 + [9.0] * 40)[0] == "range-test-diverged"

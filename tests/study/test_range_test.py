@@ -7,12 +7,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from chipwise.study.range_test import DIVERGED, NOT_FINITE, Losses, read, smooth
+from chipwise.study.range_test import read, smooth
 from chipwise.words.facts import fact
 
 RATES = np.geomspace(1e-5, 10.0, 100)
-MARKS = ("suggestion", "valley", "steep", "last_stable")
-ANY = st.floats(width=32)  # NaN and both infinities among them
+MARKS = ("suggestion", "last_stable")
+ANY = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
 def hill(rates=RATES):
@@ -27,7 +27,6 @@ def codes(curve):
 
 def test_the_marks_of_a_plain_curve():
     curve = read(RATES, hill())
-    assert 5e-4 < curve.valley < 1e-2 and 1e-3 < curve.steep < 1e-2
     assert 0.5 < curve.last_stable < 1.5
     assert 0.03 < curve.suggestion < 0.3  # the middle of 1e-2 to 1
     assert curve.doubts == ()
@@ -39,10 +38,8 @@ def test_a_curve_that_never_breaks_says_so():
     assert curve.suggestion < curve.last_stable
 
 
-@pytest.mark.parametrize("bad", [[math.nan], []])  # a NaN, or a sweep that was stopped there
-def test_a_sweep_that_was_stopped_is_not_asked_to_go_further(bad):
-    held = np.minimum(hill(), 2.0 - 1.5 * (RATES > 1e-2))[:61]
-    curve = read(RATES, np.append(held, bad))
+def test_a_sweep_that_was_stopped_is_not_asked_to_go_further():
+    curve = read(RATES, np.minimum(hill(), 2.0 - 1.5 * (RATES > 1e-2))[:61])
     assert curve.last_stable == RATES[60] and curve.doubts == () and curve.fell
 
 
@@ -61,24 +58,17 @@ def test_a_curve_that_falls_at_once_is_doubtful():
 
 @pytest.mark.slow
 @settings(max_examples=200)
-@given(st.lists(ANY, min_size=1, max_size=60).filter(lambda x: math.isfinite(x[0])))
-@example([1.0, math.nan, 0.1])
+@given(st.lists(ANY, min_size=1, max_size=60))
 @example([-3.0, -1e30, 1e30])
 @example([0.0] * 20)
 def test_any_mixture_gives_finite_marks_inside_the_range(losses):
-    stable = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), len(losses))
     curve = read(RATES, np.asarray(losses, np.float64))
-    assert len(curve.rates) == len(curve.losses) == len(curve.smoothed) == stable
+    assert len(curve.rates) == len(curve.losses) == len(curve.smoothed) == len(losses)
     assert np.isfinite(curve.smoothed).all()
     for mark in MARKS:
         rate = getattr(curve, mark)
-        assert math.isfinite(rate) and RATES[0] <= rate <= RATES[stable - 1], mark
+        assert math.isfinite(rate) and RATES[0] <= rate <= RATES[len(losses) - 1], mark
     assert curve.suggestion <= curve.last_stable
-
-
-def test_nothing_finite_is_no_curve():
-    with pytest.raises(ValueError, match="at least one finite loss"):
-        read(RATES, np.asarray([math.nan, 1.0]))
 
 
 @given(
@@ -110,31 +100,3 @@ def test_an_explosion_at_the_end_does_not_reach_back():
     calm = hill()[:70]
     curve = read(RATES, np.append(calm, 1e30))
     np.testing.assert_allclose(curve.smoothed[:60], smooth(RATES[:70], calm)[:60], atol=0.01)
-
-
-def watched(losses):
-    watch = Losses()
-    taken = next((i for i, loss in enumerate(losses) if not watch.take(loss)), len(losses))
-    return watch, taken
-
-
-def test_a_sweep_ends_where_the_loss_is_not_finite():
-    for bad in (math.nan, math.inf, -math.inf):
-        watch, taken = watched([2.0, 1.0, bad, 1.0])
-        assert (watch.ended, taken, watch.finite) == (NOT_FINITE, 2, [2.0, 1.0])
-
-
-def test_a_sweep_ends_at_four_times_its_best():
-    watch, taken = watched([2.0] * 10 + [1.0] * 20 + [3.9] * 40)
-    assert watch.ended == "" and taken == 70
-    watch, taken = watched([2.0] * 10 + [1.0] * 20 + [5.0] * 40)
-    assert watch.ended == DIVERGED and 30 < taken < 50
-
-
-def test_a_learned_task_that_wavers_has_not_diverged():
-    assert watched([2.0] * 5 + [0.01, 0.2] * 20)[0].ended == ""
-
-
-def test_losses_below_zero_diverge_too():
-    assert watched([1.0] * 5 + [-2.0] * 30 + [3.9] * 40)[0].ended == ""
-    assert watched([1.0] * 5 + [-2.0] * 30 + [9.0] * 40)[0].ended == DIVERGED

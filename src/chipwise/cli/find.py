@@ -4,11 +4,8 @@ short trials."""
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..atomic import replace_text
-from ..errors import RecipeError
 from ..explain.terminal import console, lines, printed
 from ..machine.hosts import hosts
 from ..words.facts import fact
@@ -28,7 +25,6 @@ def find_lr(
     high: float = option("The last rate.", default=10.0),
     steps: int = option("Steps, one rate each.", "N", default=100),
     workers: str | None = options.WORKERS,
-    picture: Path | None = option("Draw the curves.", "FILE.svg"),
     json_: bool = options.JSON,
 ) -> None:
     """Find a peak learning rate: one short run whose rate grows with every step.
@@ -36,31 +32,20 @@ def find_lr(
     \b
     Examples:
       chipwise find-lr digits
-      chipwise find-lr cifar10-davidnet --picture rates.svg
+      chipwise find-lr cifar10-davidnet --steps 200 --high 1
     """
     on = here.on(workers=workers)
-    from ..explain import advice, page
+    from ..explain import advice
     from ..study.find_lr import find_lr as find
 
-    if picture is not None and picture.suffix.lower() != ".svg":
-        text = "--picture {path:plain}: expected a name that ends in .svg."
-        raise RecipeError("picture-not-svg", text, path=str(picture))
-    loaded = recipe.load()
     progress = "none" if json_ else "auto"
-    search = find(loaded, low=low, high=high, steps=steps, on=on, progress=progress)
-    first = hosts().first  # host 0 writes
-    written = None
-    if picture is not None and first:
-        drawn = page.picture(advice.curves(search))
-        written = replace_text(picture, drawn, "picture-unwritable", option="--picture")
+    search = find(recipe.load(), low=low, high=high, steps=steps, on=on, progress=progress)
     if json_:
         print(json.dumps(search.to_json()))
         return
     printed(console(), advice.rates(search))
-    if not first:
+    if not hosts().first:  # host 0 says it
         return
-    if written is not None:
-        print(fact("written", path=written))
     settings = [f"{key}={value:g}" for key, value in search.settings.items()]
     print(fact("next", command=recipe.line("train", settings)))
 

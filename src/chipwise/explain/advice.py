@@ -23,8 +23,8 @@ def rates(search: LrSearch) -> Iterator[RenderableType]:
     numbers = {"steps": len(each), "low": each[0], "high": each[-1]}
     yield str(fact("lr-sweep", recipe=recipe.name, batch=recipe.batch, **numbers))
     yield f"{_bars(curve)}  {fact('lr-losses', first=curve[0], lowest=curve.min())}\n"
-    marks = (search.suggestion, search.valley, search.steep, search.last_stable, curve.min())
-    columns = ("suggestion", "valley", "steep", "last stable", "lowest loss")
+    marks = (search.suggestion, search.last_stable, curve.min())
+    columns = ("suggestion", "last stable", "lowest loss")
     yield table(columns, [[f"{mark:.3g}" for mark in marks]])
     suggested = ", ".join(f"{name}={value:g}" for name, value in search.settings.items())
     yield f"\n{fact('lr-suggested', settings=suggested)}"

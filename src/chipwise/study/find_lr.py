@@ -1,12 +1,14 @@
-"""`cw.find_lr(recipe)`: a peak learning rate from one short run whose rate grows."""
+"""`cw.find_lr(recipe)`: a peak learning rate from one short run whose rate grows with every step."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from ..engine.on import ALL, On
@@ -16,10 +18,10 @@ from ..engine.session import Session
 from ..errors import DivergedError, RecipeError
 from ..machine.arithmetic import fixed
 from ..recipe.recipe import Recipe, Validated
-from ..recipe.schedules import as_schedule, rounded
+from ..recipe.schedules import Schedule, as_schedule, constant, exponential, rounded
 from ..words.displayed import Displayed
 from ..words.facts import Fact, fact
-from .range_test import FEWEST, NOT_FINITE, TOO_HIGH, Losses, RangeCurve, read, run, tested
+from .range_test import FEWEST, TOO_HIGH, RangeCurve, limit, read
 
 LOW, HIGH, STEPS = 1e-5, 10.0, 100
 """Six decades hold the rates of every optimizer here, and 100 steps are as many as fastai's finder makes."""
@@ -27,8 +29,11 @@ LOW, HIGH, STEPS = 1e-5, 10.0, 100
 MOST = 2000
 """Steps of a test: more read no better, and reading takes the square of their number."""
 
-SCHEMA = "chipwise.find_lr/2"
-MARKS = ("suggestion", "valley", "steep", "last_stable")
+_MEMORY = 0.8
+"""Of the average that ends a test: about 5 steps."""
+
+SCHEMA = "chipwise.find_lr/3"
+MARKS = ("suggestion", "last_stable")
 
 
 @dataclass(frozen=True)
@@ -46,9 +51,7 @@ class LrSearch(Displayed):
     notes: tuple[Fact, ...] = ()
 
     suggestion = property(lambda self: self.curve.suggestion, doc="The peak rate to use, in the middle.")
-    valley = property(lambda self: self.curve.valley)
-    steep = property(lambda self: self.curve.steep)
-    last_stable = property(lambda self: self.curve.last_stable)
+    last_stable = property(lambda self: self.curve.last_stable, doc="The highest rate that still learns.")
 
     @property
     def own_peak(self) -> float:
@@ -114,11 +117,11 @@ def find_lr(
     - `low`, `high`: the first and the last rate. `steps`: their number, from 10 to 2,000.
     - `on`, `progress`: as in `fit`; a test is always exact.
 
-    Raises `RecipeError` for settings that cannot be tested, `DataError` and `DeviceError` as `fit` does, and
+    Raises `RecipeError` for settings that cannot be swept, `DataError` and `DeviceError` as `fit` does, and
     `DivergedError` if the very first loss is not finite.
     """
     _check(low, high, steps)
-    test = tested(recipe, low, high, steps)
+    test = swept(recipe, low, high, steps)
     rates = test.optimizer.hyper[test.optimizer.lr_name].table(test.clock).astype(np.float64)
     with contextlib.ExitStack() as closing:
         reporter = Reporter(progress)
@@ -126,31 +129,64 @@ def find_lr(
         closing.callback(reporter.stop)
         reporter.say(fact("range-test-begins", recipe=recipe.name, low=low, high=high))
 
-        def seen(step: int, loss: float) -> None:
-            if step == 1:  # it includes compilation; the others do not
-                reporter.start(step, steps)
-            reporter.update({"step": step, "train/loss": loss})
-
-        losses = run(session, test, seen)
-        if not losses.finite:
+        losses, stopped = _losses(session, rates.tolist(), reporter)
+        if not losses:
             raise DivergedError(
                 "loss-not-finite-at-once",
                 "The first loss of '{recipe}' is not finite, before any rate acts. Check the data, "
                 "Task.init and Task.loss.", recipe=recipe.name,
             )  # fmt: skip
-        curve = read(rates, np.asarray(losses.finite))
         devices = describe(session.machine, session.layout)
-        return LrSearch(recipe, curve, _stopped(losses, rates), devices, tuple(session.warnings))
+        return LrSearch(recipe, read(rates, np.asarray(losses)), stopped, devices, tuple(session.warnings))
 
 
-def _stopped(losses: Losses, rates: np.ndarray) -> Fact | None:
-    if not losses.ended:
-        return None
-    step = len(losses.finite) + (losses.ended == NOT_FINITE)
-    about = {"step": step, "steps": len(rates), "lr": float(rates[step - 1])}
-    if losses.ended == NOT_FINITE:
-        return fact("range-test-not-finite", **about)
-    return fact("range-test-diverged", **about, times=TOO_HIGH)
+def swept(recipe: Recipe, low: float, high: float, steps: int) -> Recipe:
+    """`recipe` for `steps` steps with rates from `low` to `high`, evenly spaced on a logarithmic axis. Other
+    hyperparameters have their value at the recipe's highest rate."""
+    optimizer, clock = recipe.optimizer, recipe.clock
+    rates = optimizer.hyper[optimizer.lr_name].table(clock)
+    at = int(np.argmax(rates)) if rates.size else 0
+    new: dict[str, Schedule] = {
+        name: constant(float(schedule.table(clock, at, at + 1)[0]))
+        for name, schedule in optimizer.hyper.items()
+    }
+    new[optimizer.lr_name] = exponential(low, high / low, decay=f"{max(steps - 1, 1)}st")
+    return dataclasses.replace(
+        recipe, optimizer=optimizer.replace(**new), duration=f"{steps}st", validated=None
+    )
+
+
+def _losses(session: Session, rates: list[float], reporter: Reporter) -> tuple[list[float], Fact | None]:
+    """The loss of each step, and why the test ended before its last one.
+
+    It ends at the first loss that is not finite, which is left out, or when the exponential average of the
+    last steps (bias-corrected) is above 4 times its best value and above the first loss. A small loss that
+    fluctuates, as for a task already learned, is not a divergence.
+    """
+    losses: list[float] = []
+    total, weight, best = 0.0, 0.0, math.inf
+    session.begin()
+    for step, rate in enumerate(rates, 1):
+        session.advance()
+        loss, about = _mean(session.drain()["loss"]), {"step": step, "steps": len(rates), "lr": rate}
+        if not math.isfinite(loss):
+            return losses, fact("range-test-not-finite", **about)
+        if step == 1:  # it includes compilation; the others do not
+            reporter.start(step, len(rates))
+        reporter.update({"step": step, "train/loss": loss})
+        losses.append(loss)
+        total, weight = _MEMORY * total + loss, _MEMORY * weight + 1
+        best = min(best, total / weight)
+        if total / weight > max(limit(best), losses[0]):
+            return losses, fact("range-test-diverged", **about, times=TOO_HIGH)
+    return losses, None
+
+
+def _mean(loss: Any) -> float:
+    """The mean over one step's examples. Waits for that step."""
+    total, count = jax.device_get((loss.total, loss.count))
+    with np.errstate(all="ignore"):
+        return float(np.float64(total) / np.float64(count))
 
 
 def _check(low: float, high: float, steps: int) -> None:

@@ -30,7 +30,7 @@ from ..recipe.check import Finding, check
 from ..recipe.recipe import Recipe
 from ..words.displayed import Displayed
 from ..words.facts import Fact, fact, plain
-from .range_test import tested
+from .find_lr import swept
 from .transfer import Transfer, transfer
 
 SCHEMA = "chipwise.find_batch/3"
@@ -173,7 +173,7 @@ def refusal(recipe: Recipe, batch: int, on: On = ALL) -> str:
     """Why the device has too little memory for real steps with fresh parameters, or "". Other errors are
     raised. *Arguments:* `on` as in `fit`."""
     rate = recipe.optimizer.hyper[recipe.optimizer.lr_name].highest(recipe.clock) or 1e-3
-    held = tested(recipe, rate, rate, STEPS)  # constants: a schedule may have no such batch
+    held = swept(recipe, rate, rate, STEPS)  # constants: a schedule may have no such batch
     try:
         with Session(dataclasses.replace(held, batch=batch), on) as session:
             session.begin()
