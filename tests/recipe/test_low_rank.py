@@ -16,10 +16,13 @@ from chipwise.deploy.model import trained
 from chipwise.engine.freeze import split, whole_params
 from chipwise.engine.state import abstract_state, axes_of, count, first_state
 from chipwise.errors import RecipeError, RunError
+from chipwise.recipe import settings
 from chipwise.recipe.low_rank import Adapter
 from refusals import refused
 
-TASK = tasks.task(loss=tasks.plain_loss, augment=None)
+TASK = tasks.task(
+    loss=tasks.plain_loss, augment=None, predict=lambda params, _, inputs: tasks.plain_logits(params, inputs)
+)
 ONE = {"on": cw.On(devices=1), "progress": "none", "eval_every": None, "log_every": "1st"}
 LORA = cw.recipe.lora(rank=2, alpha=3, on=("w", "v"))
 
@@ -96,13 +99,19 @@ def test_weights_keep_their_dtype_and_only_adapters_have_moments():
         params, state = tasks.init(key)
         return {**params, "w": params["w"].astype(jnp.bfloat16)}, state
 
-    state = first_state(recipe(task=dataclasses.replace(TASK, init=init), precision="bf16"))
+    state = abstract_state(recipe(task=dataclasses.replace(TASK, init=init), precision="bf16"))
     assert state.frozen["w"].dtype == jnp.bfloat16 and state.params["w"].lora_a.dtype == jnp.float32
-    assert whole_params(state.params, state.frozen)["w"].dtype == jnp.bfloat16
+    whole = jax.eval_shape(whole_params, state.params, state.frozen)
+    assert whole["w"].dtype == jnp.bfloat16
     assert count(state.params) == 2 * (12 + 16) + 2 * (16 + 5)
     assert max(x.size for x in jax.tree.leaves(state.optimizer)) == 104  # padded to 8 replicas
-    alike = first_state(recipe(adapters=dataclasses.replace(LORA, on=("w",)))).params["w"]
-    np.testing.assert_array_equal(alike.lora_a, state.params["w"].lora_a)
+
+
+def test_a_first_adapter_depends_on_its_path_and_the_key_alone():
+    leaves, key = {"w": jnp.ones((4, 3)), "v": jnp.ones((4, 3))}, jax.random.key(1)
+    both, one = (dataclasses.replace(LORA, on=on).adapters(leaves, key) for on in (("w", "v"), "w"))
+    np.testing.assert_array_equal(both["w"].lora_a, one["w"].lora_a)
+    assert not np.array_equal(both["w"].lora_a, both["v"].lora_a)
 
 
 def test_what_else_is_trained_is_what_the_recipe_does_not_freeze():
@@ -140,7 +149,7 @@ def test_the_same_bits_on_8_devices_and_a_first_loss_of_the_base(run):
 
 
 def test_the_same_bits_on_any_number_of_groups():
-    one = recipe(shards=2, duration="2st", batch=32, replicas=2, ema=0.9)
+    one = recipe(shards=2, duration="1st", batch=32, replicas=2, ema=0.9)
     first, second = (cw.fit(one, **{**ONE, "on": cw.On(devices=n)}) for n in (2, 4))
     assert first.fingerprint == second.fingerprint and first.metrics == second.metrics
     whole = first.params["w"]
@@ -159,6 +168,12 @@ def test_whoever_reads_a_run_gets_merged_weights(run, tmp_path):
     np.testing.assert_array_equal(weights.arrays["params.w"], result.params["w"])
     begun = first_state(recipe(task=weights.start(TASK)))
     np.testing.assert_array_equal(begun.frozen["w"], result.params["w"])
+    pytest.importorskip("safetensors")
+    file = cw.export(folder, "safetensors", tmp_path / "w.safetensors", recipe=recipe()).file
+    alone = first_state(recipe(task=cw.pretrained(file).start(TASK), adapters=None))
+    merged = dataclasses.replace(model, params=alone.params, recipe=recipe(adapters=None))
+    (a, b) = (cw.predict(one, on=cw.On(devices=1)).outputs for one in (model, merged))
+    np.testing.assert_array_equal(a, b)
 
 
 def test_a_run_goes_on_with_its_own_adapters_only(run):
@@ -185,6 +200,8 @@ def test_mistakes_are_one_line():
     ):
         with refused(RecipeError, code, **given):
             cw.recipe.lora(**{"rank": 2, "alpha": 4, "on": "w"} | given)
+    typed = "adapters={'rank': 2, 'alpha': 3, 'on': ('w', 'v')}"
+    assert settings.apply(recipe(adapters=None), dict([typed.split("=", 1)])) == recipe()
     for wrong in ("lora", {"rank": 2}):
         with refused(RecipeError, "adapters-expected"):
             recipe(adapters=wrong)
