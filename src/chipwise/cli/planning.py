@@ -21,7 +21,6 @@ def plan(
     eval_every: str = options.EVAL_EVERY,
     prices: str | None = options.PRICES,
     largest_batch: bool = flag("Also search for the largest batch that fits each target."),
-    predict: int | None = option("Plan N predictions by the trained model instead of its training.", "N"),
     host_cores: int | None = option("Cores of the feeding hosts. [this host's]", "N", min=1),
     kernels: bool = flag("Show each target's costliest kernels, and what would help."),
     html: Path | None = options.HTML,
@@ -33,7 +32,6 @@ def plan(
     Examples:
       chipwise plan mnist --on v5e-8,v6e-8,v3-8,a100,h100:8,t4,v100
       chipwise plan my_task.py:recipe --on v5e-1 --largest-batch --json
-      chipwise plan imagenet-resnet50 --synthetic --predict 1000000 --on v5e-1,t4,l4
       chipwise plan gpt2-124m --on v5e-8,h100 --kernels
     """
     options.only_look()
@@ -52,7 +50,6 @@ def plan(
             exact=exact,
             eval_every=options.interval(eval_every),
             find_largest_batch=largest_batch,
-            predict=predict,
             measure_feed=recipe.data is not None,
             host_cores=host_cores,
             progress=reporter.progress,

@@ -41,7 +41,6 @@ def render(document: Mapping[str, Any]) -> str:
         recipe=document["recipe"],
         verdict=verdict,
         by_step=by_step,
-        predicts=plans[0].get("predicts"),
         pareto=verdict["pareto"],
         fastest=by_name.get(next(iter(verdict["by_time"]), "")),
         cheapest=by_name.get(next(iter(verdict["by_money"]), "")),

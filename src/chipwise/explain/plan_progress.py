@@ -44,8 +44,7 @@ def _answer(one: Plan, **count: int) -> Fact:
     cost = one.cheapest()
     price = "" if cost is None else f", {dollars(cost.usd.value)} {cost.cloud}"
     speeds = {"seconds": one.step_seconds.value, "rate": one.examples_per_second.value}
-    code = "plan-ready" if one.predicts is None else "plan-ready-predicts"
-    return fact(code, target=one.target, price=price, **speeds, **count)
+    return fact("plan-ready", target=one.target, price=price, **speeds, **count)
 
 
 @contextlib.contextmanager

@@ -68,17 +68,9 @@ def parts(plans: Sequence[Plan]) -> Iterator[RenderableType]:
 def first(plans: Sequence[Plan]) -> list[Fact]:
     """The facts above the table: which target to take, and what decides it."""
     verdict = judge(plans)
-    alone = [_alone(plans)] if any(p.latency_seconds for p in plans) else []
     cannot = [fact("plan-cannot", target=p.target, problem=p.problem) for p in plans if not p.runs]
     decisive = _shared((p.target, p.decisive) for p in plans)
-    return [*verdict.fastest, *verdict.cheapest, *alone, *decisive, *cannot]
-
-
-def _alone(plans: Sequence[Plan]) -> Fact:
-    """The target with the lowest latency of a single example."""
-    known = [(p.latency_seconds, p.target) for p in plans if p.latency_seconds is not None]
-    latency, target = min(known, key=lambda one: one[0].value)
-    return fact("plan-predicts-alone", target=target, **vars(latency).copy() | {"seconds": latency.value})
+    return [*verdict.fastest, *verdict.cheapest, *decisive, *cannot]
 
 
 def statements(plans: Sequence[Plan]) -> list[Fact]:
@@ -98,29 +90,25 @@ def _shared(texts: Iterable[tuple[str, Iterable[Fact]]]) -> Iterator[Fact]:
 def table(plans: Sequence[Plan]) -> Table:
     """A row for each target, about 100 columns wide.
 
-    Of training: memory needed and available on a device, step time with its interval, examples/s of the whole
-    target, share of peak, wall time, and dollars of the run with the cloud. Of predictions: the latency of
-    one example instead of the step time, and dollars per million examples.
+    Memory needed and available on a device, step time with its interval, examples/s of the whole target,
+    share of peak, wall time, and dollars of the run with the cloud.
     """
-    trains = plans[0].predicts is None
-    each, money = ("ms a step", ("$", "$ spot")) if trains else ("ms alone", ("$ a million", "$ spot"))
     rows: list[list[Any]] = []
     for p in plans:
         row: list[Any] = [p.target, _memory(p.memory)]
         if not p.runs or p.examples_per_second is None or p.wall_seconds is None:
             rows.append([*row, Text("-", style="red"), *"------"])
             continue
-        one = p.step_seconds if trains else p.latency_seconds
+        one = p.step_seconds
         row += ["-" if one is None else spread(vars(one.times(1e3))), digits(p.examples_per_second.value)]
         row += ["-" if p.share_of_peak is None else share(p.share_of_peak)]
         row += [(p.bound or "").replace("interconnect", "links"), duration(p.wall_seconds.value)]
         for cost in (p.cheapest(), p.cheapest(spot=True)):
-            usd = None if cost is None else cost.usd if trains else p.per_million(cost)
             # With its cloud: one cloud's spot price may be above another's on-demand price
-            row.append("-" if usd is None else f"{dollars(usd.value)} {cost.cloud if cost else ''}")
+            row.append("-" if cost is None else f"{dollars(cost.usd.value)} {cost.cloud}")
         rows.append(row)
-    columns = ("target", "memory", each, "examples/s", "peak", "bound by", "wall", *money)
-    return terminal.table(columns, rows, left=("target", "bound by"), fold=money, padding=(0, 1))
+    columns = ("target", "memory", "ms a step", "examples/s", "peak", "bound by", "wall", "$", "$ spot")
+    return terminal.table(columns, rows, left=("target", "bound by"), fold=columns[-2:], padding=(0, 1))
 
 
 def _memory(memory: Memory | None) -> Text:

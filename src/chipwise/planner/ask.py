@@ -1,4 +1,4 @@
-"""`plan`: predicts a recipe on absent chips, from any machine. One path, for training and for predictions:
+"""`plan`: predicts a recipe on absent chips, from any machine. One path:
 
     asked -> traced -> compiled -> timed -> plan
 
@@ -23,7 +23,6 @@ from ..chips.targets import Target, parse
 from ..engine import feed
 from ..engine.blueprint import Memory, largest_batch, tracing
 from ..engine.layout import Layout, usable_devices
-from ..engine.predict import predicted_together
 from ..engine.state import TrainState, abstract_state
 from ..errors import DeviceError, RecipeError
 from ..hlo.kernel import costliest
@@ -35,10 +34,10 @@ from .compile_answers import FAILED_HERE
 from .compile_step import Progress, cache_folder, compile_steps
 from .device_memory import TOO_LARGE, available, lies_on_hosts, too_large
 from .plan_advice import advice, decisive, does_not_fit, lacks, room
-from .plans import Plan, Plans, Range, costs, unique
+from .plans import Plan, Plans, Range, costs
 from .time_run import HostSpeed, compilation, evaluations, feeding, measured, run_time, training_work
 from .time_step import StepTime, at_least, local_devices, timed_away
-from .tracing import TracedStep, forget_traces, prediction_step, predicts, training_step
+from .tracing import TracedStep, forget_traces, training_step
 
 
 @hidden()  # tracing starts JAX
@@ -51,7 +50,6 @@ def plan(
     exact: bool = True,
     eval_every: str | None = "1ep",
     find_largest_batch: bool = False,
-    predict: int | None = None,
     measure_feed: bool = False,
     host_cores: int | None = None,
     cache: str | os.PathLike | None = None,
@@ -69,7 +67,6 @@ def plan(
     - `today`: the date from which the age of prices counts; by default today.
     - `exact`, `eval_every`: as in `fit`.
     - `find_largest_batch`: search for it on every target, not only if the recipe's batch does not fit.
-    - `predict`: plan the prediction of so many examples instead of training.
     - `measure_feed`: read examples for half a second, to compare this host's cores with the chips' demand.
     - `host_cores`: of the targets' hosts, for feeding; by default this host's.
     - `cache`: a folder for compiled results; by default in the user's cache folder.
@@ -78,8 +75,8 @@ def plan(
       compilation, then the smallest programs, last those whose largest batch is searched for.
 
     *Returns* a list of `Plan`, in the order of `on`. Raises `DeviceError` for an unknown or impossible
-    target, and for a CPU, `RecipeError` for a recipe that cannot be traced or, with `predict`, has no
-    prediction, `DataError` for a price file that cannot be read.
+    target, and for a CPU, `RecipeError` for a recipe that cannot be traced, `DataError`
+    for a price file that cannot be read.
     """
     targets = list({t.name: t for t in map(parse, on)}.values())
     if not targets:
@@ -90,7 +87,7 @@ def plan(
     folder = cache_folder(cache)
     question = PlanQuestion(
         recipe, table, today or datetime.date.today(), folder, exact,
-        evaluations(recipe, eval_every), find_largest_batch, predict, None, measure_feed, host_cores,
+        evaluations(recipe, eval_every), find_largest_batch, None, measure_feed, host_cores,
         progress,
     )  # fmt: skip
     made: dict[str, Plan] = {}
@@ -115,19 +112,11 @@ class PlanQuestion:
     exact: bool = True
     evaluations: int = 0
     find_largest_batch: bool = False
-    predict: int | None = None
     host: HostSpeed | None = None
     measure_feed: bool = False
     host_cores: int | None = None
     progress: Progress | None = None
     _steps: dict[Any, TracedStep] = field(default_factory=dict)  # targets with the same layout share them
-
-    def __post_init__(self) -> None:
-        n = self.predict
-        if n is not None and self.find_largest_batch:
-            raise RecipeError("plan-predict-training", "--largest-batch is for training alone.")
-        if n is not None and n < 1:
-            raise RecipeError("plan-predicts-none", "--predict {examples}: give 1 or more.", examples=n)
 
     def plans(self, targets: Sequence[Target]) -> Iterator[Plan]:
         """Yields each plan as soon as it is ready; last those whose largest batch is searched for."""
@@ -148,8 +137,6 @@ class PlanQuestion:
 
     def traced(self, target: Target, recipe: Recipe | None = None) -> TracedStep:
         """The step of the recipe, or of another one, on `target`."""
-        if self.predict is not None:
-            return self.predicted(predicted_together(self.recipe, self.predict))
         tried = self.recipe if recipe is None else recipe
         # at least one group, whether or not the target has so many devices
         whole = max(target.devices // tried.shards * tried.shards, tried.shards)
@@ -167,12 +154,6 @@ class PlanQuestion:
                 tried, layout, resident=resident, state=self.state, keeps_evaluation=kept
             )
         return self._steps[about]
-
-    def predicted(self, block: int) -> TracedStep:
-        """A step of predictions in blocks of so many examples."""
-        if block not in self._steps:
-            self._steps[block] = prediction_step(self.recipe, block)
-        return self._steps[block]
 
     @functools.cached_property
     def state(self) -> TrainState:
@@ -198,7 +179,7 @@ class PlanQuestion:
 
     def searches(self, time: StepTime) -> bool:
         """Whether the largest batch is to be searched for: on demand, or if the recipe's own does not fit."""
-        if self.predict is not None or (time.problem is not None and time.problem.code in _NOWHERE):
+        if time.problem is not None and time.problem.code in _NOWHERE:
             return False
         return self.find_largest_batch or (time.memory is not None and not time.memory.fits)
 
@@ -236,7 +217,7 @@ class PlanQuestion:
         """The plan of a step that takes `time`. *Arguments:* `largest`: the largest batch, if known."""
         recipe, layout, problem = self.recipe, step.layout, lacks(target, time.dtypes) or time.problem
         if problem is None and time.memory is not None and not time.memory.fits:
-            problem = does_not_fit(time.memory, largest, recipe, predicts(step))
+            problem = does_not_fit(time.memory, largest, recipe)
         if problem is None and time.seconds is None:
             problem = fact("step-time-unknown")
         known: dict[str, Any] = {} if problem is not None else self.run(target, step, time)
@@ -248,18 +229,6 @@ class PlanQuestion:
             "flops_per_step_per_device": time.flops,
         }
         notes = time.notes if problem is None else ()
-        if self.predict is not None:
-            return Plan.at(
-                target,
-                devices=target.devices,
-                batch=target.devices * layout.batch,
-                replicas=target.devices,
-                replicas_per_device=1,
-                steps=self.blocks(target, step),
-                predicts=self.predict,
-                notes=(*unique((*notes, *time.warnings)), fact("predicts-in-blocks", block=layout.batch)),
-                **known,
-            )
         if step.fused and notes:
             notes = (*notes, fact("fused-step"))
         made_of = getattr(recipe.task.loss, "__qualname__", "")  # see `interop.adapter`
@@ -285,16 +254,10 @@ class PlanQuestion:
             advice=tuple(advice(recipe, target, step, one, time)),
         )
 
-    def blocks(self, target: Target, step: TracedStep) -> int:
-        """How many blocks of predictions each device makes."""
-        assert self.predict is not None
-        return -(-self.predict // (target.devices * step.layout.batch))
-
     def run(self, target: Target, step: TracedStep, time: StepTime) -> dict[str, Any]:
         """The fields of a plan for a recipe that runs on the target."""
-        recipe, seconds, bound = self.recipe, time.seconds, time.bound
+        recipe, seconds, bound, batch = self.recipe, time.seconds, time.bound, self.recipe.batch
         assert seconds is not None
-        batch = recipe.batch if self.predict is None else target.devices * step.layout.batch
         fed = feeding(
             recipe, batch / seconds.value, resident=step.resident, host=self.host, cores=self.host_cores
         )
@@ -302,15 +265,11 @@ class PlanQuestion:
             bound = "input"
             seconds = at_least(seconds, batch / (fed.examples_per_second_per_core * fed.cores))
         peak = peak_flops_per_device(target.chip, recipe.precision)
-        if self.predict is None:
-            work = training_work(recipe, seconds, self.evaluations, self.evaluation(step, time))
-        else:
-            work = {"predict": seconds.times(self.blocks(target, step))}
+        work = training_work(recipe, seconds, self.evaluations, self.evaluation(step, time))
         run = run_time(target, self.compilation(target, step, time), work)
         return {
             "step_seconds": seconds,
             "step_parts": time.parts,
-            "latency_seconds": time.latency,
             "kernels": costliest(time.kernels),
             "bound": bound,
             "examples_per_second": seconds.inverse(batch),
@@ -331,8 +290,7 @@ class PlanQuestion:
         """The compilation time on the target's host."""
         kind = target.chip.kind
         passes = TPU_PASSES[self.recipe.precision] if kind == "TPU" else 1
-        programs = step.programs[:1] if predicts(step) else step.programs
-        operations = sum(program.contents(target.chip).operations for program in programs)
+        operations = sum(program.contents(target.chip).operations for program in step.programs)
         return compilation(kind, operations, local_devices(step, target), self.host_cores, passes)
 
 
@@ -348,7 +306,7 @@ def _impossible(step: TracedStep, target: Target) -> StepTime | None:
         problem = fact("shards-over-hosts", shards=shards, here=target.devices // target.hosts)
         if target.devices % shards:
             problem = fact("shards-uneven", shards=shards, devices=target.devices)
-    elif not predicts(step) and (large := too_large(step, target)):
+    elif large := too_large(step, target):
         return StepTime(large[0], problem=large[1])
     else:
         return None

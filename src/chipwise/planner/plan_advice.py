@@ -20,10 +20,8 @@ from .time_step import StepTime
 from .tracing import TracedStep
 
 
-def does_not_fit(memory: Memory, largest: int | None, recipe: Recipe, predicts: bool) -> Fact:
+def does_not_fit(memory: Memory, largest: int | None, recipe: Recipe) -> Fact:
     numbers = {"needed": memory.needed, "available": memory.available}
-    if predicts:
-        return fact("prediction-does-not-fit", **numbers)
     if not largest:
         return fact("no-batch-fits", **numbers, least=recipe.least_batch)
     more = largest + recipe.least_batch <= recipe.clock.examples

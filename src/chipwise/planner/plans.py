@@ -155,8 +155,6 @@ class Plan(Displayed):
     wire_bytes_per_step_per_device: float | None = None
     steps: int | None = None
     evaluations: int = 0  # of a run
-    predicts: int | None = None  # examples to predict; a step is then a block on every device
-    latency_seconds: Range | None = None  # latency of one example, in a plan of predictions
     seconds: dict[str, float] = field(default_factory=dict)  # start, compile, train, evaluate
     overhead_seconds: tuple[float, float] = (0.0, 0.0)  # low and high of start-up and compilation
     ranked_by: str = "run"  # "step" where training may take less than `overhead_seconds`: compare steps then
@@ -193,12 +191,6 @@ class Plan(Displayed):
         or of others than large clouds count only if there are no others."""
         return min((c for c in self.costs if c.spot is spot), key=lambda c: c.order, default=None)
 
-    def per_million(self, cost: Cost) -> Range | None:
-        """Dollars per million predictions at one of the prices, without start-up and compilation."""
-        if self.examples_per_second is None:
-            return None
-        return self.examples_per_second.inverse(cost.usd_per_hour / 3600 * 1e6)
-
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, including derived ones (`fits`, `needed`, cheapest prices)."""
         plan = plain(self)
@@ -207,9 +199,6 @@ class Plan(Displayed):
         if self.feeding is not None:
             plan["feeding"]["input_bound"] = self.feeding.input_bound
         plan["cheapest"], plan["cheapest_spot"] = plain(self.cheapest()), plain(self.cheapest(spot=True))
-        if self.predicts is not None:
-            each = (self.cheapest(), self.cheapest(spot=True))
-            plan["usd_per_million"] = [plain(cost and self.per_million(cost)) for cost in each]
         return plan
 
 

@@ -23,7 +23,7 @@ from .compile_answers import Compiled
 from .compile_step import Answers
 from .plans import Range, unique
 from .time_links import sum_seconds
-from .tracing import BLOCK, EVALUATION, ONE, Traceable, TracedStep, predicts
+from .tracing import EVALUATION, Traceable, TracedStep
 
 FRAMEWORK_BYTES = 0.8e9
 """Assumed memory that a process takes on a GPU before any array: CUDA context, cuDNN, cuBLAS and NCCL."""
@@ -35,9 +35,8 @@ machine."""
 DISPATCH_FACTOR = 2.0
 """The factor, down and up, of the host's time, since hosts differ."""
 
+_OWN = ("replica", "reduce")  # programs that are a part of a step; the others are its update
 _RING = Kernel("all-reduce", "collective", bound="interconnect", dtype="f32", source="devices/all-reduce")
-_PARTS = {"replica": "replica", "reduce": "reduce", BLOCK: "forward"}
-"""The part of a step that a program belongs to; "update" for the others."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,6 @@ class StepTime:
     parts: dict[str, float] = field(default_factory=dict)
     bound: str | None = None
     kernels: tuple[Kernel, ...] = ()  # of a whole step
-    latency: Range | None = None  # of predicting one example
     evaluation: Range | None = None  # of one block
 
 
@@ -70,16 +68,13 @@ def at_least(device: Range, host: float) -> Range:
 
 def local_devices(step: TracedStep, target: Target) -> int:
     """The devices of one host that run `step`."""
-    devices = target.devices if predicts(step) else step.layout.devices
-    return -(-devices // max(target.hosts, 1))
+    return -(-step.layout.devices // max(target.hosts, 1))
 
 
 def dispatch_seconds(step: TracedStep, target: Target) -> float:
     """The host's time to start a step: each local device's replicas and update, and the reduction."""
     local, (first, *others) = local_devices(step, target), step.programs
     others = [program for program in others if program.name != EVALUATION]
-    if predicts(step):
-        return local * _call(first)
     reduce = CALL_SECONDS + ARGUMENT_SECONDS * local * step.local_vectors
     return local * (step.calls * _call(first) + sum(map(_call, others))) + reduce
 
@@ -91,11 +86,10 @@ def _call(program: Traceable) -> float:
 def timed_away(step: TracedStep, target: Target, answers: Answers) -> StepTime:
     """The step on a TPU or a GPU, from its compiler's answer for each program."""
     precision = step.recipe.precision
-    asked = {name: one for name, one in answers.items() if name != ONE}
-    problems = [one.problem for one in asked.values() if one.problem is not None]
-    stepping = {name: one for name, one in asked.items() if name != EVALUATION}
+    problems = [one.problem for one in answers.values() if one.problem is not None]
+    stepping = {name: one for name, one in answers.items() if name != EVALUATION}
     made = StepTime(
-        memory=_memory(step, target, asked),
+        memory=_memory(step, target, answers),
         flops=sum(one.flops * (step.calls if name == "replica" else 1) for name, one in stepping.items()),
         wire_bytes=sum(one.wire_bytes for one in stepping.values()),
         dtypes=step.programs[0].contents(target.chip).dtypes,
@@ -106,14 +100,11 @@ def timed_away(step: TracedStep, target: Target, answers: Answers) -> StepTime:
     made = replace(made, notes=tuple(_notes(target, precision)))
     try:
         kernels = {name: timed(target, precision, one.kernels) for name, one in stepping.items()}
-        if predicts(step):
-            made = _with_latency(made, step, target, answers)
-        else:
-            if EVALUATION in answers:
-                made = replace(made, evaluation=_alone(step, target, answers[EVALUATION]))
-            kernels["replica"] = within(step, target, kernels["replica"])
-            reduce = kernels.get("reduce", []) + kernels.pop("gather", [])
-            kernels["reduce"] = between(step, target, reduce)
+        if EVALUATION in answers:
+            made = replace(made, evaluation=_alone(step, target, answers[EVALUATION]))
+        kernels["replica"] = within(step, target, kernels["replica"])
+        reduce = kernels.get("reduce", []) + kernels.pop("gather", [])
+        kernels["reduce"] = between(step, target, reduce)
     except DeviceError as error:
         return replace(made, problem=error.fact)
     return finished(made, step, target, kernels)
@@ -132,16 +123,6 @@ def _notes(target: Target, precision: str) -> Iterator[Fact]:
         yield fact("compiled-as-another", chip=chip.name, other=stands_in.name)
     if precision == "bf16" and chip.bf16_dense_tflops is None:
         yield fact("chip-without-matrix-units", chip=chip.name, precision="bf16")
-
-
-def _with_latency(made: StepTime, step: TracedStep, target: Target, answers: Answers) -> StepTime:
-    """`made` with the time of predicting one example, or a note why it is unknown."""
-    alone = answers.get(ONE)
-    if alone is None:
-        return made
-    if alone.problem is not None:
-        return replace(made, notes=(*made.notes, fact("latency-unknown", problem=alone.problem)))
-    return replace(made, latency=_alone(step, target, alone))
 
 
 def _alone(step: TracedStep, target: Target, answer: Compiled) -> Range:
@@ -254,12 +235,12 @@ def finished(
 ) -> StepTime:
     """`made` with its time, from the timed `kernels` of each program."""
     whole = tuple(
-        replace(kernel.times(step.calls if name == "replica" else 1), program=_PARTS.get(name, "update"))
+        replace(kernel.times(step.calls if name == "replica" else 1), program=part)
         for name, own in kernels.items()
+        for part in (name if name in _OWN else "update",)
         for kernel in own
     )
-    names = ("forward",) if predicts(step) else ("replica", "reduce", "update")
-    parts: dict[str, float] = dict.fromkeys(names, 0.0)
+    parts: dict[str, float] = dict.fromkeys(("replica", "reduce", "update"), 0.0)
     for kernel in whole:
         parts[kernel.program] += kernel.seconds
     busiest, span = next(iter(shares(whole)), "memory"), factors(target, step.recipe.precision, whole)

@@ -1,4 +1,4 @@
-"""Traces the programs of a step, in training or of predictions, and exports them for absent chips.
+"""Traces the programs of a step, and exports them for absent chips.
 
 They are those that the engine runs, with shapes instead of arrays. Reads no data and runs nothing. What is
 passed to a compiler's process are modules of `jax.export`, without source locations.
@@ -24,12 +24,11 @@ from ..data.sources import nbytes as source_bytes
 from ..data.sources import spec_of
 from ..data.stream import batches_in_memory
 from ..engine import keys
-from ..engine.blueprint import Blueprint, Whole, blueprint, tracing
+from ..engine.blueprint import Blueprint, blueprint, tracing
 from ..engine.evaluate import evaluation
 from ..engine.group_step import GroupStep
 from ..engine.layout import Layout
-from ..engine.predict import inputs_of, prediction
-from ..engine.state import TrainState, count, nbytes
+from ..engine.state import TrainState, nbytes
 from ..engine.step import Step
 from ..models.chip_traits import ChipTraits, depends_on_chip, traced_for
 from ..models.remat import inside
@@ -86,7 +85,7 @@ def _same_trace(kernels: ChipTraits) -> ChipTraits | str:
 
 
 TracedStep = Blueprint[Traceable]
-"""A step whose programs can be exported for chips that are not here: of training, or of predictions."""
+"""A step whose programs can be exported for chips that are not here."""
 
 
 def training_step(
@@ -137,45 +136,7 @@ def _with_evaluation(step: TracedStep, resident: bool) -> TracedStep:
     )
 
 
-BLOCK, ONE, EVALUATION = "block", "one", "evaluation"
-_IN_FLIGHT = 3  # blocks whose inputs or outputs a device holds: current, previous, next
-
-
-def prediction_step(recipe: Recipe, block: int) -> TracedStep:
-    """A step of predictions: the model for `block` examples, as `engine.predict` calls it on each device, and
-    for one example.
-
-    Raises `RecipeError` for a task without `predict`, and for one that cannot be traced.
-    """
-    inputs, run = inputs_of(recipe), prediction(recipe)
-
-    def of(rows: int) -> dict[str, Any]:
-        return {n: jax.ShapeDtypeStruct((rows, *s.shape), s.dtype) for n, s in inputs.items()}
-
-    with tracing(recipe.name):
-        params, state = jax.eval_shape(lambda: recipe.task.init(keys.init_key(recipe.seed)))
-        outputs = jax.eval_shape(run, params, state, of(block))
-    programs = (Traceable.of(n, run, (params, state, of(rows))) for n, rows in ((BLOCK, block), (ONE, 1)))
-    return Blueprint(
-        recipe=recipe,
-        layout=Layout(batch=block, replicas=1, devices=1, exact=False),
-        resident=False,
-        programs=tuple(programs),
-        calls=1,
-        size=0,
-        parameters=count(params),
-        parameter_bytes=nbytes(params),
-        optimizer_bytes=0,
-        state_bytes=nbytes(state),
-        data_bytes=_IN_FLIGHT * (nbytes(of(block)) + nbytes(outputs)),
-        whole=Whole(nbytes(params), 0),
-    )
-
-
-def predicts(step: TracedStep) -> bool:
-    """Whether `step` is one of predictions."""
-    return step.programs[0].name == BLOCK
-
+EVALUATION = "evaluation"
 
 # ---- exports
 
