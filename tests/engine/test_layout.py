@@ -13,7 +13,6 @@ from chipwise.engine.layout import (
     cover_merges,
     covered_sum,
     merges,
-    shares_by_speed,
     tree_sum,
     usable_devices,
 )
@@ -181,8 +180,3 @@ def test_devices_beyond_the_blocks_stay_idle():
     assert usable_devices(tasks.recipe(replicas=3, shards=2), 10) == 6
     with refused(DeviceError, "shards-uneven", shards=2, devices=5):
         usable_devices(tasks.recipe(replicas=3, shards=2), 5)
-
-
-def test_faster_groups_get_more_blocks():
-    assert shares_by_speed(8, [1, 1, 1]) == (3, 3, 2) and shares_by_speed(8, [1, 1, 2]) == (4, 3, 1)
-    assert shares_by_speed(8, [1, 100]) == (7, 1) and shares_by_speed(3, [5, 1, 1]) == (1, 1, 1)

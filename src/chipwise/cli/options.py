@@ -164,9 +164,7 @@ class Hardware(Here):
         name="--shard-optimizer/--no-shard-optimizer",
     )
 
-    shares: str | None = option(
-        "The blocks of each device, or 'measured': faster ones get more. [equally many]", "N,N,...|measured"
-    )
+    shares: str | None = option("The blocks of each device. [equally many]", "N,N,...")
 
     @property
     def how(self) -> dict[str, Any]:

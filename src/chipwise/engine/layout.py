@@ -105,15 +105,6 @@ def even_shares(blocks: int, groups: int) -> tuple[int, ...]:
     return min(map(tuple, orders), key=lambda shares: max(map(len, covers(blocks, shares))))
 
 
-def shares_by_speed(blocks: int, seconds: Sequence[float]) -> tuple[int, ...]:
-    """The number of blocks of each group, at least one, with which the last one is ready earliest.
-    *Arguments:* `seconds` for which each group computes a block."""
-    shares = [1] * len(seconds)
-    for _ in range(blocks - len(seconds)):
-        shares[min(range(len(seconds)), key=lambda i: (shares[i] + 1) * seconds[i])] += 1
-    return tuple(shares)
-
-
 @dataclass(frozen=True)
 class Ranges:
     """The parts of a vector that groups update: of each group its own values, `bounds[group]` to

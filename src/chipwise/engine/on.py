@@ -9,8 +9,6 @@ from typing import Any
 
 from ..errors import RecipeError
 
-MEASURED = "measured"
-
 
 @dataclass(frozen=True)
 class On:
@@ -24,7 +22,7 @@ class On:
     - `platform`: `"cpu"` ignores accelerators; `"gpu"` or `"tpu"` requires one.
     - `exact`: one fixed order of additions, so that any number of devices gives the same bits.
     - `shares`: how many of the recipe's blocks each device, or group, computes, such as `(3, 3, 2)`;
-      `"measured"` tries the devices first and gives the faster ones more; by default equally many.
+      by default equally many.
     - `feed`: `"device"` keeps the training data in the devices' memory, `"host"` streams it from the host;
       `"auto"` keeps it if it takes at most a quarter of that memory.
     - `shard_optimizer`: shard the optimizer's state over the devices; by default if each saves 16 MB.
@@ -45,13 +43,13 @@ class On:
     feed: str = "auto"
     workers: int | str | None = None
     shard_optimizer: bool | None = None
-    shares: Sequence[int] | str = ()
+    shares: Sequence[int] = ()
     stuck: float | str = 300.0
     verify: str = "0%"
     noise: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.shares, str) and self.shares != MEASURED:
+        if isinstance(self.shares, str):
             raise RecipeError("shares-unknown", shares=self.shares)
         if self.feed not in ("auto", "device", "host"):
             raise RecipeError("feed-unknown", "feed={feed}: expected auto, device or host.", feed=self.feed)

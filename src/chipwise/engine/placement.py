@@ -334,7 +334,7 @@ def lay_out(recipe: Any, on: On, machine: Machine | None = None) -> tuple[Machin
     if on.exact:
         check_flags(machine.platform)
     used = found = len(machine.devices)
-    host_count, shares = hosts().count, () if isinstance(on.shares, str) else tuple(on.shares)
+    host_count, shares = hosts().count, tuple(on.shares)
     if on.devices is None:
         used = min(usable_devices(recipe, found, on.exact, host_count), len(shares) * recipe.shards or found)
     layout = Layout.of(recipe, used, on.exact, shares)

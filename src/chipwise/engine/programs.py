@@ -9,7 +9,6 @@ import copy
 import dataclasses
 import functools
 import inspect
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -25,9 +24,8 @@ from ..recipe.recipe import Recipe
 from .blueprint import Blueprint, Program, after_replicas, blueprint, meet_at_once
 from .group_step import GroupStep
 from .holding import Carry, Holding, hold
-from .layout import Layout, cover_merges, shares_by_speed
+from .layout import Layout, cover_merges
 from .noise import GradientSquares, Squared
-from .on import MEASURED, On
 from .placement import Group, Placement
 from .program_digest import digest
 from .state import TrainState, read
@@ -212,22 +210,6 @@ class Programs:
         """JAX's compiled programs of the first device, or group, by name."""
         return {name: each[0] for name, each in self.compiled.items()}
 
-    def measured_shares(self, carry: Carry) -> tuple[int, ...]:
-        """Shares of the groups by their speed, the same on all hosts: the median of some trials, one group
-        after another, with zeros as data. They say where to compute, never what, so they may follow a
-        clock."""
-        own, specs = dict[str, float](), self.functions.specs()
-        for g, group in enumerate(self.placement.local):
-            given = group.shapes((specs["window"], specs["data"]))
-            window, data = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), given)
-            times = [time.perf_counter()]
-            for _ in range(6):
-                jax.block_until_ready(self.vectors(g, carry[g], window, data))
-                times.append(time.perf_counter())
-            own[str(group.index)] = float(np.median(np.diff(times)[1:])) / self.layout.shares[group.index]
-        known = {int(g): s for host in self.placement.hosts.everyone("shares", own) for g, s in host.items()}
-        return shares_by_speed(self.layout.blocks, [known[g] for g in sorted(known)])
-
     def step(
         self, carry: Carry, window: list, data: list, told: Told = NOTHING, again: Sequence[Again] = ()
     ) -> tuple[Carry, jax.Array]:
@@ -315,18 +297,6 @@ class Programs:
         """The vectors of all blocks of local group `g`, where one call computes them all."""
         (place,), share = self.places[g], self.layout.shares[self.placement.local[g].index]
         return self.compiled["each"][g](*given, *place)[:share]
-
-
-def settled(recipe: Recipe, on: On, session: Any) -> On:
-    """`on` with measured shares, if it asks for them. *Arguments:* `session`: the class `Session`."""
-    if on.shares != MEASURED:
-        return on
-    with session(recipe, dataclasses.replace(on, shares=())) as trial:
-        shares: tuple[int, ...] = ()
-        if trial.layout.groups > 1:
-            trial.compile()
-            shares = trial.programs.measured_shares(trial.holding.first(recipe))
-        return dataclasses.replace(on, shares=shares)
 
 
 def _flops(compiled) -> float:

@@ -34,7 +34,7 @@ from .evaluate import Evaluator
 from .holding import Holding, drained
 from .on import ALL, On
 from .placement import Placement, describe, lay_out, start_fact
-from .programs import Programs, Told, settled
+from .programs import Programs, Told
 from .state import TrainState, abstract_state, count
 from .state_digest import Pending
 from .verify import Verifier
@@ -65,7 +65,7 @@ class Session:
     noisy: Container[int] = ()
 
     def __init__(self, recipe: Recipe, on: On = ALL):
-        self.recipe, self.on = recipe, (on := settled(recipe, on, Session))
+        self.recipe, self.on = recipe, on
         self.total, self.step = recipe.clock.total or 0, 0
         self.machine, self.layout, warnings = lay_out(recipe, on)
         self.placement = Placement.laid(self.machine, self.layout)
