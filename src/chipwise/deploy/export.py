@@ -77,7 +77,8 @@ def export(
     *Arguments:*
 
     - `model`, `recipe`: as in `cw.predict`.
-    - `to`: `"stablehlo"` (any model; `jax.export` reads it), `"onnx"` or `"safetensors"` (only the weights).
+    - `to`: `"stablehlo"` (any model; `jax.export` reads it), `"onnx"`, `"safetensors"` (only the weights)
+      or `"peft"` (a folder of the adapters alone, for Hugging Face's PEFT; of a GPT-2 or Llama).
     - `out`: the file; by default the run's or the recipe's name with the format's suffix.
     - `data`: examples to compare on, as in `cw.predict`; by default the evaluation data, or made-up examples
       if the recipe has no data. `examples`: how many at most.
@@ -94,7 +95,7 @@ def export(
     if file.exists() and not fresh:
         raise DataError("export-exists", path=file)
     known = dataclasses.replace(known, recipe=dataclasses.replace(known.recipe, precision="f32"))
-    runs = to != WEIGHTS
+    runs = to not in WEIGHTS
     inputs = inputs_of(known.recipe) if runs else {}
     rows, expected, classifier, where = _compared(known, data, inputs, examples) if runs else ({}, {}, "", "")
     names = {n: (classifier if n == "outputs" and classifier else n) for n in expected}
@@ -107,7 +108,9 @@ def export(
             if (run := kind.open(request, temporary)) is not None:
                 outputs = _run(run, rows)
                 compared = _compare(expected, {n: outputs[names[n]] for n in names}, classifier, to)
-            size = temporary.stat().st_size
+            size = sum(one.stat().st_size for one in (temporary, *temporary.rglob("*")) if one.is_file())
+            if file.is_dir() and temporary.is_dir():  # replaced if `fresh`
+                os.replace(file, place / "old")
             os.replace(temporary, file)
     except OSError as error:
         raise DataError("export-unwritable", path=file, reason=error) from error

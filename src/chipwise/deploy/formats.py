@@ -5,6 +5,7 @@ Every export takes the data's columns as stored, in batches of any size, and com
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from ..errors import DataError, RecipeError, library, near
 from ..recipe.user_code import any_batch
 from ..words.figures import one_line
 from .model import Trained
+from .peft import adapter_files
 
 Arrays = dict[str, np.ndarray]
 Runner = Callable[[Arrays], Arrays]
@@ -55,9 +57,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Format:
-    """*Fields:* `suffix` of its files; `write(request, path)`; `open(request, path)`, which loads the file
-    with the library that users have, and returns a function that runs it, or None if it holds only weights,
-    which are compared; `runs`: that library's name."""
+    """*Fields:* `suffix` of its files or folders; `write(request, path)`; `open(request, path)`, which loads
+    the file with the library that users have, and returns a function that runs it, or None if it holds only
+    weights, which are compared; `runs`: that library's name."""
 
     suffix: str
     write: Callable[[Request, Path], None]
@@ -144,17 +146,38 @@ def _write_safetensors(request: Request, path: Path) -> None:
 def _open_safetensors(request: Request, path: Path) -> None:
     """Reads the weights back: they must be the same bits."""
     read = library("safetensors.numpy", "export-library", extra="export").load_file(str(path))
-    weights = weights_of(request.model)
+    _compare_bits(read, weights_of(request.model))
+
+
+def _compare_bits(read: Arrays, weights: Arrays) -> None:
     differ = [name for name, a in weights.items() if name not in read or read[name].tobytes() != a.tobytes()]
     if differ or len(read) != len(weights):
         raise RecipeError("export-weights-differ", names=differ or sorted(read))
 
 
-WEIGHTS = "safetensors"
+# ---- PEFT: only the adapters
+
+
+def _write_peft(request: Request, path: Path) -> None:
+    numpy = library("safetensors.numpy", "export-library", extra="export")
+    config, arrays = adapter_files(request.model)
+    path.mkdir()
+    (path / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    numpy.save_file(arrays, str(path / "adapter_model.safetensors"), {"format": "pt", **request.about})
+
+
+def _open_peft(request: Request, path: Path) -> None:
+    """As `_open_safetensors`."""
+    numpy = library("safetensors.numpy", "export-library", extra="export")
+    _compare_bits(numpy.load_file(str(path / "adapter_model.safetensors")), adapter_files(request.model)[1])
+
+
+WEIGHTS = ("safetensors", "peft")
 FORMATS = {
     "stablehlo": Format(".stablehlo", _write_stablehlo, _open_stablehlo, "jax.export"),
     "onnx": Format(".onnx", _write_onnx, _open_onnx, "onnxruntime"),
-    WEIGHTS: Format(".safetensors", _write_safetensors, _open_safetensors, "safetensors"),
+    "safetensors": Format(".safetensors", _write_safetensors, _open_safetensors, "safetensors"),
+    "peft": Format(".peft", _write_peft, _open_peft, "safetensors"),
 }
 """Its name on the command line to each format."""
 

@@ -13,7 +13,7 @@ from ..data.sources import Source
 from ..engine.checkpoint import restore_run
 from ..engine.moment import Moment
 from ..engine.result import Result
-from ..engine.state import count, fingerprint
+from ..engine.state import count, fingerprint, trained_part
 from ..engine.stored import StoredRun, disagreement, read_run
 from ..errors import DataError, RecipeError, RunError
 from ..recipe.recipe import Recipe
@@ -29,7 +29,8 @@ class Trained:
     """A trained model.
 
     *Fields:* `recipe`; `params` and `state` as NumPy arrays, with averaged parameters if the recipe has an
-    EMA; `steps` trained; `run`: the run folder, or "".
+    EMA; `steps` trained; `run`: the run folder, or ""; `apart`: of a run folder, what was trained, with
+    adapters that are merged in `params`.
     """
 
     recipe: Recipe
@@ -37,6 +38,7 @@ class Trained:
     state: Tree = field(repr=False)
     steps: int = 0
     run: str = ""
+    apart: Tree = field(default=None, repr=False)
 
     @property
     def fingerprint(self) -> str:
@@ -92,7 +94,8 @@ def trained(
     if eval_data is not None:
         loaded = with_evaluation(loaded, eval_data)
     state = restore_run(loaded, model, say, best=best)
-    return Trained(loaded, state.params, state.state, state.steps, str(model))
+    apart = trained_part(loaded, state.whole, averaged=True)
+    return Trained(loaded, state.params, state.state, state.steps, str(model), apart)
 
 
 def result(run: str | Path, recipe: Recipe | str | None = None) -> Result:

@@ -208,10 +208,14 @@ def axes_of(recipe: Recipe, params: Tree, *, some: bool = True) -> Tree:
 def parameters(recipe: Recipe, state: TrainState, *, averaged: bool = False) -> Tree:
     """All parameters of a state of NumPy arrays as the task's tree; with `averaged` their average, if the
     recipe has an EMA."""
-    params = state.params
+    return whole_params(trained_part(recipe, state, averaged=averaged), state.frozen)
+
+
+def trained_part(recipe: Recipe, state: TrainState, *, averaged: bool) -> Tree:
+    """`params` of a state, or their average, as in `parameters`: adapters are apart."""
     if averaged and recipe.ema is not None:
-        params = flat_of(recipe, params).widened().unpack(state.ema)
-    return whole_params(params, state.frozen)
+        return flat_of(recipe, state.params).widened().unpack(state.ema)
+    return state.params
 
 
 def fingerprint(params: Tree) -> str:

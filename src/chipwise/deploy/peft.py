@@ -1,0 +1,70 @@
+"""A run's adapters as Hugging Face's PEFT reads them, beside a language model that Hugging Face has too.
+
+Its folder has `adapter_config.json` and `adapter_model.safetensors`, whose arrays are `(rank, inputs)` and
+`(outputs, rank)`: https://huggingface.co/docs/peft/developer_guides/checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..errors import RecipeError
+from ..recipe.low_rank import Adapter
+from .model import Trained
+from .weight_names import TABLES, WeightNames
+
+_STACK = "blocks/stack/"
+
+
+def adapter_files(model: Trained) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The content of `adapter_config.json`, and the arrays by name.
+
+    Raises `RecipeError` if the model is none of a run folder with adapters of matrices in the blocks of a
+    GPT-2 or Llama, or if more than adapters was trained.
+    """
+    given = jax.tree_util.tree_leaves_with_path(model.apart, is_leaf=lambda x: isinstance(x, Adapter))
+    adapters = {_path(path): one for path, one in given if isinstance(one, Adapter)}
+    if not adapters or model.recipe.adapters is None:
+        raise RecipeError("peft-without-adapters", recipe=model.recipe.name)
+    names, there = _of_library([_path(path) for path, _ in jax.tree_util.tree_leaves_with_path(model.params)])
+    paths = [_path(path) for path, _ in given]
+    paths = [path for path in paths if not there or path not in adapters or not path.startswith(_STACK)]
+    if paths:
+        raise RecipeError("peft-names", recipe=model.recipe.name, paths=paths)
+    arrays, targets = {}, {path: there[_module(path)] for path in adapters}
+    for path, one in adapters.items():
+        for part, stack in (("lora_A", one.lora_a), ("lora_B", one.lora_b)):
+            for i, layer in enumerate(np.asarray(stack)):
+                block = names.block.replace(r"\.", ".").replace(r"(\d+)", str(i))
+                name = f"base_model.model.{names.prefix}{block}.{targets[path]}.{part}.weight"
+                arrays[name] = np.ascontiguousarray(layer.T)
+    settings = model.recipe.adapters
+    return {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": settings.rank, "lora_alpha": settings.alpha,
+        "target_modules": sorted(targets.values()), "fan_in_fan_out": not names.turned, "bias": "none",
+        "lora_dropout": 0.0, "inference_mode": True,
+    }, arrays  # fmt: skip
+
+
+def _path(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _module(path: str) -> str:
+    whole = path if path.endswith("embedding") else path.rpartition("/")[0]
+    return whole.removeprefix(_STACK).replace("/", ".")
+
+
+def _of_library(paths: list[str]) -> tuple[WeightNames, dict[str, str]]:
+    """The names elsewhere of a model with these parameters, and those of its modules; none if no library has
+    all of them."""
+    for model in ("gpt2", "llama"):
+        (names,) = TABLES[model]
+        words = f"{names.whole} {names.parts}".split()
+        there = dict(zip(words[1::2], words[::2], strict=True))
+        if {_module(path) for path in paths} == set(there):
+            return names, there
+    return names, {}
