@@ -83,7 +83,7 @@ def compiled(chip):
                 f"{case} {name}", one, program, platform=kind, options=options
             )
     with tempfile.TemporaryDirectory() as folder:
-        answers = dict(compile_each([list(requests.values())], cache_dir=Path(folder)))
+        answers = dict(compile_each(list(requests.values()), cache_dir=Path(folder)))
     return {
         key: answers[i].problem.code if answers[i].problem else f"{answers[i].temp_bytes / 1e6:,.0f}"
         for i, key in enumerate(requests)

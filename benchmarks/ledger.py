@@ -98,7 +98,7 @@ def compiled(name: str, on: str) -> tuple[float, float, float]:
         about = {"platform": PLATFORM[target.chip.kind], "chip": target.chip.name if tpu else None}
         speeds = device_speeds(target.chip) if tpu else (None, None)
         request = CompileRequest("digests", topologies(target)[0], program, (), *speeds, **about)
-        ((_, answer),) = compile_each([[request]])
+        ((_, answer),) = compile_each([request])
         return 1e3 * sum(k.seconds for k in timed(target, recipe.precision, answer.kernels))
 
     return 1e3 * plan.step_seconds.value, milliseconds(row), 2 * milliseconds([vector])

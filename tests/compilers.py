@@ -49,12 +49,11 @@ def no_gpu_compiler():
     """Answers for GPUs by `answer`, without a process; a TPU's compiler is asked if it is there."""
     real = compile_step.compile_each
 
-    def compile_each(batches, *, expected=None, **options):
-        requests = [request for batch in batches for request in batch]
+    def compile_each(requests, **options):
         others = [i for i, r in enumerate(requests) if r.platform != "cuda"]
         yield from ((i, answer(r)) for i, r in enumerate(requests) if r.platform == "cuda")
         if others:
-            yield from ((others[i], told) for i, told in real([[requests[i] for i in others]], **options))
+            yield from ((others[i], told) for i, told in real([requests[i] for i in others], **options))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compile_step, "compile_each", compile_each)

@@ -322,7 +322,7 @@ def test_for_an_absent_tpu_the_weights_are_never_there(chip, tmp_path):
     request = CompileRequest(
         "it", wanted.topology_arguments(), program, (), *device_speeds(wanted.chip), chip=wanted.chip.name
     )
-    ((_, answer),) = compile_each([[request]], cache_dir=tmp_path)
+    ((_, answer),) = compile_each([request], cache_dir=tmp_path)
     assert answer.problem is None
     weights = 4 * 8 * 12 * 1024 * 1024
     assert answer.temp_bytes < weights / 2  # the plain form holds two of them

@@ -34,5 +34,5 @@ def on_gpu(request):
 
 def compile_all(requests, **how):
     """The answers to `requests` in their order, when all are ready."""
-    answers = dict(compile_each([requests], **how))
+    answers = dict(compile_each(requests, **how))
     return [answers[i] for i in range(len(requests))]

@@ -1,11 +1,9 @@
-import dataclasses
 import errno
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -77,9 +75,8 @@ def test_a_machine_that_cannot_start_the_compiler_says_why(child, monkeypatch, t
         raise reason
 
     monkeypatch.setattr(compile_processes.subprocess, "Popen", start)
-    for expected in (None, "tpu"):
-        with refused(DeviceError, "compiler-cannot-run", chips="TPU", reason=str(reason)):
-            list(compile_each([[request_for()]], expected=expected, cache_dir=tmp_path))
+    with refused(DeviceError, "compiler-cannot-run", chips="TPU", reason=str(reason)):
+        compile_all([request_for()], cache_dir=tmp_path)
 
 
 def test_a_cache_that_cannot_be_made_is_a_line(child, tmp_path):
@@ -157,120 +154,11 @@ def test_two_kinds_of_compilers_run_side_by_side(child, tmp_path):
     assert {p.name for p in place.iterdir()} == {"tpu", "cuda"}
 
 
-ORDER = """
-import time
-place, platform = pathlib.Path({place!r}), requests[0]["platform"]
-(place / platform).touch()
-if platform == "cuda":
-    begin(requests[0])
-    until = time.monotonic() + {seconds}
-    while not (place / "tpu").exists() and time.monotonic() < until: time.sleep(0.01)
-    if (place / "tpu").exists(): (place / "beside").touch()
-    done(requests[0])
-    requests = requests[1:]
-for r in requests: begin(r); done(r)
-"""
-"""A child: the one for GPUs waits for the other at its first program."""
-
-
-@pytest.mark.parametrize(
-    "cores, head_start, seconds, beside",
-    [(2, 600, 0.5, False), (3, 600, 0.5, False), (4, 600, 600, True), (2, 0.1, 600, True)],
-)
-def test_urgent_programs_have_few_cores_to_themselves(
-    child, monkeypatch, tmp_path, cores, head_start, seconds, beside
-):
-    place = tmp_path / "met"
-    place.mkdir()
-    started = child(ORDER.format(place=str(place), seconds=seconds))
-    monkeypatch.setattr(compile_processes.os, "cpu_count", lambda: cores)
-    monkeypatch.setattr(compile_processes, "HEAD_START", head_start)
-    first, second, third = three()
-    batches = [[dataclasses.replace(on_gpu(first), urgent=True), on_gpu(second)], [third]]
-    answers = dict(compile_each(batches, cache_dir=tmp_path))
-    assert [answers[i].name for i in range(3)] == ["p0", "p1", "p2"] and started() == 2
-    assert (place / "beside").exists() == beside
-
-
-def test_what_is_cached_waits_for_nothing_and_nothing_starts_before_what_is_urgent(
-    child, monkeypatch, tmp_path
-):
-    place = tmp_path / "met"
-    place.mkdir()
-    monkeypatch.setattr(compile_processes.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(compile_processes, "HEAD_START", 600)
-    cached, new, urgent = three()
-    child(ALL)
-    compile_all([cached], cache_dir=tmp_path)
-    started = child(ORDER.format(place=str(place), seconds=0.5))
-    batches = [[cached, new], [dataclasses.replace(on_gpu(urgent), urgent=True)]]
-    answers = list(compile_each(batches, cache_dir=tmp_path))
-    assert [answer.name for _, answer in answers] == ["p0", "p2", "p1"] and started() == 3
-    assert not (place / "beside").exists()
-
-
-def test_an_urgent_batch_is_compiled_while_the_next_one_is_made(child, monkeypatch, tmp_path):
-    monkeypatch.setattr(compile_processes.os, "cpu_count", lambda: compile_processes.CORES)
-    child(f"open({str(tmp_path / 'begun')!r}, 'w')\n{ALL}")
-
-    def batches():
-        yield [dataclasses.replace(on_gpu(request_for()), urgent=True)]
-        until = time.monotonic() + 60
-        while not (tmp_path / "begun").exists() and time.monotonic() < until:
-            time.sleep(0.01)
-        assert (tmp_path / "begun").exists()
-        yield [request_for(name="other")]
-
-    assert [answer.name for _, answer in sorted(compile_each(batches(), cache_dir=tmp_path))] == [
-        "replica",
-        "other",
-    ]
-
-
-@pytest.fixture
-def processes(monkeypatch):
-    """The children that were started."""
-    made = []
-    real = compile_processes.CompilerProcess.__init__
-
-    def init(one, compiler):
-        real(one, compiler)
-        made.append(one)
-
-    monkeypatch.setattr(compile_processes.CompilerProcess, "__init__", init)
-    return made
-
-
-def test_a_compiler_starts_while_its_programs_are_made(child, processes, tmp_path):
-    started = child(ALL)
-
-    def batches():
-        assert len(processes) == 1
-        yield [on_gpu(request_for())]
-        yield [request_for(name="other")]
-
-    answers = dict(compile_each(batches(), expected="cuda", cache_dir=tmp_path))
-    assert [answers[i].temp_bytes for i in (0, 1)] == [7, 7] and started() == len(processes) == 2
-
-
-def test_one_that_is_not_needed_ends(child, processes, tmp_path):
-    child(ALL)
-    compile_all([request_for()], cache_dir=tmp_path)
-    assert dict(compile_each([[request_for()]], expected="tpu", cache_dir=tmp_path))[0].temp_bytes == 7
-    idle = processes[1]
-    assert idle._process.returncode == -signal.SIGKILL and not idle._folder.exists()
-
-
-def test_one_that_ends_too_early_is_an_error(child, processes, tmp_path):
+def test_one_that_ends_too_early_is_an_error(child, tmp_path):
     script = child(ALL)
     (tmp_path / "child.py").write_text("raise SystemExit('no such plugin')")
-
-    def batches():
-        processes[0]._process.wait()
-        yield [request_for()]
-
     with refused(ChipwiseError, "compiler-not-started", exit_code=1, log="no such plugin"):
-        dict(compile_each(batches(), expected="tpu", cache_dir=tmp_path))
+        compile_all([request_for()], cache_dir=tmp_path)
     assert script() == 0
 
 
@@ -281,7 +169,7 @@ def test_a_terminals_interruption_does_not_reach_the_child(child, tmp_path):
 
 def test_after_an_interruption_no_child_starts(holder, child, tmp_path, capsys):
     started = child(ALL)
-    answers = compile_each([[on_gpu(request_for())], [request_for()]], cache_dir=tmp_path)
+    answers = compile_each([on_gpu(request_for()), request_for()], cache_dir=tmp_path)
     assert next(answers)[1].temp_bytes == 7
     (waiting,) = [one for one in threading.enumerate() if one.name == "compiler-tpu"]
     answers.close()

@@ -32,7 +32,11 @@ def plans(recipe, names):
 
 
 def test_what_no_device_holds_is_refused_with_its_cut_and_compiles_nothing(monkeypatch):
-    monkeypatch.setattr("chipwise.planner.compile_step.compile_each", None)
+    def nothing(requests, **_):
+        assert not requests
+        return iter(())
+
+    monkeypatch.setattr("chipwise.planner.compile_step.compile_each", nothing)
     found = plans(large(40, replicas=1), ["v5e-4", "v6e-16", "h100:8"])
     ways = {name: one.problem.numbers["way"] for name, one in found.items()}
     assert {one.problem.code for one in found.values()} == {TOO_LARGE}

@@ -43,7 +43,7 @@ class CompileRequest:
 
     `platform`: "tpu" or "cuda". `donate`: the flat arguments that may be overwritten. `options`: of XLA, as
     in training. `clock_GHz` and `memory_GBps`: of one JAX device of a TPU, for `Compiled.seconds`; `chip`:
-    the TPU's name in the catalogue. `urgent`: other programs wait for its answer (see `compile_each`).
+    the TPU's name in the catalogue.
     `shards`: of the group that runs the program.
     """
 
@@ -56,7 +56,6 @@ class CompileRequest:
     platform: str = "tpu"
     options: dict[str, Any] | None = None
     chip: str | None = None
-    urgent: bool = False
     shards: int = 1
 
     @property

@@ -20,8 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -139,12 +138,6 @@ def compiler_environment(platform: str, path: str | None = None) -> dict[str, st
 
 # ---- their processes
 
-HEAD_START = 30.0
-"""Seconds for which all other programs wait for urgent ones on a machine with fewer than `CORES`, where two
-compilers would halve each other's speed."""
-
-CORES = 4
-
 
 class CompilerProcesses:
     """The processes of a plan's compilers. `close` ends them."""
@@ -153,41 +146,26 @@ class CompilerProcesses:
         self._folder = folder
         self._events: queue.SimpleQueue[tuple[str, Compiled] | BaseException | None] = queue.SimpleQueue()
         self._under_way = 0
-        self._urgent: set[str] = set()
-        self._prepared: dict[str, CompilerProcess] = {}  # by platform
         self._running: list[CompilerProcess] = []
         self._starting = threading.Lock()
         self._closed = False
 
-    def prepare(self, compiler: Compiler) -> None:
-        """Starts the process of a compiler, which takes a second, before its programs are known."""
-        with _told(compiler):
-            self._prepared[compiler.platform] = self._start(compiler)
+    def ask(self, compiler: Compiler, requests: dict[str, CompileRequest]) -> None:
+        """Starts to compile the requests, by key."""
+        if requests:
+            self._under_way += 1
+            name = f"compiler-{compiler.platform}"
+            threading.Thread(target=self._run, args=(compiler, requests), daemon=True, name=name).start()
 
-    def ask(self, batch: Sequence[tuple[Compiler, dict[str, CompileRequest]]]) -> None:
-        """Starts to compile the requests, by key, for each compiler."""
-        for compiler, requests in batch:
-            if requests:
-                self._urgent |= {key for key, request in requests.items() if request.urgent}
-                self._under_way += 1
-                name = f"compiler-{compiler.platform}"
-                threading.Thread(target=self._run, args=(compiler, requests), daemon=True, name=name).start()
-
-    def answers(self, urgent: bool = False) -> Iterator[tuple[str, Compiled]]:
-        """Yields each key with its answer as soon as it is ready. `urgent`: until no urgent one is left, for
-        at most `HEAD_START` seconds; on a machine with many cores at once, since there nothing waits."""
-        end = time.monotonic() + (HEAD_START if (os.cpu_count() or 1) < CORES else 0)
-        while self._urgent if urgent else self._under_way:
-            try:
-                event = self._events.get(timeout=max(0.0, end - time.monotonic()) if urgent else None)
-            except queue.Empty:
-                return
+    def answers(self) -> Iterator[tuple[str, Compiled]]:
+        """Yields each key with its answer as soon as it is ready."""
+        while self._under_way:
+            event = self._events.get()
             if isinstance(event, BaseException):
                 raise event
             if event is None:
                 self._under_way -= 1
             else:
-                self._urgent.discard(event[0])
                 yield event
 
     def close(self) -> None:
@@ -196,8 +174,6 @@ class CompilerProcesses:
             self._closed = True
         for process in list(self._running):
             process.kill()  # what it has open, its thread closes
-        for process in list(self._prepared.values()):
-            process.close()
 
     def _start(self, compiler: Compiler) -> CompilerProcess:
         with self._starting:
@@ -223,7 +199,7 @@ class CompilerProcesses:
         batches = [dict(requests)]
         while batches and not self._closed:
             left, under_way, end = batches.pop(0), set[str](), dict[str, Any]()
-            process = self._prepared.pop(compiler.platform, None) or self._start(compiler)
+            process = self._start(compiler)
             with contextlib.closing(process):
                 for event in process.compile(left):
                     if "exit_code" in event:

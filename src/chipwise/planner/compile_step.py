@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from ..engine.step import compiler_options
 from ..errors import DataError, DeviceError
 from ..recipe import precision
 from .compile_answers import FAILED_HERE, Compiled, CompileRequest, refusal
-from .compile_processes import COMPILERS, Compiler, CompilerProcesses
+from .compile_processes import COMPILERS, CompilerProcesses
 from .device_memory import sizes
 from .tracing import Exported, TracedStep
 
@@ -43,9 +43,9 @@ PLATFORM = {"GPU": "cuda", "TPU": "tpu"}
 def compile_steps(
     cases: Sequence[tuple[Target, TracedStep]], *, cache: Path | None = None, progress: Progress | None = None
 ) -> Iterator[tuple[int, Answers]]:
-    """Yields the index of each case with the compiler's answers as soon as all are ready: of each kind of
-    chip cached ones first, then those with the smallest programs. The first GPU is `urgent`. A layout's
-    programs are exported once for all chips with the same kernels: those for GPUs, then those for TPUs.
+    """Yields the index of each case with the compiler's answers as soon as all are ready: cached ones first,
+    then those with the smallest programs. A layout's programs are exported once for all chips with the same
+    kernels.
 
     If a compiler is missing, or the catalogue lacks figures of a chip, the answer says so.
     """
@@ -57,41 +57,23 @@ def compile_steps(
             possible[i] = target, step
         except DeviceError as error:
             yield i, {"replica": Compiled("replica", error.fact)}
-    if not possible:
-        return
-    owners: list[int] = []  # of each request
-    names: dict[int, list[str]] = {}
+    asked: list[tuple[int, list[CompileRequest]]] = []
     not_lowered: list[tuple[int, Answers]] = []
-    kinds = [kind for kind in PLATFORM if any(t.chip.kind == kind for t, _ in possible.values())]
-
-    def batches() -> Iterator[list[CompileRequest]]:
-        for kind in kinds:
-            platform = PLATFORM[kind]
-            asked: list[tuple[int, list[CompileRequest]]] = []
-            for i, (target, step) in possible.items():
-                if target.chip.kind != kind:
-                    continue
-                try:
-                    bodies = _exported(step, target.chip)
-                except Exception as error:  # it can be traced, but not lowered for this chip
-                    answer = refusal("replica", error, platform)
-                    not_lowered.append((i, {answer.name: answer}))
-                else:
-                    asked.append((i, _requests(target, step, bodies)))
-            # By what rises with the time to compile: GPUs before 2020 have no Triton, which takes half of it
-            asked.sort(
-                key=lambda case: (sum(one.effort for one in case[1]), possible[case[0]][0].chip.year or 0)
-            )
-            if asked and kind == "GPU":  # whose compiler uses all cores for one program
-                first, requests = asked[0]
-                asked[0] = first, [replace(request, urgent=True) for request in requests]
-            owners.extend(i for i, requests in asked for _ in requests)
-            names.update((i, [request.name for request in requests]) for i, requests in asked)
-            yield [request for _, requests in asked for request in requests]
-
+    for i, (target, step) in possible.items():
+        try:
+            bodies = _exported(step, target.chip)
+        except Exception as error:  # it can be traced, but not lowered for this chip
+            answer = refusal("replica", error, PLATFORM[target.chip.kind])
+            not_lowered.append((i, {answer.name: answer}))
+        else:
+            asked.append((i, _requests(target, step, bodies)))
+    # By what rises with the time to compile: GPUs before 2020 have no Triton, which takes half of it
+    asked.sort(key=lambda case: (sum(one.effort for one in case[1]), possible[case[0]][0].chip.year or 0))
+    owners = [i for i, requests in asked for _ in requests]
+    names = {i: [request.name for request in requests] for i, requests in asked}
     answers: dict[int, Answers] = collections.defaultdict(dict)
-    expected = PLATFORM[kinds[0]]
-    for place, answer in compile_each(batches(), expected=expected, cache_dir=cache, progress=progress):
+    flat = [request for _, requests in asked for request in requests]
+    for place, answer in compile_each(flat, cache_dir=cache, progress=progress):
         i = owners[place]
         answers[i][answer.name] = answer
         if len(answers[i]) == len(names[i]):
@@ -179,78 +161,40 @@ def cache_folder(given: str | os.PathLike | None) -> Path:
 
 
 def compile_each(
-    batches: Iterable[Sequence[CompileRequest]],
-    *,
-    expected: str | None = None,
-    cache_dir: Path | None = None,
-    progress: Progress | None = None,
+    requests: Sequence[CompileRequest], *, cache_dir: Path | None = None, progress: Progress | None = None
 ) -> Iterator[tuple[int, Compiled]]:
-    """Yields the index of each request, among those of all `batches`, with its answer as soon as it is ready:
-    of each batch cached ones first, then in order.
-
-    A batch with `urgent` programs is compiled while the next one is made, others when all are made; no two
-    may need the same compiler. Until the `urgent` programs are done, their compiler does no others. On few
-    cores the next batch is not even made, for at most `HEAD_START` seconds: so the first answer does not wait
-    for the slowest chip.
-
-    *Arguments:* `expected`: a platform whose batch takes seconds to make: its compiler starts meanwhile.
-    `progress` counts the programs to compile, of the batches that are made.
+    """Yields the index of each request with its answer as soon as it is ready: cached ones first, then in
+    order, on all compilers at once. `progress` counts the programs to compile.
 
     Waits while another plan uses the same compiler. Raises `DeviceError` if a compiler is not installed, or
     its process cannot be started, and `DataError` if the cache cannot be written to.
     """
     folder = cache_folder(cache_dir)
-    owners: dict[str, list[tuple[int, CompileRequest]]] = {}  # by key
+    compilers = {platform: COMPILERS[platform]() for platform in sorted({r.platform for r in requests})}
+    owners: dict[str, list[int]] = {}  # by key
     missing: dict[str, CompileRequest] = {}
-    done = 0
-
-    def tell() -> None:
-        if progress is not None and missing:
-            progress(done, len(missing))
-
-    def stored(answers: Iterable[tuple[str, Compiled]]) -> Iterator[tuple[int, Compiled]]:
-        nonlocal done
-        for key, answer in answers:
+    for i, request in enumerate(requests):
+        key = request.key(compilers[request.platform].versions)
+        owners.setdefault(key, []).append(i)
+        if key not in missing and (known := _load(folder / f"{key}.json")) is not None:
+            yield i, known.at(request.places).named(request.name)
+        else:
+            missing[key] = request
+    if not missing:
+        return
+    with contextlib.closing(CompilerProcesses(folder)) as processes:
+        for platform, compiler in compilers.items():
+            processes.ask(compiler, {key: r for key, r in missing.items() if r.platform == platform})
+        tell = progress or (lambda done, total: None)
+        tell(0, len(missing))
+        for done, (key, answer) in enumerate(processes.answers(), 1):
             answer = replace(answer, places=list(missing[key].places))
             if answer.problem is None or answer.problem.code not in FAILED_HERE:
                 value = asdict(answer)
                 text = json.dumps({**value, "seal": _seal(key, value)})
                 replace_text(folder / f"{key}.json", text, "plan-cache-unwritable")
-            done += 1
-            tell()
-            yield from ((i, answer.named(request.name)) for i, request in owners[key])
-
-    with contextlib.closing(CompilerProcesses(folder)) as processes:
-        if expected is not None:
-            processes.prepare(COMPILERS[expected]())
-        index = 0
-        later: list[tuple[Compiler, dict[str, CompileRequest]]] = []
-        for batch in batches:
-            compilers = {platform: COMPILERS[platform]() for platform in sorted({r.platform for r in batch})}
-            new: dict[str, CompileRequest] = {}
-            for request in batch:
-                key = request.key(compilers[request.platform].versions)
-                owners.setdefault(key, []).append((index, request))
-                index += 1
-                if key in new:
-                    continue
-                if (known := _load(folder / f"{key}.json")) is None:
-                    new[key] = request
-                else:
-                    yield index - 1, known.at(request.places).named(request.name)
-            missing |= new
-            tell()
-            asked = [
-                (compiler, {key: request for key, request in new.items() if request.platform == platform})
-                for platform, compiler in compilers.items()
-            ]
-            if any(request.urgent for request in new.values()):
-                processes.ask(asked)
-                yield from stored(processes.answers(urgent=True))
-            else:
-                later += asked
-        processes.ask(later)
-        yield from stored(processes.answers())
+            tell(done, len(missing))
+            yield from ((i, answer.named(requests[i].name)) for i in owners[key])
 
 
 def _load(path: Path) -> Compiled | None:

@@ -58,8 +58,7 @@ def main(folder: Path) -> None:
             send(request["key"], asdict(compiled(request, folder, devices)))
 
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        for urgent in (True, False):
-            list(pool.map(answer, (one for one in requests if one["urgent"] == urgent)))
+        list(pool.map(answer, requests))
 
 
 def _end_with_parent() -> None:
