@@ -10,11 +10,8 @@ A price is a row of a CSV file: the bundled `prices.csv`, or a file of the same 
 - `includes`: `accelerator alone` (its host is another row, or unknown), `whole VM`, `slice with its host`
   (TPU VMs), or `owned`: what an hour of your own hardware costs you.
 - `source` and `date` are never empty. A date may say more than a day ("2026-02-26..2026-03-15 (inferred)");
-  rows are ordered by the first one in it.
+  the first one in it counts.
 - Empty prices are unknown. Nothing is free: a price of 0 is an error.
-
-Old prices stay in the table for history, and are never used as current: `prices_for` looks back
-`LOOK_BACK_DAYS` from the newest row, or from the given day.
 """
 
 from __future__ import annotations
@@ -38,7 +35,6 @@ from .targets import Target, parse
 
 OWNED = "owned"
 INCLUDES = ("accelerator alone", "whole VM", "slice with its host", OWNED)
-LOOK_BACK_DAYS = 730
 OLD_DAYS = 90
 """From this age on a price may have changed, and a verdict that it decides says so."""
 LARGE = ("aws", "azure", "gcp")
@@ -204,22 +200,7 @@ class _Line:
         return Price(chip=chip.name, chips=int(chips), includes=includes, **rates, **texts)
 
 
-def current(table: Sequence[Price], on: datetime.date | None = None) -> list[Price]:
-    """The rows of a table that are valid on a day, by default that of its newest row.
-
-    Of rows that differ only in date and price, the newest; none after `on`, none more than
-    `LOOK_BACK_DAYS` before it.
-    """
-    day = on or max((price.day for price in table), default=datetime.date.min)
-    valid = [price for price in table if 0 <= (day - price.day).days <= LOOK_BACK_DAYS]
-    newest: dict[tuple, Price] = {}
-    for price in sorted(valid, key=lambda price: price.day):
-        key = (price.chip, price.chips, price.cloud, price.instance, price.region, price.includes)
-        newest[key] = price
-    return list(newest.values())
-
-
-def prices_for(target: Target, table: Sequence[Price], on: datetime.date | None = None) -> list[Price]:
+def prices_for(target: Target, table: Sequence[Price]) -> list[Price]:
     """The prices of a target, cheapest first, then estimates and unknown on-demand prices.
 
     If a cloud lists exactly its chips, that price is used. Otherwise a price is computed from the cloud's
@@ -230,13 +211,13 @@ def prices_for(target: Target, table: Sequence[Price], on: datetime.date | None 
     - GPUs as several machines with fewer: an estimate, without the network between them.
 
     A part of a machine has no price. A TPU core costs as much as the target that it is rented as. Prices of
-    owned hardware are not scaled. `on` is the day that counts, by default that of the table's newest row.
+    owned hardware are not scaled.
     """
     if target.rented_as:
         whole = parse(target.rented_as)
         how = fact("price-of-the-whole", whole=whole.name, target=target.name)
-        return [replace(p, reckoned=(how, *p.reckoned)) for p in prices_for(whole, table, on)]
-    rows = [price for price in current(table, on) if price.chip == target.chip.name]
+        return [replace(p, reckoned=(how, *p.reckoned)) for p in prices_for(whole, table)]
+    rows = [price for price in table if price.chip == target.chip.name]
     prices = []
     for cloud in dict.fromkeys(price.cloud for price in rows):
         listed = [price for price in rows if price.cloud == cloud]

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ..chips.catalogue import CHIPS, Chip, named
 from ..chips.catalogue import rows as rows_of
-from ..chips.prices import Price, current, load, prices_for
+from ..chips.prices import Price, load, prices_for
 from ..chips.targets import SLICES, Target, parse
 from ..errors import DeviceError, near
 from ..explain.terminal import console, lines, table
@@ -54,7 +54,7 @@ def chips(
         return
     chip, target = _find(name)
     if target is None:
-        listed = sorted((p for p in current(rows) if p.chip == chip.name), key=lambda p: p.chips)
+        listed = sorted((p for p in rows if p.chip == chip.name), key=lambda p: p.chips)
     else:
         listed = prices_for(target, rows)
     if json_:
