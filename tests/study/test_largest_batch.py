@@ -5,7 +5,6 @@ import json
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 import chipwise as cw
@@ -59,15 +58,13 @@ def test_a_multiple_of_the_replicas_capped_by_the_data_and_by_request(stepped, a
     assert batch in stepped and found.memory.fits
 
 
-def test_real_steps_and_what_moving_there_does(accelerator, monkeypatch):
+def test_real_steps_confirm(accelerator, monkeypatch):
     on = On(2, "cpu")
     monkeypatch.setattr(batches, "refusal", lambda recipe, batch, _: refusal(recipe, batch, on))
     found = find_batch(recipe(), on=on)
     assert found.batch == 100 and found.batch_per_device == 50 and found.confirmed
-    assert found.move.recipe.describe() == recipe().transfer(batch=100).describe()
-    assert [str(f) for f in found.findings] == [str(f) for f in cw.check(found.move.recipe)]
     told = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert told["memory_bytes_per_device"]["fits"] and told["transfer"]["recipe"]["batch"] == 100
+    assert told["memory_bytes_per_device"]["fits"]
 
 
 def test_the_need_is_the_compilers_and_grows_with_the_batch():
@@ -123,7 +120,6 @@ def test_the_memory_of_a_host_is_not_risked(monkeypatch):
     monkeypatch.setattr(batches, "refusal", None)
     found = find_batch(recipe(), on=On(devices=1), at_most=16)
     assert found.batch == 16 and not found.confirmed and fact("host-memory-filled") in found.notes
-    assert [str(f) for f in found.findings] == [str(f) for f in cw.check(found.move.recipe, "cpu")]
 
 
 def test_where_nothing_fits_no_batch_is_named(monkeypatch, stepped):
@@ -157,13 +153,6 @@ def test_running_out_of_memory_is_an_answer_and_other_errors_are_raised():
     assert refusal(failing(MemoryError("no room")), 8, On(devices=1)) == "no room"
     with refused(cw.errors.RecipeError, "task-fails", error="ZeroDivisionError"):
         refusal(failing(ZeroDivisionError()), 8, On(devices=1))
-
-
-def test_an_optimizer_without_a_rule_is_said_to_have_none(stepped):
-    lion = recipe(optimizer=cw.from_optax(optax.lion, learning_rate=1e-3))
-    found = find_batch(lion, on=On(devices=1), at_most=16)
-    assert found.batch == 16 and found.move is None
-    assert "no-rule-for-optimizer" in [note.code for note in found.notes]
 
 
 def test_what_cannot_be_searched_is_an_error(stepped):

@@ -10,7 +10,6 @@ from ..explain.terminal import console, lines, printed
 from ..machine.hosts import hosts
 from ..words.facts import fact
 from . import options
-from .advise import next_line
 from .options import option
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def find_lr(
 
 
 def largest_batch(recipe: options.Given, on: On, at_most: int | None, json_: bool) -> None:
-    """Prints the largest batch that fits in memory, and what would change in training."""
+    """Prints the largest batch that fits in memory."""
     from ..study.largest_batch import find_batch as find
 
     search = find(recipe.load(), on=on, at_most=at_most, progress="none" if json_ else "auto")
@@ -62,8 +61,7 @@ def largest_batch(recipe: options.Given, on: On, at_most: int | None, json_: boo
 
     to = console()
     printed(to, batch(search))
-    if search.move is not None:
-        lines(to, "", next_line(recipe, search.move, batch=search.batch))
     if search.batch is not None:
-        bench = recipe.line("bench", [f"batch={search.batch}"])
-        lines(to, "", fact("largest-is-not-best", command=bench))
+        commands = [f"{recipe.line('transfer', ())} --batch {search.batch}"]
+        commands.append(recipe.line("bench", [f"batch={search.batch}"]))
+        lines(to, "", fact("largest-is-not-best", commands=commands))

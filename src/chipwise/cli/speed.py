@@ -27,7 +27,7 @@ def bench(
     how: options.Hardware,
     steps: int | None = option("Timed steps. [about 10 seconds of them]", "N", min=1),
     warmup: int | None = option("Steps before the timed ones; their losses are kept. [50]", "N", min=1),
-    largest_batch: bool = flag("Find the largest batch that fits in memory, and what would change."),
+    largest_batch: bool = flag("Find the largest batch that fits in memory."),
     at_most: int | None = option("With --largest-batch: search no further than this.", "N"),
     out: Path | None = option("The record. [bench-NAME-MACHINE.json]", "FILE.json"),
     json_: bool = options.JSON,

@@ -65,7 +65,7 @@ def curves(search: LrSearch) -> Panel:
 
 
 def batch(search: BatchSearch) -> Iterator[RenderableType]:
-    """The largest batch, what was measured, and what it would change."""
+    """The largest batch, and what to know of it."""
     counts = (search.batch, search.batch_per_replica, search.batch_per_device)
     sizes = (byte_size(search.memory.needed), byte_size(search.memory.available))
     cells = [search.target, *("-" if n is None else f"{n:,}" for n in counts), *sizes, search.bound]
@@ -73,10 +73,6 @@ def batch(search: BatchSearch) -> Iterator[RenderableType]:
     yield table(columns, [cells], left=("target", "bound by"), fold=columns)
     yield ""
     yield from (f"- {note}" for note in (*_measured(search), *search.notes))
-    if search.move is not None:
-        yield f"\n{fact('at-batch', batch=search.batch)}\n"
-        yield from moved(search.move)
-    yield from (f"\nwarning: {finding}" for finding in search.findings)
 
 
 def _measured(search: BatchSearch) -> Iterator[Fact]:

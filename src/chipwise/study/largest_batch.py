@@ -1,4 +1,4 @@
-"""`cw.study.find_batch(recipe)`: the largest batch that fits a device, and what it would change.
+"""`cw.study.find_batch(recipe)`: the largest batch that fits a device.
 
 The step's programs are compiled at candidate batches, and the compiler states how much memory each needs. Two
 real steps confirm the result, but not on a CPU: a host that runs out of memory does not refuse, it kills.
@@ -26,12 +26,10 @@ from ..machine.arithmetic import fixed
 from ..machine.detect import Machine
 from ..machine.hosts import hosts
 from ..machine.limits import memory as host_memory
-from ..recipe.check import Finding, check
 from ..recipe.recipe import Recipe
 from ..words.displayed import Displayed
 from ..words.facts import Fact, fact, plain
 from .find_lr import swept
-from .transfer import Transfer, transfer
 
 SCHEMA = "chipwise.find_batch/3"
 STEPS = 2
@@ -48,7 +46,7 @@ class BatchSearch(Displayed):
     - `batch`: global, or None if not even one example per replica fits; `bound`: a fact, what limits it.
     - `memory`: bytes of one device at that batch, or at the smallest if none fits.
     - `confirmed`: whether real steps ran with it.
-    - `move`: the transfer to that batch, or None; `findings`: of `cw.check` for it; `notes`: facts.
+    - `notes`: facts.
     """
 
     old: Recipe
@@ -58,8 +56,6 @@ class BatchSearch(Displayed):
     memory: Memory
     bound: Fact
     confirmed: bool = False
-    move: Transfer | None = None
-    findings: tuple[Finding, ...] = ()
     notes: tuple[Any, ...] = ()
 
     @property
@@ -78,8 +74,6 @@ class BatchSearch(Displayed):
             "recipe": self.old.describe(),
             **plain({name: getattr(self, name) for name in same.split()}),
             "memory_bytes_per_device": self.memory.json(),
-            "findings": [finding.json() for finding in self.findings],
-            "transfer": self.move and self.move.to_json(),
         }
 
 
@@ -89,8 +83,8 @@ def find_batch(
 ) -> BatchSearch:
     """Finds the largest global batch of `recipe` that fits, a multiple of its replicas, to within 1/40.
 
-    It is at most the number of training examples. Larger is not always better: `BatchSearch.move` says what
-    it does to training, and `chipwise bench` whether it is faster at all.
+    It is at most the number of training examples. Larger is not always better: `cw.transfer` says what it
+    does to training, and `chipwise bench` whether it is faster at all.
 
     *Arguments:*
 
@@ -150,8 +144,7 @@ def _here(recipe: Recipe, on: On, limit: int, reporter: Reporter) -> BatchSearch
         return searched(None, known[least.batch], fact("bound-nothing-fits"))
     fits(dataclasses.replace(recipe, batch=batch))
     bound = _bound(recipe, batch, limit) if batch == largest else fact("bound-refused")
-    answer = searched(batch, known[batch], bound, confirmed=confirmed)
-    return _moved(answer, None if confirmed else "cpu")
+    return searched(batch, known[batch], bound, confirmed=confirmed)
 
 
 def _confirmed(
@@ -193,20 +186,6 @@ def _bound(recipe: Recipe, batch: int, limit: int) -> Fact:
     return (
         fact("bound-examples", examples=examples) if limit == examples else fact("bound-asked", limit=limit)
     )
-
-
-def _moved(search: BatchSearch, on: str | None) -> BatchSearch:
-    """`search` with the transfer to its batch, and its findings."""
-    recipe, move, notes = search.old, None, list(search.notes)
-    assert search.batch is not None
-    there = dataclasses.replace(recipe, batch=search.batch)
-    if search.batch != recipe.batch:
-        try:
-            move = transfer(recipe, batch=search.batch)
-            there = move.recipe
-        except RecipeError as error:  # an optimizer without a rule
-            notes.append(error.fact)
-    return dataclasses.replace(search, move=move, findings=tuple(check(there, on)), notes=tuple(notes))
 
 
 # ---- memory, before any step
