@@ -1,4 +1,4 @@
-"""Charts: round numbers along an axis; curves, bars and strips within their frames."""
+"""Charts: round numbers along an axis; curves and bars within their frames."""
 
 import itertools
 import math
@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 from chipwise.explain import charts
 from chipwise.explain.charts import (
     Axis,
-    Measure,
     Trace,
     log_steps,
     panel,
     spread_out,
     stack,
     steps,
-    strips,
 )
 
 POSITIVE = st.floats(1e-6, 1e12)
@@ -165,15 +163,7 @@ def test_a_key_has_a_name_once():
     assert charts.style_of(7) == "s1 dash1"
 
 
-# ---- strips, stacks
-
-
-@pytest.mark.parametrize("values", [[], [0.5], [0.5, 0.5]])
-def test_strips_of_few_values(values):
-    made = strips([Measure("a", v, points=(v,)) for v in values])
-    assert (made is None) == (not values) and all(
-        0 < made.axis(m.value) < 100 for m in (made.rows if made else ())
-    )
+# ---- stacks
 
 
 def test_stacks_add_up_and_stop_at_the_edge():

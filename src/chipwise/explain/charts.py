@@ -1,7 +1,6 @@
 """Computes the layout of charts as plain numbers, which `templates/charts.html.jinja` draws.
 
-Curves are in pixels, in one size for desktops and one for phones; strips and stacks are in percent of a
-figure's width.
+Curves are in pixels, in one size for desktops and one for phones; stacks are in percent of a figure's width.
 """
 
 from __future__ import annotations
@@ -284,33 +283,7 @@ def thinned(points: Iterable[Sequence[float]]) -> list[tuple[float, float]]:
     return kept
 
 
-# ---- strips and stacks, in percent
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A value with its interval, on a strip of its own. `low`, `high`: `None` if unknown."""
-
-    name: str
-    value: float
-    low: float | None = None
-    high: float | None = None
-    points: Sequence[float] = ()  # of each repeat
-
-
-@dataclass(frozen=True)
-class StripChart:
-    """Measures along an axis in percent of the width."""
-
-    rows: Sequence[Measure]
-    axis: Axis
-
-
-def strips(measures: Sequence[Measure]) -> StripChart | None:
-    """Points of each repeat and the interval of their mean, on an axis around all; `None` if there are
-    none."""
-    ends = [v for m in measures for v in (m.value, m.low, m.high, *m.points) if v is not None]
-    return StripChart(measures, Axis.around(ends, 0, 100)) if ends else None
+# ---- stacks, in percent
 
 
 class Part(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...words.figures import interval, pair
 from .. import page
-from ..charts import Measure, Panel, StripChart, Trace, panel, strips, style_of
+from ..charts import Panel, Trace, panel, style_of
 from ..terminal import texts
 from .compare_table import result, sources, stated, times, values, verdict
 
@@ -27,7 +27,6 @@ def render(document: Document) -> str:
         same=[a["fact"]["text"] for a in document["agreement"]],
         panels=[one for _, one, _ in drawn if one is not None],
         undrawn=[f"{title}, {why}" for title, one, why in drawn if one is None and why],
-        finals=_finals(document),
         sources=sources(document),
         sized=len({row["parameters"] for row in rows} - {None}) > 1,
     )
@@ -74,11 +73,3 @@ def pictures(document: Document) -> list[tuple[str, Panel | None, str]]:
         why = "these runs did not log when they evaluated"
         kinds.append((f"{metric} over time", seconds, time, why))
     return [(title, panel(title, curves, **how), why) for title, curves, how, why in kinds]
-
-
-def _finals(document: Document) -> StripChart | None:
-    """The last value of the metric in each repeat, if any row has several."""
-    rows = [(row["label"], row["metric"]) for row in document["rows"] if row["metric"]]
-    if all(m["n"] < 2 for _, m in rows):
-        return None
-    return strips([Measure(name, m["mean"], m["low"], m["high"], tuple(m["values"])) for name, m in rows])
