@@ -48,7 +48,6 @@ from refusals import refused
         ("gb200:4", "gb200:4", 4, 4, 1),
         ("gb200:8", "gb200:8", 8, 8, 2),
         ("a100:1", "a100", 1, 1, 1),
-        ("cpu", "cpu", 1, 1, 1),
         # letter case, spaces, underscores, makers
         ("V3-8", "v3-8", 4, 8, 1),
         (" TPU v3-8 ", "v3-8", 4, 8, 1),
@@ -117,8 +116,7 @@ def test_one_core_is_a_plan_and_not_for_rent(typed, rented):
         ("gb200:6", "gpu-count", {"most": 4, "near": ["gb200:4", "gb200:8"]}),
         ("h100:512", "gpu-count", {"near": ["h100:256"]}),
         ("h1000:8", "target-unknown", {"hint": "h100:8"}),
-        ("cpu-8", "cpu-is-one", {}),
-        ("cpu:2", "cpu-is-one", {}),
+        ("cpu", "target-cpu", {"target": "cpu"}),
     ],
 )
 def test_impossible_ones_say_why_and_what_is_near(typed, code, facts):
@@ -128,7 +126,7 @@ def test_impossible_ones_say_why_and_what_is_near(typed, code, facts):
 
 
 def test_topology_arguments_are_plain_values():
-    assert parse("h100:8").topology_arguments() == parse("cpu").topology_arguments() == {}
+    assert parse("h100:8").topology_arguments() == {}
     assert parse("v3-8").topology_arguments() == {"topology_name": "v3:2x2"}
     assert parse("v4-8").topology_arguments() == {
         "topology_name": "v4:2x2x1",

@@ -104,7 +104,7 @@ def test_a_wheel_of_ones_own_goes_along(chipwise, plans, tmp_path):
     [
         (["--to", "skypilot", "--on", "t4"], "launch-without-bucket"),
         (["--to", "slurm", "--on", "v5e-8"], "launch-not-offered"),
-        (["--to", "docker", "--on", "cpu"], "launch-cpu"),
+        (["--to", "docker", "--on", "cpu"], "target-cpu"),
     ],
 )
 def test_what_no_plan_would_change_is_refused_before_it(chipwise, tmp_path, monkeypatch, arguments, code):

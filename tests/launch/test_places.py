@@ -361,8 +361,6 @@ def test_what_cannot_be_is_refused(tmp_path):
         write(place("slurm"), job("t4", spot=True))
     with refused(RecipeError, "launch-bucket", bucket="my runs"):
         check(job("t4", bucket="my runs"))
-    with refused(DeviceError, "launch-cpu"):
-        check(job("cpu"))
     with refused(DeviceError, "launch-part", target="v3-1", rented_as="v3-8"):
         check(job("v3-1"))
     with refused(RecipeError, "unprintable"):

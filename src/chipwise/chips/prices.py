@@ -5,7 +5,7 @@ A price is a row of a CSV file: the bundled `prices.csv`, or a file of the same 
     chip,chips,cloud,instance,region,usd_per_hour,spot_usd_per_hour,spot_region,includes,source,date,note
     a100,8,aws,p4d.24xlarge,us-east-1,21.957642,,,whole VM,https://aws.amazon.com/ec2/pricing,2026-07-20,
 
-- `chip` is any name of the catalogue, `chips` how many the price is for (1 host for `cpu`), `region` where
+- `chip` is any name of the catalogue, `chips` how many the price is for, `region` where
   the on-demand price is lowest, `spot_region` where the spot price is.
 - `includes`: `accelerator alone` (its host is another row, or unknown), `whole VM`, `slice with its host`
   (TPU VMs), or `owned`: what an hour of your own hardware costs you.
@@ -234,7 +234,7 @@ def _scaled(target: Target, listed: Sequence[Price]) -> list[Price]:
         one = min(listed, key=lambda price: (abs(math.log(price.chips / target.chips)), price.chips))
         how = fact("price-in-proportion", instance=one.instance)
         return [_times(one, target.chips / one.chips, how, target.name)]
-    parts = [price for price in listed if target.chips % price.chips == 0 and target.chip.kind == "GPU"]
+    parts = [price for price in listed if target.chips % price.chips == 0]
     largest = max((price.chips for price in parts), default=1)
     n = target.chips // largest
     how = fact("price-of-machines", machines=n)

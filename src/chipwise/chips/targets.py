@@ -1,4 +1,4 @@
-"""Parses target names such as `v3-8`, `a100:8`, `cpu` to a `Target`: chip, counts, topology.
+"""Parses target names such as `v3-8`, `a100:8` to a `Target`: chip, counts, topology.
 
 **TPU slices** are named as Google names them, a version, a dash and a number. On v2, v3, v4, v5p and 7x it
 counts TensorCores, two a chip (`v3-8` and `tpu7x-8` are four chips), on v5e and v6e chips (`v5e-8`, at Google
@@ -10,7 +10,7 @@ https://cloud.google.com/tpu/docs/regions-zones, of v4 and v5p by the page of ea
 planning one replica. `rented_as` is the target that is paid for.
 
 **GPUs** are counted after a colon: `h100`, `h100:8`. One host holds at most `Chip.chips_per_host`; more
-are whole hosts. **`cpu`** is one host.
+are whole hosts. A CPU is no target.
 
 **Topologies** were tried with jax 0.10.2 and libtpu 0.0.42: for every target `get_topology_desc(
 platform="tpu", **target.topology_arguments())` lists at least `devices` devices; the first `devices` are
@@ -36,11 +36,11 @@ MOST_CHIPS = 256
 class Target:
     """Where a recipe could run."""
 
-    name: str  # canonical: "v5e-8", "v3-8", "a100-80gb:8", "h100", "cpu"
+    name: str  # canonical: "v5e-8", "v3-8", "a100-80gb:8", "h100"
     chip: Chip
     chips: int  # chips (GPUs) in it; 1 for half a chip
     devices: int  # JAX devices: cores on v2, v3 and 7x; chips on v4, v5e, v5p and v6e; GPUs
-    topology: str | None  # `topology_name` for `jax.experimental.topologies`; None for GPUs and the CPU
+    topology: str | None  # `topology_name` for `jax.experimental.topologies`; None for GPUs
     topology_options: tuple[tuple[str, str | tuple[int, ...]], ...] = ()  # its other arguments
     hosts: int = 1  # machines, each with its own JAX process
     rented_as: str = ""  # the smallest target to rent that contains it, if that is larger
@@ -48,7 +48,7 @@ class Target:
 
     def topology_arguments(self) -> dict[str, Any]:
         """Keyword arguments of `get_topology_desc` besides the platform, as plain JSON values. Empty for
-        GPUs and the CPU."""
+        GPUs."""
         if self.topology is None:
             return {}
         options = {k: v if isinstance(v, str) else list(v) for k, v in self.topology_options}
@@ -84,25 +84,24 @@ def parse(text: str) -> Target:
         raise DeviceError("target-unknown", wrong, target=text, hint=near(word, names()), examples=EXAMPLES)
     if chip.kind == "TPU":
         return _slice(text, chip, "" if colon else count)
-    if chip.kind == "GPU":
-        return _gpus(text, chip, count or ("" if colon else "1"), bool(count) and not colon)
-    if count not in ("", "1"):
-        raise DeviceError("cpu-is-one", "{target}: a CPU is one device. Type cpu.", target=text)
-    return Target(chip.names[0], chip, 1, 1, None)
+    if chip.kind == "CPU":
+        wrong = "{target}: no target, since no compiler times a CPU. This machine's: chipwise bench RECIPE."
+        raise DeviceError("target-cpu", wrong, target=text)
+    return _gpus(text, chip, count or ("" if colon else "1"), bool(count) and not colon)
 
 
-EXAMPLES = ("v5e-8", "v3-8", "a100:8", "t4", "cpu")
+EXAMPLES = ("v5e-8", "v3-8", "a100:8", "t4")
 
 
 def names() -> tuple[str, ...]:
-    """All canonical names: TPU slices by size, GPUs single and as a whole host, `cpu`."""
+    """All canonical names: TPU slices by size, GPUs single and as a whole host."""
     listed: list[str] = []
     for chip in CHIPS:
         short = chip.names[0]
         if chip.kind == "TPU":
             listed += [f"{short}-{size}" for size in SLICES[short]]
-        else:
-            listed += [short] + [f"{short}:{chip.chips_per_host}"] * (chip.kind == "GPU")
+        elif chip.kind == "GPU":
+            listed += [short, f"{short}:{chip.chips_per_host}"]
     return tuple(listed)
 
 

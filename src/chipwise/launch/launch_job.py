@@ -122,7 +122,5 @@ def check(job: LaunchJob) -> None:
             raise invalid("unprintable", what, value, "no control characters")
     if job.bucket is not None and not BUCKET.fullmatch(job.bucket):
         raise RecipeError("launch-bucket", bucket=job.bucket)
-    if job.target.chip.kind == "CPU":
-        raise DeviceError("launch-cpu", recipe=job.words[0])
     if job.target.rented_as:
         raise DeviceError("launch-part", target=job.target.name, rented_as=job.target.rented_as)

@@ -75,14 +75,12 @@ def plan(
       compilation, then the smallest programs, last those whose largest batch is searched for.
 
     *Returns* a list of `Plan`, in the order of `on`. Raises `DeviceError` for an unknown or impossible
-    target, and for a CPU, `RecipeError` for a recipe that cannot be traced, `DataError`
+    target, `RecipeError` for a recipe that cannot be traced, `DataError`
     for a price file that cannot be read.
     """
     targets = list({t.name: t for t in map(parse, on)}.values())
     if not targets:
         raise DeviceError("no-target", "No target: type --on v5e-8,a100,t4, for example.")
-    if any(target.chip.kind == "CPU" for target in targets):
-        raise DeviceError("plan-of-cpu", "No compiler times a CPU. This machine's: chipwise bench RECIPE.")
     table = load_prices(prices) if prices is None or isinstance(prices, str | Path) else prices
     folder = cache_folder(cache)
     question = PlanQuestion(

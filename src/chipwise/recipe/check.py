@@ -179,7 +179,7 @@ def _device(recipe: Recipe, target: Target | None) -> Iterator[Fact]:
     blocks = recipe.block_count
     if target is None or replicas % target.devices:
         return
-    if target.chip.kind != "CPU" and blocks >= IN_TURN * target.devices:
+    if blocks >= IN_TURN * target.devices:
         yield _in_turn(recipe, target)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 import run_folders as runs
 from chipwise.explain.report.run_report import report
-from explain.report.stories import codes, found, typed, whole
+from explain.report.stories import found, typed, whole
 
 # ---- what was slow
 
@@ -51,13 +51,6 @@ def test_large_shares(tmp_path, name, code, share, says):
 def test_shares_of_a_short_run_are_not_held_against_it(tmp_path):
     seconds = {k: v / 2 for k, v in runs.SECONDS.items()} | {"start": 30.0, "train": 10.0}
     assert whole(tmp_path, seconds=seconds)["advice"] == []
-
-
-def test_slow_intervals_are_named_and_warm_up_is_none(tmp_path):
-    rows = runs.usual(first_speed=0.5, speeds={90: 1.0, 100: 2.4, 110: 2.6})
-    one = found(whole(tmp_path, rows), "intervals-slow")
-    assert one["count"] == 2 and one["worst"] == [[81, 90, 50.0], [91, 100, 120.0]]
-    assert codes(one["also"]) == ["slow-without-waiting"]
 
 
 def test_a_chip_little_used(tmp_path):

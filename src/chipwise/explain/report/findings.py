@@ -27,9 +27,6 @@ GAP = 0.05  # training accuracy minus evaluation accuracy
 SHORT = 60.0  # seconds; in shorter runs shares of wall time say little
 LARGE = 0.10  # share of the wall time above which work other than training matters
 SMALL = 0.05  # the share to reduce it to
-SLOW = 0.5  # share of the median speed below which an interval is slow
-ENOUGH = 6  # least intervals for a spread
-NOTABLE = 0.01  # least share of the training time lost to slow intervals
 LOW_PEAK = 0.2  # share of the chip's peak
 
 
@@ -156,7 +153,6 @@ def slow(
     """Findings about time, largest cost first. *Arguments:* `recipe`: as typed in a command."""
     yield from _input(run, timed, recipe)
     yield from _sections(run, spent)
-    yield from _intervals(timed)
     if speed is not None and speed.share_of_peak and speed.share_of_peak < LOW_PEAK:
         precision = run.recipe.get("precision")
         finding = fact("chip-little-used", share=speed.share_of_peak, precision=one_line(precision))
@@ -213,23 +209,3 @@ def _rarer(evaluations: Sequence[Mapping[str, Any]], share: float) -> str:
     if every <= 0:
         return "--eval-every end"
     return f"--eval-every {max(every * math.ceil(share / SMALL), 0.001):.3g}ep"
-
-
-def _intervals(timed: Sequence[Interval]) -> Iterator[Observation]:
-    steady = [i for i in timed if not i.warmup]
-    if len(steady) < ENOUGH:
-        return
-    median, total = statistics.median(i.speed for i in steady), sum(i.seconds for i in timed)
-    slow = [i for i in steady if i.speed < SLOW * median]
-    lost = sum(i.seconds * (1 - i.speed / median) for i in slow)
-    if not slow or lost < NOTABLE * total:
-        return
-    worst = sorted(sorted(slow, key=lambda i: i.speed)[:5], key=lambda i: i.first)
-    steps = [f"{i.first:,}-{i.last:,} ({i.speed:,.0f})" for i in worst]
-    finding = fact(
-        "intervals-slow", count=len(slow), median=median, lost=lost, total=total, steps=steps,
-        worst=[[i.first, i.last, i.speed] for i in worst],
-    )  # fmt: skip
-    waited = sum(i.seconds * (i.waited or 0.0) for i in slow)
-    cause = fact("slow-by-waiting", waited=waited) if waited >= lost / 2 else fact("slow-without-waiting")
-    yield Observation("time", finding, (fact("try-what-else-ran"),), (cause,))
