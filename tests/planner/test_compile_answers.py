@@ -10,8 +10,8 @@ import pytest
 
 from chipwise.engine.reduce import Exchange
 from chipwise.hlo.kernel import Kernel
-from chipwise.planner.compile_answers import EFFORT, FAILED_HERE, IN_GROUP, Compiled, CompileRequest, refusal
-from chipwise.planner.tracing import Contents, Exported, export_program
+from chipwise.planner.compile_answers import FAILED_HERE, Compiled, CompileRequest, refusal
+from chipwise.planner.tracing import export_program
 from chipwise.words.facts import fact
 from planner.asked import SPEC, V5E, product, request_for
 
@@ -160,21 +160,3 @@ def test_lines_follow_a_program_that_moved_without_another_compilation():
     assert [k.line for k in answer.at(new.places[1:]).kernels] == ["", ""]  # which is which nobody knows
     before = dataclasses.replace(answer, places=[])  # remembered before places were
     assert before.at(new.places) == before
-
-
-def requested(size=0, platform="cuda"):
-    exported = Exported("a", bytes(size), (), Contents(frozenset(), 0))
-    return CompileRequest(
-        "a", {}, exported if size else Exchange("reduce", 1, 10, 2, True), platform=platform
-    )
-
-
-@pytest.mark.parametrize("platform", EFFORT)
-def test_large_programs_take_longer(platform):
-    least, each = EFFORT[platform]
-    efforts = [requested(size, platform).effort for size in (0, 1, 20_000, 20_001, 120_000)]
-    assert efforts == pytest.approx([least, least, least, least + each, least + 100_000 * each])
-    tpu, gpu = requested(120_000, "tpu"), requested(120_000, "cuda")
-    assert tpu.effort > 3 * gpu.effort
-    grouped = [dataclasses.replace(one, shards=8).effort for one in (tpu, gpu)]
-    assert grouped == [pytest.approx(1.3 + IN_GROUP * (tpu.effort - 1.3)), gpu.effort]

@@ -232,9 +232,12 @@ class PlanQuestion:
         made_of = getattr(recipe.task.loss, "__qualname__", "")  # see `interop.adapter`
         if notes and target.chip.kind == "GPU" and made_of.startswith("torch."):
             notes = (*notes, fact("not-of-pytorch"))
-        one = Plan.at(
-            target,
+        one = Plan(
+            target=target.name,
+            chip=target.chip.name,
+            chips=target.chips,
             devices=layout.devices,
+            devices_found=target.devices,
             batch=recipe.batch,
             replicas=recipe.replicas,
             replicas_per_device=layout.replicas_per_device,
@@ -242,7 +245,7 @@ class PlanQuestion:
             wire_bytes_per_step_per_device=time.wire_bytes,
             steps=recipe.clock.total,
             evaluations=self.evaluations,
-            notes=notes,
+            notes=(*notes, target.note) if target.note else notes,
             **known,
         )
         return replace(

@@ -20,12 +20,6 @@ from .tracing import Exported
 SCHEMA = 5
 """The version of the cache's entries and of a process's requests, raised when their meaning changes."""
 
-EFFORT = {"cuda": (0.7, 0.18e-3), "tpu": (1.3, 0.9e-3)}
-"""By platform, the seconds of a small program, and those of each further byte of a large one."""
-
-IN_GROUP = 6
-"""The factor by which libtpu takes longer for a program of a group."""
-
 FAILED_HERE = (
     "compiler-killed", "compiler-crashed", "compiler-ended", "compiler-failed",
     "ptxas-missing", "compilers-in-the-way", "compiler-of-another-jax",
@@ -44,7 +38,6 @@ class CompileRequest:
     `platform`: "tpu" or "cuda". `donate`: the flat arguments that may be overwritten. `options`: of XLA, as
     in training. `clock_GHz` and `memory_GBps`: of one JAX device of a TPU, for `Compiled.seconds`; `chip`:
     the TPU's name in the catalogue.
-    `shards`: of the group that runs the program.
     """
 
     name: str
@@ -56,17 +49,6 @@ class CompileRequest:
     platform: str = "tpu"
     options: dict[str, Any] | None = None
     chip: str | None = None
-    shards: int = 1
-
-    @property
-    def effort(self) -> float:
-        """The seconds that it takes to compile on two cores, within a factor of about two for large programs
-        (fitted to seven nets of this package with XLA of JAX 0.10)."""
-        least, each = EFFORT[self.platform]
-        if self.platform == "tpu" and self.shards > 1:
-            each *= IN_GROUP
-        size = len(self.program.body) if isinstance(self.program, Exported) else 0
-        return least + each * max(size - 20_000, 0)
 
     @property
     def places(self) -> tuple[str, ...]:

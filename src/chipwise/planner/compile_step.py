@@ -57,7 +57,7 @@ def compile_steps(
             possible[i] = target, step
         except DeviceError as error:
             yield i, {"replica": Compiled("replica", error.fact)}
-    asked: list[tuple[int, list[CompileRequest]]] = []
+    found: list[tuple[int, int, int, list[CompileRequest]]] = []
     not_lowered: list[tuple[int, Answers]] = []
     for i, (target, step) in possible.items():
         try:
@@ -66,9 +66,10 @@ def compile_steps(
             answer = refusal("replica", error, PLATFORM[target.chip.kind])
             not_lowered.append((i, {answer.name: answer}))
         else:
-            asked.append((i, _requests(target, step, bodies)))
+            size = sum(len(body.body) for body in bodies)
+            found.append((size, target.chip.year or 0, i, _requests(target, step, bodies)))
     # By what rises with the time to compile: GPUs before 2020 have no Triton, which takes half of it
-    asked.sort(key=lambda case: (sum(one.effort for one in case[1]), possible[case[0]][0].chip.year or 0))
+    asked = [(i, requests) for *_, i, requests in sorted(found, key=lambda case: case[:3])]
     owners = [i for i, requests in asked for _ in requests]
     names = {i: [request.name for request in requests] for i, requests in asked}
     answers: dict[int, Answers] = collections.defaultdict(dict)
@@ -95,7 +96,7 @@ def _requests(target: Target, step: TracedStep, bodies: list[Exported]) -> list[
         one = _spanning(target, step.shards, whole)
     chip = target.chip.name if platform == "tpu" else None
     asked = [
-        CompileRequest(p.name, one, body, p.donated, *speeds, platform, options, chip, shards=step.shards)
+        CompileRequest(p.name, one, body, p.donated, *speeds, platform, options, chip)
         for p, body in zip(step.programs, bodies, strict=True)
     ]
     for name, exchange in step.exchanges.items():

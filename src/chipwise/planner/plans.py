@@ -165,18 +165,6 @@ class Plan(Displayed):
     advice: tuple[Fact, ...] = ()  # possible changes; no number depends on them
     notes: tuple[Fact, ...] = ()  # sources of the figures, and what they leave out
 
-    @classmethod
-    def at(cls, target: Target, *, notes: tuple[Fact, ...], **known: Any) -> Plan:
-        """A plan for `target`, with its note behind the others."""
-        return cls(
-            target=target.name,
-            chip=target.chip.name,
-            chips=target.chips,
-            devices_found=target.devices,
-            notes=(*notes, target.note) if target.note else notes,
-            **known,
-        )
-
     @property
     def runs(self) -> bool:
         return self.problem is None

@@ -33,11 +33,6 @@ class Verdict:
     cheapest: tuple[Fact, ...]
 
     @property
-    def facts(self) -> tuple[Fact, ...]:
-        """All facts of the verdict, in order."""
-        return *self.fastest, *self.cheapest, *self.more
-
-    @property
     def more(self) -> tuple[Fact, ...]:
         """The fact after the first ones: where a higher price saves time."""
         return (fact("plan-front", targets=self.pareto),) if len(self.pareto) > 1 else ()
