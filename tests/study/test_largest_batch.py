@@ -54,7 +54,6 @@ ALL_EXAMPLES = fact("bound-examples", examples=101)
 def test_a_multiple_of_the_replicas_capped_by_the_data_and_by_request(stepped, at_most, batch, bound):
     found = find_batch(recipe(), on=On(devices=1), at_most=at_most)
     assert (found.batch, found.bound, found.confirmed) == (batch, bound, True)
-    assert (found.batch_per_replica, found.batch_per_device) == (batch // 4, batch)
     assert batch in stepped and found.memory.fits
 
 
@@ -62,7 +61,7 @@ def test_real_steps_confirm(accelerator, monkeypatch):
     on = On(2, "cpu")
     monkeypatch.setattr(batches, "refusal", lambda recipe, batch, _: refusal(recipe, batch, on))
     found = find_batch(recipe(), on=on)
-    assert found.batch == 100 and found.batch_per_device == 50 and found.confirmed
+    assert found.batch == 100 and found.confirmed
     told = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert told["memory_bytes_per_device"]["fits"]
 
@@ -125,7 +124,7 @@ def test_the_memory_of_a_host_is_not_risked(monkeypatch):
 def test_where_nothing_fits_no_batch_is_named(monkeypatch, stepped):
     monkeypatch.setattr(batches, "available", lambda machine, devices: (100, "pretended"))
     found = find_batch(recipe(), on=On(devices=1))
-    assert found.batch is None and found.batch_per_device is None and stepped == []
+    assert found.batch is None and stepped == []
     assert found.bound.code == "bound-nothing-fits" and found.memory.needed > 100
     json.dumps(found.to_json(), allow_nan=False)
 

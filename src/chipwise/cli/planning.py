@@ -41,7 +41,7 @@ def plan(
     from ..planner.ask import plan as make
 
     gc.set_threshold(20_000)  # a seventh of the time to trace a net is collecting objects that stay
-    loaded, targets = recipe.load(), _names(on)
+    loaded, targets = recipe.load(), [name for name in on.split(",") if name.strip()]
     with plan_progress(len(targets)) as reporter:
         plans = make(
             loaded,
@@ -60,7 +60,3 @@ def plan(
     answer(report, itertools.chain(parts(plans), tables), lambda: plan_page.render(report), html, json_)
     for one in plans:
         one.check()
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]

@@ -11,7 +11,7 @@ from ..recipe.check import Finding
 from ..study.find_lr import MARKS, LrSearch
 from ..study.largest_batch import BatchSearch
 from ..study.transfer import UNAFFECTED, Transfer
-from ..words.facts import Fact, fact
+from ..words.facts import fact
 from ..words.figures import byte_size, sparkline
 from .charts import Panel, Trace, panel, style_of
 from .terminal import table
@@ -66,20 +66,15 @@ def curves(search: LrSearch) -> Panel:
 
 def batch(search: BatchSearch) -> Iterator[RenderableType]:
     """The largest batch, and what to know of it."""
-    counts = (search.batch, search.batch_per_replica, search.batch_per_device)
     sizes = (byte_size(search.memory.needed), byte_size(search.memory.available))
-    cells = [search.target, *("-" if n is None else f"{n:,}" for n in counts), *sizes, search.bound]
-    columns = ("target", "batch", "a replica", "a device", "needs", "has", "bound by")
+    cells = [search.target, "-" if search.batch is None else f"{search.batch:,}", *sizes, search.bound]
+    columns = ("target", "batch", "needs", "has", "bound by")
     yield table(columns, [cells], left=("target", "bound by"), fold=columns)
     yield ""
-    yield from (f"- {note}" for note in (*_measured(search), *search.notes))
-
-
-def _measured(search: BatchSearch) -> Iterator[Fact]:
-    """The source of the memory, and whether the batch was tried."""
-    yield fact("memory-of-a-device", source=search.memory.available_source)
+    yield f"- {fact('memory-of-a-device', source=search.memory.available_source)}"
     if search.batch is not None:
-        yield fact("batch-tried" if search.confirmed else "batch-not-tried", batch=search.batch)
+        yield f"- {fact('batch-tried' if search.confirmed else 'batch-not-tried', batch=search.batch)}"
+    yield from (f"- {note}" for note in search.notes)
 
 
 def moved(move: Transfer) -> Iterator[RenderableType]:

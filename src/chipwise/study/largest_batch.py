@@ -58,17 +58,9 @@ class BatchSearch(Displayed):
     confirmed: bool = False
     notes: tuple[Any, ...] = ()
 
-    @property
-    def batch_per_replica(self) -> int | None:
-        return None if self.batch is None else self.batch // self.old.replicas
-
-    @property
-    def batch_per_device(self) -> int | None:
-        return None if self.batch is None else self.batch // self.devices
-
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        same = "target devices batch batch_per_replica batch_per_device confirmed bound notes"
+        same = "target devices batch confirmed bound notes"
         return {
             "schema": SCHEMA,
             "recipe": self.old.describe(),
