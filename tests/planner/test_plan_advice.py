@@ -9,7 +9,6 @@ from chipwise.chips.catalogue import CHIPS
 from chipwise.chips.targets import parse
 from chipwise.engine.blueprint import Memory, waiting
 from chipwise.engine.layout import Layout
-from chipwise.planner.ask import _about_spot as about_spot
 from chipwise.planner.device_memory import available
 from chipwise.planner.plan_advice import _speed, _uneven, decisive, room
 from chipwise.planner.tracing import training_step
@@ -121,13 +120,3 @@ def test_what_a_chip_lacks_decides(target, precision, told):
     recipe = tasks.recipe(precision=precision)
     (plan, *_) = documents.plans()
     assert codes(decisive(recipe, parse(target), plan)) == ["bf16-emulated"] * told
-
-
-def test_spot_above_on_demand_is_explained():
-    plan = documents.plans()[0]
-    demand, spot = plan.costs
-    assert about_spot(plan) == ()
-    dear = dataclasses.replace(spot, usd_per_hour=20.0, usd=demand.usd.times(2), cloud="aws")
-    (told,) = about_spot(dataclasses.replace(plan, costs=(demand, dear)))
-    assert (told.code, told["spot_cloud"], told["cloud"]) == ("spot-above-on-demand", "aws", "gcp")
-    assert (told["spot"], told["demand"]) == (20.0, 9.6)

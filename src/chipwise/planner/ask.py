@@ -29,7 +29,7 @@ from ..hlo.kernel import costliest
 from ..machine.plugins import hidden
 from ..recipe.precision import TPU_PASSES
 from ..recipe.recipe import Recipe
-from ..words.facts import Fact, fact
+from ..words.facts import fact
 from .compile_answers import FAILED_HERE
 from .compile_step import Progress, cache_folder, compile_steps
 from .device_memory import TOO_LARGE, available, lies_on_hosts, too_large
@@ -251,7 +251,6 @@ class PlanQuestion:
         return replace(
             one,
             decisive=tuple(decisive(recipe, target, one)),
-            notes=(*one.notes, *_about_spot(one)),
             advice=tuple(advice(recipe, target, step, one, time)),
         )
 
@@ -312,12 +311,3 @@ def _impossible(step: TracedStep, target: Target) -> StepTime | None:
     else:
         return None
     return StepTime(problem=problem)
-
-
-def _about_spot(plan: Plan) -> tuple[Fact, ...]:
-    """A fact if the lowest spot price of a plan is above its on-demand price."""
-    demand, spot = plan.cheapest(), plan.cheapest(spot=True)
-    if demand is None or spot is None or spot.usd_per_hour <= demand.usd_per_hour:
-        return ()
-    rates = {"spot": spot.usd_per_hour, "demand": demand.usd_per_hour}
-    return (fact("spot-above-on-demand", spot_cloud=spot.cloud, cloud=demand.cloud, **rates),)

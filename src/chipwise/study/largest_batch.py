@@ -86,9 +86,34 @@ def find_batch(
     Raises `RecipeError` for `at_most` below the replicas or a recipe that cannot be traced, `DeviceError` as
     `fit` does, `DataError` if there are fewer training examples than replicas.
     """
-    limit = _limit(recipe, at_most)
+    limit, reporter = _limit(recipe, at_most), Reporter(progress)
     hosts().alone("bench --largest-batch")
-    return _here(recipe, on, limit, Reporter(progress))
+    machine, layout, warnings = lay_out(recipe, on)
+    notes: list[Any] = list(warnings)
+    known: dict[int, Memory] = {}
+
+    def fits(tried: Recipe) -> tuple[bool, float]:
+        if tried.batch not in known:
+            reporter.say(fact("compiling-batch", batch=tried.batch))
+            known[tried.batch] = needed(tried, machine, dataclasses.replace(layout, batch=tried.batch))
+        memory = known[tried.batch]
+        return memory.fits, memory.needed / max(memory.available, 1)
+
+    largest = largest_batch(recipe, fits, limit)
+    batch, confirmed = largest, machine.platform != "cpu"
+    if not confirmed:
+        notes.append(fact("host-memory-filled"))
+    elif largest is not None:
+        batch = _confirmed(recipe, largest, machine, layout, notes, reporter)
+    shown = recipe.least_batch if batch is None else batch
+    fits(dataclasses.replace(recipe, batch=shown))
+    if batch is not None and batch == largest:
+        bound = _bound(recipe, batch, limit)
+    else:
+        bound = fact("bound-nothing-fits" if batch is None else "bound-refused")
+    found = batch is not None and confirmed
+    target = f"this machine, {layout.devices} × {machine.kind}"
+    return BatchSearch(recipe, target, layout.devices, batch, known[shown], bound, found, tuple(notes))
 
 
 def _limit(recipe: Recipe, at_most: int | None) -> int:
@@ -107,36 +132,6 @@ def _limit(recipe: Recipe, at_most: int | None) -> int:
             "replicas=...", examples=examples, least=least, replicas=recipe.replicas,
         )  # fmt: skip
     return examples if at_most is None else min(examples, at_most)
-
-
-def _here(recipe: Recipe, on: On, limit: int, reporter: Reporter) -> BatchSearch:
-    machine, layout, warnings = lay_out(recipe, on)
-    notes: list[Any] = list(warnings)
-    known: dict[int, Memory] = {}
-
-    def fits(tried: Recipe) -> tuple[bool, float]:
-        if tried.batch not in known:
-            reporter.say(fact("compiling-batch", batch=tried.batch))
-            known[tried.batch] = needed(tried, machine, dataclasses.replace(layout, batch=tried.batch))
-        memory = known[tried.batch]
-        return memory.fits, memory.needed / max(memory.available, 1)
-
-    def searched(batch: int | None, memory: Memory, bound: Fact, **more: Any) -> BatchSearch:
-        target = f"this machine, {layout.devices} × {machine.kind}"
-        return BatchSearch(recipe, target, layout.devices, batch, memory, bound, notes=tuple(notes), **more)
-
-    largest = largest_batch(recipe, fits, limit)
-    batch, confirmed = largest, machine.platform != "cpu"
-    if not confirmed:
-        notes.append(fact("host-memory-filled"))
-    elif largest is not None:
-        batch = _confirmed(recipe, largest, machine, layout, notes, reporter)
-    if batch is None:
-        fits(least := dataclasses.replace(recipe, batch=recipe.least_batch))
-        return searched(None, known[least.batch], fact("bound-nothing-fits"))
-    fits(dataclasses.replace(recipe, batch=batch))
-    bound = _bound(recipe, batch, limit) if batch == largest else fact("bound-refused")
-    return searched(batch, known[batch], bound, confirmed=confirmed)
 
 
 def _confirmed(
