@@ -8,7 +8,7 @@ from typing import Any
 
 from chipwise.planner.plans import SCHEMA, Cost, Feeding, Memory, Plan, Range
 from chipwise.planner.ranking import judge
-from chipwise.words.facts import Fact, fact
+from chipwise.words.facts import Fact, fact, plain
 
 BATCH, REPLICAS, STEPS, PARAMETERS = 512, 8, 4768, 124_439_808
 FLOPS = 6.0 * PARAMETERS * BATCH * 1024  # of a step, global
@@ -220,7 +220,7 @@ def wrap(made: list[Plan], name: str = "gpt2-124m") -> dict[str, Any]:
             ],
         },
         "plans": [p.to_json() for p in made],
-        "verdict": judge(made).to_json(),
+        "verdict": plain(judge(made)),
     }
 
 

@@ -22,7 +22,9 @@ def rates(search: LrSearch) -> Iterator[RenderableType]:
     recipe, each, curve = search.old, search.curve.rates, search.curve.smoothed
     numbers = {"steps": len(each), "low": each[0], "high": each[-1]}
     yield str(fact("lr-sweep", recipe=recipe.name, batch=recipe.batch, **numbers))
-    yield f"{_bars(curve)}  {fact('lr-losses', first=curve[0], lowest=curve.min())}\n"
+    shown = curve[:: max(1, -(-len(curve) // 80))].clip(max=curve[0])  # one line, cut off at its first value
+    bars = sparkline(shown.tolist(), float(curve.min()), float(curve[0]))
+    yield f"{bars}  {fact('lr-losses', first=curve[0], lowest=curve.min())}\n"
     marks = (search.suggestion, search.last_stable, curve.min())
     columns = ("suggestion", "last stable", "lowest loss")
     yield table(columns, [[f"{mark:.3g}" for mark in marks]])
@@ -30,14 +32,6 @@ def rates(search: LrSearch) -> Iterator[RenderableType]:
     yield f"\n{fact('lr-suggested', settings=suggested)}"
     yield str(fact("lr-own-peak", peak=search.own_peak))
     yield from (str(text) for text in (*search.notes, search.stopped, *search.curve.doubts) if text)
-
-
-def _bars(smoothed: np.ndarray) -> str:
-    """The curve in one line, cut off at its first value."""
-    low, start = float(smoothed.min()), float(smoothed[0])
-    share = [min(max((float(x) - low) / (start - low or 1.0), 0.0), 1.0) for x in smoothed]
-    step = max(1, -(-len(share) // 80))
-    return sparkline(share[::step], 0.0, 1.0)
 
 
 def curves(search: LrSearch) -> Panel:

@@ -20,7 +20,7 @@ from ..engine.blueprint import Memory
 from ..planner.plans import SCHEMA, Plan
 from ..planner.ranking import judge
 from ..recipe.recipe import Recipe
-from ..words.facts import Fact, fact
+from ..words.facts import Fact, fact, plain
 from ..words.figures import byte_size, digits, dollars, duration, share, spread
 from . import terminal
 
@@ -43,7 +43,7 @@ def document(recipe: Recipe, plans: Sequence[Plan]) -> dict[str, Any]:
             "rows": [[name, str(value)] for name, value in recipe.rows()],
         },
         "plans": [p.to_json() for p in plans],
-        "verdict": judge(plans).to_json(),
+        "verdict": plain(judge(plans)),
     }
     return json.loads(json.dumps(answer))  # tuples as lists
 

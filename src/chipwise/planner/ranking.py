@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..chips.prices import OLD_DAYS
-from ..words.facts import Fact, fact, plain
+from ..words.facts import Fact, fact
 from .plans import Cost, Plan, Range
 
 
@@ -37,9 +37,6 @@ class Verdict:
         """The fact after the first ones: where a higher price saves time."""
         return (fact("plan-front", targets=self.pareto),) if len(self.pareto) > 1 else ()
 
-    def to_json(self) -> dict[str, Any]:
-        return plain(self)
-
 
 @dataclass(frozen=True)
 class _Ranked:
@@ -60,10 +57,6 @@ class _Ranked:
     @property
     def usd(self) -> Range:
         return self.seconds.times(self.usd_per_hour / 3600)
-
-    def at(self, cost: Cost) -> _Ranked:
-        """The same at another of the plan's prices."""
-        return _Ranked(self.plan, self.seconds, cost)
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -157,5 +150,6 @@ def _unpriced(ranked: list[_Ranked]) -> list[Fact]:
 
 def _whole_machines(ranked: list[_Ranked]) -> list[_Ranked]:
     """Each at each of its on-demand prices of one machine with its host."""
-    costs = [(one, cost) for one in ranked for cost in one.plan.costs if not cost.spot and cost.machines == 1]
-    return [one.at(cost) for one, cost in costs if cost.includes != "accelerator alone"]
+    costs = [(one, cost) for one in ranked for cost in one.plan.costs if not cost.spot]
+    whole = [(one, c) for one, c in costs if c.machines == 1 and c.includes != "accelerator alone"]
+    return [_Ranked(one.plan, one.seconds, cost) for one, cost in whole]
