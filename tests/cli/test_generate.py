@@ -43,3 +43,18 @@ def test_what_it_refuses_in_a_line(chipwise, run, digits):
     nowhere = run / "none.json"
     assert chipwise("generate", run, "--tokenizer", nowhere).refused(3, "tokenizer-missing", path=nowhere)
     assert chipwise("generate", digits).refused(2, "task-without-decode", recipe="digits")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_exported_model_says_the_same_in_transformers(chipwise, run, tmp_path):
+    pytest.importorskip("safetensors")
+    told = chipwise("export", run, "--to", "huggingface", "--out", tmp_path / "m", "--json")
+    assert told.code == 0 and json.loads(told.out)["format"] == "huggingface"
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    net = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "m").eval()
+    found = chipwise("generate", run, "--prompt", "One", "--tokens", 20, "--temperature", 0, "--json")
+    (ours,) = json.loads(found.out)["tokens"]
+    with torch.no_grad():
+        given = torch.tensor([list(b"One")])
+        whole = net.generate(given, max_new_tokens=20, do_sample=False, pad_token_id=256)[0, 3:].tolist()
+    assert net.config.eos_token_id == 256 and [one for one in whole if one != 256] == ours

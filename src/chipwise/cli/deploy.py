@@ -117,9 +117,9 @@ def generate(
 @options.taking
 def export(
     run: str = options.RUN,
-    to: str = option("The format.", "stablehlo|onnx|safetensors|peft", default=MISSING),
+    to: str = option("The format.", "stablehlo|onnx|safetensors|huggingface|peft", default=MISSING),
     out: Path | None = option(
-        "The file, or for peft the folder. [the run's name with the format's ending]", "FILE"
+        "The file, or for huggingface and peft the folder. [the run's name with the format's ending]", "FILE"
     ),
     data: str | None = option("Examples to compare on, as in predict. [the evaluation data]", "PATH"),
     examples: int = option("Number of examples to compare on.", "N", default=1000, min=1),
@@ -135,6 +135,7 @@ def export(
       chipwise export runs/mnist --to onnx --out mnist.onnx
       chipwise export runs/mnist --to stablehlo
       chipwise export runs/mine --recipe my_task.py:recipe --to safetensors
+      chipwise export runs/text --to huggingface
       chipwise export runs/lora --to peft
 
     The exported model takes data as stored, such as uint8 pixels, in a batch of any size.

@@ -179,7 +179,7 @@ def _one(
         if run is not None and Path(run).absolute() == Path(start).absolute():
             text = "--from {run} is also --run: give another folder, or leave out --from to resume the run."
             raise RecipeError("from-itself", text, run=run)
-        source = {**(recipe.source or {}), "from": str(Path(start).absolute())}
+        source = {**(recipe.source or {}), "from": start if "://" in start else str(Path(start).absolute())}
         source |= {"with_optimizer": True} if with_optimizer else {}
         task = pretrained(start, optimizer=with_optimizer).start(recipe.task)
         recipe = replace(recipe, task=task, source=source)

@@ -77,8 +77,9 @@ def export(
     *Arguments:*
 
     - `model`, `recipe`: as in `cw.predict`.
-    - `to`: `"stablehlo"` (any model; `jax.export` reads it), `"onnx"`, `"safetensors"` (only the weights)
-      or `"peft"` (a folder of the adapters alone, for Hugging Face's PEFT; of a GPT-2 or Llama).
+    - `to`: `"stablehlo"` (any model; `jax.export` reads it), `"onnx"`, `"safetensors"` (only the weights),
+      `"huggingface"` (a folder for transformers; of a built-in GPT-2, Llama, BERT, ViT or ResNet) or
+      `"peft"` (a folder of the adapters alone, for Hugging Face's PEFT; of a GPT-2 or Llama).
     - `out`: the file; by default the run's or the recipe's name with the format's suffix.
     - `data`: examples to compare on, as in `cw.predict`; by default the evaluation data, or made-up examples
       if the recipe has no data. `examples`: how many at most.

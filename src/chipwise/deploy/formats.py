@@ -21,8 +21,10 @@ from ..engine.predict import prediction
 from ..errors import DataError, RecipeError, library, near
 from ..recipe.user_code import any_batch
 from ..words.figures import one_line
+from .huggingface import folder_files
 from .model import Trained
 from .peft import adapter_files
+from .pretrained import pretrained
 
 Arrays = dict[str, np.ndarray]
 Runner = Callable[[Arrays], Arrays]
@@ -172,12 +174,31 @@ def _open_peft(request: Request, path: Path) -> None:
     _compare_bits(numpy.load_file(str(path / "adapter_model.safetensors")), adapter_files(request.model)[1])
 
 
-WEIGHTS = ("safetensors", "peft")
+# ---- Hugging Face: a folder that transformers loads
+
+
+def _write_huggingface(request: Request, path: Path) -> None:
+    numpy = library("safetensors.numpy", "export-library", extra="export")
+    files, arrays = folder_files(request.model)
+    path.mkdir()
+    for name, content in files.items():
+        (path / name).write_bytes(content)
+    numpy.save_file(arrays, str(path / "model.safetensors"), {"format": "pt", **request.about})
+
+
+def _open_huggingface(request: Request, path: Path) -> None:
+    """Reads the folder as one of transformers: the weights here must be the same bits again."""
+    weights = {n.partition(".")[2]: a.astype(np.float32) for n, a in weights_of(request.model).items()}
+    _compare_bits(pretrained(path).arrays, weights)
+
+
+WEIGHTS = ("safetensors", "peft", "huggingface")
 FORMATS = {
     "stablehlo": Format(".stablehlo", _write_stablehlo, _open_stablehlo, "jax.export"),
     "onnx": Format(".onnx", _write_onnx, _open_onnx, "onnxruntime"),
     "safetensors": Format(".safetensors", _write_safetensors, _open_safetensors, "safetensors"),
     "peft": Format(".peft", _write_peft, _open_peft, "safetensors"),
+    "huggingface": Format(".huggingface", _write_huggingface, _open_huggingface, "safetensors"),
 }
 """Its name on the command line to each format."""
 

@@ -38,8 +38,7 @@ def adapter_files(model: Trained) -> tuple[dict[str, Any], dict[str, np.ndarray]
     for path, one in adapters.items():
         for part, stack in (("lora_A", one.lora_a), ("lora_B", one.lora_b)):
             for i, layer in enumerate(np.asarray(stack)):
-                block = names.block.replace(r"\.", ".").replace(r"(\d+)", str(i))
-                name = f"base_model.model.{names.prefix}{block}.{targets[path]}.{part}.weight"
+                name = f"base_model.model.{names.begin(i)}{targets[path]}.{part}.weight"
                 arrays[name] = np.ascontiguousarray(layer.T)
     settings = model.recipe.adapters
     return {
@@ -63,8 +62,7 @@ def _of_library(paths: list[str]) -> tuple[WeightNames, dict[str, str]]:
     all of them."""
     for model in ("gpt2", "llama"):
         (names,) = TABLES[model]
-        words = f"{names.whole} {names.parts}".split()
-        there = dict(zip(words[1::2], words[::2], strict=True))
+        there = names.there()
         if {_module(path) for path in paths} == set(there):
             return names, there
     return names, {}

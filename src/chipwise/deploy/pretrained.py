@@ -24,6 +24,7 @@ from ..errors import ChipwiseError, DataError, RecipeError, library
 from ..recipe.low_rank import lora
 from ..recipe.task import Task, Tree
 from ..words.figures import one_line
+from .huggingface import HUB, check_config, from_hub, names_of, read_config, weight_files
 from .weight_names import translate
 
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt")
@@ -58,12 +59,13 @@ class Match:
 @dataclass(frozen=True)
 class Weights:
     """Arrays by name, from a file. *Fields:* `path`; `arrays`; `digest`: SHA-256 of all arrays; `whole`: the
-    training state of a run by name, if its optimizer is to go on."""
+    training state of a run by name, if its optimizer is to go on; `config`: a folder's `config.json`."""
 
     path: str
     arrays: dict[str, np.ndarray] = field(repr=False)
     digest: str
     whole: Mapping[str, np.ndarray] | None = field(default=None, repr=False)
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def match(
         self,
@@ -109,19 +111,22 @@ class Weights:
         learned positions `(1, places, width)`, such as `("places",)`, whose square grid is scaled to the
         task's.
 
-        Raises `RecipeError` if any other array is missing or has another shape; `match` shows all of them.
+        Raises `RecipeError` if any other array is missing or has another shape, `match` shows all of them;
+        and if the built-in model of `task` would use arrays of Hugging Face's in another way.
         """
         match = self.match(task, fresh, rename, resize)
         if match.missing or match.shapes:
             facts: dict[str, Any] = {"missing": match.missing, "shapes": list(match.shapes)}
             facts |= {"without": len(match.missing), "other": len(match.shapes)}
-            some = [*match.missing, *match.shapes]
+            some = [f"{n} {old} for {new}" for n, (old, new) in match.shapes.items()]
+            some += match.missing
             facts |= {"matched": len(match.matched), "some": some, "names": list(self.arrays)}
             raise RecipeError("weights-of-another-model", path=self.path, **facts)
         if not match.matched:
             raise RecipeError("weights-all-fresh", path=self.path, fresh=list(fresh))
         if self.whole is not None and (match.fresh or match.resized):
             raise RecipeError("weights-optimizer-of-some", path=self.path)
+        check_config(self.path, self.config, task)
         first, arrays = task.init, {new: self.arrays[old] for new, old in match.matched.items()}
         arrays |= {name: _resized(arrays[name], shape) for name, (_, shape) in match.resized.items()}
 
@@ -156,10 +161,11 @@ def pretrained(
 
     - `path`: a `.safetensors` file or a folder of them, a PyTorch state dict (`.pt`, `.pth`, `.bin`,
       `.ckpt`), or a run folder of chipwise, whose newest checkpoint is read, without averages, with adapters
-      merged. Or arrays that another library has read: nested dictionaries, such as Orbax restores.
+      merged. A folder that Hugging Face's transformers saved, or `hf://OWNER/NAME` of its Hub. Or arrays that
+      another library has read: nested dictionaries, such as Orbax restores.
     - `names`: a built-in model, "resnet50", "efficientnet-lite0", "vit", "bert", "gpt2" or "llama", if the
       file has the names of torchvision, timm, Hugging Face or efficientnet-lite-pytorch. They are translated
-      to the built-in model's names and layouts.
+      to the built-in model's names and layouts. A folder's `config.json` says it otherwise.
     - `optimizer`: of a run folder, the optimizer's state and the averages too: training goes on with them, at
       step 0 of another rate or length. Its recipe needs the same optimizer and number of replicas.
 
@@ -169,7 +175,7 @@ def pretrained(
     if isinstance(path, Mapping):
         arrays = {name: np.asarray(a) for name, a in flatten(dict(path)).items() if hasattr(a, "dtype")}
         return _named_as(names, "arrays", arrays)
-    path = Path(path)
+    path, config = from_hub(path) if isinstance(path, str) and path.startswith(HUB) else Path(path), {}
     if not path.exists():
         raise DataError("weights-absent", path=path)
     try:
@@ -180,9 +186,11 @@ def pretrained(
         elif optimizer:
             raise DataError("weights-without-optimizer", path=path)
         elif path.is_dir():
-            arrays = {
-                n: a for file in sorted(path.glob("*.safetensors")) for n, a in _safetensors(file).items()
-            }
+            config = read_config(path)
+            names = names_of(path, config) if names is None and config else names
+            arrays = {n: a for file in weight_files(path) for n, a in _safetensors(file).items()}
+            if config.get("tie_word_embeddings") and "model.embed_tokens.weight" in arrays:
+                arrays.setdefault("lm_head.weight", arrays["model.embed_tokens.weight"])
         elif path.suffix == ".safetensors":
             arrays = _safetensors(path)
         elif path.suffix in _PICKLES:
@@ -193,15 +201,17 @@ def pretrained(
         raise
     except Exception as error:  # readers of damaged files raise all kinds of exceptions
         raise DataError("weights-damaged", path=path, reason=one_line(error, 160)) from error
-    return _named_as(names, str(path), arrays)
+    return _named_as(names, str(path), arrays, config)
 
 
-def _named_as(names: str | None, path: str, arrays: dict[str, np.ndarray]) -> Weights:
+def _named_as(
+    names: str | None, path: str, arrays: dict[str, np.ndarray], config: Mapping[str, Any] | None = None
+) -> Weights:
     if not arrays:
         raise DataError("weights-none", "{path} holds no weights.", path=path)
     if names is not None:
         arrays = translate(arrays, names)
-    return Weights(path, arrays, digest(arrays))
+    return Weights(path, arrays, digest(arrays), config=config or {})
 
 
 def _safetensors(file: Path) -> dict[str, np.ndarray]:

@@ -1,4 +1,5 @@
-"""Translates parameters from the names and layouts of other libraries to those of the built-in models.
+"""Translates parameters from the names and layouts of other libraries to those of the built-in models,
+and back.
 
 `weight_names.toml` has each library's names for the parts of a model and of its blocks. Common to all models:
 PyTorch's kernels are `(out, in, height, width)` and `(out, in)`, here they are `(height, width, in, out)` and
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,9 +48,23 @@ class WeightNames:
         place = re.match(rf"{self.block}\.", name)
         if place:
             name, pairs = name[place.end() :], self.parts
-        words = pairs.split()
-        new = dict(zip(words[::2], words[1::2], strict=True)).get(name)
+        new = _pairs(pairs).get(name)
         return new if new is None or not place else f"blocks.{'-'.join(place.groups())}.{new}"
+
+    def there(self) -> dict[str, str]:
+        """The names there of all modules here: those of a block without its number."""
+        return {new: old for old, new in _pairs(f"{self.whole} {self.parts}").items()}
+
+    def begin(self, *place: int) -> str:
+        """What names there of a module begin with; `place`: the block's numbers, none for one of `whole`."""
+        block = self.block.replace(r"\.", ".") + "." if place else ""
+        for number in place:
+            block = block.replace(r"(\d+)", str(number), 1)
+        return self.prefix + block
+
+
+def _pairs(words: str) -> dict[str, str]:
+    return dict(zip(words.split()[::2], words.split()[1::2], strict=True))
 
 
 TABLES = {
@@ -75,6 +90,45 @@ def translate(arrays: Mapping[str, np.ndarray], model: str) -> dict[str, np.ndar
     )
     translated = _counted_through(_joined(translated))
     return _stacked(translated) if libraries[0].stacked else translated
+
+
+def translated_back(
+    arrays: Mapping[str, np.ndarray], model: str, depths: Sequence[int] = ()
+) -> dict[str, np.ndarray]:
+    """The inverse of `translate`: all arrays of the built-in `model` with the names and layouts of the last
+    of its libraries, Hugging Face's. `depths`: the blocks of each stage, if blocks are not stacked."""
+    names = TABLES[model][-1]
+    modules, back = names.there(), {new: old for old, new in _LEAVES.items() if old != "beta"}
+    places = [(stage, i) for stage, depth in enumerate(depths) for i in range(depth)]
+    made = {}
+    for name, array in _apart(arrays, modules):
+        at = _NUMBERED.fullmatch(name)
+        place, own = ((places[int(at[1])] if places else (int(at[1]),)), at[2]) if at else ((), name)
+        module, _, leaf = own.rpartition(".")
+        if own in modules:  # an array of the model itself, or a table
+            there = modules[own] + (".weight" if leaf == "embedding" else "")
+        else:
+            there = f"{modules[module]}.{back.get(leaf, 'weight')}"
+        if leaf == "kernel" and (array.ndim == 4 or names.turned):
+            array = array.transpose(3, 2, 0, 1) if array.ndim == 4 else array.T
+        begin = "" if there.startswith("classifier") else names.begin(*place)
+        made[begin + there] = np.asarray(array, order="C")
+        if leaf == "mean":  # which transformers misses otherwise, and says so
+            made[f"{begin}{modules[module]}.num_batches_tracked"] = np.zeros((), np.int64)
+    return made
+
+
+def _apart(arrays: Mapping[str, np.ndarray], modules: Mapping[str, str]) -> Iterator[tuple[str, np.ndarray]]:
+    """The inverse of `_stacked`, then of `_joined`, if queries have a name of their own among `modules`."""
+    for name, array in arrays.items():
+        stack = name.startswith("blocks.stack.")
+        for i, layer in enumerate(array) if stack else [(0, array)]:
+            one = name.replace(".stack.", f".{i}.", 1) if stack else name
+            if ".qkv." in one and "attention.query" in modules:
+                for part, own in zip(("query", "key", "value"), np.split(layer, 3, axis=-1), strict=True):
+                    yield one.replace(".qkv.", f".{part}."), own
+            else:
+                yield one, layer
 
 
 def _translated(libraries: tuple[WeightNames, ...], name: str, array: np.ndarray) -> tuple[str, np.ndarray]:

@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -93,6 +94,16 @@ def functional(make_model: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable, 
     return init, apply
 
 
+def module_of(init: Callable) -> nnx.Module | None:
+    """The module whose `init` this is, also with other initial weights, with shapes for arrays; None for the
+    functions of other models."""
+    make_model = getattr(inspect.unwrap(init), "make_model", None)
+    if make_model is None:
+        return None
+    with nnx.use_eager_sharding(False):
+        return nnx.eval_shape(lambda: make_model(nnx.Rngs(0)))
+
+
 def decoder(make_model: Callable[[nnx.Rngs], nnx.Module]) -> Callable:
     """The value for `Task(decode=...)` of a module with a method `decode(tokens, cache, position)`, which
     returns logits and the next cache."""
@@ -116,6 +127,8 @@ def _functions(make_model: Callable) -> tuple[Callable, Callable]:
             model = make_model(nnx.Rngs(key))
         _, params, _, state = nnx.split(model, nnx.Param, nnx.RngState, ...)  # type: ignore[misc]
         return _to_tree(params), _to_tree(state)
+
+    init.make_model = make_model  # type: ignore[attr-defined]
 
     def call(params: Tree, state: Tree, args: tuple, kwargs: dict, key, train: bool, method="__call__"):
         if not isinstance(train, bool):
