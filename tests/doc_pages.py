@@ -112,15 +112,13 @@ class Net(nnx.Module):
 
 
 import jax, torch
-import runpy
+from chipwise.models.resnet50 import ResNet50
 
-EfficientNetLite0 = runpy.run_path("examples/efficientnet_lite0.py")["EfficientNetLite0"]
-
-init, _ = cw.nnx.functional(lambda rngs: EfficientNetLite0(classes=10, rngs=rngs))
+init, _ = cw.nnx.functional(lambda rngs: ResNet50(classes=10, rngs=rngs))
 params, state = jax.jit(init)(jax.random.key(0))
 leaves = jax.tree_util.tree_leaves_with_path({{"params": params, "state": state}})
 named = {{jax.tree_util.keystr(k, simple=True, separator="."): torch.tensor(np.array(v)) for k, v in leaves}}
-torch.save(named, "efficientnet-lite0.pth")
+torch.save(named, "resnet50.pth")
 loss = cw.losses.softmax_cross_entropy
 task = cw.nnx.task(lambda rngs: Net(rngs), loss, train=digits.train, inputs="image")
 net = cw.fit(cw.Recipe(task=task, batch=64, duration="1st", optimizer=cw.sgd(lr=0.1)), progress="none")
@@ -255,6 +253,6 @@ def run(page):
             runpy.run_path(text, run_name="__main__")
         else:
             more = next((s for begin, s in SMALL.items() if re.match(begin, text)), "")
-            words = [w for word in shlex.split(text) for w in (glob.glob(word) if "*" in word else [word])]
+            words = [w for word in shlex.split(text) for w in glob.glob(word) or [word]]
             code = main(words + more.split())
             assert not code, f"{text}: {code}"
