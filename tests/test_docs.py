@@ -19,10 +19,11 @@ import doc_pages
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
+WITH_LINKS = [*PAGES, ROOT / "llms.txt"]
 
 
 def named(page):
-    return page.relative_to(DOCS).as_posix()
+    return page.relative_to(DOCS if page.is_relative_to(DOCS) else ROOT).as_posix()
 
 
 def anchors(page):
@@ -35,7 +36,7 @@ def anchors(page):
     return slugs | {f"chipwise.{name}" for name in names}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
+@pytest.mark.parametrize("page", WITH_LINKS, ids=named)
 def test_every_link_leads_somewhere(page):
     text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):

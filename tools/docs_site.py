@@ -22,6 +22,8 @@ _NAME = re.compile(r"^::: cw\.(\S+)\n(?: +members: (.*)\n)?", re.MULTILINE)
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages."""
     files.append(File.generated(config, "commands.md", content=commands()))
+    pages = ROOT.joinpath("llms.txt").read_text(encoding="utf-8").replace("](docs/", "](")
+    files.append(File.generated(config, "llms.txt", content=pages.replace(".md)", ".html)")))
     for folder, kinds in (("examples", ("py",)), ("benchmarks", ("md", "html", "svg", "png"))):
         for path in sorted(p for kind in kinds for p in (ROOT / folder).rglob(f"*.{kind}")):
             name = path.relative_to(ROOT).as_posix()

@@ -1,14 +1,17 @@
 """The command line as a function, and a recipe file of one's own."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import jsonschema
 import pytest
 
 from chipwise import cli
+from chipwise.cli import skill
 from chipwise.errors import ChipwiseError
 
 TESTS = Path(__file__).parents[1]
@@ -61,6 +64,13 @@ class Said(NamedTuple):
         return True
 
 
+def valid(document):
+    """Asserts that a document is as its schema says, and has no field that the schema does not name."""
+    schema = json.loads(skill.schema(document["schema"]))
+    jsonschema.Draft202012Validator(schema).validate(document)
+    assert not set(document) - set(schema["properties"])
+
+
 @pytest.fixture(scope="module")
 def mine(tmp_path_factory):
     """A recipe file: `recipe`, a function with settings; `finished` and `lion`, finished recipes."""
@@ -100,7 +110,10 @@ def chipwise(capfd, monkeypatch):
         capfd.readouterr()
         errors.clear()
         code = cli.main([str(a) for a in arguments])
-        return Said(code, *capfd.readouterr(), errors[-1] if errors else None)
+        said = Said(code, *capfd.readouterr(), errors[-1] if errors else None)
+        if "--json" in arguments and said.out:
+            valid(json.loads(said.out))
+        return said
 
     return call
 

@@ -56,7 +56,7 @@ def test_a_target_says_what_is_in_it():
 
 def test_json():
     every = json.loads(run("--json").stdout)
-    assert every["schema"] == 2 and len(every["chips"]) == len(CHIPS)
+    assert every["schema"] == "chipwise.chips/2" and len(every["chips"]) == len(CHIPS)
     one = json.loads(run("V4-8", "--json").stdout)
     assert one["chip"]["name"] == "TPU v4" and one["units"]["memory_GBps"] == "GB/s per chip"
     assert one["target"]["devices"] == 4

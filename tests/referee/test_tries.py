@@ -19,6 +19,19 @@ def key(number):
     return {name: row(number, "")[name] for name in ("base", "change", "metric", "margin")}
 
 
+def again(tries):
+    """The book as the next one reads it."""
+    tries.close()
+    return Tries(tries.folder, tries.error)
+
+
+def test_one_process_at_a_time_has_the_book(tmp_path):
+    tries = Tries(tmp_path, 0.05)
+    with refused(cw.errors.RunError, "folder-in-use", path=str(tmp_path)):
+        Tries(tmp_path, 0.05)
+    again(tries).close()
+
+
 def test_levels_fall_with_tries_and_rise_with_verdicts(tmp_path):
     tries = Tries(tmp_path, 0.05)
     first = tries.level(key(0))
@@ -26,9 +39,12 @@ def test_levels_fall_with_tries_and_rise_with_verdicts(tmp_path):
     tries.write(row(0, "open", first))
     assert tries.level(key(1)) == pytest.approx(first / 4)
     tries.write(row(1, "better", first / 4))
-    assert Tries(tmp_path, 0.05).level(key(2)) == pytest.approx(2 * first / 9)
+    tries = again(tries)
+    assert tries.level(key(2)) == pytest.approx(2 * first / 9)
     tries.write(row(2, "same", None, 0))  # bits need no error
-    assert Tries(tmp_path, 0.05).level(key(3)) == pytest.approx(2 * first / 9)
+    tries = again(tries)
+    assert tries.level(key(3)) == pytest.approx(2 * first / 9)
+    tries.close()
 
 
 def test_a_try_that_goes_on_keeps_its_level_and_its_row(tmp_path):
@@ -37,7 +53,9 @@ def test_a_try_that_goes_on_keeps_its_level_and_its_row(tmp_path):
         tries.write(row(number, "open", 0.01 * (number + 1)))
     assert tries.level(key(1)) == 0.02
     tries.write(row(1, "better", 0.02))
-    assert [one["verdict"] for one in Tries(tmp_path, 0.05).rows] == ["open", "open", "better"]
+    tries = again(tries)
+    assert [one["verdict"] for one in tries.rows] == ["open", "open", "better"]
+    tries.close()
     assert tries.summary().numbers == {"tries": 3, "better": 1, "worse": 0, "equal": 0, "error": 0.05}
 
 

@@ -90,6 +90,7 @@ def app() -> typer.Typer:
     from .planning import plan
     from .referee import referee
     from .reports import compare, report
+    from .skill import skill
     from .speed import bench
     from .train import evaluate_run, sweep, train
     from .trust import audit
@@ -119,7 +120,7 @@ def app() -> typer.Typer:
 
     for command in (
         train, evaluate_run, predict, generate, export, devices, plan, launch, sweep, find_lr, transfer,
-        check, pack, bench, compare, report, referee, chips, audit,
+        check, pack, bench, compare, report, referee, chips, audit, skill,
     ):  # fmt: skip
         name = "eval" if command is evaluate_run else command.__name__.replace("_", "-")
         commands.command(name)(command)

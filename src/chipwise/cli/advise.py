@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from ..explain.terminal import console, lines, printed
 from ..words.facts import Fact, fact
 from . import options
 from .options import flag, option
+from .standard_output import print_json
 
 if TYPE_CHECKING:
     from ..study.transfer import Transfer
@@ -42,9 +42,10 @@ def check(
 
         model = model_summary.layers(loaded)
     if json_:
-        made: dict[str, Any] = {"schema": "chipwise.check/1", "recipe": loaded.name, "on": on}
+        made: dict[str, Any] = {"recipe": loaded.name, "on": on}
         made |= {"findings": [finding.json() for finding in findings]}
-        print(json.dumps(made | ({} if model is None else {"layers": model_summary.to_json(model)})))
+        layers = {} if model is None else {"layers": model_summary.to_json(model)}
+        print_json("check/1", made | layers)
         return
     if model is not None:
         printed(console(width=None), model_summary.parts(loaded, model))
@@ -78,7 +79,7 @@ def transfer(
     old = recipe.load()
     moved = move(old, batch=batch, replicas=replicas, duration=duration, lr=lr)
     if json_:
-        print(json.dumps(moved.to_json()))
+        print_json("transfer/1", moved.to_json())
         return
     to = console()
     printed(to, advice.moved(moved))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Any
 
@@ -18,8 +17,8 @@ from ..explain.terminal import console, lines, table
 from ..words.facts import Fact, fact, plain
 from . import options
 from .options import argument
+from .standard_output import print_json
 
-SCHEMA = 2
 """Increases when a key of the JSON is removed or changes its meaning; not for new keys."""
 
 WIDE = 170
@@ -47,7 +46,7 @@ def chips(
     to = console(width=WIDE)
     if name is None:
         if json_:
-            print(json.dumps({"schema": SCHEMA, "chips": [asdict(chip) for chip in CHIPS]}))
+            print_json("chips/2", {"chips": [asdict(chip) for chip in CHIPS]})
         else:
             to.print(_all())
             lines(to, fact("chips-legend"))
@@ -58,7 +57,7 @@ def chips(
     else:
         listed = prices_for(target, rows)
     if json_:
-        print(json.dumps(_json(chip, target, listed)))
+        print_json("chip/2", _json(chip, target, listed))
         return
     lines(to, *_titles(chip, target))
     to.print(_one(chip))
@@ -149,7 +148,6 @@ def _usd(value: float | None) -> str:
 
 def _json(chip: Chip, target: Target | None, listed: list[Price]) -> dict[str, Any]:
     return {
-        "schema": SCHEMA,
         "chip": asdict(chip),
         "units": {field: f"{unit} per {chip.scope}".strip() for field, (unit, _) in FIGURES.items()},
         "target": target

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from ..errors import DataError
 from ..explain.terminal import console, lines, table
 from ..words.facts import Fact, fact
 from ..words.figures import byte_size
+from .standard_output import print_json
 
 if TYPE_CHECKING:
     from ..data.packed import PackedFolder
@@ -48,7 +48,7 @@ def show(path: str, verify: bool, json_: bool) -> None:
     if verify:
         lines(to, fact("pack-verified", records=sum(map(len, splits.values()))))
     if json_:
-        print(json.dumps({**document(path, splits), "verified": True if verify else None}))
+        print_json("pack/1", {**document(path, splits), "verified": True if verify else None})
 
 
 def document(path: str | Path, splits: dict[str, PackedFolder]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from ..words.facts import Fact, fact
 from ..words.figures import printable
 from . import options
 from .options import flag, option
+from .standard_output import print_json
 
 if TYPE_CHECKING:
     from ..deploy.model import Trained
@@ -57,7 +57,7 @@ def predict(
     if json_:
         shown = {"run": run, "steps": model.steps, "examples": predictions.examples}
         shown |= {"out": str(predictions.file), "accuracy": predictions.accuracy}
-        print(json.dumps({**shown, "seconds": round(predictions.seconds, 4)}))
+        print_json("predict/1", {**shown, "seconds": round(predictions.seconds, 4)})
         return
     print(fact("predicted", examples=predictions.examples, seconds=predictions.seconds))
     if predictions.accuracy is not None:
@@ -105,7 +105,7 @@ def generate(
     how |= {"stop": stop or (), "tokenizer": tokenizer, "batch": batch, **({"show": show} if stream else {})}
     found = generated(trained(run, recipe, options.say, best=best), prompts, on=on, **how)
     if json_:
-        print(json.dumps({"run": run, **dataclasses.asdict(found), "prompts": prompts}))
+        print_json("generate/1", {"run": run, **dataclasses.asdict(found), "prompts": prompts})
         return
     texts = [_shown(one + text) for one, text in zip(prompts, found.texts, strict=True)]
     print(_shown(next(begun, "")) if stream else "\n\n".join(texts))
@@ -148,7 +148,7 @@ def export(
     checking = {"data": _source(model, data), "examples": examples, "say": options.say}
     result = exported(model, to, out, fresh=fresh, **checking)
     if json_:
-        print(json.dumps({"run": run, **dataclasses.asdict(result), "file": str(result.file)}))
+        print_json("export/1", {"run": run, **dataclasses.asdict(result), "file": str(result.file)})
         return
     print(fact("exported" if result.data else "exported-weights", **dataclasses.asdict(result)))
     if result.labels_differ is not None:

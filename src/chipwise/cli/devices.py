@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from ..explain.terminal import console, grid, lines, table
 from ..words.facts import fact
 from . import options
 from .options import option
+from .standard_output import print_json
 
 if TYPE_CHECKING:
     from ..machine.devices_report import DeviceLine, DevicesReport
@@ -41,7 +41,7 @@ def devices(
 
     report = look()
     if json_:
-        print(json.dumps(report.to_json()))
+        print_json("devices/3", report.to_json())
     else:
         render(report, console(width=None))
     if report.failed:

@@ -3,7 +3,6 @@ short trials."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from ..explain.terminal import console, lines, printed
@@ -11,6 +10,7 @@ from ..machine.hosts import hosts
 from ..words.facts import fact
 from . import options
 from .options import option
+from .standard_output import print_json
 
 if TYPE_CHECKING:
     from ..engine.on import On
@@ -40,7 +40,7 @@ def find_lr(
     progress = "none" if json_ else "auto"
     search = find(recipe.load(), low=low, high=high, steps=steps, on=on, progress=progress)
     if json_:
-        print(json.dumps(search.to_json()))
+        print_json("find_lr/2", search.to_json())
         return
     printed(console(), advice.rates(search))
     if not hosts().first:  # host 0 says it
@@ -55,7 +55,7 @@ def largest_batch(recipe: options.Given, on: On, at_most: int | None, json_: boo
 
     search = find(recipe.load(), on=on, at_most=at_most, progress="none" if json_ else "auto")
     if json_:
-        print(json.dumps(search.to_json()))
+        print_json("find_batch/2", search.to_json())
         return
     from ..explain.advice import batch
 

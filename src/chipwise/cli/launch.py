@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import math
 import shlex
 from dataclasses import MISSING, replace
@@ -15,6 +14,7 @@ from ..explain.terminal import console, grid
 from ..words.facts import Fact, fact, say
 from . import options
 from .options import flag, option
+from .standard_output import print_json
 
 if TYPE_CHECKING:
     from ..launch.launch_job import LaunchJob
@@ -127,7 +127,7 @@ def _show(where: Place, job: LaunchJob, out: Path, files: list[str], json_: bool
             "start": start or None, "stop": stop or None, "folder": str(out),
             "about": [line.json() for line in job.about],
         }  # fmt: skip
-        print(json.dumps(document))
+        print_json("launch/1", document)
         return
     rows: list[tuple[str, Any]] = [("job", line) for line in job.about[:1]]
     rows += [("plan", line) for line in job.about[1:]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import signal
 import threading
 import time
@@ -23,6 +22,7 @@ from ..words.figures import duration, printable
 from . import options
 from .contents import document, show, summary
 from .options import argument, flag, option
+from .standard_output import print_json
 
 if TYPE_CHECKING:
     from ..data.pack.packing import Packing
@@ -133,7 +133,7 @@ def _run(job: Packing, json_: bool) -> None:
     lines(to, fact("pack-done", images=images, seconds=seconds, rate=images / seconds))
     if json_:
         about = {"images": images, "seconds": seconds, "left_out": list(job.listing.left_out)}
-        print(json.dumps({**document(job.dst, splits), **about}))
+        print_json("pack/1", {**document(job.dst, splits), **about})
 
 
 @contextmanager

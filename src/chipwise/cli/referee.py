@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import typer
@@ -12,6 +11,7 @@ from ..explain.terminal import console, lines
 from ..words.facts import fact
 from . import options
 from .options import argument, flag, option
+from .standard_output import print_json
 
 EXITS = {"better": 0, "same": 10, "faster": 11, "slower": 12, "equal": 13, "worse": 14, "open": 15}
 """The exit code of each verdict: 0 is what a script may commit."""
@@ -63,7 +63,7 @@ def referee(
         spend=_seconds(spend), data=data, run=run, on=here.on(), say=say,
     )  # fmt: skip
     if json_:
-        print(json.dumps(verdict.to_json()))
+        print_json("referee/1", verdict.to_json())
     else:
         speed = verdict.speed and fact("referee-speed", ratio=verdict.speed[0], span=verdict.speed)
         lines(console(), verdict.fact, *([speed] if speed else []), verdict.tries)

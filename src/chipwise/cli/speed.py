@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -16,6 +15,7 @@ from ..words.facts import fact
 from ..words.figures import byte_size, digits, sparkline
 from . import options
 from .options import flag, option
+from .standard_output import print_json
 
 if TYPE_CHECKING:
     from ..machine.record import Record
@@ -76,7 +76,7 @@ def _finish(record: Record, out: Path | None, json_: bool) -> None:
     name = re.sub(r"[^A-Za-z0-9._]+", "-", record.name)
     out = record.write(out or Path(f"bench-{name}-{record.machine.hash}.json"))
     if json_:
-        print(json.dumps({**record.to_json(), "written": str(out)}))
+        print_json("record/1", {**record.to_json(), "written": str(out)})
         return
     measured, to = record.measured, console()
     devices = "bench-devices-simulated" if measured["devices"]["simulated"] else "bench-devices"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ChipwiseError
@@ -32,6 +34,19 @@ def opened(descriptor: int) -> io.TextIOWrapper:
     buffer: Any = raw if like.write_through else io.BufferedWriter(raw)
     how = {"line_buffering": like.line_buffering, "write_through": like.write_through}
     return io.TextIOWrapper(buffer, like.encoding, "backslashreplace", **how)
+
+
+def _as_json(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def print_json(name: str, document: Mapping[str, Any]) -> None:
+    """Prints what a command answers to `--json`: one object, which names its schema.
+
+    *Arguments:* `name`: `eval/1`, of the schema in `schemas/eval-1.json`; a document that is also a file of
+    its own has its schema already.
+    """
+    print(json.dumps({"schema": f"chipwise.{name}", **document}, default=_as_json))
 
 
 def prepare() -> None:

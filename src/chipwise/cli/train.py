@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from ..explain.terminal import console, grid, printed
 from ..words.facts import fact
 from . import options
 from .options import flag, option
+from .standard_output import print_json
 
 
 @options.taking
@@ -106,7 +106,7 @@ def sweep(
     if json_:
         found = compared(study)
         about = {name: found[name] for name in ("metric", "baseline", "rows")}
-        print(json.dumps({"run": str(study.folder), **study.to_json(), **about}))
+        print_json("study/1", {"run": str(study.folder), **study.to_json(), **about})
     else:
         printed(console(width=160), results(compared(study)))
         print(f"run  {study.folder}")
@@ -144,7 +144,7 @@ def evaluate_run(
     examples = len(model.recipe.task.eval or ())
     if json_:
         shown = {"run": run, "steps": model.steps, "examples": examples, "metrics": metrics}
-        print(json.dumps(shown, default=lambda v: v.tolist()))
+        print_json("eval/1", shown)
         return
     for name, value in metrics.items():
         print(f"eval/{name}  {value:.6g}" if isinstance(value, float) else f"eval/{name}  {value}")
@@ -187,7 +187,7 @@ def _one(
         console(sys.stderr, width=None).print(grid(recipe.rows()))
     result = fit(recipe, run or _folder(recipe.name), **arguments, **more, progress=how.progress(quiet))
     if json_:
-        print(json.dumps(result.to_json()))
+        print_json("train/1", result.to_json())
         return
     rows: list[tuple[str, Any]] = [(k, f"{v:.6g}") for k, v in result.metrics.items() if isinstance(v, float)]
     speed, share = result.speed, result.speed["share_of_peak"]

@@ -11,6 +11,7 @@ from ..explain.terminal import console, lines
 from ..words.facts import fact
 from . import options
 from .options import argument, option
+from .standard_output import print_json
 
 if TYPE_CHECKING:
     from ..engine.on import On
@@ -75,7 +76,7 @@ def _audit(
         text = "Cannot write {path}: {reason}. Copy the run to a folder of yours."
         raise RunError("audit-unwritable", text, path=str(run / FILE), reason=error) from error
     if json_:
-        print(json.dumps(statement))
+        print_json("audit/1", statement)
     if not statement["passed"]:
         raise RunError(verdict.code, verdict.sentence, **verdict.numbers)
     if not json_:
@@ -89,7 +90,7 @@ def _diff(on: On, sides: tuple[Side, Side], steps: int | None, json_: bool) -> N
     said: Any = {} if json_ else {"say": options.say}
     found = diff(*sides, steps=steps, on=on, **said)
     if json_:
-        print(json.dumps(found.to_json(), default=str))
+        print_json("diff/1", found.to_json())
         return
     to = console()
     lines(to, found.verdict)

@@ -22,9 +22,6 @@ from .host_facts import LISTED, HostFacts, gather, installed
 from .hosts import joined
 from .limits import Cores, HostMemory, cores, memory
 
-SCHEMA = 3
-"""Increases when a key of `DevicesReport.to_json` is removed or changes its meaning; not for new keys."""
-
 SEVERITIES = ("error", "warning", "note")
 GiB = 2**30
 
@@ -119,7 +116,6 @@ class DevicesReport:
     def to_json(self) -> dict[str, Any]:
         """Plain values with stable keys that are always present; `null` is unknown. Sizes are bytes."""
         return {
-            "schema": SCHEMA,
             "platform": self.platform,
             "device_count": len(self.devices),
             "simulated": self.simulated,

@@ -130,19 +130,18 @@ def referee(
         text = "{change} is evaluated on other data than {base}: only numbers of the same examples compare."
         raise RecipeError("referee-other-data", text, base=sides[0].name, change=sides[1].name)
     names: dict[str, Any] = {"base": sides[0].name, "change": sides[1].name, "digests": (first, second)}
-    folder.mkdir(parents=True, exist_ok=True)
-    tries = Tries(folder, error)
-    if first == second and None not in (inputs["training"], inputs["evaluation"]):
-        verdict = Ruling("same", **names, seconds=time.monotonic() - began)
-    else:
-        until = began + spend
-        match = _Match(sides, names, folder, options, progress, say, tries, metric, margin, until)
-        verdict = match.play()
-    numbers = ("metric", "difference", "low", "high", "level", "seconds")
-    row = {"base": first, "change": second, "margin": margin, **{n: getattr(verdict, n) for n in numbers}}
-    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    named = {"names": [side.name for side in sides], "when": when}
-    tries.write({**row, **named, "verdict": verdict.verdict, "pairs": len(verdict.values)})
+    with contextlib.closing(Tries(folder, error)) as tries:
+        if first == second and None not in (inputs["training"], inputs["evaluation"]):
+            verdict = Ruling("same", **names, seconds=time.monotonic() - began)
+        else:
+            until = began + spend
+            match = _Match(sides, names, folder, options, progress, say, tries, metric, margin, until)
+            verdict = match.play()
+        numbers = ("metric", "difference", "low", "high", "level", "seconds")
+        row = {"base": first, "change": second, "margin": margin, **{n: getattr(verdict, n) for n in numbers}}
+        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        named = {"names": [side.name for side in sides], "when": when}
+        tries.write({**row, **named, "verdict": verdict.verdict, "pairs": len(verdict.values)})
     return Ruling(**{**vars(verdict), "tries": tries.summary()})
 
 

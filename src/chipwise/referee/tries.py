@@ -8,9 +8,10 @@ testing with e-values", AISTATS, PMLR 238): error × weight of the try × (1 + v
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,15 @@ REACHED = ("better", "worse", "equal")
 
 
 class Tries:
-    """The book in a folder. *Fields:* `rows`, the oldest first; `error` that is held over all of them."""
+    """The book in a folder, which no other process may open until it is closed: the level of a try depends on
+    the verdicts before it. *Fields:* `rows`, the oldest first; `error` that is held over all of them."""
 
     def __init__(self, folder: Path, error: float):
         self.folder, self.error = folder, error
         self.rows: list[dict[str, Any]] = []
+        with self._telling():
+            folder.mkdir(parents=True, exist_ok=True)
+            self.close = hold(folder, FILE).close
         try:
             text = read_inside(folder / FILE).decode()
             self.rows = [json.loads(line) for line in text.splitlines()]
@@ -40,10 +45,20 @@ class Tries:
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
+            self.close()
             raise RunError(
                 "tries-damaged", "{file} cannot be read ({reason}): move it away, and a new book begins.",
                 file=folder / FILE, reason=error,
             ) from error  # fmt: skip
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """A folder that cannot be written, as a `RunError`."""
+        try:
+            yield
+        except OSError as error:
+            raise RunError("tries-unwritable", "Cannot write {file}: {reason}. Name another --run.",
+                           file=self.folder / FILE, reason=error) from error  # fmt: skip
 
     def level(self, key: Mapping[str, Any]) -> float:
         """The error of a try, in (0, 1). One that goes on, of the same `KEY`, keeps the one it began with."""
@@ -59,12 +74,8 @@ class Tries:
         others = [old for old in self.rows if any(old.get(name) != row.get(name) for name in KEY)]
         self.rows = [*others, dict(row)]
         text = "".join(json.dumps(one) + "\n" for one in self.rows)
-        try:
-            with hold(self.folder, FILE):
-                put_inside(self.folder / FILE, text.encode())
-        except OSError as error:
-            raise RunError("tries-unwritable", "Cannot write {file}: {reason}. Name another --run.",
-                           file=self.folder / FILE, reason=error) from error  # fmt: skip
+        with self._telling():
+            put_inside(self.folder / FILE, text.encode())
 
     def summary(self) -> Fact:
         """How many tries there were, and how many of their verdicts chance may have made."""
