@@ -99,3 +99,24 @@ def test_one_line_and_nothing_written(arguments, exit_code, said, tmp_path, monk
     (line,) = [text for text in captured.err.splitlines() if text.startswith("error:")]
     assert str(said) in line and "Traceback" not in captured.err
     assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (["--batch", "64"], "plan-like-incomplete"),
+        (["--like", "run", "--target", "0.9"], "plan-like-incomplete"),
+        (["--like", "run", "--target", "0.9", "--batch", "64..x"], "plan-batches"),
+        (["--like", "run", "--target", "0.9", "--batch", "0,64"], "plan-batches"),
+        (["--like", "run", "--target", "high", "--batch", "64"], "target-unreadable"),
+    ],
+)
+def test_options_to_plan_to_a_target(chipwise, options, code):
+    assert chipwise("plan", "digits", "--on", "t4", *options).refused(2, code)
+
+
+def test_batches_are_named_or_doubled():
+    from chipwise.cli.planning import _batches
+
+    assert _batches("64..1024") == [64, 128, 256, 512, 1024] and _batches("64..1023") == [64, 128, 256, 512]
+    assert _batches("96, 32") == [96, 32] and _batches("64..8") == [64]

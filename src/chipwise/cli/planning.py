@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 from pathlib import Path
 
+from ..errors import RecipeError, invalid
 from ..explain.terminal import answer
 from . import options
 from .options import flag, option
@@ -22,6 +24,9 @@ def plan(
     prices: str | None = options.PRICES,
     largest_batch: bool = flag("Also search for the largest batch that fits each target."),
     host_cores: int | None = option("Cores of the feeding hosts. [this host's]", "N", min=1),
+    like: Path | None = option("A run with --noise: plan to a --target, at each --batch.", "RUN"),
+    target: str | None = option("With --like: what to reach, such as eval/accuracy=0.99.", "METRIC=VALUE"),
+    batch: str | None = option("With --like: 64,512, or 64..4096 by doubling.", "BATCHES"),
     kernels: bool = flag("Show each target's costliest kernels, and what would help."),
     html: Path | None = options.HTML,
     json_: bool = options.JSON,
@@ -32,6 +37,7 @@ def plan(
     Examples:
       chipwise plan mnist --on v5e-8,v6e-8,v3-8,a100,h100:8,t4,v100
       chipwise plan my_task.py:recipe --on v5e-1 --largest-batch --json
+      chipwise plan mnist --like runs/mnist --target eval/accuracy=0.99 --batch 64..4096 --on t4,v5e-1
       chipwise plan gpt2-124m --on v5e-8,h100 --kernels
     """
     options.only_look()
@@ -39,13 +45,19 @@ def plan(
     from ..explain.plan_progress import plan_progress
     from ..explain.plan_table import document, parts
     from ..planner.ask import plan as make
+    from ..planner.like import plan_like
 
     gc.set_threshold(20_000)  # a seventh of the time to trace a net is collecting objects that stay
-    loaded, targets = recipe.load(), [name for name in on.split(",") if name.strip()]
+    loaded, targets = recipe.load(), _names(on)
+    if (like, target, batch).count(None) not in (0, 3):
+        text = "--like RUN, --target METRIC=VALUE and --batch 64..4096 belong together: give all three."
+        raise RecipeError("plan-like-incomplete", text)
+    if like is not None and target is not None and batch is not None:
+        make = functools.partial(plan_like, run=like, goal=target, batches=_batches(batch))
     with plan_progress(len(targets)) as reporter:
         plans = make(
             loaded,
-            targets,
+            on=targets,
             prices=prices,
             exact=exact,
             eval_every=options.interval(eval_every),
@@ -60,3 +72,20 @@ def plan(
     answer(report, itertools.chain(parts(plans), tables), lambda: plan_page.render(report), html, json_)
     for one in plans:
         one.check()
+
+
+def _batches(text: str) -> list[int]:
+    """Batches of `64,512` or `64..4096`. Raises `RecipeError`."""
+    first, dots, last = text.partition("..")
+    words = [first, last] if dots else _names(text)
+    if not all(word.isdecimal() and 0 < int(word) < 10**9 for word in words) or not words:
+        raise invalid("plan-batches", "--batch", text, "64,512, or 64..4096 by doubling")
+    numbers = [int(word) for word in words]
+    if not dots:
+        return numbers
+    low, high = numbers
+    return [low << n for n in range(max(high // low, 1).bit_length())]
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]

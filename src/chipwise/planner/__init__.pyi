@@ -1,1 +1,2 @@
+from .like import plan_like as plan_like
 from .plans import Plan as Plan

@@ -104,8 +104,8 @@ def _fastest(ranked: list[_Ranked], plans: Sequence[Plan], by_step: bool) -> Fac
     if not ranked:
         return fact("plan-none-runs", targets=[p.target for p in plans])
     first = ranked[0]
-    shown = first.seconds
-    if by_step and first.plan.step_seconds is not None:
+    shown, alike = first.seconds, len({one.plan.steps for one in ranked}) == 1
+    if by_step and alike and first.plan.step_seconds is not None:
         shown = first.plan.step_seconds
     numbers: dict[str, Any] = {"target": first.target, "seconds": shown.value}
     numbers |= {"low": shown.low, "high": shown.high}
@@ -114,7 +114,7 @@ def _fastest(ranked: list[_Ranked], plans: Sequence[Plan], by_step: bool) -> Fac
     second = ranked[1]
     ratio = second.seconds.value / first.seconds.value
     numbers |= {"second": second.target, "ratio": ratio, "second_seconds": shown.value * ratio}
-    code = "plan-fastest-step" if by_step else "plan-fastest"
+    code = "plan-fastest" if not by_step else "plan-fastest-step" if alike else "plan-fastest-work"
     return fact(f"{code}-tied" if first.seconds.overlaps(second.seconds) else code, **numbers)
 
 

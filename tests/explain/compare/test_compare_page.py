@@ -10,8 +10,8 @@ from PIL import Image
 
 from chipwise.explain.compare import compare_page
 from chipwise.explain.compare.comparison import document
-from chipwise.explain.compare.row_figures import parse
 from chipwise.explain.row_sources import read
+from chipwise.study.goal import Goal
 from chipwise.words.facts import fact, say
 from explain.comparisons import LOSSES, record, run, study
 from pages import HOSTILE, Reader, browse, needs_browser
@@ -28,7 +28,7 @@ def made(tmp_path_factory):
         run(folder / "run"),
     ]
     rows = read([str(s) for s in sources])
-    return document(rows, target=parse("0.95"))
+    return document(rows, target=Goal.parse("0.95"))
 
 
 def hostile(value):

@@ -7,8 +7,8 @@ import pytest
 from chipwise.errors import DataError, RecipeError
 from chipwise.explain.compare import agreement as agree
 from chipwise.explain.compare.compare_table import verdict
-from chipwise.explain.compare.row_figures import parse
 from chipwise.explain.row_sources import read
+from chipwise.study.goal import Goal
 from chipwise.study.stats import HIGHER, LOWER, NO_DIFFERENCE
 from chipwise.words.facts import fact
 from explain.comparisons import (
@@ -142,7 +142,7 @@ def test_a_run_that_diverged_counts_nowhere(tmp_path):
     for seed in range(4):
         lost = {"accuracies": (0.0, 0.0, 0.0), "speed": 9e6, "diverged": WHEN} if seed == 3 else {}
         run(runs / f"seed-{seed}", seed=seed, **lost)
-    found = compared(runs, run(tmp_path / "b"), target=parse("0.95"))
+    found = compared(runs, run(tmp_path / "b"), target=Goal.parse("0.95"))
     row = found["rows"][0]
     assert row["metric"]["values"] == [0.97] * 3 and row["examples_per_second"]["n"] == 3
     assert row["target"]["runs"] == 4 and row["diverged"] == {"runs": 1, "of": 4, "when": [BETWEEN]}
@@ -174,7 +174,7 @@ def test_a_study_says_what_diverged_before_any_row(tmp_path):
 
 
 def test_two_runs_are_both_shown_and_make_no_interval(tmp_path):
-    found = compared(study(tmp_path / "study", seeds=(0, 1)), target=parse("0.95"))
+    found = compared(study(tmp_path / "study", seeds=(0, 1)), target=Goal.parse("0.95"))
     low = found["rows"][0]
     for figure in (low["wall_seconds"], low["target"]["wall"], low["examples_per_second"], low["metric"]):
         assert figure["n"] == 2 and figure["low"] is None and len(figure["values"]) == 2
@@ -240,7 +240,7 @@ def test_what_is_no_number_is_left_out(tmp_path):
 
 
 def test_a_study_is_a_row_a_point(tmp_path):
-    found = compared(study(tmp_path / "study"), target=parse("0.96"))
+    found = compared(study(tmp_path / "study"), target=Goal.parse("0.96"))
     low, high = found["rows"]
     assert (low["label"], high["label"]) == ("lr=0.1", "lr=0.2") and low["metric"]["n"] == 3
     assert high["metric"]["by_pairs"] and high["metric"]["difference"]["value"] == pytest.approx(0.01)
@@ -270,7 +270,7 @@ def test_the_wall_time_of_a_resumed_run_is_of_all_its_processes(tmp_path):
 def test_a_run_that_is_not_over_has_no_final_metric(tmp_path):
     rows = json.dumps({"step": 100, "train/loss": 1.0, "examples_per_second": 900.0, "seconds": 0.0}) + "\n"
     early = run(tmp_path / "early", done=False, rows=rows)
-    found = compared(run(tmp_path / "whole"), early, target=parse("0.95"))
+    found = compared(run(tmp_path / "whole"), early, target=Goal.parse("0.95"))
     row = found["rows"][1]
     assert row["metric"] is None and row["target"]["training"] is None
 

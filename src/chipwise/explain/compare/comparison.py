@@ -14,6 +14,7 @@ from typing import Any
 
 from ... import __version__
 from ...errors import RecipeError, near
+from ...study.goal import Goal
 from ...study.stats import Spread, difference, paired
 from ...words.facts import plain
 from ..row import Repeat, Row
@@ -23,11 +24,9 @@ from .conclusions import conclusions
 from .row_figures import (
     FEW,
     Figure,
-    Goal,
     TimeTo,
     cost,
     examples_per_second,
-    parse,
     ratio,
     times_to,
     wall_seconds,
@@ -44,7 +43,7 @@ def compare(
 ) -> dict[str, Any]:  # fmt: skip
     """The document of what `sources` name. *Arguments:* `target`: such as `"eval/accuracy=0.94"`. Raises as
     `row_sources.read` and `document` do."""
-    goal = None if target is None else parse(target)
+    goal = None if target is None else Goal.parse(target)
     return document(read(sources), baseline=baseline, target=goal, metric=metric)
 
 

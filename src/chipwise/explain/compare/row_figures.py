@@ -8,7 +8,6 @@ intervals and the range of 95 % of them: the spread within one run, which says n
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 from ...chips import Target, cheapest, find, prices_for
 from ...chips.prices import load as load_prices
 from ...errors import RecipeError
-from ...recipe.metrics import lower_is_better
+from ...study.goal import Goal
 from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE, Difference, Spread
 from ...study.stats import ratio as spread_ratio
 from ...words.facts import Fact, fact
@@ -121,24 +120,6 @@ def ratio(a: Figure, b: Figure) -> Difference:
 
 
 @dataclass(frozen=True)
-class Goal:
-    """A value of a metric for a run to reach."""
-
-    metric: str  # "eval/accuracy"
-    value: float
-
-    @property
-    def downwards(self) -> bool:
-        return lower_is_better(self.metric)
-
-    def __str__(self) -> str:
-        return f"{self.metric} {'≤' if self.downwards else '≥'} {self.value:g}"
-
-    def reached(self, value: float | None) -> bool:
-        return value is not None and (value <= self.value if self.downwards else value >= self.value)
-
-
-@dataclass(frozen=True)
 class TimeTo:
     """The time of a row to the goal; `None` if it is not reached, and `how` says why.
 
@@ -152,16 +133,6 @@ class TimeTo:
     reached: int
     runs: int
     how: Fact
-
-
-def parse(text: str) -> Goal:
-    """Parses `0.94` (of `eval/accuracy`) or `eval/loss=0.3`, for any metric. Raises `RecipeError`."""
-    metric, equals, value = text.rpartition("=")
-    name = metric.strip() if equals else "eval/accuracy"
-    if not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", value.strip()) or not name:
-        wrong = "--target {given:plain}: expected a number such as 0.94, or a metric such as eval/loss=0.3."
-        raise RecipeError("target-unreadable", wrong, given=text)
-    return Goal(name if "/" in name else f"eval/{name}", float(value))
 
 
 def times_to(rows: Sequence[Row], goal: Goal) -> list[TimeTo]:

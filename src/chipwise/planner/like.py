@@ -1,0 +1,58 @@
+"""`plan_like`: time and dollars to an accuracy at several batches, from one run with a noise scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..recipe.recipe import Recipe
+from ..study.critical_batch import Steps, critical_batch
+from ..study.goal import Goal
+from ..study.transfer import transfer
+from ..words.facts import fact
+from .ask import plan
+from .plans import Cost, Plans, Range
+
+
+def plan_like(
+    recipe: Recipe,
+    on: Sequence[str],
+    *,
+    run: str | Path,
+    goal: Goal | str,
+    batches: Sequence[int],
+    **options: Any,
+) -> Plans:
+    """Plans a recipe to a goal: at each batch, by the settings of `transfer`, for as many steps as a run with
+    a noise scale says.
+
+    *Arguments:* `run`: the folder of a run with `--noise` that reached the goal; `goal`: such as
+    `"eval/accuracy=0.99"`; `batches`: global; `on`, `options`: as in `plan`.
+
+    *Returns* a plan for each batch and target; its `target` names both. Intervals of time and dollars include
+    that of the steps. Raises as `plan`, `critical_batch`, `CriticalBatch.steps` and `transfer` do.
+    """
+    law = critical_batch(recipe, run, Goal.parse(goal) if isinstance(goal, str) else goal)
+    asked = [law.steps(batch) for batch in batches]
+    made = Plans()
+    for steps in asked:
+        moved = transfer(recipe, batch=steps.batch, duration=f"{steps.steps}st")
+        about = fact(
+            "plan-like",
+            "{steps:count step} of {batch} ({low} to {high}) to {goal}, by the noise scale of {run}",
+            run=law.run, goal=str(law.goal), **vars(steps),
+        )  # fmt: skip
+        for one in plan(moved.recipe, on, **options):
+            wall = one.wall_seconds and _to_goal(one.wall_seconds, steps)
+            costs: tuple[Cost, ...] = tuple(replace(c, usd=_to_goal(c.usd, steps)) for c in one.costs)
+            named = f"{one.target} at {steps.batch}"
+            notes = (*one.notes, about, *moved.limits)
+            made.append(replace(one, target=named, wall_seconds=wall, costs=costs, notes=notes))
+    return made
+
+
+def _to_goal(total: Range, steps: Steps) -> Range:
+    """Seconds or dollars of a run of `steps.steps`, with the interval of the steps too."""
+    return Range(total.value, total.low * steps.low / steps.steps, total.high * steps.high / steps.steps)

@@ -1,0 +1,129 @@
+"""How many steps another batch takes to the same result, from the noise scale of one run.
+
+    S(B) = S_min (1 + B_noise / B)
+
+where E = B S is the number of examples (McCandlish et al. 2018, arXiv:1812.06162, section 2.3). The noise
+scale grows while a net learns, so the law is applied to the steps between two rows of the run by that row's
+scale, and summed. It supposes that each batch is trained with its best rate, which `transfer` approximates.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..engine.noise import SCALE
+from ..engine.stored import StoredRun, number, read_run
+from ..errors import RecipeError, invalid
+from ..recipe.recipe import Recipe
+from .goal import Goal
+
+FACTOR = 2.0
+"""The noise scale is taken to be right within this factor: benchmarks/noise.md has what was measured."""
+
+REACH = 16
+"""A batch may be so many times as large or small as the run's; beyond, the law was not measured."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps to a goal at a global batch, and their interval."""
+
+    batch: int
+    steps: int
+    low: int
+    high: int
+
+    @property
+    def examples(self) -> int:
+        return self.steps * self.batch
+
+
+@dataclass(frozen=True)
+class CriticalBatch:
+    """What a run says of other batches.
+
+    *Fields:* `run`, its folder; `goal`; `batch` of the run, global; `step` of the first evaluation that
+    reached the goal, `before`: that of the last one that did not; `scales`: pairs of a number of steps and
+    the noise scale of these, in examples, up to `step`.
+    """
+
+    run: str
+    goal: Goal
+    batch: int
+    step: int
+    before: int
+    scales: tuple[tuple[int, float], ...]
+
+    def _sum(self, batch: float, factor: float) -> float:
+        """The steps of a batch, if the scales are `factor` times as large."""
+        return sum(
+            n * (1 + factor * noise / batch) / (1 + factor * noise / self.batch) for n, noise in self.scales
+        )
+
+    @property
+    def examples(self) -> float:
+        """The critical batch, E_min / S_min, in examples: there a run takes twice the fewest steps and twice
+        the fewest examples."""
+        return self.critical(1.0)
+
+    def critical(self, factor: float) -> float:
+        least = self._sum(math.inf, factor)
+        return sum(n * f / (1 + f / self.batch) for n, f in ((n, factor * s) for n, s in self.scales)) / least
+
+    def steps(self, batch: int) -> Steps:
+        """Raises `RecipeError` for a batch more than `REACH` times as large or as small as the run's."""
+        if not self.batch <= batch * REACH <= self.batch * REACH**2:
+            text = (
+                "Batch {batch} is too far from the {own} of {run}: name {least} to {most}, or another run "
+                "with --noise."
+            )
+            raise RecipeError("like-too-far", text, batch=batch, own=self.batch, run=self.run,
+                              least=-(-self.batch // REACH), most=self.batch * REACH)  # fmt: skip
+        value, *ends = (self._sum(batch, factor) for factor in (1.0, 1 / FACTOR, FACTOR))
+        low, high = min(ends) * self.before / self.step, max(ends)
+        return Steps(batch, math.ceil(value), max(math.floor(low), 1), math.ceil(high))
+
+
+def critical_batch(recipe: Recipe, run: str | Path, goal: Goal) -> CriticalBatch:
+    """What the run in a folder says of `recipe` at other batches.
+
+    Raises `RecipeError` if the run is of another task or data set, has no noise scale (`--noise`), or did not
+    reach the goal; as `read_run` does.
+    """
+    stored = read_run(run)
+    own = recipe.describe()["task"]
+    if stored.recipe.get("task") != own:
+        text = "{run} is not a run of {recipe}: its task or data set is another one."
+        raise RecipeError("like-other-task", text, run=str(run), recipe=recipe.name)
+    return of_rows(str(run), stored.rows, _batch(stored), goal)
+
+
+def _batch(stored: StoredRun) -> int:
+    clock = stored.clock
+    if clock is None:
+        raise invalid("like-batch", f"the batch of {stored.path}", stored.recipe.get("batch"), "a number")
+    return clock.batch
+
+
+def of_rows(run: str, rows: Sequence[Mapping[str, Any]], batch: int, goal: Goal) -> CriticalBatch:
+    """`critical_batch` of the rows of a run."""
+    seen = [(row["step"], v) for row in rows if (v := number(row.get(goal.metric))) is not None]
+    reached = next((step for step, value in seen if goal.reached(value)), None)
+    if reached is None:
+        text = "{run} did not reach {goal}: {found}. Name a --target that it reached."
+        best = (min if goal.downwards else max)((v for _, v in seen), default=None)
+        found = "it has no such metric" if best is None else f"its best is {best:g}"
+        raise RecipeError("like-not-reached", text, run=run, goal=str(goal), best=best, found=found)
+    known = [(row["step"], v) for row in rows if (v := number(row.get(SCALE))) is not None and v > 0]
+    if not known:
+        text = "{run} has no noise scale: train it with --noise."
+        raise RecipeError("like-without-noise", text, run=run)
+    ends = [0, *(step for step, _ in known[:-1] if step < reached), reached]
+    scales = [(b - a, scale) for (a, b), (_, scale) in zip(itertools.pairwise(ends), known, strict=False)]
+    before = max((step for step, _ in seen if step < reached), default=0)
+    return CriticalBatch(run, goal, batch, reached, before, tuple(scales))
