@@ -3,8 +3,8 @@
     python benchmarks/noise.py digits 16,32,128,256,512,1024 >> benchmarks/noise.md
     python benchmarks/noise.py mnist 16,32,128,256,512,1024 --data DIR --set duration=4ep
 
-Each batch has the settings that `chipwise transfer` gives it, and a run whose length follows from the law, so that
-schedules keep their form. The goal is the loss that the recipe's own batch has after two thirds of its
+Each batch has the settings that `chipwise transfer` gives it, and a run whose length follows from the law, so
+that schedules keep their form. The goal is the loss that the recipe's own batch has after two thirds of its
 steps, in the mean of the seeds. Steps do not depend on the machine's speed, so others may use it meanwhile.
 """
 
@@ -79,9 +79,8 @@ def main() -> None:
         f"\n## {recipe.name}{settings}\n\nBatch {recipe.batch}, {recipe.clock.total} steps; {goal} reached at"
     )
     print(f"{steps}; critical batch {law.examples:.0f}. JAX {jax.__version__}, CPU.\n")
-    print(
-        "| batch | predicted | measured, each seed | predicted / measured | inside | as many examples / measured |"
-    )
+    columns = "predicted | measured, each seed | predicted / measured | inside | as many examples / measured"
+    print(f"| batch | {columns} |")
     print("|---|---|---|---|---|---|")
     for batch in given.batches:
         said = law.steps(batch)

@@ -52,4 +52,4 @@ def test_every_command_that_has_json_has_a_schema():
 
 
 def test_no_such_schema(chipwise):
-    assert chipwise("skill", "chipwise.plan/0").refused(2, "skill-schema", value="chipwise.plan/0")
+    assert chipwise("skill", "chipwise.plan/0").refused(2, "skill-schema", name="chipwise.plan/0")

@@ -42,12 +42,12 @@ def test_json_is_one_object_that_says_everything(whole):
     assert len(said["fingerprint"]) == 64
     assert said["examples_per_second"] > 0
     sections = ["start", "compile", "train", "wait_data", "evaluate", "checkpoint", "total"]
-    assert sorted(said["seconds"]) == sorted(sections)
+    assert set(said["seconds"]) - {"own_code"} == set(sections)  # which a loaded machine may have
     assert (
         sum(v for k, v in said["seconds"].items() if k not in ("total", "wait_data"))
         <= said["seconds"]["total"]
     )
-    assert json.loads((folder / "result.json").read_text()) == said
+    assert {"schema": "chipwise.train/1", **json.loads((folder / "result.json").read_text())} == said
 
 
 def test_the_folder_knows_how_it_was_made(whole, mine):
@@ -146,7 +146,7 @@ COMMANDS = len(cli.app().registered_commands)
 def test_the_help_lists_every_command_once(chipwise):
     """In one of its groups: the application's own class raises for a name that is no command."""
     listed = [name for names in cli.GROUPS.values() for name in names]
-    assert len(set(listed)) == len(listed) == COMMANDS
+    assert len(set(listed)) == len(listed) == COMMANDS - 1  # `skill` is for programs
     shown = chipwise("--help").out.splitlines()
     indented = [line for line in shown if line.startswith("  ") and line[2:3].strip()]  # others go on
     assert [line.split()[0] for line in indented if line.split()[0] in listed] == listed

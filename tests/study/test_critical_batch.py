@@ -7,7 +7,7 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.engine.noise import SCALE
-from chipwise.study.critical_batch import FACTOR, REACH, critical_batch, of_rows
+from chipwise.study.critical_batch import FACTOR, REACH, SEEDS, critical_batch, of_rows
 from chipwise.study.goal import Goal
 from refusals import refused
 
@@ -27,9 +27,10 @@ def test_a_constant_scale_gives_the_papers_law():
     assert (law.step, law.before, sum(n for n, _ in law.scales)) == (30, 20, 30)
     assert law.examples == pytest.approx(100)
     least = 30 / (1 + 100 / 50)
-    for batch in (5, 50, 100, 800):
+    for batch in (7, 50, 100, 400):
         assert law.steps(batch).steps == math.ceil(least * (1 + 100 / batch) - 1e-9)
-    assert law.steps(50).steps == law.steps(50).high == 30 and law.steps(50).low == 20
+    own = law.steps(50)
+    assert (own.low, own.steps, own.high) == (math.floor(20 / SEEDS), 30, math.ceil(30 * SEEDS))
 
 
 def test_each_part_of_a_run_counts_with_its_own_scale():
@@ -40,7 +41,7 @@ def test_each_part_of_a_run_counts_with_its_own_scale():
     ends = [
         sum(10 * (1 + f * n / 160) / (1 + f * n / 40) for n in (10, 40, 160)) for f in (FACTOR, 1 / FACTOR)
     ]
-    assert found.low == math.floor(min(ends) * 20 / 30) and found.high == math.ceil(max(ends))
+    assert found.low == math.floor(min(ends) * 20 / 30 / SEEDS) and found.high == math.ceil(max(ends) * SEEDS)
     assert 10 < law.examples < 160
 
 

@@ -99,7 +99,10 @@ def app() -> typer.Typer:
         cls=_Grouped, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
     )
 
-    @commands.callback(help=str(fact("chipwise-help")), epilog=exit_codes())
+    @commands.callback(
+        help=str(fact("chipwise-help")),
+        epilog=f"{exit_codes()}\n\nPrograms that type commands read `chipwise skill`.",
+    )
     def chipwise(
         version: Annotated[
             bool,

@@ -40,7 +40,7 @@ def find_lr(
     progress = "none" if json_ else "auto"
     search = find(recipe.load(), low=low, high=high, steps=steps, on=on, progress=progress)
     if json_:
-        print_json("find_lr/2", search.to_json())
+        print_json("find_lr/3", search.to_json())
         return
     printed(console(), advice.rates(search))
     if not hosts().first:  # host 0 says it
@@ -55,7 +55,7 @@ def largest_batch(recipe: options.Given, on: On, at_most: int | None, json_: boo
 
     search = find(recipe.load(), on=on, at_most=at_most, progress="none" if json_ else "auto")
     if json_:
-        print_json("find_batch/2", search.to_json())
+        print_json("find_batch/3", search.to_json())
         return
     from ..explain.advice import batch
 

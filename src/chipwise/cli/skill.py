@@ -15,14 +15,14 @@ HERE = Path(__file__).parent
 
 @taking
 def skill(
-    schema_: str | None = argument("A document's `schema`: chipwise.plan/3.", "SCHEMA", default=None),
+    schema_: str | None = argument("A document's `schema`: chipwise.plan/4.", "SCHEMA", default=None),
 ) -> None:
     """Print a page for programs that type commands, or the JSON Schema of a command's --json.
 
     \b
     Examples:
       chipwise skill
-      chipwise skill chipwise.plan/3
+      chipwise skill chipwise.plan/4
     """
     from . import exit_codes
 
@@ -33,7 +33,7 @@ def skill(
 
 
 def schema(name: str) -> str:
-    """The JSON Schema of documents whose `schema` is `name`, such as "chipwise.plan/3".
+    """The JSON Schema of documents whose `schema` is `name`, such as "chipwise.plan/4".
 
     Raises `RecipeError` if there is none.
     """
