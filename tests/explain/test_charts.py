@@ -69,13 +69,20 @@ def test_seconds_are_cut_where_a_clock_is(end, log):
     assert all(re.fullmatch(r"0|[\d.,kM]+ (ms|s|min|h|d)", t.label) for t in ticks)
 
 
-def test_seconds_are_written_out():
+def test_seconds_and_dollars_are_written_out():
     assert [t.label for t in Axis(0, 7200, 0, 400, unit="s").ticks(5)] == [
         "0",
         "0.5 h",
         "1 h",
         "1.5 h",
         "2 h",
+    ]
+    assert [t.label for t in Axis(0.05, 20, 0, 400, True, "$").ticks(6)] == [
+        "$0.10",
+        "$0.30",
+        "$1",
+        "$3",
+        "$10",
     ]
 
 

@@ -2,7 +2,9 @@
 
 import dataclasses
 import html
+import itertools
 import json
+import math
 import re
 
 import numpy as np
@@ -133,7 +135,7 @@ def test_memory_and_prices_may_be_unknown():
     ]
     made = page.render(documents.wrap(plans))
     assert "</html>" in made and not re.search(r">\s*(None|nan)\b", made)
-    assert "Unknown for v5e-8, v6e-8" in made
+    assert "Unknown for v5e-8, v6e-8" in made and "Nothing to draw" in made
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
@@ -143,7 +145,7 @@ def test_any_number_of_plans(count):
 
 def test_all_plans_with_problems():
     text = read(documents.wrap(documents.plans()[-2:])).text
-    assert str(fact("plan-none-runs", targets=["t4", "v2-8"])) in text
+    assert str(fact("plan-none-runs", targets=["t4", "v2-8"])) in text and "Nothing to draw" in text
 
 
 def test_no_prices():
@@ -174,6 +176,59 @@ def test_a_document_from_a_file_is_the_same():
 
 
 # ---- the figures
+
+
+def test_labels_overlap_neither_each_other_nor_points():
+    document = documents.document()
+    for _, s in page.scatters(document["plans"], document["verdict"]["pareto"]):
+        boxes = [(lab.x, lab.y - 12, lab.x + 7.8 * len(lab.text), lab.y + 3) for lab in s.labels]
+        assert len(boxes) == 5 and s.front
+        for box in boxes:
+            assert box[0] >= 0 and box[2] <= s.width
+            for p in s.spots:
+                assert not (box[0] < p.x < box[2] and box[1] < p.y < box[3])
+        for a, b in itertools.combinations(boxes, 2):
+            assert not (a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3])
+
+
+def test_a_dot_a_price_and_the_best_stand_out():
+    document = documents.document()
+    ((_, wide), _) = page.scatters(document["plans"], document["verdict"]["pareto"])
+    assert [(p.of.name, p.of.style) for p in wide.spots] == [
+        ("v5e-8", ""), ("v5e-8", " hollow"), ("v6e-8", "best"), ("v6e-8", "best hollow"), ("v3-8", ""),
+        ("v3-8", " hollow"), ("v100:8", ""), ("v100:8", " hollow"), ("h100:8", "best"),
+        ("h100:8", "best hollow"),
+    ]  # fmt: skip
+    assert "gcp v5litepod-8 us-central1" in wide.spots[0].of.title
+
+
+def _dots():
+    made = []
+    for k, name in enumerate(["a", "bb", "a name beyond twenty-two letters", "d"]):
+        made += [page.Dot(name, (60.0 * 3**k, 50.0 * 3**k, 70.0 * 3**k), (9.0 / 2**k,) * 3, "best")]
+        made += [page.Dot(name, (60.0 * 3**k, 50.0 * 3**k, 70.0 * 3**k), (4.0 / 2**k,) * 3, "hollow")]
+    return made
+
+
+@pytest.mark.parametrize("size", [(660, 430), (328, 360)])
+def test_long_names_overlap_neither_each_other_nor_points(size):
+    dots = _dots()
+    s = page.scatter(dots, size)
+    boxes = [(lab.x, lab.y - 12, lab.x + 7.8 * len(lab.text), lab.y + 3) for lab in s.labels]
+    assert len(boxes) == len(s.links) == 4 and s.front.count("H") == 3
+    for box in boxes:
+        assert box[0] >= 0 and box[2] <= s.width
+        for p in s.spots:
+            assert s.left <= p.x1 <= p.x <= p.x2 <= s.right and s.top <= p.y <= s.bottom
+            assert not (box[0] < p.x < box[2] and box[1] < p.y < box[3])
+    for a, b in itertools.combinations(boxes, 2):
+        assert not (a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3])
+
+
+def test_a_scatter_is_logarithmic_at_any_scale():
+    for seconds in (1e-3, 7.0, 90.0, 4e4, 3e7, 1e10):
+        s = page.scatter([page.Dot("a", (seconds,) * 3, (seconds / 100,) * 3)], (328, 360))
+        assert s.x_ticks and s.y_ticks and all(math.isfinite(t.at) for t in s.x_ticks + s.y_ticks)
 
 
 def test_bars_add_up_and_stop_at_the_edge():

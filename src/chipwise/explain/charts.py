@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ..words.figures import known, short
+from ..words.figures import dollars, known, short
 
 WIDE, NARROW = (560, 300), (330, 260)  # pixels of a plot on desktops and on phones
 LOG_FROM = 30.0  # highest over lowest value, above which curves may have a logarithmic axis
@@ -70,7 +70,7 @@ def log_steps(low: float, high: float, most: int) -> list[float]:
 class Axis:
     """Maps values to pixels, or percent, between `start` and `end`; values outside are clipped.
 
-    `unit` selects the steps and the format of ticks: "" for numbers, "s" for seconds.
+    `unit` selects the steps and the format of ticks: "" for numbers, "s" for seconds, "$" for dollars.
     """
 
     def __init__(self, low: float, high: float, start: float, end: float, log: bool = False, unit: str = ""):
@@ -110,6 +110,10 @@ class Axis:
         else:
             marks = (log_steps if self.log else steps)(self.low, self.high, most)
             named = [(v, short(v)) for v in marks]
+            if self.unit == "$":
+                named = [
+                    (v, f"${v:,.0f}" if v >= 1 else dollars(v) if v >= 0.1 else f"${v:.1g}") for v in marks
+                ]
         ticks = [Tick(self(v), label) for v, label in named]
         least = abs(self.end - self.start) / (2.0 * most)
         kept: list[Tick] = []
@@ -143,9 +147,8 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plot:
-    """Curves over a pair of axes, in pixels, with their ticks. `second`: ticks below those of x, in another
-    unit; `marks`: vertical lines; `level`: the height of a horizontal line."""
+class Frame:
+    """A pair of axes in pixels, with their ticks."""
 
     width: int
     height: int
@@ -155,6 +158,13 @@ class Plot:
     bottom: float
     x_ticks: list[Tick]
     y_ticks: list[Tick]
+
+
+@dataclass(frozen=True)
+class Plot(Frame):
+    """Curves over a pair of axes. `second`: ticks below those of x, in another unit; `marks`: vertical lines;
+    `level`: the height of a horizontal line."""
+
     second: list[Tick]
     y_log: bool
     lines: list[Line]
@@ -166,7 +176,7 @@ class Plot:
 class Panel:
     """A plot with its title, labels and key.
 
-    *Fields:* `x` and `y`: labels of the axes; `x_unit` as in `Axis`; `zero`: a linear y axis
+    *Fields:* `x` and `y`: labels of the axes; `x_unit` and `y_unit` as in `Axis`; `zero`: a linear y axis
     begins at 0; `second`: the name of another unit of x, and its number per unit of x; `marks`: values of x
     with a vertical line; `level`: a value of y with a horizontal line; and their descriptions.
     """
@@ -177,6 +187,7 @@ class Panel:
     y: str = ""
     caption: str = ""
     x_unit: str = ""
+    y_unit: str = ""
     x_log: bool = False
     y_log: bool = False
     zero: bool = False
@@ -218,7 +229,7 @@ class Panel:
         xs, ys = _values(self.curves, self.level)
         low = min(xs) if self.x_log else min(*xs, 0.0)
         across = Axis(low, max(xs) if max(xs) > low else low + 1, left, right, self.x_log, self.x_unit)
-        up = Axis.around(ys, bottom, top, zero=self.zero, log=self.y_log)
+        up = Axis.around(ys, bottom, top, zero=self.zero, log=self.y_log, unit=self.y_unit)
         many, each = max(width // 95, 3), self.second[1] if self.second else 0.0
         return Plot(
             width, height, left, top, right, bottom, across.ticks(many), up.ticks(6),
