@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from jax import lax
 
+from chipwise.chips.catalogue import named
 from chipwise.chips.targets import parse
 from chipwise.models import chip_traits as module
 from chipwise.models.chip_traits import ChipTraits, by_platform, depends_on_chip, platform, traced_for, traits
 
-CHIPS = {name: parse(name).chip for name in ("a100", "t4", "v5e-8", "cpu")}
+CHIPS = {name: named(name) for name in ("a100", "t4", "v5e", "cpu")}
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +34,7 @@ def branches():
     return lambda x: by_platform(x, **named), traced
 
 
-@pytest.mark.parametrize(("chip", "factor"), [("a100", 5.0), ("v5e-8", 3.0), ("cpu", 2.0)])
+@pytest.mark.parametrize(("chip", "factor"), [("a100", 5.0), ("v5e", 3.0), ("cpu", 2.0)])
 def test_only_the_branch_of_a_stated_chip_is_traced(chip, factor):
     function, traced = branches()
     with traced_for(CHIPS[chip]):
