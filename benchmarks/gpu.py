@@ -309,9 +309,9 @@ def page(made: dict[str, Any], plans: dict[str, Any]) -> str:
         f"`python benchmarks/gpu.py`, {device}, {made['date']}. Examples/s are medians (quartiles) over "
         f"{SECONDS:g} seconds, each net a process of its own with nothing beside it.",
         "",
-        "| net | batch | exact | `exact=False` | exact / free | the same losses in a second process "
-        "| memory, peak |",
-        "|---|---|---|---|---|---|---|",
+        "| net | batch | exact | `exact=False` | `torch.compile` | exact / free "
+        "| the same losses in a second process | memory, peak |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for net in NETS:
         exact, free = (measured.get(f"{net}:{mode}") for mode in ("exact", "free"))
@@ -328,7 +328,9 @@ def page(made: dict[str, Any], plans: dict[str, Any]) -> str:
         held = exact and exact["memory"]["peak_measured"]  # CPUs do not tell
         peak = f"{held / 1e9:.2f} GB" if held else "-"
         batch = (exact or free)["batch"]
-        lines.append(f"| {net} | {batch} | {cells[0]} | {cells[1]} | {ratio} | {same} | {peak} |")
+        theirs = made.get("torch", {}).get(net, {}).get("speed")
+        cells.append("{median:,.0f} ({low:,.0f} to {high:,.0f})".format(**theirs) if theirs else "-")
+        lines.append(f"| {net} | {batch} | {' | '.join(cells)} | {ratio} | {same} | {peak} |")
     lines += [
         "",
         f"Milliseconds of a step, planned for {target} beforehand on a machine without a GPU, and measured:",

@@ -86,7 +86,8 @@ def test_transformers_run_in_onnx_runtime_and_give_the_same(tmp_path, name):
 )
 def test_the_built_in_models_leave_in_every_format(tmp_path, name, to):
     made, _ = exported(name, to, tmp_path, 130)
-    assert made.examples == 130 and made.difference <= 1e-4 * max(1, made.largest)
+    assert made.examples == (0 if to == "safetensors" else 130)  # weights alone: nothing to run
+    assert made.difference <= 1e-4 * max(1, made.largest)
 
 
 def test_the_stablehlo_is_read_by_jax_alone_with_any_batch(tmp_path):

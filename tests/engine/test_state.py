@@ -65,6 +65,15 @@ def test_a_tree_and_its_vector(sizes, chunks):
         np.testing.assert_array_equal(leaf, tree[name])
 
 
+@pytest.mark.parametrize(("first", "apart"), [(2, 2), (7, 2), (8, 0), (16, 0)])
+def test_on_gpus_matrices_off_sixteen_bytes_of_bfloat16_are_cut_out_first(first, apart):
+    flat = Flat({"a": jnp.zeros(first), "b": jnp.zeros((8, 4)), "c": jnp.zeros(8), "d": jnp.zeros((4, 2))})
+    for chip, expected in {"h100": apart, "v4": 2}.items():
+        with traced_for(named(chip)):
+            traced = str(jax.make_jaxpr(lambda v: flat.unpack(v))(jnp.zeros(flat.size)))
+        assert traced.count("optimization_barrier") == expected
+
+
 def test_narrow_leaves_keep_their_type_and_are_wide_in_the_vector():
     tree = {"a": jnp.ones(3, jnp.bfloat16), "b": jnp.ones((2, 2))}
     flat = Flat(tree, 2)

@@ -18,6 +18,7 @@ from chipwise.models.attention import Mask, attention, form_for, pairs, saveable
 from chipwise.models.attention_blocks import blocks
 from chipwise.models.attention_fused import block_of, in_fixed_order
 from chipwise.models.chip_traits import ChipTraits, traced_for, traits
+from chipwise.models.remat import inside
 from chipwise.models.transformer import Attention
 from chipwise.planner.compile_answers import CompileRequest
 from chipwise.planner.compile_step import compile_each, device_speeds
@@ -221,7 +222,7 @@ def test_each_chip_of_the_catalogue_has_its_form():
         ("a100", query(d=128), Mask(), "cudnn"),
         ("a100", query(d=136), Mask(), "blocks"),
         ("a100", query(d=60), Mask(), "blocks"),
-        ("a100", query(t=257), Mask(), "blocks"),
+        ("a100", query(t=257), Mask(), "cudnn"),
         ("a100", query(), Mask(causal=True, window=4), "cudnn"),
         ("a100", query(), Mask(window=4), "blocks"),
         ("v5e", query(jnp.float16), Mask(), "blocks"),
@@ -373,3 +374,21 @@ def test_every_backward_pass_of_cudnn_is_asked_for_a_fixed_order(layers):
     before, after = lowered.as_text(), in_fixed_order(lowered).as_text()
     assert before.count("fmhaSoftmaxBackward(") == after.count("fmhaSoftmaxBackward(") == layers
     assert ("force_deterministic" in before, after.count("force_deterministic")) == (False, layers)
+
+
+@pytest.mark.parametrize("t", [196, 197, 198])
+@pytest.mark.parametrize("causal", [False, True])
+def test_cudnn_gets_even_lengths_and_the_number_of_positions_that_count(causal, t):
+    shape = jax.ShapeDtypeStruct((2, t, 4, 64), jnp.bfloat16)
+    with traced_for(named("h100")), _cudnn_assumed(False):
+        made = jax.make_jaxpr(lambda x: attention(x, x, x, causal=causal))(shape)
+    assert [v.shape for v in made.out_avals] == [shape.shape]
+    (kernel,) = (
+        one
+        for inner in inside(made.jaxpr)
+        for one in inner.eqns
+        if one.primitive.name.startswith("dot_product_attention")
+    )
+    assert kernel.invars[0].aval.shape[1] == t + t % 2
+    masked = [kernel.invars[i].aval.shape for i in (4, 5)]
+    assert masked == ([(2,), (2,)] if t % 2 and not causal else [(0,), (0,)])

@@ -79,9 +79,12 @@ class Flat:
         leaves, start = [], 0
         for leaf, size in zip(self._leaves, self._sizes, strict=True):
             part = vector[start : start + size]
-            if leaf.ndim > 1 and isinstance(part, jax.Array) and platform() == "tpu":
-                # Otherwise the compiler rounds and reshapes the whole vector, once for each shape, and only
-                # then slices. With two columns it pads rows to 128 values: 87 GB for BERT-Large.
+            # Otherwise the compiler rounds and reshapes the whole vector, once for each shape, and only then
+            # slices. On TPUs it pads rows of two values to 128: 87 GB for BERT-Large. On GPUs cuBLASLt gets
+            # an address in the whole, and refuses products of bfloat16 at one that is no multiple of 16
+            # bytes: all that follow a bias of two values.
+            apart = {"tpu": True, "cuda": start % 8 != 0}.get(platform(), False)
+            if leaf.ndim > 1 and isinstance(part, jax.Array) and apart:
                 part = lax.optimization_barrier(part)
             leaves.append(part.reshape(leaf.shape).astype(leaf.dtype))
             start += size

@@ -28,6 +28,7 @@ from .layout import Layout, cover_merges
 from .noise import GradientSquares, Squared
 from .placement import Group, Placement
 from .program_digest import digest
+from .program_flops import program_flops
 from .state import TrainState, read
 from .state_digest import Digests, Pending, Piece, pieces
 from .step import Step, compiler_options
@@ -185,19 +186,21 @@ class Programs:
         """Compiles every program of the step; must be called before `step`."""
         programs = self.blueprint.programs
 
-        on_gpu = self.placement.lead.platform == "gpu"
+        on_gpu, flops = self.placement.lead.platform == "gpu", [0.0] * len(programs)
 
         def lower(i: int, g: int) -> Any:
             jitted, program = self._jitted[g][i]
-            lowered = jitted.lower(*self.placement.local[g].shapes(program.specs))
+            traced = jitted.trace(*self.placement.local[g].shapes(program.specs))
+            if g == 0:
+                flops[i] = program_flops(traced.jaxpr, self.layout.shards)
+            lowered = traced.lower()
             return in_fixed_order(lowered) if on_gpu and self.layout.exact else lowered
 
         made = compile_on(len(self.placement.local), len(programs), lower)
         self.compiled = {program.name: each for program, each in zip(programs, made, strict=True)}
-        # XLA counts a loop's body once.
-        times = {"replica": self.functions.calls}
-        flops = {name: _flops(each[0]) * times.get(name, 1) for name, each in self.compiled.items()}
-        self.flops_per_step_per_device = sum(flops.values())
+        # Where all calls are turns of one loop, its jaxpr does not say how many.
+        times = [self.functions.calls if program.name == "replica" else 1 for program in programs]
+        self.flops_per_step_per_device = sum(f * n for f, n in zip(flops, times, strict=True))
         if self._may_tell.squares and self.blueprint.looped:
             each = jax.jit(self.functions.each_in_turn, compiler_options=self._options)
             groups, specs = self.placement.local, self.blueprint.replica.specs
@@ -297,7 +300,3 @@ class Programs:
         """The vectors of all blocks of local group `g`, where one call computes them all."""
         (place,), share = self.places[g], self.layout.shares[self.placement.local[g].index]
         return self.compiled["each"][g](*given, *place)[:share]
-
-
-def _flops(compiled) -> float:
-    return (compiled.cost_analysis() or {}).get("flops", 0.0)

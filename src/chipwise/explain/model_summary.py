@@ -16,6 +16,7 @@ from rich.console import RenderableType
 
 from ..chips import named
 from ..engine import keys
+from ..engine.program_flops import called_by, equation_flops
 from ..models.chip_traits import traced_for
 from ..recipe import precision
 from ..recipe.recipe import Recipe
@@ -89,7 +90,7 @@ def _walk(jaxpr: Any, owner: dict[Any, str], found: dict[str, Layer], times: int
         variables = [v for v in equation.invars if not hasattr(v, "val")]
         owners = [owner[v] for v in variables if v in owner]
         of = next(filter(None, owners), "")
-        inner = list(_called(equation))
+        inner = list(called_by(equation))[:1]  # of branches, the first
         for called, arguments, more in inner:
             within = {
                 v: "" if hasattr(given, "val") else owner[given]
@@ -102,34 +103,8 @@ def _walk(jaxpr: Any, owner: dict[Any, str], found: dict[str, Layer], times: int
             owner |= dict.fromkeys(equation.outvars, of)
         elif not inner and hasattr(made, "shape"):
             layer = found[of or _REST]
-            layer.flops += times * _flops(equation)
+            layer.flops += times * equation_flops(equation)
             layer.output = tuple(made.shape[1:]) if of else None
-
-
-def _called(equation: Any) -> Iterator[tuple[Any, list[Any], int]]:
-    """The jaxprs that an operation runs, what it gives each, and how often."""
-    name, given = equation.primitive.name, equation.params
-    if name == "cond":
-        yield given["branches"][0].jaxpr, equation.invars[1:], 1
-    elif name == "while":
-        yield given["body_jaxpr"].jaxpr, equation.invars[given["cond_nconsts"] :], 1
-    else:
-        for part in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-            if part in given and (called := getattr(given[part], "jaxpr", given[part])) is not None:
-                yield called, equation.invars, given.get("length", 1) if name == "scan" else 1
-                return
-
-
-def _flops(equation: Any) -> float:
-    """Twice the multiplications of a product or a convolution; 0 of another operation."""
-    name, made = equation.primitive.name, math.prod(equation.outvars[0].aval.shape)
-    if name == "dot_general":
-        (contracted, _), _ = equation.params["dimension_numbers"]
-        return 2.0 * made * math.prod(equation.invars[0].aval.shape[i] for i in contracted)
-    if name == "conv_general_dilated":
-        kernel, numbers = equation.invars[1].aval.shape, equation.params["dimension_numbers"]
-        return 2.0 * made * math.prod(kernel) / kernel[numbers.rhs_spec[0]]
-    return 0.0
 
 
 def to_json(found: list[Layer]) -> list[Mapping[str, Any]]:

@@ -91,9 +91,8 @@ def _with_seen(query, key, value, seen) -> tuple[jax.Array, jax.Array, jax.Array
 def form_for(chip: ChipTraits, query, key, mask: Mask) -> str:
     """ "cudnn", "splash" or "blocks": the implementation on `chip` for the arguments of `attention`."""
     d, half = query.shape[-1], query.dtype.itemsize == 2
-    even = query.shape[1] % 2 == key.shape[1] % 2 == 0  # required by cuDNN's gradient
     gpu = chip.platform == "cuda" and chip.fuses and half and (mask.causal or mask.window is None)
-    if gpu and even and d % 8 == 0 and d <= 128:
+    if gpu and d % 8 == 0 and d <= 128:
         return "cudnn"
     tpu = chip.platform == "tpu" and chip.fuses and query.dtype == jnp.bfloat16
     # The weights of a single block fit in on-chip memory, where XLA's products are as fast.
