@@ -28,6 +28,21 @@ def test_predictions_agree_with_evaluation_on_any_devices(chipwise, digits, tmp_
     assert len(rows) == 360 and right == pytest.approx(accuracy, abs=1e-6)
 
 
+def test_a_report_shows_a_gallery_of_predictions(chipwise, digits, tmp_path):
+    accuracy = json.loads((digits / "result.json").read_text())["metrics"]["eval/accuracy"]
+    said = chipwise("report", digits, "--predictions", "--html", tmp_path / "report.html", "--json")
+    assert said.code == 0, said.err
+    found = json.loads(said.out)["predictions"]
+    assert (found["steps"], found["examples"]) == (30, 360)
+    assert found["accuracy"] == pytest.approx(accuracy, abs=1e-6)
+    worst = [tile["probability"] for tile in found["worst"]]
+    assert worst == sorted(worst) and worst[-1] < found["best"][-1]["probability"]
+    assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<img") >= 16
+    assert json.loads(chipwise("report", digits, "--json").out)["predictions"] is None
+    said = chipwise("report", digits, "--best")
+    said.refused(2, "gallery-option-unused")
+
+
 def test_the_best_checkpoint_predicts_and_is_exported(chipwise, tmp_path):
     run, one = tmp_path / "run", ["--devices", 1, "--quiet"]
     options = ["--set", "duration=8st", "--set", "lr=3", "--eval-every", "2st", "--keep-best", "eval/loss"]

@@ -19,7 +19,7 @@ def test_json_and_html(chipwise, tmp_path):
     path = runs.write(tmp_path / "run", runs.usual(120))
     said = chipwise("report", path, "--json", "--html", tmp_path / "report.html")
     document = json.loads(said.out)
-    assert said.code == 0 and document["schema"] == "chipwise.report/7"
+    assert said.code == 0 and document["schema"] == "chipwise.report/6"
     assert document["status"]["state"] == "unfinished"
     assert (tmp_path / "report.html").read_text(encoding="utf-8").endswith("</html>")
     assert (

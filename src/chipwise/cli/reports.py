@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..errors import RecipeError
 from ..explain.terminal import answer
 from . import options
-from .options import argument, option
+from .options import argument, flag, option
 
 
 @options.taking
 def report(
     run: Path = argument("A run folder, or the folder of a study."),
     html: Path | None = options.HTML,
+    predictions: bool = flag("Also predict the evaluation data: the worst, the best, the confused classes."),
+    recipe: str | None = options.OF_RUN,
+    best: bool = options.BEST,
+    eval_data: str | None = options.EVAL_DATA,
     json_: bool = options.JSON,
 ) -> None:
     """Report a run: settings, curves, where the time went, what was slow, what to try. A study is compared.
@@ -20,7 +25,7 @@ def report(
     \b
     Examples:
       chipwise report runs/mnist-1
-      chipwise report runs/mnist-1 --html report.html
+      chipwise report runs/mnist-1 --html report.html --predictions
       chipwise report runs/mnist-1 --json
     """
     from ..explain.report import report_page, report_text
@@ -29,8 +34,18 @@ def report(
     if (run / "study.json").exists():
         compare(sources=[str(run)], baseline=None, target=None, html=html, json_=json_)
         return
-    options.only_look()
-    document = make(run)
+    if predictions:
+        from ..deploy.model import trained
+        from ..explain.report.prediction_gallery import gallery
+
+        model = trained(run, recipe, options.warn, with_data=True, eval_data=eval_data, best=best)
+        document = make(run, gallery(model))
+    elif recipe is not None or best or eval_data is not None:
+        text = "--recipe, --best and --eval-data are for --predictions: add it, or leave them out."
+        raise RecipeError("gallery-option-unused", text)
+    else:
+        options.only_look()
+        document = make(run)
     answer(document, report_text.parts(document), lambda: report_page.render(document), html, json_)
 
 

@@ -21,24 +21,18 @@ def cudnn(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask) -> jax
     """`attention` by cuDNN. Raises `DeviceError` if the library is missing. JAX's packages for NVIDIA GPUs
     contain it, so this happens only when a GPU is planned on a machine without one."""
     window = None if mask.window is None else (mask.window - 1, 0)
-    t, lengths = query.shape[1], dict[str, jax.Array]()
+    t, rows, keys = query.shape[1], None, None
     if odd := any(x.shape[1] % 2 for x in (query, key)):  # its gradient takes even lengths alone
         if not mask.causal:  # with a causal mask no position sees the padding
-            each = [jnp.full(x.shape[:1], x.shape[1], jnp.int32) for x in (query, key)]
-            lengths = {"query_seq_lengths": each[0], "key_value_seq_lengths": each[1]}
+            rows, keys = (jnp.full(x.shape[:1], x.shape[1], jnp.int32) for x in (query, key))
         query, key, value = (
             jnp.pad(x, [(0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)]) for x in (query, key, value)
         )
     try:
         out = jax.nn.dot_product_attention(
-            query,
-            key,
-            value,
-            is_causal=mask.causal,
-            local_window_size=window,
-            implementation="cudnn",
-            **lengths,
-        )
+            query, key, value, is_causal=mask.causal, local_window_size=window, query_seq_lengths=rows,
+            key_value_seq_lengths=keys, implementation="cudnn",
+        )  # fmt: skip
         return out[:, :t] if odd else out
     except RuntimeError as error:
         if "cuDNN" not in str(error):

@@ -24,7 +24,7 @@ from refusals import refused
 def test_a_finished_run(tmp_path):
     document = whole(tmp_path)
     json.dumps(document, allow_nan=False)
-    assert document["schema"] == "chipwise.report/7" and document["kind"] == "run"
+    assert document["schema"] == "chipwise.report/6" and document["kind"] == "run"
     assert document["status"]["state"] == "finished" and document["status"]["steps"] == 200
     assert document["speed"] == {
         "examples_per_second": 250.0, "quartiles": [245.0, 255.0], "intervals": 19, "share_of_peak": None,

@@ -38,6 +38,9 @@ def parts(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     if document["curves"]:
         yield _title("\nCurves")
         yield _curves(document)
+    if document["predictions"] is not None:
+        yield _title("\nPredictions")
+        yield from _predictions(document["predictions"])
     yield _title("\nWhere the time went")
     yield _time(document["seconds"]) if document["seconds"] is not None else "Nothing was timed."
     yield _title("\nWhat stood out, and what to try")
@@ -121,6 +124,22 @@ def spark(values: Sequence[float]) -> str:
     ends = [(int(k * size), int((k + 1) * size)) for k in range(int(len(values) / size))]
     cells = [values[begin : max(end, begin + 1)] for begin, end in ends]
     return sparkline([sum(cell) / len(cell) for cell in cells if cell])
+
+
+def _predictions(found: Mapping[str, Any]) -> Iterator[RenderableType]:
+    right, many = f"{found['accuracy']:.2%}", f"{found['examples']:,}"
+    yield f"{right} of {many} examples are right, with the parameters of step {found['steps']:,}."
+    rows = [
+        (kind, one["name"], one["actual"], one["predicted"], share(one["probability"]))
+        for kind in ("worst", "best")
+        for one in found[kind]
+    ]
+    columns = ("", "example", "actual", "predicted", "probability of actual")
+    yield table(columns, rows, left=columns[:4], fold=columns[1:4])
+    for pair in found["confused"]:
+        names = ", ".join(one["name"] for one in pair["tiles"])
+        times = counted(pair["count"], "time")
+        yield f"{pair['actual']} predicted as {pair['predicted']}: {times}, such as examples {names}"
 
 
 def _time(time: Mapping[str, Any]) -> Table:

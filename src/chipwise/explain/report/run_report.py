@@ -24,12 +24,12 @@ from .findings import divergence, learned, slow
 from .stored_settings import command, curve, next_commands, settings, typed
 from .time_spent import Speed, TimeSpent, intervals, speed, spent
 
-SCHEMA = "chipwise.report/7"
+SCHEMA = "chipwise.report/6"
 
 
-def report(path: str | os.PathLike) -> dict[str, Any]:
+def report(path: str | os.PathLike, predictions: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The report of the run folder `path`, as JSON values. Runs no code of the run. Raises `RunError` if
-    `path` is none or cannot be read."""
+    `path` is none or cannot be read. *Arguments:* `predictions`, of a `gallery`, to show too."""
     folder = Path(path)
     runs = sorted(file.parent for name in ("recipe.json", FILE) for file in folder.glob(f"*/{name}"))
     if runs and not (folder / "recipe.json").exists():
@@ -38,7 +38,7 @@ def report(path: str | os.PathLike) -> dict[str, Any]:
             "folder-of-runs", "{folder} is not a run folder, but holds {runs:few}: type {command}.",
             folder=str(folder), runs=[run.name for run in runs], command=first,
         )  # fmt: skip
-    return run_document(read_run(folder))
+    return run_document(read_run(folder)) | {"predictions": predictions}
 
 
 def run_document(run: StoredRun) -> dict[str, Any]:

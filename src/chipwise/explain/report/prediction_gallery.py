@@ -1,0 +1,98 @@
+"""Predictions of a classifier to look at: the worst, the best, and the classes that it confuses."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ...data.sources import take
+from ...deploy.inputs import name_of
+from ...deploy.model import Trained
+from ...deploy.predictions import predict
+from ...engine.on import ALL, On
+from ...errors import RecipeError
+from ...words.figures import one_line
+
+SIDE = 96  # pixels; smaller images are magnified by an integer
+TILES, PAIRS, OF_PAIR = 8, 4, 4
+"""Examples of the worst and of the best; pairs of classes, and examples of each."""
+
+
+def gallery(model: Trained, on: On = ALL) -> dict[str, Any]:
+    """Predicts the evaluation data of a model and chooses examples, as JSON values.
+
+    *Returns* `steps`, `examples`, `accuracy`; `worst` and `best`, tiles by the probability of their own
+    class, ties in the data's order; `confused`: pairs of classes (`actual`, `predicted`, `count` of them, and
+    the worst tiles), the most frequent first. A tile: `index`, `name`, `actual`, `predicted`, `probability`
+    of the actual class, and `image`, a PNG as data, or `None`.
+
+    Raises `RecipeError` for a model that is no classifier or data without labels, `DataError`.
+    """
+    data = model.evaluation()
+    predictions = predict(model, data, on=on)
+    actual, names = predictions.actual, predictions.class_names
+    if actual is None:
+        raise RecipeError("gallery-no-classes", recipe=model.recipe.name)
+    predicted = predictions.labels
+    sure = predictions.probabilities[np.arange(len(data)), actual]
+    order = np.argsort(sure, kind="stable")
+    wrong = [(int(actual[i]), int(predicted[i]), i) for i in order if actual[i] != predicted[i]]
+    counts = Counter(pair[:2] for pair in wrong)
+    pairs = sorted(counts, key=lambda pair: (-counts[pair], pair))[:PAIRS]
+    confused = {pair: [i for *of, i in wrong if tuple(of) == pair][:OF_PAIR] for pair in pairs}
+    worst, best = order[:TILES], order[::-1][:TILES]
+    shown = np.unique([*worst, *best, *(i for of in confused.values() for i in of)])
+    pictures, called = _pictures(take(data, shown).get("image")), name_of(data) or str
+
+    def name(number: int) -> str:
+        return one_line(names[number]) if names else str(number)
+
+    def tiles(indices: Any) -> list[dict[str, Any]]:
+        return [
+            {
+                "index": int(i),
+                "name": one_line(called(int(i))),
+                "actual": name(int(actual[i])),
+                "predicted": name(int(predicted[i])),
+                "probability": float(sure[i]),
+                "image": pictures[int(np.searchsorted(shown, i))] if pictures else None,
+            }
+            for i in indices
+        ]
+
+    return {
+        "steps": model.steps,
+        "examples": len(data),
+        "accuracy": predictions.accuracy,
+        "worst": tiles(worst),
+        "best": tiles(best),
+        "confused": [
+            {"actual": name(a), "predicted": name(p), "count": counts[a, p], "tiles": tiles(of)}
+            for (a, p), of in confused.items()
+        ],
+    }
+
+
+def _pictures(images: np.ndarray | None) -> list[str]:
+    """Images `(n, height, width)` or `(n, height, width, channels)` as PNG, from the darkest of their values
+    to the brightest; none of what is no image."""
+    if images is None or images.ndim not in (3, 4):
+        return []
+    values = images.astype(np.float32)
+    values = (values - values.min()) / max(float(np.ptp(values)), 1e-6)
+    if values.ndim == 4 and values.shape[3] not in (3, 4):
+        values = values[..., 0]
+    pngs = []
+    for pixels in np.clip(np.nan_to_num(np.rint(values * 255)), 0, 255).astype(np.uint8):
+        picture, file = Image.fromarray(pixels).convert("RGB"), io.BytesIO()
+        times = -(-SIDE // max(picture.size))
+        picture = picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)
+        picture.thumbnail((SIDE, SIDE))
+        picture.save(file, "PNG")
+        pngs.append(f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}")
+    return pngs
