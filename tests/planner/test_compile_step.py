@@ -11,7 +11,7 @@ from chipwise.chips.targets import parse
 from chipwise.engine.layout import Layout
 from chipwise.engine.reduce import Exchange
 from chipwise.engine.step import compiler_options
-from chipwise.errors import DeviceError
+from chipwise.errors import DataError, DeviceError
 from chipwise.planner import compile_processes, compile_step
 from chipwise.planner.compile_answers import CompileRequest
 from chipwise.planner.compile_processes import installed
@@ -19,6 +19,7 @@ from chipwise.planner.tracing import export_program, training_step
 from chipwise.recipe.settings import load
 from planner import asked
 from planner.asked import ALL, SPEC, V5E, compile_all, product, request_for
+from refusals import refused
 
 with_libtpu = pytest.mark.skipif(installed("libtpu") is None, reason="needs libtpu")
 
@@ -164,7 +165,10 @@ def test_a_damaged_entry_is_made_again(child, tmp_path, damage):
 
 def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert compile_step.default_cache() == tmp_path / "chipwise" / "plan"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert compile_step.default_cache() == tmp_path / ".cache" / "chipwise" / "plan"
+    monkeypatch.delenv("CHIPWISE_CACHE", raising=False)
+    assert compile_step.cache_folder(None) == tmp_path / "chipwise" / "plan"
+    monkeypatch.setenv("CHIPWISE_CACHE", str(tmp_path / "own"))
+    assert compile_step.cache_folder(None) == tmp_path / "own" / "plan"
+    monkeypatch.setenv("CHIPWISE_CACHE", "~nobody-of-this-name/cache")
+    with refused(DataError, "homeless"):
+        compile_step.cache_folder(None)

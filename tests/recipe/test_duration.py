@@ -66,13 +66,11 @@ def test_everything_else_is_refused_with_the_grammar(text):
         Duration.parse(text)
 
 
-def test_durations_compare_within_a_unit_only():
-    one, two = Duration.parse("1ep"), Duration.parse("2ep")
-    assert one < two and two >= one and one == Duration.parse("1.0ep")
+def test_durations_are_equal_within_a_unit_only():
+    one = Duration.parse("1ep")
+    assert one == Duration.parse("1.0ep")
     assert len({one, Duration.parse("1.0ep")}) == 1
     assert one != Duration.parse("1st")
-    with refused(RecipeError, "durations-not-comparable", first="1ep", second="90st"):
-        assert one < Duration.parse("90st")
     assert not Duration.parse("0ep") and one
 
 
@@ -122,8 +120,8 @@ def test_steps_are_the_nearest_whole_number(value, unit, examples, batch):
 @given(a=st.decimals(0, 1000, places=3), b=st.decimals(0, 1000, places=3), unit=st.sampled_from(["ep", "%"]))
 def test_longer_durations_never_have_fewer_steps(a, b, unit):
     clock = Clock(1000, 7, 333)
-    short, long = sorted([Duration.parse(f"{a:f}{unit}"), Duration.parse(f"{b:f}{unit}")])
-    assert clock.steps(short) <= clock.steps(long)
+    short, long = sorted([a, b])
+    assert clock.steps(f"{short:f}{unit}") <= clock.steps(f"{long:f}{unit}")
 
 
 @given(examples=st.integers(1, 500), batch=st.integers(1, 500), epochs=st.integers(1, 20))

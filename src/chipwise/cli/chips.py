@@ -19,8 +19,6 @@ from . import options
 from .options import argument
 from .standard_output import print_json
 
-"""Increases when a key of the JSON is removed or changes its meaning; not for new keys."""
-
 WIDE = 170
 """The width of a table of prices if standard output is not a terminal."""
 

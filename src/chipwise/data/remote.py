@@ -58,10 +58,14 @@ _MARKS = ("ETag", "etag", "md5Hash", "blob_id", "Last-Modified", "LastModified",
 
 
 def home() -> Path:
-    """The folder for everything that chipwise fetches: CHIPWISE_CACHE, else the user's cache folder."""
+    """The folder for everything that chipwise fetches or compiles: CHIPWISE_CACHE, else the user's cache
+    folder. Raises `DataError` for a user without a home."""
     import pooch
 
-    return Path(os.environ.get("CHIPWISE_CACHE") or pooch.os_cache("chipwise")).expanduser().absolute()
+    try:
+        return Path(os.environ.get("CHIPWISE_CACHE") or pooch.os_cache("chipwise")).expanduser().absolute()
+    except RuntimeError as error:
+        raise DataError("homeless", "This user has no home folder: set CHIPWISE_CACHE to one.") from error
 
 
 def is_url(text: str) -> bool:

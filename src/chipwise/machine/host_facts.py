@@ -23,9 +23,6 @@ MARKERS = (
     "dev/vfio/[0-9]*",  # TPU v5e and later; also any device lent to a virtual machine
     "lib/libtpu.so",
     "usr/lib/libtpu.so",
-    "kaggle/working",
-    "kaggle/input",
-    "content/sample_data",
 )
 
 LISTED = ("chipwise", "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "numpy")

@@ -21,6 +21,7 @@ from ..atomic import read_regular, replace_text
 from ..chips.catalogue import Chip
 from ..chips.gpus import compiled_as, target_config
 from ..chips.targets import Target
+from ..data.remote import home
 from ..engine.step import compiler_options
 from ..errors import DataError, DeviceError
 from ..recipe import precision
@@ -141,18 +142,10 @@ def _exported(step: TracedStep, chip: Chip) -> list[Exported]:
 # ---- the cache, and the processes for what it lacks
 
 
-def default_cache() -> Path:
-    """`$XDG_CACHE_HOME/chipwise/plan`, by default below `~/.cache`."""
-    given = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if given.startswith("~"):
-        reason = "this user has no home folder"
-        raise DataError("plan-cache-unwritable", path=given, reason=reason)
-    return Path(given) / "chipwise" / "plan"
-
-
 def cache_folder(given: str | os.PathLike | None) -> Path:
-    """The folder `given`, or `default_cache`, made. Raises `DataError` if files cannot be written there."""
-    folder = default_cache() if given is None else Path(given)
+    """The folder `given`, or `plan` in the user's cache, made. Raises `DataError` if files cannot be written
+    there."""
+    folder = home() / "plan" if given is None else Path(given)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

@@ -18,7 +18,6 @@ the nearest double, so the step count never depends on a rounding in the middle.
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 import re
@@ -47,14 +46,12 @@ _WORDS = {
 }
 
 
-@functools.total_ordering
 @dataclass(frozen=True, repr=False)
 class Duration:
     """A length of training: an exact `value` in a `unit`. Made with `Duration.parse`.
 
     `str()` gives the text back as it was written. Two durations are equal when
-    value and unit are (`1ep` and `1.0ep`), and ordered when the units are the
-    same; across units only a `Clock` can tell which is longer.
+    value and unit are (`1ep` and `1.0ep`); only a `Clock` can tell which is longer.
     """
 
     value: Fraction
@@ -97,13 +94,6 @@ class Duration:
     def __bool__(self) -> bool:
         """False for a length of zero."""
         return self.value > 0
-
-    def __lt__(self, other: object) -> bool:
-        if not isinstance(other, Duration):
-            return NotImplemented
-        if self.unit != other.unit:
-            raise RecipeError("durations-not-comparable", first=str(self), second=str(other))
-        return self.value < other.value
 
 
 @dataclass(frozen=True)
