@@ -61,9 +61,12 @@ def test_its_arrays_give_the_merged_weights(name, tmp_path):
 
 def test_what_peft_has_no_place_for(tmp_path):
     made, _ = model("gpt2")
+    of_functions = dataclasses.replace(
+        made.recipe, task=dataclasses.replace(made.recipe.task, init=lambda key: ({}, {}))
+    )
     for code, other in (
         ("peft-without-adapters", dataclasses.replace(made, apart=None)),
-        ("peft-names", dataclasses.replace(made, params={"w": np.ones(2)})),
+        ("peft-names", dataclasses.replace(made, recipe=of_functions)),
         ("peft-names", model("gpt2", frozen=("*", "!places/*"))[0]),
     ):
         with refused(cw.errors.RecipeError, code):

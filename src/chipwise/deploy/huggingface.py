@@ -130,14 +130,19 @@ _TANH = ("gelu_new", "gelu_pytorch_tanh")  # names of one function
 # ---- writing
 
 
+def kind_of(task: Task) -> tuple[str | None, Any]:
+    """The `model_type` of a task's net, None for one of no family, and the net with shapes for arrays."""
+    net: Any = module_of(task.init)
+    return next((kind for kind, one in FAMILIES.items() if type(net) is one.net), None), net
+
+
 def folder_files(model: Trained) -> tuple[dict[str, bytes], dict[str, np.ndarray]]:
     """The files beside the weights by name, and the arrays in float32 by their names there.
 
     Raises `RecipeError` for a model of another kind than those of `FAMILIES`.
     """
     task = model.recipe.task
-    net: Any = module_of(task.init)
-    kind = next((kind for kind, one in FAMILIES.items() if type(net) is one.net), None)
+    kind, net = kind_of(task)
     if kind is None:
         named = "functions" if net is None else type(net).__name__
         raise RecipeError("huggingface-model", recipe=model.recipe.name, net=named, known=list(FAMILIES))

@@ -13,8 +13,9 @@ import numpy as np
 
 from ..errors import RecipeError
 from ..recipe.low_rank import Adapter
+from .huggingface import kind_of
 from .model import Trained
-from .weight_names import TABLES, WeightNames
+from .weight_names import TABLES
 
 _STACK = "blocks/stack/"
 
@@ -29,12 +30,14 @@ def adapter_files(model: Trained) -> tuple[dict[str, Any], dict[str, np.ndarray]
     adapters = {_path(path): one for path, one in given if isinstance(one, Adapter)}
     if not adapters or model.recipe.adapters is None:
         raise RecipeError("peft-without-adapters", recipe=model.recipe.name)
-    names, there = _of_library([_path(path) for path, _ in jax.tree_util.tree_leaves_with_path(model.params)])
+    kind, _ = kind_of(model.recipe.task)
+    known = kind in ("gpt2", "llama")
     paths = [_path(path) for path, _ in given]
-    paths = [path for path in paths if not there or path not in adapters or not path.startswith(_STACK)]
-    if paths:
+    paths = [path for path in paths if not known or path not in adapters or not path.startswith(_STACK)]
+    if kind is None or paths:
         raise RecipeError("peft-names", recipe=model.recipe.name, paths=paths)
-    arrays, targets = {}, {path: there[_module(path)] for path in adapters}
+    names = TABLES[kind][-1]
+    arrays, targets = {}, {path: names.there()[_module(path)] for path in adapters}
     for path, one in adapters.items():
         for part, stack in (("lora_A", one.lora_a), ("lora_B", one.lora_b)):
             for i, layer in enumerate(np.asarray(stack)):
@@ -53,16 +56,4 @@ def _path(path: Any) -> str:
 
 
 def _module(path: str) -> str:
-    whole = path if path.endswith("embedding") else path.rpartition("/")[0]
-    return whole.removeprefix(_STACK).replace("/", ".")
-
-
-def _of_library(paths: list[str]) -> tuple[WeightNames, dict[str, str]]:
-    """The names elsewhere of a model with these parameters, and those of its modules; none if no library has
-    all of them."""
-    for model in ("gpt2", "llama"):
-        (names,) = TABLES[model]
-        there = names.there()
-        if {_module(path) for path in paths} == set(there):
-            return names, there
-    return names, {}
+    return path.rpartition("/")[0].removeprefix(_STACK).replace("/", ".")

@@ -196,7 +196,7 @@ class Module:
                 called = self._sources.stack_frames[at - 1]
                 place = self._sources.file_locations[called.file_location_id - 1]
                 file = self._sources.file_names[place.file_name_id - 1]
-                rank = _rank(file)
+                rank = rank_of(file)
                 if rank != _EXPORT:
                     candidates.setdefault(rank, f"{file}:{place.line}")
                 if rank >= _DRIVER or called.parent_frame_id == at:
@@ -210,7 +210,7 @@ _PACKAGE = f"{Path(__file__).resolve().parents[1]}/"
 _USER, _NET, _LIBRARY, _DRIVER, _EXPORT = range(5)
 
 
-def _rank(file: str) -> int:
+def rank_of(file: str) -> int:
     """The rank of a file: the user's, a model or loss of chipwise, a library's, the engine that calls the
     user's functions, or the planner that exports them."""
     if file.startswith(_PACKAGE):

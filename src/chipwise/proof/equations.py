@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,13 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 from ..engine.program_digest import MARK
+from ..hlo.proto import rank_of
 from ..words.facts import Fact, fact
 
 _INLINED = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2", "custom_jvp_call"}
 _INLINED |= {"custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"}
-_OWN = Path(__file__).parents[1]
-_LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_NOBODYS = re.compile(r"-packages/jax(lib)?/|/lib/python[^/]*/(?!(site|dist)-packages)")
+"""Of files whose lines say nothing: JAX's, and Python's own."""
 
 
 @dataclass(frozen=True)
@@ -110,17 +110,8 @@ def _place(frames: Sequence[Any]) -> str:
     otherwise of a library other than JAX."""
 
     def rank(frame: Any) -> int:
-        file = Path(frame.file_name)
-        if not file.is_absolute():
-            return 9
-        if file.is_relative_to(_OWN):
-            own = file.relative_to(_OWN).parts[0]
-            inside = own in ("models", "recipes") or file.is_relative_to(_OWN / "data" / "augment")
-            return 1 if inside else 3
-        library = next((part for part in file.parts if part in ("site-packages", "dist-packages")), None)
-        if library is not None:
-            return 9 if file.parts[file.parts.index(library) + 1] in ("jax", "jaxlib") else 2
-        return 9 if any(map(file.is_relative_to, _LIBRARIES)) else 0
+        file = frame.file_name
+        return 9 if not file.startswith("/") or _NOBODYS.search(file) else rank_of(file)
 
     if not frames:
         return "unknown"
