@@ -41,7 +41,7 @@ class Mask(NamedTuple):
 
 def attention(
     query: jax.Array, key: jax.Array, value: jax.Array, *, causal: bool = False, window: int | None = None,
-    seen: jax.Array | None = None,
+    seen: jax.Array | None = None, document: jax.Array | None = None,
 ) -> jax.Array:  # fmt: skip
     """`softmax(query key^T / sqrt(d)) value` in each head, without storing all of its weights.
 
@@ -49,16 +49,29 @@ def attention(
     `kv_heads` divides `heads`, and each group of heads shares one of them (Ainslie et al., 2023,
     arXiv:2305.13245). `causal`: no position sees later ones; `window`: a position sees those less than
     `window` away, itself included; both need `t` equal to `s`. `seen` `(batch, s)` bool: False for keys to
-    ignore, such as padding; None: no key is ignored.
+    ignore, such as padding; None: no key is ignored. `document` `(batch, t)` integers: a position sees those
+    with its own number alone; others change neither its output nor its gradient by one bit.
 
     *Returns* `(batch, t, heads, d)` in the inputs' dtype; sums and the softmax are float32.
 
     Raises `RecipeError` for shapes that do not fit.
     """
     _check(query, key, value, causal, window)
+    if document is not None:
+        if (
+            document.shape != query.shape[:2]
+            or document.dtype.kind not in "iu"
+            or key.shape[1] != query.shape[1]
+        ):
+            given, expected = (
+                (document.shape, document.dtype),
+                f"integers {query.shape[:2]}, and as many keys",
+            )
+            raise invalid("attention-document", "the shape of document", given, expected)
+        document = document.astype(jnp.int32)
     if seen is not None:
-        padded = _with_seen(query, key, value, seen)
-        return attention(*padded, causal=causal, window=window)[..., : query.shape[-1]]
+        padded, about = _with_seen(query, key, value, seen), {"causal": causal, "window": window}
+        return attention(*padded, **about, document=document)[..., : query.shape[-1]]
     if window is not None and window >= query.shape[1]:
         window = None
     mask = Mask(causal, window)
@@ -66,13 +79,27 @@ def attention(
     if form == "blocks":
         from .attention_blocks import blocks
 
-        return blocks(query, key, value, mask)
+        return blocks(query, key, value, mask, document)
     from .attention_fused import cudnn, splash
     from .large import fsdp
 
     kernel = {"cudnn": cudnn, "splash": splash}[form]
     # In a group each device calls the kernel with its rows, since compilers do not partition kernels.
-    return fsdp(lambda _, q, k, v: kernel(q, k, v, mask), (), query, key, value)
+    more = () if document is None else (document,)
+    return fsdp(lambda _, q, k, v, *more: kernel(q, k, v, mask, *more), (), query, key, value, *more)
+
+
+def document_numbers(tokens: jax.Array, end: int) -> jax.Array:
+    """The document of each of `tokens` `(batch, t)`, int32, for `attention(document=)`. The token `end`, which
+    follows a document, is the first of the next one: what that begins with is predicted from it."""
+    return jnp.cumsum(tokens == end, axis=1, dtype=jnp.int32)
+
+
+def places_in(document: jax.Array) -> jax.Array:
+    """The position of each token in its document, from 0: `(batch, t)` int32."""
+    at = jnp.arange(document.shape[1], dtype=jnp.int32)[None]
+    first = jnp.pad(document[:, 1:] != document[:, :-1], [(0, 0), (1, 0)])
+    return at - jax.lax.cummax(jnp.where(first, at, 0), axis=1)
 
 
 def _with_seen(query, key, value, seen) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -23,21 +23,24 @@ BLOCK = 256  # positions, at most; 0.25 MB of float32 weights a head and example
 _HIDDEN = -1e30  # finite: a row that sees nothing yet has weights that the next block multiplies by 0
 
 
-def blocks(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, block: int = BLOCK) -> jax.Array:
+def blocks(
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, document: jax.Array | None = None,
+    block: int = BLOCK,
+) -> jax.Array:  # fmt: skip
     """`attention` in blocks of at most `block` positions; arguments are already checked."""
     t, s = query.shape[1], key.shape[1]
     longest = max(t, s)
     # Equal blocks: 257 positions are two of 136 and not two of 256.
     size = math.ceil(longest / math.ceil(longest / block) / 8) * 8 if longest > block else longest
-    return _attend(query, key, value, mask, size)
+    return _attend(query, key, value, document, mask, size)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _attend(query, key, value, mask: Mask, size: int) -> jax.Array:
-    return _forward(query, key, value, mask, size)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _attend(query, key, value, document, mask: Mask, size: int) -> jax.Array:
+    return _forward(query, key, value, document, mask, size)[0]
 
 
-def _forward(query, key, value, mask, size):
+def _forward(query, key, value, document, mask, size):
     """The result, and the residuals for the gradient."""
     (_, t, heads, d), (s, shared) = query.shape, key.shape[1:3]
     q, k, v = (
@@ -45,7 +48,7 @@ def _forward(query, key, value, mask, size):
         _cut(key, size, shared)[:, :, :, 0],
         _cut(value, size, shared)[:, :, :, 0],
     )
-    dtype = wide(q.dtype)
+    dtype, numbers = wide(q.dtype), _numbers(document, size)
     row = q.shape[1:-1]  # (b, shared, group, size)
 
     def step(carry, at):
@@ -53,7 +56,7 @@ def _forward(query, key, value, mask, size):
         i, j, first = at
         total, weight = (jnp.where(first, jnp.zeros_like(x), x) for x in (total, weight))
         most = jnp.where(first, jnp.full_like(most, _HIDDEN), most)
-        scores, _ = _scores(q[i], k[j], i, j, mask, t, s)
+        scores, _ = _scores(q[i], k[j], i, j, mask, t, s, numbers)
         highest = jnp.maximum(most, jnp.max(scores, axis=-1))
         weights, scale = jnp.exp(scores - highest[..., None]), jnp.exp(most - highest)
         weight = weight * scale + jnp.sum(weights, axis=-1)
@@ -64,19 +67,19 @@ def _forward(query, key, value, mask, size):
         return (outs, stats, total, highest, weight), None
 
     n = q.shape[0]
-    numbers = (jnp.zeros((*row, d), dtype), jnp.full(row, _HIDDEN, dtype), jnp.zeros(row, dtype))
-    carry = (jnp.zeros(q.shape, q.dtype), jnp.zeros((n, *row), dtype), *numbers)
+    sums = (jnp.zeros((*row, d), dtype), jnp.full(row, _HIDDEN, dtype), jnp.zeros(row, dtype))
+    carry = (jnp.zeros(q.shape, q.dtype), jnp.zeros((n, *row), dtype), *sums)
     (outs, stats, *_), _ = lax.scan(step, carry, _order(t, s, mask, size))
     out, stats = checkpoint_name(_join(outs, t, heads), SAVED), checkpoint_name(stats, SAVED)
-    return out, (query, key, value, out, stats)
+    return out, (query, key, value, document, out, stats)
 
 
 def _backward(mask, size, kept, gradient):
-    query, key, value, out, stats = kept
+    query, key, value, document, out, stats = kept
     (_, t, heads, d), (s, shared) = query.shape, key.shape[1:3]
     q, g = _cut(query, size, shared), _cut(gradient, size, shared)
     k, v = _cut(key, size, shared)[:, :, :, 0], _cut(value, size, shared)[:, :, :, 0]
-    dtype = wide(q.dtype)
+    dtype, numbers = wide(q.dtype), _numbers(document, size)
     product = partial(jnp.einsum, preferred_element_type=dtype)
     # For each query: the gradient's component that the softmax removes
     common = jnp.sum(g.astype(dtype) * _cut(out, size, shared).astype(dtype), axis=-1)
@@ -84,7 +87,7 @@ def _backward(mask, size, kept, gradient):
     def step(carry, at):
         dq, dk, dv = carry
         i, j, _ = at
-        scores, seen = _scores(q[i], k[j], i, j, mask, t, s)
+        scores, seen = _scores(q[i], k[j], i, j, mask, t, s, numbers)
         weights = jnp.exp(scores - stats[i][..., None])
         if seen is not None:
             weights = jnp.where(seen, weights, jnp.zeros_like(weights))
@@ -99,18 +102,26 @@ def _backward(mask, size, kept, gradient):
     (dq, dk, dv), _ = lax.scan(step, zeros, _order(t, s, mask, size))
     dk, dv = dk[:, :, :, None], dv[:, :, :, None]
     joined = (_join(dq, t, heads), _join(dk, s, shared), _join(dv, s, shared))
-    return tuple(x.astype(query.dtype) for x in joined)
+    return (*(x.astype(query.dtype) for x in joined), None)
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _scores(q, k, i, j, mask: Mask, t: int, s: int):
-    """The scores `(b, n, g, size, size)` in float32, and which are visible, `(1, 1, 1, size, size)` or
+def _numbers(document, size: int):
+    """The documents of each block, `(t / size, b, size)`."""
+    if document is None:
+        return None
+    more = -document.shape[1] % size
+    return jnp.pad(document, [(0, 0), (0, more)]).reshape(len(document), -1, size).swapaxes(0, 1)
+
+
+def _scores(q, k, i, j, mask: Mask, t: int, s: int, numbers: jax.Array | None):
+    """The scores `(b, n, g, size, size)` in float32, and which are visible, `(b or 1, 1, 1, size, size)` or
     None."""
     scores = jnp.einsum("bngtd,bnsd->bngts", q, k, preferred_element_type=wide(q.dtype)) * q.shape[-1] ** -0.5
     size = q.shape[3]
-    if not mask.causal and mask.window is None and s % size == 0:
+    if not mask.causal and mask.window is None and s % size == 0 and numbers is None:
         return scores, None
     at = i * size + jnp.arange(size, dtype=jnp.int32)[:, None]
     of = j * size + jnp.arange(size, dtype=jnp.int32)[None, :]
@@ -120,6 +131,8 @@ def _scores(q, k, i, j, mask: Mask, t: int, s: int):
     if mask.window is not None:
         seen = seen & (jnp.abs(at - of) < mask.window)
     seen = seen[None, None, None]
+    if numbers is not None:
+        seen = seen & (numbers[i][:, :, None] == numbers[j][:, None])[:, None, None]
     return jnp.where(seen, scores, jnp.full_like(scores, _HIDDEN)), seen
 
 

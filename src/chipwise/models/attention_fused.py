@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from typing import Any
 
@@ -17,20 +16,26 @@ from .attention import SAVED, Mask, visited
 LANES = 128  # lanes of a TPU's vector registers; a block of keys must be a multiple
 
 
-def cudnn(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask) -> jax.Array:
-    """`attention` by cuDNN. Raises `DeviceError` if the library is missing. JAX's packages for NVIDIA GPUs
+def cudnn(
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, document: jax.Array | None = None
+) -> jax.Array:
+    """`attention` by cuDNN; which pairs of positions are of one `document` is an array that it reads, of
+    `t * t` values an example. Raises `DeviceError` if the library is missing. JAX's packages for NVIDIA GPUs
     contain it, so this happens only when a GPU is planned on a machine without one."""
     window = None if mask.window is None else (mask.window - 1, 0)
-    t, rows, keys = query.shape[1], None, None
+    t, rows, keys, same = query.shape[1], None, None, None
     if odd := any(x.shape[1] % 2 for x in (query, key)):  # its gradient takes even lengths alone
-        if not mask.causal:  # with a causal mask no position sees the padding
+        if not mask.causal and document is None:  # with a causal mask no position sees the padding
             rows, keys = (jnp.full(x.shape[:1], x.shape[1], jnp.int32) for x in (query, key))
         query, key, value = (
             jnp.pad(x, [(0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)]) for x in (query, key, value)
         )
+    if document is not None:
+        document = _filled(document, query.shape[1])
+        same = (document[:, :, None] == document[:, None])[:, None]
     try:
         out = jax.nn.dot_product_attention(
-            query, key, value, is_causal=mask.causal, local_window_size=window, query_seq_lengths=rows,
+            query, key, value, mask=same, is_causal=mask.causal, local_window_size=window, query_seq_lengths=rows,
             key_value_seq_lengths=keys, implementation="cudnn",
         )  # fmt: skip
         return out[:, :t] if odd else out
@@ -50,9 +55,8 @@ def in_fixed_order(lowered: Lowered) -> Lowered:
     layers stops in its first step with `IndexError: raw_hash_map<>::at`."""
 
     def visit(op: Any) -> ir.WalkResult:
-        if op.name == "stablehlo.custom_call" and "fmhaSoftmaxBackward" in str(
-            op.attributes["call_target_name"]
-        ):
+        name = str(op.attributes["call_target_name"]) if op.name == "stablehlo.custom_call" else ""
+        if "fmha" in name and "SoftmaxBackward" in name:
             config = json.loads(op.attributes["backend_config"].value)
             config["cudnn_fmha_backend_config"]["force_deterministic"] = True
             op.attributes["backend_config"] = ir.StringAttr.get(json.dumps(config), op.context)
@@ -62,7 +66,15 @@ def in_fixed_order(lowered: Lowered) -> Lowered:
     return lowered
 
 
-def splash(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask) -> jax.Array:
+def _filled(document: jax.Array, length: int) -> jax.Array:
+    """`document` up to `length`, by a document of its own."""
+    more, none = length - document.shape[1], jnp.iinfo(document.dtype).min
+    return jnp.pad(document, [(0, 0), (0, more)], constant_values=none)
+
+
+def splash(
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, document: jax.Array | None = None
+) -> jax.Array:
     """`attention` by JAX's kernel for TPUs. Lengths are padded to whole blocks."""
     from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
@@ -88,8 +100,10 @@ def splash(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask) -> ja
             block_sizes=sizes,
             residual_checkpoint_name=SAVED,
         )
-        segments = None
-        if (long, wide) != (t, s) and not mask.causal:
+        segments, each = None, None
+        if document is not None:
+            segments, each = kernels.SegmentIds(*(_filled(document, n) for n in (long, wide))), 0
+        elif (long, wide) != (t, s) and not mask.causal:
             # Padding is a separate segment; with a causal mask no position sees it.
             segments = kernels.SegmentIds(*(_numbered(n, m) for n, m in ((t, long), (s, wide))))
         parts = [
@@ -98,7 +112,7 @@ def splash(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask) -> ja
         ]
         share = visited(long, wide, mask, min(rows, columns))
         with jax.named_scope(f"attention[{share:.4f}]"):
-            out = jax.vmap(functools.partial(kernel, segment_ids=segments))(*parts)
+            out = jax.vmap(kernel, (0, 0, 0, each))(*parts, segments)
     return out.transpose(0, 2, 1, 3)[:, :t]
 
 

@@ -19,7 +19,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from . import wide
-from .attention import attention
+from .attention import attention, document_numbers, places_in
 from .chip_traits import traits
 from .kv_cache import KVCache
 from .large import fsdp
@@ -44,18 +44,17 @@ class RMSNorm(nnx.Module):
         return (y * scale).astype(x.dtype)
 
 
-def rotated(x: jax.Array, base: float, first: jax.Array | None = None) -> jax.Array:
+def rotated(x: jax.Array, base: float, places: jax.Array | None = None) -> jax.Array:
     """Rotates entries `i` and `i + d / 2` of `(batch, t, heads, d)` by `position / base ** (2 i / d)`, the
-    order of the weights at huggingface.co. Angles are float32, whatever the dtype of `x`. `first` `(batch,)`:
-    the position of the first of the `t`, instead of 0."""
+    order of the weights at huggingface.co. Angles are float32, whatever the dtype of `x`. `places`
+    `(batch, t)`: the positions, instead of 0 to `t - 1`."""
     t, half = x.shape[1], x.shape[3] // 2
     frequencies = jnp.float32(base) ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    if first is None:
+    if places is None:
         angles = jnp.arange(t, dtype=jnp.float32)[:, None] * frequencies[None]
         cos, sin = (f(angles)[None, :, None, :] for f in (jnp.cos, jnp.sin))
     else:
-        places = (first[:, None] + jnp.arange(t)[None]).astype(jnp.float32)
-        angles = places[..., None] * frequencies[None, None]
+        angles = places.astype(jnp.float32)[..., None] * frequencies[None, None]
         cos, sin = (f(angles)[:, :, None, :] for f in (jnp.cos, jnp.sin))
     left, right = (part.astype(jnp.float32) for part in (x[..., :half], x[..., half:]))
     turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
@@ -88,15 +87,22 @@ class GroupedQueryAttention(nnx.Module):
         self.k, self.v = (linear(width, width // heads * kv_heads) for _ in range(2))
         self.heads, self.kv_heads, self.base = heads, kv_heads, base
 
-    def __call__(self, x: jax.Array, cache: KVCache | None = None) -> jax.Array:
-        first = None if cache is None else cache.position
+    def __call__(
+        self, x: jax.Array, document: jax.Array | None = None, cache: KVCache | None = None
+    ) -> jax.Array:
+        places = None if document is None else places_in(document)
+        if cache is not None:
+            places = cache.position[:, None] + jnp.arange(x.shape[1])[None]
         q, k, v = (
             by_heads(x, layer.kernel[...], heads)
             for layer, heads in ((self.q, self.heads), (self.k, self.kv_heads), (self.v, self.kv_heads))
         )
-        parts = zip((rotated(q, self.base, first), rotated(k, self.base, first), v), QKV, strict=True)
+        parts = zip((rotated(q, self.base, places), rotated(k, self.base, places), v), QKV, strict=True)
         q, k, v = (checkpoint_name(part, name) for part, name in parts)
-        attended = attention(q, k, v, causal=True) if cache is None else cache.attend(q, k, v)
+        if cache is not None:
+            attended = cache.attend(q, k, v)
+        else:
+            attended = attention(q, k, v, causal=True, document=document)
         return checkpoint_name(joined(attended, self.out.kernel[...]), "out_proj")
 
 
@@ -111,8 +117,10 @@ class LlamaBlock(nnx.Module):
         self.attention = GroupedQueryAttention(width, heads, kv_heads, base, rngs=rngs)
         self.gate, self.up, self.down = linear(width, hidden), linear(width, hidden), linear(hidden, width)
 
-    def __call__(self, x: jax.Array, cache: KVCache | None = None) -> jax.Array:
-        x = x + self.attention(self.norm1(x), cache)
+    def __call__(
+        self, x: jax.Array, document: jax.Array | None = None, cache: KVCache | None = None
+    ) -> jax.Array:
+        x = x + self.attention(self.norm1(x), document, cache)
         y = self.norm2(x)
         gate = jax.nn.silu(checkpoint_name(self.gate(y), "mlpwi_0"))
         return x + checkpoint_name(self.down(gate * checkpoint_name(self.up(y), "mlpwi_1")), "mlpwo")
@@ -123,20 +131,23 @@ class Llama(nnx.Module):
 
     The logits are `states @ head.T`, with the table `params["head"]["embedding"]`.
 
-    `base`: of the rotary positions; `keep`: a policy of `cw.models.remat`. Initial values: normal of 0.02.
+    `base`: of the rotary positions; `keep`: a policy of `cw.models.remat`; `end`: as of GPT2. Initial values:
+    normal of 0.02.
     """
 
     def __init__(
         self, *, vocabulary: int, depth: int, width: int, heads: int, kv_heads: int, hidden: int, keep: str,
-        base: float = 500_000.0, epsilon: float = 1e-5, rngs: nnx.Rngs,
+        base: float = 500_000.0, epsilon: float = 1e-5, end: int | None = None, rngs: nnx.Rngs,
     ):  # fmt: skip
+        self.end = end
         self.words, self.head = (Embedding(vocabulary, width, rngs=rngs) for _ in range(2))
         block = partial(LlamaBlock, width, heads, kv_heads, hidden, base, epsilon)
         self.blocks = Blocks(depth, block, keep=keep, rngs=rngs)
         self.norm = RMSNorm(width, epsilon=epsilon)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        x = self.blocks(fsdp(embed, self.words.embedding[...], tokens))
+        document = () if self.end is None else (document_numbers(tokens, self.end),)
+        x = self.blocks(fsdp(embed, self.words.embedding[...], tokens), *document)
         graph, norm = nnx.split(self.norm)
         return fsdp(lambda whole, x: nnx.merge(graph, whole)(x), norm, x)
 

@@ -25,7 +25,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from . import wide
-from .attention import attention
+from .attention import attention, document_numbers, places_in
 from .chip_traits import on_gpu, platform
 from .conv import conv
 from .kv_cache import KVCache
@@ -78,22 +78,25 @@ class Attention(nnx.Module):
         self.heads, self.causal = heads, causal
 
     def __call__(
-        self, x: jax.Array, seen: jax.Array | None = None, cache: KVCache | None = None
-    ) -> jax.Array:
-        """`seen` `(b, t)` bool: False for positions to ignore; None for all True. `cache`: of the positions
-        before."""
+        self, x: jax.Array, seen: jax.Array | None = None, document: jax.Array | None = None,
+        cache: KVCache | None = None,
+    ) -> jax.Array:  # fmt: skip
+        """`seen` and `document` as in `attention`. `cache`: of the positions before."""
         b, t, width = x.shape
+
+        def attended(q, k, v):
+            if cache is not None:
+                return cache.attend(q, k, v)
+            return attention(q, k, v, causal=self.causal, seen=seen, document=document)
+
         if platform() == "tpu":
-            return self._by_heads(x, seen, cache)
+            return self._by_heads(x, attended)
         qkv = self.qkv(x).reshape(b, t, 3, self.heads, width // self.heads)
         q, k, v = (checkpoint_name(qkv[:, :, i], name) for i, name in enumerate(QKV))
-        y = self._attended(q, k, v, seen, cache)
+        y = attended(q, k, v)
         return checkpoint_name(self.out(y.reshape(b, t, width)), "out_proj")
 
-    def _attended(self, q, k, v, seen, cache) -> jax.Array:
-        return attention(q, k, v, causal=self.causal, seen=seen) if cache is None else cache.attend(q, k, v)
-
-    def _by_heads(self, x: jax.Array, seen: jax.Array | None, cache: KVCache | None) -> jax.Array:
+    def _by_heads(self, x: jax.Array, attended: Callable[..., jax.Array]) -> jax.Array:
         """The same by products that give and take arrays of heads. A TPU lays these out in tiles of their own
         and would copy what comes of one product to get there: with 16 heads of 64 on a v4, over a quarter of
         the layer's time by its compiler."""
@@ -104,7 +107,7 @@ class Attention(nnx.Module):
             checkpoint_name(jnp.einsum("btw,whd->bthd", x, kernel[:, i]) + bias[i], name)
             for i, name in enumerate(QKV)
         )
-        y = self._attended(q, k, v, seen, cache)
+        y = attended(q, k, v)
         y = jnp.einsum("bthd,hdw->btw", y, out.reshape(self.heads, -1, width)) + out_bias[None, None]
         return checkpoint_name(y, "out_proj")
 
@@ -127,8 +130,10 @@ class PreNormBlock(nnx.Module):
         self.out = nnx.Linear(4 * width, width, kernel_init=out_init, rngs=rngs)
         self.tanh = tanh
 
-    def __call__(self, x: jax.Array, cache: KVCache | None = None) -> jax.Array:
-        x = x + self.attention(self.norm1(x), cache=cache)
+    def __call__(
+        self, x: jax.Array, document: jax.Array | None = None, cache: KVCache | None = None
+    ) -> jax.Array:
+        x = x + self.attention(self.norm1(x), document=document, cache=cache)
         hidden = checkpoint_name(self.hidden(self.norm2(x)), "mlpwi")
         return x + checkpoint_name(self.out(jax.nn.gelu(hidden, approximate=self.tanh)), "mlpwo")
 
@@ -169,7 +174,7 @@ class Blocks(nnx.Module):
         def step(carry, at):
             (x, kept), (layer, number) = carry, at
             cache = KVCache(kept, number, position)
-            x = nnx.merge(graph, layer)(x, cache)
+            x = nnx.merge(graph, layer)(x, cache=cache)
             return (x, cache.kept), cache.new
 
         numbers = jnp.arange(len(jax.tree.leaves(layers)[0]))
@@ -191,13 +196,14 @@ class GPT2(nnx.Module):
     124,439,808 parameters. Source: Radford et al., "Language Models are Unsupervised Multitask Learners"
     (2019), without dropout, as usual in single-epoch training (github.com/karpathy/nanoGPT). Initial values:
     normal with deviation 0.02, or `0.02 / sqrt(2 * depth)` for layers that add to the residual stream.
+    `end`: the token after a document; no position sees one of another document, and places begin anew.
     """
 
     def __init__(
         self, *, vocabulary: int = 50_257, context: int = 1024, depth: int = 12, width: int = 768,
-        heads: int = 12, keep: str = KEPT, rngs: nnx.Rngs,
+        heads: int = 12, keep: str = KEPT, end: int | None = None, rngs: nnx.Rngs,
     ):  # fmt: skip
-        normal = nnx.initializers.normal
+        normal, self.end = nnx.initializers.normal, end
         self.words = Embedding(vocabulary, width, rngs=rngs)
         self.places = Embedding(context, width, rngs=rngs)
         block = partial(PreNormBlock, width, heads, causal=True, tanh=True, epsilon=1e-5)
@@ -207,10 +213,13 @@ class GPT2(nnx.Module):
         self.norm = LayerNorm(width, epsilon=1e-5)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        def begin(tables, tokens):
-            return embed(tables[0], tokens) + tables[1][None, : tokens.shape[1]]
+        def begin(tables, tokens, *document):
+            places = tables[1][places_in(*document)] if document else tables[1][None, : tokens.shape[1]]
+            return embed(tables[0], tokens) + places
 
-        x = self.blocks(fsdp(begin, (self.words.embedding[...], self.places.embedding[...]), tokens))
+        document = () if self.end is None else (document_numbers(tokens, self.end),)
+        tables = self.words.embedding[...], self.places.embedding[...]
+        x = self.blocks(fsdp(begin, tables, tokens, *document), *document)
         graph, norm = nnx.split(self.norm)
         return fsdp(lambda whole, x: nnx.merge(graph, whole)(x), norm, x)
 

@@ -24,7 +24,7 @@ from ..models.transformer import GPT2, KEPT, kernels
 from ..recipe.optimizers import adamw
 from ..recipe.recipe import Recipe, Validated
 from ..recipe.schedules import cosine, warmup
-from .tokens import language
+from .tokens import end_of, language
 
 _BATCH, _STEPS = 512, 19_560
 _EVAL = 10_240  # sequences, 10.5 million tokens
@@ -32,18 +32,21 @@ _EVAL = 10_240  # sequences, 10.5 million tokens
 
 def recipe(
     data: str | None = None, context: int = 1024, vocabulary: int = 50_257, depth: int = 12, width: int = 768,
-    heads: int = 12, remat: str = KEPT,
+    heads: int = 12, remat: str = KEPT, documents: bool = False,
 ) -> Recipe:  # fmt: skip
     """*Arguments:* `context`: predicted tokens of a sequence; `vocabulary`: its size; `depth`: blocks;
     `width`: entries of a token's state; `heads`: of attention, a divisor of `width`; `remat`: what a block
-    saves for its gradient, a policy of `cw.models.remat` such as `context+mlpwi`."""
+    saves for its gradient, a policy of `cw.models.remat` such as `context+mlpwi`; `documents`: no token sees
+    one of another document, see `tokens.end_of`."""
     if width % heads or not 1 <= vocabulary <= 65_536:
         expected = "heads that divide the width, and at most 65,536 kinds of tokens"
         raise invalid("gpt2-sizes", "width, heads, vocabulary", (width, heads, vocabulary), expected)
     sizes = {"vocabulary": vocabulary, "context": context, "depth": depth, "width": width, "heads": heads}
 
+    end = end_of(data, vocabulary) if documents else None
+
     def net(rngs):
-        return GPT2(**sizes, keep=remat, rngs=rngs)
+        return GPT2(**sizes, keep=remat, end=end, rngs=rngs)
 
     same = (context, vocabulary, depth, width, heads) == (1024, 50_257, 12, 768, 12)
     return Recipe(

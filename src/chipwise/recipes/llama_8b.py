@@ -26,7 +26,7 @@ from ..models.transformer import kernels
 from ..recipe.optimizers import adamw
 from ..recipe.recipe import Recipe
 from ..recipe.schedules import cosine, warmup
-from .tokens import language
+from .tokens import end_of, language
 
 _BATCH, _STEPS = 512, 38_300
 _EVAL = 1024  # sequences, 8.4 million tokens
@@ -35,22 +35,25 @@ _EVAL = 1024  # sequences, 8.4 million tokens
 def recipe(
     data: str | None = None, context: int = 8192, vocabulary: int = 128_256, depth: int = 32,
     width: int = 4096, heads: int = 32, kv_heads: int = 8, hidden: int = 14_336,
-    remat: str = "nothing_saveable",
+    remat: str = "nothing_saveable", documents: bool = False,
 ) -> Recipe:  # fmt: skip
     """*Arguments:* `context`: predicted tokens of a sequence; `vocabulary`: its size; `depth`: blocks;
     `width`: entries of a token's state; `heads`: of queries, a divisor of `width`; `kv_heads`: of keys and
     values, a divisor of `heads`; `hidden`: entries of the gated layer; `remat`: what a block saves for its
-    gradient, a policy of `cw.models.remat` such as `query_proj+context`."""
+    gradient, a policy of `cw.models.remat` such as `query_proj+context`; `documents`: no token sees one of
+    another document, see `tokens.end_of`."""
     if vocabulary < 1 or width % heads or heads % kv_heads or (width // heads) % 2:
         given = (width, heads, kv_heads, vocabulary)
         expected = "kv_heads that divide the heads, which divide the width into even numbers"
         raise invalid("llama-sizes", "width, heads, kv_heads, vocabulary", given, expected)
     sizes = {"vocabulary": vocabulary, "depth": depth, "width": width, "heads": heads}
 
-    def net(rngs):
-        return Llama(**sizes, kv_heads=kv_heads, hidden=hidden, keep=remat, rngs=rngs)
+    end = end_of(data, vocabulary) if documents else None
 
-    same = (context, *sizes.values(), kv_heads, hidden) == (recipe.__defaults__ or ())[1:-1]
+    def net(rngs):
+        return Llama(**sizes, kv_heads=kv_heads, hidden=hidden, keep=remat, end=end, rngs=rngs)
+
+    same = (context, *sizes.values(), kv_heads, hidden) == (recipe.__defaults__ or ())[1:-2]
     rate = warmup(cosine(3e-4, end=3e-5), "2%")
     return Recipe(
         name="llama-8b" if same else "llama",

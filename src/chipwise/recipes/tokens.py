@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
+from ..data.pack.tokenise import BYTES, TOKENIZER, read_tokenizer
 from ..data.packed import PackedFolder
 from ..data.synthetic import Absent
 from ..errors import DataError
@@ -73,6 +74,21 @@ def tokens(
         train, held_out = (Absent(n, spec, "Text in tokens", {"token": vocabulary}) for n in sequences)
         return train, held_out
     return tuple(packed(data, spec["token"], vocabulary))  # type: ignore[return-value]
+
+
+def end_of(data: str | Path | None, vocabulary: int) -> int:
+    """The token that follows each document of a packed folder; without one the last of the vocabulary, as
+    GPT-2's is. Raises `DataError` for a folder whose tokens were cut elsewhere, which does not say."""
+    if data is None:
+        return vocabulary - 1
+    train = PackedFolder(data, "train")
+    text, file = train.manifest["settings"].get("text"), train.path.parent / TOKENIZER
+    if text is None or (text.get("tokenizer") is not None and not file.is_file()):
+        sentence = "{path} does not say which token follows a document: pack the text with chipwise pack."
+        raise DataError("tokens-without-end", sentence, path=str(train.path.parent))
+    end = (read_tokenizer(file, text.get("end")) if file.is_file() else BYTES).end
+    assert end is not None  # else it could not be packed
+    return end
 
 
 def packed(
