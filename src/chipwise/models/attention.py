@@ -58,16 +58,9 @@ def attention(
     """
     _check(query, key, value, causal, window)
     if document is not None:
-        if (
-            document.shape != query.shape[:2]
-            or document.dtype.kind not in "iu"
-            or key.shape[1] != query.shape[1]
-        ):
-            given, expected = (
-                (document.shape, document.dtype),
-                f"integers {query.shape[:2]}, and as many keys",
-            )
-            raise invalid("attention-document", "the shape of document", given, expected)
+        if document.dtype.kind not in "iu" or not document.shape == query.shape[:2] == key.shape[:2]:
+            given, expected = f"{document.dtype}{list(document.shape)}", f"integers {query.shape[:2]}"
+            raise invalid("attention-document", "document", given, f"{expected}, one for each query and key")
         document = document.astype(jnp.int32)
     if seen is not None:
         padded, about = _with_seen(query, key, value, seen), {"causal": causal, "window": window}
@@ -75,7 +68,7 @@ def attention(
     if window is not None and window >= query.shape[1]:
         window = None
     mask = Mask(causal, window)
-    form = form_for(traits(), query, key, mask)
+    form = form_for(traits(), query, key, mask, document is not None)
     if form == "blocks":
         from .attention_blocks import blocks
 
@@ -90,8 +83,8 @@ def attention(
 
 
 def document_numbers(tokens: jax.Array, end: int) -> jax.Array:
-    """The document of each of `tokens` `(batch, t)`, int32, for `attention(document=)`. The token `end`, which
-    follows a document, is the first of the next one: what that begins with is predicted from it."""
+    """The document of each of `tokens` `(batch, t)`, int32, for `attention(document=)`. The token `end`,
+    which follows a document, is the first of the next one: what that begins with is predicted from it."""
     return jnp.cumsum(tokens == end, axis=1, dtype=jnp.int32)
 
 
@@ -115,11 +108,12 @@ def _with_seen(query, key, value, seen) -> tuple[jax.Array, jax.Array, jax.Array
     return query, jnp.pad(key, more).at[..., d].set(gone[:, :, None]), jnp.pad(value, more)
 
 
-def form_for(chip: ChipTraits, query, key, mask: Mask) -> str:
+def form_for(chip: ChipTraits, query, key, mask: Mask, documents: bool = False) -> str:
     """ "cudnn", "splash" or "blocks": the implementation on `chip` for the arguments of `attention`."""
     d, half = query.shape[-1], query.dtype.itemsize == 2
     gpu = chip.platform == "cuda" and chip.fuses and half and (mask.causal or mask.window is None)
-    if gpu and d % 8 == 0 and d <= 128:
+    # cuDNN reads which pairs are of one document, an array of t * t for each head.
+    if gpu and d % 8 == 0 and d <= 128 and not (documents and query.shape[1] > 2048):
         return "cudnn"
     tpu = chip.platform == "tpu" and chip.fuses and query.dtype == jnp.bfloat16
     # The weights of a single block fit in on-chip memory, where XLA's products are as fast.

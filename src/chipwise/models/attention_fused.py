@@ -33,10 +33,12 @@ def cudnn(
     if document is not None:
         document = _filled(document, query.shape[1])
         same = (document[:, :, None] == document[:, None])[:, None]
+        # One for all heads would do, but JAX 0.10 cannot map it over replicas.
+        same = jnp.broadcast_to(same, (len(same), query.shape[2], *same.shape[2:]))
     try:
         out = jax.nn.dot_product_attention(
-            query, key, value, mask=same, is_causal=mask.causal, local_window_size=window, query_seq_lengths=rows,
-            key_value_seq_lengths=keys, implementation="cudnn",
+            query, key, value, mask=same, is_causal=mask.causal, local_window_size=window,
+            query_seq_lengths=rows, key_value_seq_lengths=keys, implementation="cudnn",
         )  # fmt: skip
         return out[:, :t] if odd else out
     except RuntimeError as error:
