@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import numpy as np
 
 from ..errors import RecipeError
 from ..recipe.low_rank import Adapter
+from ..recipe.task import by_path
 from .huggingface import kind_of
 from .model import Trained
 from .weight_names import TABLES
@@ -26,14 +26,13 @@ def adapter_files(model: Trained) -> tuple[dict[str, Any], dict[str, np.ndarray]
     Raises `RecipeError` if the model is none of a run folder with adapters of matrices in the blocks of a
     GPT-2 or Llama, or if more than adapters was trained.
     """
-    given = jax.tree_util.tree_leaves_with_path(model.apart, is_leaf=lambda x: isinstance(x, Adapter))
-    adapters = {_path(path): one for path, one in given if isinstance(one, Adapter)}
+    given = by_path(model.apart, is_leaf=lambda x: isinstance(x, Adapter))
+    adapters = {path: one for path, one in given.items() if isinstance(one, Adapter)}
     if not adapters or model.recipe.adapters is None:
         raise RecipeError("peft-without-adapters", recipe=model.recipe.name)
     kind, _ = kind_of(model.recipe.task)
     known = kind in ("gpt2", "llama")
-    paths = [_path(path) for path, _ in given]
-    paths = [path for path in paths if not known or path not in adapters or not path.startswith(_STACK)]
+    paths = [path for path in given if not known or path not in adapters or not path.startswith(_STACK)]
     if kind is None or paths:
         raise RecipeError("peft-names", recipe=model.recipe.name, paths=paths)
     names = TABLES[kind][-1]
@@ -49,10 +48,6 @@ def adapter_files(model: Trained) -> tuple[dict[str, Any], dict[str, np.ndarray]
         "target_modules": sorted(targets.values()), "fan_in_fan_out": not names.turned, "bias": "none",
         "lora_dropout": 0.0, "inference_mode": True,
     }, arrays  # fmt: skip
-
-
-def _path(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _module(path: str) -> str:

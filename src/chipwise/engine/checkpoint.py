@@ -32,7 +32,7 @@ from ..atomic import check_inside
 from ..errors import CheckpointError, ChipwiseError, RecipeError, RunError
 from ..machine.hosts import hosts
 from ..recipe.recipe import Recipe
-from ..recipe.task import Tree
+from ..recipe.task import Tree, by_path
 from ..words.facts import Fact, fact
 from ..words.figures import one_line
 from .agenda import KEEP
@@ -52,8 +52,7 @@ _ANYWAY, _DENSEST = 1 << 30, 100
 
 def flatten(tree: Tree) -> dict[str, Any]:
     """The leaves of `tree` by their path, such as `params.dense.kernel`."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    return by_path(tree, ".")
 
 
 def digest(flat: dict[str, Any], cut: dict[str, Any] | None = None) -> str:

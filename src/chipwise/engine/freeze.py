@@ -10,7 +10,7 @@ import jax
 from ..errors import RecipeError, near
 from ..recipe.freezing import MOVING, is_frozen
 from ..recipe.low_rank import Adapter, lora
-from ..recipe.task import Tree
+from ..recipe.task import Tree, by_path
 
 
 def split(
@@ -26,8 +26,8 @@ def split(
     if not patterns:
         return params, None
     leaves, structure = jax.tree.flatten(params)
-    names = _names(params)
-    known = [*names, *(name.removeprefix("batch_stats/") for name in _names(state))]
+    names = list(by_path(params))
+    known = [*names, *(name.removeprefix("batch_stats/") for name in by_path(state))]
     for pattern in patterns:
         if pattern not in MOVING and not fnmatch.filter(known, pattern.removeprefix("!")):
             raise RecipeError(
@@ -63,11 +63,6 @@ def still(old: Tree, new: Tree, patterns: tuple[str, ...]) -> Tree:
     structure."""
     if not patterns:
         return new
-    pairs = zip(_names(old), jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
+    pairs = zip(by_path(old), jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
     leaves = [before if is_frozen(name, patterns) else after for name, before, after in pairs]
     return jax.tree.unflatten(jax.tree.structure(old), leaves)
-
-
-def _names(tree: Tree) -> list[str]:
-    paths = jax.tree_util.tree_leaves_with_path(tree)
-    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]

@@ -18,7 +18,7 @@ from ..data.sources import Spec, spec_of
 from ..errors import RecipeError, near
 from ..models.large import axes
 from ..recipe.recipe import Recipe
-from ..recipe.task import Task, Tree
+from ..recipe.task import Task, Tree, by_path
 from ..recipe.user_code import user_code
 from . import keys, scaling
 from .flat import Cut, Flat
@@ -163,8 +163,7 @@ def replaced(params: Tree, given: Mapping[str, Any]) -> Tree:
     shape."""
     if not given:
         return params
-    paths, structure = jax.tree_util.tree_flatten_with_path(params)
-    leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in paths}
+    leaves = by_path(params)
     for name, value in given.items():
         if name not in leaves:
             names = list(leaves)
@@ -173,7 +172,7 @@ def replaced(params: Tree, given: Mapping[str, Any]) -> Tree:
         if shape != expected:
             raise RecipeError("from-data-shape", path=name, shape=shape, expected=expected)
         leaves[name] = jnp.asarray(value).astype(leaves[name].dtype)
-    return jax.tree.unflatten(structure, list(leaves.values()))
+    return jax.tree.unflatten(jax.tree.structure(params), list(leaves.values()))
 
 
 def read(state: TrainState) -> tuple[Tree, Tree, Tree, jax.Array, Tree]:

@@ -21,6 +21,7 @@ from ..models.chip_traits import traced_for
 from ..recipe import precision
 from ..recipe.recipe import Recipe
 from ..recipe.source import spec_of
+from ..recipe.task import by_path
 from ..words.facts import plain
 from ..words.figures import byte_size, short
 from .terminal import table
@@ -63,23 +64,19 @@ def layers(recipe: Recipe) -> list[Layer]:
 
     with traced_for(named("t4")):  # as written: no kernels, nor convolutions cut up for a CPU
         jaxpr = jax.make_jaxpr(run)(params, state, example, key).jaxpr
-    paths = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in _leaves(params)]
+    leaves = by_path(params)
     found: dict[str, Layer] = {}
-    for path, (_, leaf) in zip(paths, _leaves(params), strict=True):
+    for path, leaf in leaves.items():
         name, _, own = path.rpartition("/")
         layer = found.setdefault(name or path, Layer(name or path))
         layer.arrays[own] = tuple(leaf.shape)
         layer.parameters += math.prod(leaf.shape)
         layer.bytes += math.prod(leaf.shape) * leaf.dtype.itemsize
-    names = [path.rpartition("/")[0] or path for path in paths] + [""] * len(jax.tree.leaves(state))
+    names = [path.rpartition("/")[0] or path for path in leaves] + [""] * len(jax.tree.leaves(state))
     owner = dict(zip(jaxpr.invars, names))  # noqa: B905 (the batch and the key follow)
     found[_REST] = Layer(_REST)
     _walk(jaxpr, owner, found, 1)
     return [layer for layer in found.values() if layer.parameters or layer.flops]
-
-
-def _leaves(tree: Any) -> list[Any]:
-    return jax.tree_util.tree_leaves_with_path(tree)
 
 
 def _walk(jaxpr: Any, owner: dict[Any, str], found: dict[str, Layer], times: int) -> None:

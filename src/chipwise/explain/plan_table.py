@@ -6,7 +6,6 @@ same number; it is raised when a field changes its meaning or is removed.
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -15,7 +14,6 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .. import __version__
 from ..engine.blueprint import Memory
 from ..planner.plans import SCHEMA, Plan
 from ..planner.ranking import judge
@@ -28,9 +26,7 @@ from . import terminal
 def document(recipe: Recipe, plans: Sequence[Plan]) -> dict[str, Any]:
     """The whole document as plain JSON values."""
     answer = {
-        "schema": SCHEMA,
-        "chipwise": __version__,
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **terminal.heading(SCHEMA),
         "recipe": {
             "name": recipe.name,
             "parameters": plans[0].parameters,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from .. import __version__
 from ..atomic import replace_text
 from ..words.facts import fact
 from ..words.figures import printable
@@ -55,6 +57,12 @@ def answer(
     printed(to, parts)
     if html is not None:
         lines(to, "", fact("written", path=html))
+
+
+def heading(schema: str) -> dict[str, Any]:
+    """How a document begins: its schema, and what made it when."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"schema": schema, "chipwise": __version__, "created": now}
 
 
 def texts(facts: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -160,8 +160,8 @@ class Task:
         (`mean` and `var`, as in Flax, or `running_mean` and `running_var`). Nothing is computed."""
         _, state = jax.eval_shape(self.init, jax.eval_shape(lambda: jax.random.key(0)))
         places: dict[str, dict[str, Any]] = {}
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-            *place, name = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+        for path, leaf in by_path(state).items():
+            *place, name = path.split("/")
             if jnp.issubdtype(leaf.dtype, jnp.floating):
                 short = name.removeprefix("running_").removeprefix("moving_")
                 places.setdefault("/".join(place), {})[short] = leaf.shape
@@ -169,6 +169,12 @@ class Task:
             "mean" in leaves and leaves["mean"] == leaves.get("var", leaves.get("variance"))
             for leaves in places.values()
         )
+
+
+def by_path(tree: Tree, separator: str = "/", is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
+    """The leaves of `tree` in JAX's order by their paths, such as `block1/conv/kernel`."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
+    return {jax.tree_util.keystr(path, simple=True, separator=separator): leaf for path, leaf in leaves}
 
 
 def finished(sums: Mapping[str, Sum]) -> dict[str, float | np.ndarray]:

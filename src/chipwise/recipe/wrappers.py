@@ -20,6 +20,7 @@ from ..errors import invalid, unknown
 from .duration import Clock, Duration
 from .optimizers import Optimizer, Scalars, Tree
 from .schedules import Schedule, as_schedule, constant, held, piecewise
+from .task import by_path
 
 
 @dataclass(frozen=True)
@@ -186,24 +187,24 @@ def members(params: Tree, patterns: tuple[str, ...]) -> Tree:
 
     Raises `RecipeError` for a pattern that fits no path.
     """
-    paths, structure = jax.tree_util.tree_flatten_with_path(params)
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+    leaves = by_path(params)
+    names, shapes = list(leaves), [jnp.shape(leaf) for leaf in leaves.values()]
     numbers = [np.full((), -1) for _ in names]
     for i, pattern in reversed(list(enumerate(patterns))):  # the first that fits is written last
         path, row = _row(pattern)
         fits = [k for k, name in enumerate(names) if fnmatch.fnmatchcase(name, path)]
         if row is not None:
-            fits = [k for k in fits if row < (jnp.shape(paths[k][1]) or (0,))[0]]
+            fits = [k for k in fits if row < (shapes[k] or (0,))[0]]
         if not fits:
             raise unknown("group-matches-nothing", "trained parameter of a group", pattern, names)
         for k in fits:
-            shape = jnp.shape(paths[k][1])
             if row is None:
                 numbers[k] = np.full((), i)
             else:
-                numbers[k] = np.array(np.broadcast_to(numbers[k], (shape[0], *[1] * (len(shape) - 1))))
+                first, *rest = shapes[k]
+                numbers[k] = np.array(np.broadcast_to(numbers[k], (first, *[1] * len(rest))))
                 numbers[k][row] = i
-    return jax.tree.unflatten(structure, numbers)
+    return jax.tree.unflatten(jax.tree.structure(params), numbers)
 
 
 def _row(pattern: str) -> tuple[str, int | None]:

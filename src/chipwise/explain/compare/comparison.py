@@ -6,19 +6,18 @@ changes its meaning or is removed.
 
 from __future__ import annotations
 
-import datetime
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ... import __version__
 from ...errors import RecipeError, near
 from ...study.goal import Goal
 from ...study.stats import Spread, difference, paired
 from ...words.facts import plain
 from ..row import Repeat, Row
 from ..row_sources import read
+from ..terminal import heading
 from .agreement import agreement, differing, same_device
 from .conclusions import conclusions
 from .row_figures import (
@@ -83,9 +82,7 @@ def document(
     names = list(dict.fromkeys(row.recipe for row in rows))
     comparison = plain(
         {
-            "schema": SCHEMA,
-            "chipwise": __version__,
-            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            **heading(SCHEMA),
             "recipes": names,
             "baseline": base.label,
             "target": None if target is None else {**asdict(target), "words": str(target)},

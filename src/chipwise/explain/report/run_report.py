@@ -7,19 +7,18 @@ number; it is raised when a field changes its meaning or is removed. docs/report
 
 from __future__ import annotations
 
-import datetime
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ... import __version__
 from ...engine.stored import StoredRun, metrics_of, number, read_ledger, read_run
 from ...errors import RunError
 from ...machine.fingerprint import stated
 from ...study.study_file import FILE
 from ...words.facts import Fact, fact, plain, say
 from ...words.figures import one_line
+from ..terminal import heading
 from .findings import divergence, learned, slow
 from .stored_settings import command, curve, next_commands, settings, typed
 from .time_spent import Speed, TimeSpent, intervals, speed, spent
@@ -60,9 +59,7 @@ def run_document(run: StoredRun) -> dict[str, Any]:
     devices = _devices(run)
     fingerprint = (run.result or {}).get("fingerprint")
     return {
-        "schema": SCHEMA,
-        "chipwise": __version__,
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **heading(SCHEMA),
         "kind": "run",
         "run": one_line(run.path),
         "name": one_line(run.recipe.get("name") or run.path.name),
