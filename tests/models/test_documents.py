@@ -129,7 +129,7 @@ def losses(name, rows):
     def loss(params, row):
         return task.loss(params, state, {"token": row}, None, False)[0]["loss"].total
 
-    return jax.value_and_grad(loss)(params, jnp.asarray(rows, jnp.uint16))
+    return jax.jit(jax.value_and_grad(loss))(params, jnp.asarray(rows, jnp.uint16))
 
 
 @pytest.mark.parametrize("name", NETS)

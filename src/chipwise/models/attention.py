@@ -63,8 +63,9 @@ def attention(
             raise invalid("attention-document", "document", given, f"{expected}, one for each query and key")
         document = document.astype(jnp.int32)
     if seen is not None:
-        padded, about = _with_seen(query, key, value, seen), {"causal": causal, "window": window}
-        return attention(*padded, **about, document=document)[..., : query.shape[-1]]
+        padded = _with_seen(query, key, value, seen)
+        found = attention(*padded, causal=causal, window=window, document=document)
+        return found[..., : query.shape[-1]]
     if window is not None and window >= query.shape[1]:
         window = None
     mask = Mask(causal, window)
