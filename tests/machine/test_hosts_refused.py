@@ -151,12 +151,12 @@ def recipe(**changes):
 START = """
 import os, sys
 from chipwise.cli import main
-from chipwise.machine import hosts
+from chipwise.machine import arithmetic
 how = "--quiet --json --set duration=4st".split()
 if os.environ["CHIPWISE_HOST"] == "1":
     if "OTHER_JAX" in os.environ:
-        found = hosts.installed
-        hosts.installed = lambda package: "0.1.2" if package == "jax" else found(package)
+        found = arithmetic.installed
+        arithmetic.installed = lambda package: "0.1.2" if package == "jax" else found(package)
     how += os.environ.get("OTHER_RECIPE", "").split()
 sys.argv = ["chipwise", "train", sys.argv[1], *how]
 main()
