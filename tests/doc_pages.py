@@ -28,6 +28,8 @@ SMALL = {
 """Settings that make the commands small that begin like this."""
 NOT_HERE = {
     "train llama-8b": "16 GB of weights: tests/models/test_large_nets.py has a small one",
+    "train digits --track": "needs a service's library: tests/track/test_services.py",
+    "track runs/": "the same",
     "plan llama-8b": "tests/recipes/test_large_recipes.py",
     "here = cw.machine.hosts.hosts": "waits for three more hosts: tests/machine/test_hosts_leave.py",
 }

@@ -17,7 +17,7 @@ MOST = 46_000
 
 ORDER = """
 words errors atomic chips machine models hlo recipe data interop recipes engine deploy proof study
-referee measure launch planner explain cli
+referee measure launch planner explain track cli
 """.split()  # noqa: SIM905
 """A module imports from its own package and from those to the left of it."""
 

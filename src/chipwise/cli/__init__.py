@@ -89,7 +89,7 @@ def app() -> typer.Typer:
     from .pack import pack
     from .planning import plan
     from .referee import referee
-    from .reports import compare, report
+    from .reports import compare, report, track
     from .skill import skill
     from .speed import bench
     from .train import evaluate_run, sweep, train
@@ -123,7 +123,7 @@ def app() -> typer.Typer:
 
     for command in (
         train, evaluate_run, predict, generate, export, devices, plan, launch, sweep, find_lr, transfer,
-        check, pack, bench, compare, report, referee, chips, audit, skill,
+        check, pack, bench, compare, report, referee, chips, audit, skill, track,
     ):  # fmt: skip
         name = "eval" if command is evaluate_run else command.__name__.replace("_", "-")
         commands.command(name)(command)

@@ -186,6 +186,10 @@ class Training(Hardware):
     stuck: str = option("End a run of which nothing moves for so long; 0 never.", "SECONDS", default="300s")
     verify: str = option("Compute 1% of the replicas also on another device.", "PERCENT", default="0%")
     noise: bool = flag("Measure the gradient noise scale: up to which batch a larger one saves steps.")
+    track: list[str] | None = option(
+        "Also send rows to wandb:PROJECT, mlflow:EXPERIMENT or trackio:PROJECT; may be repeated. "
+        "Later: chipwise track RUN.", "SERVICE:NAME"
+    )  # fmt: skip
     lines: bool = flag("A line an epoch with every metric, as in logs, instead of the bar.")
 
     def progress(self, quiet: bool) -> str:
@@ -200,6 +204,7 @@ class Training(Hardware):
             "eval_every": interval(self.eval_every),
             "log_every": self.log_every,
             "checkpoint_every": self.checkpoint_every,
+            "track": self.track or (),
         }
 
 

@@ -1,13 +1,18 @@
-"""`chipwise report RUN` and `chipwise compare A B ...`: the report of a run, and a comparison of runs."""
+"""`chipwise report RUN`, `compare A B ...`, `track RUN`: reports a run, compares runs, sends one on."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from dataclasses import MISSING
 from pathlib import Path
 
-from ..errors import RecipeError
+from ..errors import ChipwiseError, RecipeError, RunError
 from ..explain.terminal import answer
+from ..words.figures import one_line
 from . import options
 from .options import argument, flag, option
+from .standard_output import print_json
 
 
 @options.taking
@@ -78,3 +83,39 @@ def compare(
 
     compared = document(sources, baseline=baseline, target=target)
     answer(compared, parts(compared), lambda: compare_page.render(compared), html, json_)
+
+
+@options.taking
+def track(
+    run: Path = options.RUN,
+    to: str = option("wandb:PROJECT, mlflow:EXPERIMENT or trackio:PROJECT.", "SERVICE:NAME", MISSING),
+    follow: bool = flag("Also rows to come, until standard input ends: what train --track starts."),
+    json_: bool = options.JSON,
+) -> None:
+    """Send the rows of a run, those that are not yet there, to a tracker. `train --track` does it meanwhile.
+
+    \b
+    Examples:
+      chipwise track runs/mnist-1 --to wandb:mnist
+      chipwise track runs/mnist-1 --to mlflow:mnist --json
+    """
+    options.only_look()
+    from ..track import sending
+
+    try:
+        if follow:
+            sending.follow(run, to)
+            return
+        with contextlib.redirect_stdout(sys.stderr), contextlib.closing(sending.Sending(run, to)) as one:
+            one.end()
+    except ChipwiseError:
+        raise
+    except Exception as error:  # whatever a service's library raises
+        text = "{to}: {reason}. The same command sends the rest."
+        reason = one_line(f"{type(error).__name__}: {error}")
+        raise RunError("tracker-raised", text, to=to, reason=reason) from error
+    id, how = one.sent.id, one.sent.how
+    if json_:
+        print_json("track/1", {"run": str(run), "to": to, "id": id, "rows": one.rows, "how": how})
+    else:
+        print(f"{one.rows} rows sent to {to}, run {id}: {how}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..recipe.recipe import Recipe
@@ -25,6 +26,7 @@ def fit(
     patience: str | None = None,
     fresh: bool = False,
     changed_code: bool = False,
+    track: str | Sequence[str] = (),
     progress: str = "auto",
 ) -> Result:
     """Trains `recipe` on all devices. Only `recipe` changes the result, unless with `On(exact=False)`. To run
@@ -40,6 +42,8 @@ def fit(
     - `keep`: so many of the newest checkpoints, or `"5ep"`: also one every five epochs; `keep_best`: a
       metric, `"eval/accuracy"`, whose best is kept in `best`; `patience`: the run ends after so long without
       a better.
+    - `track`: where rows also go, such as `["wandb:project", "mlflow:experiment", "trackio:project"]`, by
+      processes that change no bit and no speed. What could not be sent, `chipwise track` sends.
 
     Raises `RecipeError`, `DataError`, `DeviceError`, `RunError` before training begins; `DivergedError` (loss
     not finite), `DeviceFault` (bits differ); `Stopped` after SIGTERM or Ctrl-C, once the run is saved.

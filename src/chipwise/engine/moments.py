@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from ..machine.arithmetic import fixed
@@ -22,6 +22,7 @@ from .saver import Saver
 from .session import Session
 from .signals import StopRequest
 from .stuck import watched
+from .tracking import Tracking
 from .verify import ReplicaDiffers
 
 
@@ -40,6 +41,7 @@ def moments(
     patience: str | None = None,
     fresh: bool = False,
     changed_code: bool = False,
+    track: str | Sequence[str] = (),
     progress: str = "auto",
 ) -> Generator[Moment, None, Result]:
     """The training of `fit`, as a loop in which your code runs at its moments:
@@ -56,8 +58,7 @@ def moments(
 
     *Arguments*, and what it raises: as `fit`. Within the loop, JAX's settings are those of `fit`.
     """
-    with contextlib.ExitStack() as closing:
-        closing.enter_context(fixed())
+    with fixed(), Tracking(track, run) as tracking, contextlib.ExitStack() as closing:
         # ---- hosts, schedule, devices and data: checked before anything is written or compiled
         here = closing.enter_context(watched(on.stuck, run))
         best, meter = Best.of(recipe, keep_best, patience, run), Meter(recipe.batch)
@@ -70,6 +71,7 @@ def moments(
 
         # ---- the run folder, and the state: resumed or new
         folder = closing.enter_context(RunFolder.opened(run, session, fresh))
+        tracking.begin(folder.path if folder else None, reporter)
         stop = closing.enter_context(contextlib.closing(StopRequest()))
         saver = closing.enter_context(contextlib.closing(Saver(session, folder, meter, agenda, best)))
         session.begin(saver.restore(reporter), last=agenda.last)

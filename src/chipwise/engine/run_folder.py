@@ -32,6 +32,7 @@ from .stored import (
     read_rows,
     stored_recipe,
 )
+from .tracking import TRACKED
 
 if TYPE_CHECKING:
     from .session import Session
@@ -51,6 +52,7 @@ class RunFolder:
         events.out.*     the finite ones of these numbers for TensorBoard
         checkpoints/     Orbax, the newest three
         result.json      written when the run is complete
+        tracked/         what was sent to other services: see `tracking`
 
     A metric that is not finite is `null` in JSON files.
 
@@ -77,7 +79,7 @@ class RunFolder:
             if free < needed_bytes:
                 raise RunError("run-without-space", path=str(path), free=free, needed=needed_bytes)
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = hold(self.path, *NAMES, "checkpoints", FOLDER)
+            self._lock = hold(self.path, *NAMES, "checkpoints", FOLDER, TRACKED)
             if fresh:
                 self._clear()
             self._agree(recipe)
@@ -219,7 +221,7 @@ class RunFolder:
                 raise RunError("run-fresh-elsewhere", path=str(self.path), files=others[:3])
         # recipe.json last: otherwise a failure or a kill could leave checkpoints that a new recipe resumes
         # from.
-        for name in ("checkpoints", FOLDER):
+        for name in ("checkpoints", FOLDER, TRACKED):
             if (self.path / name).exists():
                 shutil.rmtree(self.path / name)
         for file in self.path.glob(f"{PREFIX}.out.tfevents.*"):

@@ -1,0 +1,1 @@
+"""Sends the rows of a run folder to Weights & Biases, MLflow and Trackio."""

@@ -1,0 +1,137 @@
+"""`Sending`: the rows of a run go to a service, each number of each step once.
+
+`RUN/tracked/DESTINATION/sent.json` has the service's own id of the run, and of each number the last step that
+was sent. So a run that was resumed, or whose tracker failed, goes on in the same curves. Rows that a resumed
+run makes again are not sent again: they have the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ..atomic import check_inside, hold, put_inside, read_inside, typed
+from ..engine.stored import number, read_rows, read_run, stored_recipe
+from ..engine.tracking import END_SECONDS, TRACKED, destination, place
+from ..errors import RunError
+from ..explain.row import flat
+from .services import BEGIN, Tracker
+
+_AGAIN = 60.0  # seconds until a service that failed is asked again
+_SHARE = 0.02  # of a processor at most, to read a long run's rows again and again
+
+
+@dataclass
+class Sent:
+    """What a service has: the run's `id` there; its end, `how`, if it was told; each number's last step."""
+
+    id: str | None = None
+    how: str | None = None
+    steps: dict[str, int] = field(default_factory=dict)
+
+
+class Sending:
+    """A run folder and a destination, "mlflow:experiment", held until `close`: nobody else sends there.
+
+    *Fields:* what is `sent`, and so many `rows` of it by this process. Raises `RunError` if the folder has no
+    run, or another process sends it; `RecipeError` as `destination`.
+    """
+
+    def __init__(self, run: Path, to: str):
+        service, self._name = destination(to)
+        stored_recipe(run)  # or there is no run
+        check_inside(run, TRACKED)
+        self.run, self._file, self._begin = run, place(run, to) / "sent.json", BEGIN[service]
+        self.close = hold(self._file.parent, "sent.json").close
+        self.sent, self.rows, self._tracker = Sent(), 0, None
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self.sent = typed(Sent, json.loads(read_inside(self._file)))
+        except (ValueError, RecursionError) as error:
+            self.close()
+            text = "{path} is damaged ({reason}): delete it, and all rows are sent to a new run."
+            raise RunError("sent-damaged", text, path=str(self._file), reason=str(error)) from None
+
+    _tracker: Tracker | None
+
+    def send(self) -> None:
+        """Sends the rows that are new."""
+        for row in read_rows(self.run)[0]:
+            step, steps = row.pop("step"), self.sent.steps
+            new = (name for name in row if step > steps.get(name, -1))
+            if values := {name: value for name in new if (value := number(row[name])) is not None}:
+                self._begun().row(step, values)
+                self.sent.steps |= dict.fromkeys(values, step)
+                self.rows += 1
+                self._save()
+
+    def end(self, over: bool = False) -> None:
+        """Sends the rest, and tells the service how the run has ended, unless it knows.
+
+        *Arguments:* `over`: its process ends now, and no longer trains."""
+        self.send()
+        run = read_run(self.run)
+        how, summary = "finished", dict((run.result or {}).get("metrics") or {})
+        if run.result is None:
+            last = run.processes[-1] if run.processes else {}
+            going = "running" if run.running and not over else "killed"
+            how = "stopped" if last.get("how") == "done" else str(last.get("how") or going)
+        elif "fingerprint" in run.result:
+            summary["fingerprint"] = run.result["fingerprint"]
+        if self.sent.steps and (self._tracker is not None or how != self.sent.how):
+            failed = how in ("diverged", "failed", "killed")
+            self._begun().end(failed, {"how": how, **{n: v for n, v in summary.items() if v is not None}})
+            self._tracker, self.sent.how = None, how
+            self._save()
+
+    def _begun(self) -> Tracker:
+        if self._tracker is None:
+            run = read_run(self.run)
+            start = run.starts[-1] if run.starts else {}
+            settings = {**run.recipe, **{name: start.get(name) for name in ("devices", "machine", "host")}}
+            title = "-".join(self.run.absolute().parts[-2:])  # of a study, its point's and its seed's
+            self._tracker = self._begin(self._name, title, flat(settings), self.sent.id)
+            self.sent.id = self._tracker.id
+            self._save()
+        return self._tracker
+
+    def _save(self) -> None:
+        put_inside(self._file, json.dumps(asdict(self.sent)).encode())
+
+
+def follow(run: Path, to: str) -> None:
+    """Sends the rows of a run while it trains, until standard input ends; then the rest, or raises what the
+    service raised. Before that, a service that fails is asked again every minute."""
+    os.nice(10)
+    over = threading.Event()
+    threading.Thread(target=_end_in_time, args=(over,), daemon=True).start()
+    with contextlib.ExitStack() as held:
+        sending, wait, last = None, 0.0, False
+        while not last:
+            last, began = over.wait(wait), time.process_time()
+            try:
+                sending = sending or held.enter_context(contextlib.closing(Sending(run, to)))
+                sending.end(over=True) if last else sending.send()
+                wait = max(1.0, (time.process_time() - began) / _SHARE)
+            except Exception:  # whatever a service's library raises
+                if last:
+                    raise
+                traceback.print_exc()
+                held.close()
+                sending, wait = None, _AGAIN
+
+
+def _end_in_time(over: threading.Event) -> None:
+    """Sets `over` when standard input ends, and ends this process if it does not end itself: nobody waits."""
+    sys.stdin.buffer.read()
+    over.set()
+    time.sleep(2 * END_SECONDS)
+    os.killpg(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,86 @@
+"""The services that rows are sent to. Each is a function that begins a run called `title` in the project or
+experiment `name`, or goes on with the run `id`. It returns a `Tracker`, whose functions may raise anything.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+Values = Mapping[str, Any]
+
+
+class Tracker(NamedTuple):
+    """A run of a service. *Fields:* its `id` there; `row(step, values)`, at any step that may have others;
+    `end(failed, summary)`, which waits until all is sent."""
+
+    id: str
+    row: Callable[[int, Values], Any]
+    end: Callable[[bool, Values], Any]
+
+
+def _wandb(name: str, title: str, settings: Values, id: str | None) -> Tracker:
+    wandb = import_module("wandb")
+    entity, _, project = name.rpartition("/")
+    # Only rows are sent: not this process's output, nor the load of a machine that may not be the run's.
+    quiet = wandb.Settings(console="off", silent=True, x_disable_stats=True)
+    run = wandb.init(
+        entity=entity or None, project=project, name=title, id=id, resume="allow" if id else None,
+        config=settings, allow_val_change=True, save_code=False, settings=quiet,
+    )  # fmt: skip
+    run.define_metric("*", step_metric="step")  # W&B's own step only rises
+
+    def end(failed: bool, summary: Values) -> None:
+        run.summary.update(summary)
+        run.finish(exit_code=int(failed))
+
+    return Tracker(run.id, lambda step, values: run.log({"step": step, **values}), end)
+
+
+def _mlflow(name: str, title: str, settings: Values, id: str | None) -> Tracker:
+    client, made = import_module("mlflow").MlflowClient(), import_module("mlflow.entities")
+    if id is None:
+        known = client.get_experiment_by_name(name)
+        experiment = client.create_experiment(name) if known is None else known.experiment_id
+        id = str(client.create_run(experiment, run_name=title).info.run_id)
+        params = [made.Param(_key(key), str(value)) for key, value in settings.items()]
+        for first in range(0, len(params), 100):  # so many are allowed in a request
+            client.log_batch(id, params=params[first : first + 100])
+    client.update_run(id, status="RUNNING")
+
+    def row(step: int, values: Values) -> None:
+        now = int(1000 * time.time())
+        client.log_batch(id, [made.Metric(_key(key), value, now, step) for key, value in values.items()])
+
+    def end(failed: bool, summary: Values) -> None:
+        client.log_batch(id, tags=[made.RunTag(_key(key), str(value)) for key, value in summary.items()])
+        client.set_terminated(id, "FAILED" if failed else "FINISHED")
+
+    return Tracker(id, row, end)
+
+
+def _key(name: str) -> str:
+    """`name` as MLflow takes it: it is a path, of letters, digits and some signs."""
+    return posixpath.normpath(re.sub(r"[^\w./ -]", "_", name)).strip("./")[:250] or "_"
+
+
+def _trackio(name: str, title: str, settings: Values, id: str | None) -> Tracker:
+    id = id or f"{title}-{secrets.token_hex(3)}"  # it goes on by the name
+    run = import_module("trackio").init(
+        project=name, name=id, resume="allow", config=settings, embed=False,
+        auto_log_gpu=False, auto_log_cpu=False,
+    )  # fmt: skip
+
+    def end(failed: bool, summary: Values) -> None:
+        run.log({f"final/{key}": value for key, value in summary.items()})
+        run.finish()
+
+    return Tracker(id, lambda step, values: run.log(dict(values), step=step), end)
+
+
+BEGIN = {"wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}

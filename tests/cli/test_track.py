@@ -1,0 +1,51 @@
+"""`chipwise track` answers in one line or object, and refuses in one line."""
+
+import json
+
+import pytest
+
+import run_folders
+from chipwise.engine import tracking
+from chipwise.track import sending
+from chipwise.track.services import Tracker
+
+
+def begin(name, title, settings, id):
+    """Of a service that takes rows up to step 10."""
+    print("Welcome to the service!")
+
+    def row(step, values):
+        if step > 10:
+            raise RuntimeError("quota\nexceeded")
+
+    return Tracker(id or "abc", row, lambda failed, summary: None)
+
+
+@pytest.fixture
+def service(monkeypatch):
+    monkeypatch.setattr(sending, "BEGIN", dict.fromkeys(tracking.SERVICES, begin))
+    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: True)
+
+
+def test_rows_are_sent_once(chipwise, service, tmp_path):
+    run = run_folders.write(tmp_path / "run", rows=[run_folders.row(10, train_loss=2.0)])
+    said = chipwise("track", run, "--to", "mlflow:toy", "--json")
+    assert said.code == 0
+    told = {"run": str(run), "to": "mlflow:toy", "id": "abc", "rows": 1, "how": "killed"}
+    assert json.loads(said.out) == {"schema": "chipwise.track/1", **told}
+    assert chipwise("track", run, "--to", "mlflow:toy").out.startswith("0 rows")
+
+
+def test_refused(chipwise, service, tmp_path):
+    assert chipwise("track", tmp_path, "--to", "wandb:toy").refused(5, "not-a-run")
+    run = run_folders.write(tmp_path / "run", rows=[run_folders.row(20, train_loss=2.0)])
+    assert chipwise("track", run, "--to", "csv").refused(2, "track-destination", track="csv")
+    said = chipwise("track", run, "--to", "wandb:toy")
+    assert said.code == 5 and said.error.code == "tracker-raised"
+    assert said.error.facts["reason"] == "RuntimeError: quota exceeded"
+
+
+def test_a_command_names_trackers_before_anything_is_made(chipwise, tmp_path):
+    for command in ("train", "sweep"):
+        said = chipwise(command, "digits", "--run", tmp_path / command, "--track", "wandb:", "--quiet")
+        assert said.code == 2 and said.error.code == "track-destination"
