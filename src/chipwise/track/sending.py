@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from ..errors import RunError
 from ..explain.row import flat
 from .services import BEGIN, Tracker
 
-_AGAIN = 60.0  # seconds until a service that failed is asked again
 _SHARE = 0.02  # of a processor at most, to read a long run's rows again and again
 
 
@@ -108,25 +106,18 @@ class Sending:
 
 
 def follow(run: Path, to: str) -> None:
-    """Sends the rows of a run while it trains, until standard input ends; then the rest, or raises what the
-    service raised. Before that, a service that fails is asked again every minute."""
+    """Sends the rows of a run while it trains, until standard input ends; then the rest. Raises what the
+    service raises."""
     os.nice(10)
     over = threading.Event()
     threading.Thread(target=_end_in_time, args=(over,), daemon=True).start()
-    with contextlib.ExitStack() as held:
-        sending, wait, last = None, 0.0, False
-        while not last:
-            last, began = over.wait(wait), time.process_time()
-            try:
-                sending = sending or held.enter_context(contextlib.closing(Sending(run, to)))
-                sending.end(over=True) if last else sending.send()
-                wait = max(1.0, (time.process_time() - began) / _SHARE)
-            except Exception:  # whatever a service's library raises
-                if last:
-                    raise
-                traceback.print_exc()
-                held.close()
-                sending, wait = None, _AGAIN
+    with contextlib.closing(Sending(run, to)) as sending:
+        wait = 0.0
+        while not over.wait(wait):
+            began = time.process_time()
+            sending.send()
+            wait = max(1.0, (time.process_time() - began) / _SHARE)
+        sending.end(over=True)
 
 
 def _end_in_time(over: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""Mixup and cutmix: labels keep their mass and say how much of each image there is."""
+"""Mixup: labels keep their mass and say how much of each image there is."""
 
 import functools
 
@@ -9,8 +9,8 @@ import pytest
 from scipy.special import betainc
 
 from chipwise import losses
-from chipwise.data.augment import cutmix, mixup
 from chipwise.data.augment import mix as mix_module
+from chipwise.data.augment import mixup
 from chipwise.errors import DataError
 from refusals import refused
 
@@ -74,24 +74,12 @@ def test_one_share_for_the_batch():
     assert len(np.unique(own(labels))) == 1
 
 
-def test_cutmix_s_labels_are_the_shares_of_the_area():
-    images, labels = made(cutmix(CLASSES), shape=(24, 32, 1))
-    share, i = own(labels), np.arange(N)
-    mine = images == i.reshape(-1, 1, 1, 1)
-    np.testing.assert_allclose(mine.mean(axis=(1, 2, 3)), share, atol=1e-6)
-    assert (mine | (images == (i.reshape(-1, 1, 1, 1) - 1) % N)).all()
-    for one in ~mine[..., 0]:  # a rectangle
-        np.testing.assert_array_equal(one, one.any(axis=1)[:, None] & one.any(axis=0)[None, :])
-    assert len(np.unique(share)) > 10 and share.min() < 0.45 and share.max() > 0.95
-
-
 def test_no_alpha_only_makes_probabilities():
-    for mix in (mixup(CLASSES, 0), cutmix(CLASSES, 0)):
-        given = batch()
-        out = mix(given, KEY)
-        assert out["image"] is given["image"]
-        np.testing.assert_array_equal(out["label"], np.eye(CLASSES)[:N])
-        np.testing.assert_array_equal(mix(out, KEY)["label"], out["label"])  # as they are
+    mix, given = mixup(CLASSES, 0), batch()
+    out = mix(given, KEY)
+    assert out["image"] is given["image"]
+    np.testing.assert_array_equal(out["label"], np.eye(CLASSES)[:N])
+    np.testing.assert_array_equal(mix(out, KEY)["label"], out["label"])  # as they are
 
 
 def test_a_label_outside_of_the_classes_is_a_loss_of_nan():
@@ -106,7 +94,7 @@ def test_a_label_outside_of_the_classes_is_a_loss_of_nan():
     [
         (lambda: mixup(0), "augment-expects"),
         (lambda: mixup(10, -1), "augment-expects"),
-        (lambda: cutmix(10, float("nan")), "augment-expects"),
+        (lambda: mixup(10, float("nan")), "augment-expects"),
         (lambda: mixup(10)({"image": jnp.zeros((2, 3, 3))}, KEY), "augment-expects"),
         (
             lambda: mixup(10)({"image": jnp.zeros((2, 3, 3)), "label": jnp.zeros((2, 9))}, KEY),

@@ -3,7 +3,7 @@
 Each factory returns a traced function `(example, key) -> example` of one unbatched example, whose column
 `image` is `(height, width)` or `(height, width, channels)`, uint8 or float. The step maps it over the batch
 with a key for each example, so the result does not depend on how the batch is cut. A change that selects
-nothing returns the same bits. `mixup` and `cutmix` are for `Task.mix`.
+nothing returns the same bits. `mixup` is for `Task.mix`.
 """
 
 from .crop import centre as centre
@@ -14,7 +14,6 @@ from .crop import resized_crop as resized_crop
 from .image import Augment as Augment
 from .image import Example as Example
 from .mix import Mix as Mix
-from .mix import cutmix as cutmix
 from .mix import mixup as mixup
 from .policies import cifar as cifar
 from .policies import compose as compose

@@ -1,4 +1,4 @@
-"""Mixing the examples of a batch: mixup and cutmix, for `Task.mix`.
+"""Mixing the examples of a batch: mixup, for `Task.mix`.
 
 Each is `(batch, key) -> batch` within one replica. Labels `(n,)` become probabilities `(n, classes)` float32,
 which the losses accept; probabilities stay. An example is mixed with the previous one in the batch, which is
@@ -32,44 +32,7 @@ def mixup(classes: int, alpha: float = 0.2, *, each: bool = True) -> Mix:
     for a batch without the columns `image` and `label`.
     """
 
-    def mix(images: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        share = grid(_shares(key, alpha, len(images), each))
-        share = jnp.maximum(share, 1 - share)
-        own = share.reshape((-1,) + (1,) * (images.ndim - 1))
-        pixels = own * images.astype(jnp.float32) + (1 - own) * _before(images).astype(jnp.float32)
-        return stored(pixels, images.dtype), share
-
-    return _mixing(f"mixup(classes={classes}, alpha={alpha})", classes, alpha, mix)
-
-
-def cutmix(classes: int, alpha: float = 1.0, *, each: bool = True) -> Mix:
-    """Replaces a rectangle of each image by the same rectangle of another, and blends the labels by area.
-
-    The rectangle has the image's aspect ratio and `1 - s` of its area, with `s` from Beta(`alpha`, `alpha`).
-    Its centre is uniform over the image, and it is clipped, so labels are weighted by counted pixels. `each`
-    and `alpha=0` as in `mixup`.
-
-    Source: Yun et al. (2019, arXiv:1905.04899). Raises `DataError` as `mixup` does.
-    """
-
-    def mix(images: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        n = len(images) if each else 1
-        shares, places = jax.random.split(key)
-        side = jnp.sqrt(1 - _shares(shares, alpha, len(images), each))
-        centres = jax.random.uniform(places, (2, n), jnp.float32)
-        rows = _covered(images.shape[1], centres[0], side)
-        columns = _covered(images.shape[2], centres[1], side)
-        other = rows[:, :, None] & columns[:, None, :]
-        pixels = jnp.sum(rows, axis=1) * jnp.sum(columns, axis=1)
-        share = 1 - pixels.astype(jnp.float32) / np.float32(images.shape[1] * images.shape[2])
-        other = other.reshape(other.shape + (1,) * (images.ndim - 3))
-        return jnp.where(other, _before(images), images), share
-
-    return _mixing(f"cutmix(classes={classes}, alpha={alpha})", classes, alpha, mix)
-
-
-def _mixing(call: str, classes: int, alpha: float, change: Callable[..., tuple[jax.Array, jax.Array]]) -> Mix:
-    """A mix from `change(images, key)`, which returns the images and the weight of each one's own label."""
+    call = f"mixup(classes={classes}, alpha={alpha})"
     right = isinstance(classes, int) and classes > 0 and 0 <= alpha < float("inf")
     expect(right, call, "a number of classes above 0, and an alpha of at least 0")
 
@@ -77,9 +40,12 @@ def _mixing(call: str, classes: int, alpha: float, change: Callable[..., tuple[j
         images, labels = _columns(batch, classes, call)
         if not alpha:
             return {**batch, "label": labels}
-        pixels, share = change(images, key)
+        share = grid(_shares(key, alpha, len(images), each))
+        share = jnp.maximum(share, 1 - share)
+        own = share.reshape((-1,) + (1,) * (images.ndim - 1))
+        pixels = own * images.astype(jnp.float32) + (1 - own) * _before(images).astype(jnp.float32)
         label = share[:, None] * labels + (1 - share)[:, None] * _before(labels)
-        return {**batch, "image": pixels, "label": label}
+        return {**batch, "image": stored(pixels, images.dtype), "label": label}
 
     return mix
 
@@ -114,12 +80,3 @@ def _shares(key: jax.Array, alpha: float, n: int, each: bool) -> jax.Array:
 
     edges = jnp.asarray(betainc(alpha, alpha, (np.arange(_POINTS) + 0.5) / _POINTS), jnp.float32)
     return jnp.sum(drawn[:, None] >= edges[None, :], axis=1, dtype=jnp.float32) / _POINTS
-
-
-def _covered(length: int, centre: jax.Array, side: jax.Array) -> jax.Array:
-    """Which of `length` pixels are within `side` of the length around `centre`, both shares `(n,)`: `(n,
-    length)`."""
-    half = jnp.floor(side * length).astype(jnp.int32) // 2
-    middle = jnp.floor(centre * length).astype(jnp.int32)
-    at = jnp.arange(length, dtype=jnp.int32)[None, :]
-    return (at >= (middle - half)[:, None]) & (at < (middle + half)[:, None])
