@@ -19,6 +19,7 @@ from ..data.sources import Spec
 from ..engine.checkpoint import flatten
 from ..engine.predict import prediction
 from ..errors import DataError, RecipeError, library, near
+from ..recipe.source import rows_of
 from ..recipe.user_code import any_batch
 from ..words.figures import one_line
 from .huggingface import folder_files
@@ -77,7 +78,7 @@ def _write_stablehlo(request: Request, path: Path) -> None:
     from jax import export
 
     (batch,) = export.symbolic_shape("batch")
-    shapes = {n: jax.ShapeDtypeStruct((batch, *s.shape), s.dtype) for n, s in request.inputs.items()}
+    shapes = rows_of(request.inputs, batch)
     function, outputs = request.function, request.outputs
 
     def named(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:

@@ -19,6 +19,7 @@ from jax import lax
 
 from ..data.sources import Spec
 from ..errors import RecipeError, library
+from ..recipe.source import rows_of
 from ..recipe.user_code import any_batch
 from ..words.figures import one_line
 
@@ -37,7 +38,7 @@ def to_onnx(function: Callable, inputs: Spec, outputs: Mapping[str, str], about:
     import onnx
 
     (batch,) = jax.export.symbolic_shape("batch")
-    shapes = {n: jax.ShapeDtypeStruct((batch, *s.shape), s.dtype) for n, s in sorted(inputs.items())}
+    shapes = rows_of(dict(sorted(inputs.items())), batch)
     with any_batch("onnx"):
         traced = jax.make_jaxpr(function)(shapes)
 

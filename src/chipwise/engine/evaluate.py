@@ -36,7 +36,7 @@ from .blocks import ExampleBlocks, block_size
 from .on import ALL, On
 from .placement import Placement
 from .replica import checked
-from .state import axes_of
+from .state import abstract_model, axes_of
 
 QUEUED_READS = 16  # more do not help
 
@@ -92,9 +92,8 @@ def evaluation(
         made = jax.vmap(one, (None, None, 0))(params, state, columns)
         return {name: added(s) for name, s in made.items()}
 
-    initial = jax.eval_shape(lambda: recipe.task.init(keys.init_key(recipe.seed)))
     alone = jax.make_jaxpr(lambda params, *given: one(precision.cast(params, recipe.precision), *given))
-    size = block_size(recipe, len(source), alone(*initial, spec_of(source)))
+    size = block_size(recipe, len(source), alone(*abstract_model(recipe), spec_of(source)))
     return size, block
 
 

@@ -15,7 +15,7 @@ from ..recipe.recipe import Recipe
 from ..recipe.user_code import own_line
 from ..words.facts import Fact, fact
 from . import keys
-from .state import from_data, nbytes, replaced
+from .state import abstract_model, from_data, nbytes, replaced
 
 _EXAMPLES, _AT_ONCE = 20_000, 64  # examples whose values are looked at, and those of the first step
 _MOST_BYTES = 1 << 30  # of parameters that fit beside those of the run
@@ -47,7 +47,7 @@ def cause(recipe: Recipe, first: int, last: int) -> Fact | None:
                 value = str(column[at].reshape(-1)[bad[at]][0])
                 facts = {"example": int(indices[at]), "count": int(wrong.sum()), "examples": len(column)}
                 return fact("cause-input", column=name, value=value, **facts)
-    params, state = jax.eval_shape(task.init, keys.init_key(recipe.seed))
+    params, state = abstract_model(recipe)
     some = {name: column[:_AT_ONCE] for name, column in rows.items()}
     label = rows.get("label")
     if task.predict is not None and label is not None and label.ndim == 1 and label.dtype.kind in "iu":

@@ -23,13 +23,12 @@ from ..errors import DataError, RecipeError
 from ..models.last_activation import last_activation
 from ..recipe import precision
 from ..recipe.recipe import Recipe
-from ..recipe.source import Source, spec_of
+from ..recipe.source import Source, rows_of, spec_of
 from ..recipe.task import Tree
 from ..recipe.user_code import user_code
-from . import keys
 from .blocks import ExampleBlocks, block_size
 from .placement import Placement
-from .state import axes_of
+from .state import abstract_model, axes_of
 
 _IN_FLIGHT = 2  # reads: while one is computed, the previous one is fetched
 
@@ -43,10 +42,11 @@ def inputs_of(recipe: Recipe) -> Spec:
     if task.predict is None:
         raise RecipeError("task-without-predict", recipe=recipe.name)
     spec = {name: s for name, s in sorted(spec_of(task.train).items()) if name != "label"}
-    batch = {name: jax.ShapeDtypeStruct((2, *s.shape), s.dtype) for name, s in spec.items()}
-    shapes = jax.eval_shape(lambda batch: precision.cast_batch(batch, recipe.precision), batch)
+    shapes = jax.eval_shape(lambda batch: precision.cast_batch(batch, recipe.precision), rows_of(spec, 2))
+    params, state = abstract_model(recipe)
+    params = jax.eval_shape(lambda params: precision.cast(params, recipe.precision), params)
     with user_code("Task.predict", spec):
-        traced = jax.make_jaxpr(task.predict)(*_abstract(recipe), shapes).jaxpr
+        traced = jax.make_jaxpr(task.predict)(params, state, shapes).jaxpr
     used = {id(v) for equation in traced.eqns for v in equation.invars} | {id(v) for v in traced.outvars}
     inputs = traced.invars[len(traced.invars) - len(spec) :]  # a dict's leaves are sorted by name
     return {name: spec[name] for name, v in zip(spec, inputs, strict=True) if id(v) in used}
@@ -60,8 +60,8 @@ def returned(recipe: Recipe, outputs: Spec) -> str:
         return task.returns
     if {name: s.shape for name, s in outputs.items()} != {"outputs": (task.classes,)}:
         return "values"
-    one = {n: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for n, s in inputs_of(recipe).items()}
-    last = last_activation(jax.make_jaxpr(prediction(recipe))(*_initial(recipe), one).jaxpr)
+    one = rows_of(inputs_of(recipe), 1)
+    last = last_activation(jax.make_jaxpr(prediction(recipe))(*abstract_model(recipe), one).jaxpr)
     return "probabilities" if last in ("softmax", "sigmoid") else "logits"
 
 
@@ -103,9 +103,8 @@ def predicted_together(recipe: Recipe, examples: int, inputs: Spec | None = None
 
     *Arguments:* `inputs`: `inputs_of(recipe)`, if known; it traces the model.
     """
-    spec = inputs_of(recipe) if inputs is None else inputs
-    one = {n: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for n, s in spec.items()}
-    return block_size(recipe, examples, jax.make_jaxpr(prediction(recipe))(*_initial(recipe), one))
+    one = rows_of(inputs_of(recipe) if inputs is None else inputs, 1)
+    return block_size(recipe, examples, jax.make_jaxpr(prediction(recipe))(*abstract_model(recipe), one))
 
 
 class Predictor:
@@ -215,17 +214,3 @@ class Predictor:
             raise self._blocks.above_memory(error) from error
         joined = {n: np.concatenate([part[n] for part in parts])[:count] for n in self.outputs}
         return {n: c[:count] for n, c in unread.items()}, joined
-
-
-def _abstract(recipe: Recipe) -> tuple[Tree, Tree]:
-    """The shapes of the parameters, in the compute dtype, and of the state."""
-    params, state = _initial(recipe)
-    return jax.eval_shape(lambda p: precision.cast(p, recipe.precision), params), state
-
-
-def _initial(recipe: Recipe) -> tuple[Tree, Tree]:
-    def make():
-        params, state = recipe.task.init(keys.init_key(recipe.seed))
-        return jax.tree.map(jnp.asarray, params), state
-
-    return jax.eval_shape(make)

@@ -126,6 +126,16 @@ def abstract_state(recipe: Recipe) -> TrainState:
     return jax.eval_shape(lambda: init_state(recipe, spec_of(recipe.task.train)))
 
 
+def abstract_model(recipe: Recipe) -> tuple[Tree, Tree]:
+    """What `Task.init` of `recipe` makes, the parameters and the state, as shapes and types."""
+
+    def make() -> tuple[Tree, Tree]:
+        params, state = recipe.task.init(keys.init_key(recipe.seed))
+        return jax.tree.map(jnp.asarray, params), state
+
+    return jax.eval_shape(make)
+
+
 def init_state(
     recipe: Recipe, example: Spec, seed: jax.Array | None = None, given: Mapping[str, Any] = _NONE
 ) -> TrainState:

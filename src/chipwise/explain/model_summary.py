@@ -17,10 +17,11 @@ from rich.console import RenderableType
 from ..chips import named
 from ..engine import keys
 from ..engine.program_flops import called_by, equation_flops
+from ..engine.state import abstract_model
 from ..models.chip_traits import traced_for
 from ..recipe import precision
 from ..recipe.recipe import Recipe
-from ..recipe.source import spec_of
+from ..recipe.source import rows_of, spec_of
 from ..recipe.task import by_path
 from ..words.facts import plain
 from ..words.figures import byte_size, short
@@ -50,8 +51,8 @@ def layers(recipe: Recipe) -> list[Layer]:
     """The layers of `recipe`'s model in the order of its parameters, then what needs none. Traces `predict`,
     or the loss of evaluation where the task has none. Raises what the task's functions raise."""
     task = recipe.task
-    params, state = jax.eval_shape(lambda: task.init(keys.init_key(recipe.seed)))
-    example = {n: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for n, s in spec_of(task.train).items()}
+    params, state = abstract_model(recipe)
+    example = rows_of(spec_of(task.train), 1)
     key = jax.eval_shape(lambda: keys.eval_key(recipe.seed))
 
     def run(params, state, batch, key):

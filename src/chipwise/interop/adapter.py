@@ -20,7 +20,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ..errors import RecipeError, invalid, near
 from ..models.last_activation import last_activation
-from ..recipe.source import Source, spec_of
+from ..recipe.source import Source, rows_of, spec_of
 from ..recipe.task import Sum, Task, Tree
 from ..recipe.user_code import reason_of, user_code
 
@@ -81,9 +81,7 @@ class Data:
 
     def one(self) -> tuple[tuple, dict]:
         """The shapes of the model's arguments for one example."""
-        spec = spec_of(self.train)
-        batch = {n: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for n, s in spec.items()}
-        return jax.eval_shape(lambda batch: self.arguments(batch, {}), batch)
+        return jax.eval_shape(lambda batch: self.arguments(batch, {}), rows_of(spec_of(self.train), 1))
 
     def task(self, framework: str, model: str, init: Callable, scored: Scored) -> Task:
         """The `Task`, named for messages and for comparing runs: by the framework and the model's class."""
@@ -128,10 +126,9 @@ def stated(task: Task, model: str, loss: Any) -> Task:
     probabilities: both would train, and badly.
     """
     spec = {name: s for name, s in spec_of(task.train).items() if name != "label"}
-    batch = {name: jax.ShapeDtypeStruct((2, *s.shape), s.dtype) for name, s in spec.items()}
     first = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
     assert task.predict is not None  # `Data.task` has made one
-    traced = jax.make_jaxpr(task.predict)(*first, batch).jaxpr
+    traced = jax.make_jaxpr(task.predict)(*first, rows_of(spec, 2)).jaxpr
     last, takes, named = last_activation(traced), _takes(loss), getattr(loss, "__name__", type(loss).__name__)
     if last is not None and last == takes:
         raise RecipeError("activation-twice", model=model, last=last, loss=named)

@@ -21,19 +21,18 @@ from jax import export
 
 from ..chips.catalogue import Chip
 from ..data.sources import nbytes as source_bytes
-from ..data.sources import spec_of
 from ..data.stream import batches_in_memory
-from ..engine import keys
 from ..engine.blueprint import Blueprint, blueprint, tracing
 from ..engine.evaluate import evaluation
 from ..engine.group_step import GroupStep
 from ..engine.layout import Layout
-from ..engine.state import TrainState, nbytes
+from ..engine.state import TrainState, abstract_model, nbytes
 from ..engine.step import Step
 from ..models.chip_traits import ChipTraits, depends_on_chip, traced_for
 from ..models.remat import inside
 from ..recipe import precision
 from ..recipe.recipe import Recipe
+from ..recipe.source import rows_of, spec_of
 
 
 @dataclass(frozen=True)
@@ -123,9 +122,8 @@ def _with_evaluation(step: TracedStep, resident: bool) -> TracedStep:
     recipe, source = step.recipe, step.recipe.task.eval
     assert source is not None
     size, block = evaluation(recipe, source)
-    params, state = jax.eval_shape(lambda: recipe.task.init(keys.init_key(recipe.seed)))
-    columns = {n: jax.ShapeDtypeStruct((size, *s.shape), s.dtype) for n, s in spec_of(source).items()}
-    specs = (params, state, columns, jax.ShapeDtypeStruct((), jnp.int32))
+    columns = rows_of(spec_of(source), size)
+    specs = (*abstract_model(recipe), columns, jax.ShapeDtypeStruct((), jnp.int32))
     read = nbytes(columns)
     held = source_bytes(source) if resident else batches_in_memory(step.layout.devices * read) * read
     return replace(

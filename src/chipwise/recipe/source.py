@@ -61,6 +61,11 @@ def spec_of(source: Any) -> Spec:
     return dict(known)
 
 
+def rows_of(spec: Spec, rows: Any) -> Spec:
+    """The shapes and types of a batch of `rows` examples, a number or one of `jax.export`'s symbols."""
+    return {name: jax.ShapeDtypeStruct((rows, *s.shape), s.dtype) for name, s in spec.items()}
+
+
 def read_example(example: Any, index: int) -> Columns:
     """Example `index` of any source as arrays with JAX's dtypes; see `as_columns` and `narrow`."""
     return {name: narrow(name, value) for name, value in as_columns(example, index).items()}

@@ -23,7 +23,7 @@ from ..engine.session import Session
 from ..engine.state import first_digest
 from ..errors import RecipeError
 from ..recipe.recipe import Recipe
-from ..recipe.source import spec_of
+from ..recipe.source import rows_of, spec_of
 from ..study.study_runs import Origin
 
 _NAMES = ("name", "seed", "source", "validated", "task")  # of the task, programs and data are digested
@@ -89,9 +89,7 @@ class Contender:
             programs = [first_digest(recipe)]
             if task.eval is not None:
                 params, state = jax.eval_shape(task.init, key)
-                rows = {
-                    n: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for n, s in spec_of(task.eval).items()
-                }
+                rows = rows_of(spec_of(task.eval), 1)
                 evaluate = lambda p, s, b, k: task.loss(p, s, b, k, False)  # noqa: E731
                 programs.append(digest([jax.make_jaxpr(evaluate)(params, state, rows, key)]))
         settings = {k: v for k, v in recipe.describe().items() if k not in _NAMES}
