@@ -69,7 +69,7 @@ def compiler_options(platform: str, exact: bool, device_kind: str, shards: int =
     `cifar10-davidnet` 9.5 and 8.4, with the same bits.
     """
     if platform in ("gpu", "cuda", "rocm"):
-        options = {"xla_gpu_enable_command_buffer": GRAPHS}
+        options: dict[str, Any] = {"xla_gpu_enable_command_buffer": GRAPHS}
         if exact:
             options |= {"xla_gpu_deterministic_ops": True, "xla_gpu_enable_triton_gemm": False}
         return options | ({"xla_gpu_enable_latency_hiding_scheduler": True} if shards > 1 else {})
