@@ -16,7 +16,7 @@ Arrays On PackedFolder Recipe Stepper Sum Task adam adamw augment check compare 
 evaluate export find_lr fit from_optax keras linen load losses metrics moments nnx one_cycle pack
 plan predict pretrained report result schedules sgd simulate sweep torch transfer
 """.split()  # noqa: SIM905
-SCHEMAS = "record report plan find_lr find_batch comparison check transfer".split()  # noqa: SIM905
+SCHEMAS = "record report plan find_lr comparison check transfer".split()  # noqa: SIM905
 """`chipwise.record/1` and the like in the documents are schemas of JSON, not paths."""
 
 

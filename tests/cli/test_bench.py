@@ -59,8 +59,6 @@ def test_made_up_data_needs_none(tmp_path, capsys):
         (["digits", "--out", "file/x.json"], 3, "bench-out"),
         (["digits", "--out", "."], 3, "bench-out"),
         (["digits", *QUICK, "--set", "lr=1e30"], 6, None),
-        (["digits", "--largest-batch", "--steps", "9"], 2, "bench-option-unused"),
-        (["digits", "--largest-batch", "--out", "x.json"], 2, "bench-option-unused"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_writes_nothing(

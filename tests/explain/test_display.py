@@ -37,14 +37,13 @@ def test_plans_show_their_table():
 
 
 def test_answers_show_tables_and_pictures_and_not_reprs(tmp_path):
-    """Of `find_lr`, `find_batch`, `transfer`, `check` and `sweep`, printed and in a notebook."""
+    """Of `find_lr`, `transfer`, `check` and `sweep`, printed and in a notebook."""
     recipe, one = tasks.recipe(duration="4st"), cw.On(devices=1)
     rates = cw.find_lr(recipe, steps=12, on=one, progress="none")
     study = cw.sweep(
         recipe, {"batch": ["24", "48"]}, seeds=(0, 1), run=tmp_path / "study", on=one, progress="none"
     )
     answers = {
-        "bound by": cw.study.find_batch(recipe, at_most=48, on=one),
         "suggestion": rates,
         "why": cw.transfer(recipe, batch=48),
         "given": cw.check(tasks.recipe(optimizer=cw.sgd(lr=30.0))),

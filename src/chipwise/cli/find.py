@@ -1,19 +1,13 @@
-"""`chipwise find-lr` and `chipwise bench --largest-batch`: a peak learning rate, and the largest batch, by
-short trials."""
+"""`chipwise find-lr`: a peak learning rate, by a short trial."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ..explain.terminal import console, lines, printed
+from ..explain.terminal import console, printed
 from ..machine.hosts import hosts
 from ..words.facts import fact
 from . import options
 from .options import option
 from .standard_output import print_json
-
-if TYPE_CHECKING:
-    from ..engine.on import On
 
 
 @options.taking
@@ -47,21 +41,3 @@ def find_lr(
         return
     settings = [f"{key}={value:g}" for key, value in search.settings.items()]
     print(fact("next", command=recipe.line("train", settings)))
-
-
-def largest_batch(recipe: options.Given, on: On, at_most: int | None, json_: bool) -> None:
-    """Prints the largest batch that fits in memory."""
-    from ..study.largest_batch import find_batch as find
-
-    search = find(recipe.load(), on=on, at_most=at_most, progress="none" if json_ else "auto")
-    if json_:
-        print_json("find_batch/3", search.to_json())
-        return
-    from ..explain.advice import batch
-
-    to = console()
-    printed(to, batch(search))
-    if search.batch is not None:
-        commands = [f"{recipe.line('transfer', ())} --batch {search.batch}"]
-        commands.append(recipe.line("bench", [f"batch={search.batch}"]))
-        lines(to, "", fact("largest-is-not-best", commands=commands))

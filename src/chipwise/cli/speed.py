@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError, RecipeError
+from ..errors import DataError
 from ..explain.terminal import console, grid, lines
 from ..machine.hosts import hosts
 from ..words.facts import fact
 from ..words.figures import byte_size, digits, sparkline
 from . import options
-from .options import flag, option
+from .options import option
 from .standard_output import print_json
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ def bench(
     how: options.Hardware,
     steps: int | None = option("Timed steps. [about 10 seconds of them]", "N", min=1),
     warmup: int | None = option("Steps before the timed ones; their losses are kept. [50]", "N", min=1),
-    largest_batch: bool = flag("Find the largest batch that fits in memory."),
-    at_most: int | None = option("With --largest-batch: search no further than this.", "N"),
     out: Path | None = option("The record. [bench-NAME-MACHINE.json]", "FILE.json"),
     json_: bool = options.JSON,
 ) -> None:
@@ -42,9 +40,8 @@ def bench(
       chipwise bench digits
       chipwise bench cifar10-resnet32 --synthetic --steps 100
       chipwise bench mnist --data DIR --set batch=512 --feed host
-      chipwise bench cifar10-davidnet --largest-batch --at-most 4096
 
-    The largest batch of chips that are not here: chipwise plan RECIPE --on v5e-8 --largest-batch.
+    The largest batch that fits a chip: chipwise plan RECIPE --on v5e-8 --largest-batch.
     """
     import psutil
 
@@ -52,15 +49,7 @@ def bench(
     began = time.perf_counter() - (time.time() - psutil.Process().create_time())
     _check_writable(out)
     chosen = {name: value for name, value in {"steps": steps, "warmup": warmup}.items() if value is not None}
-    if largest_batch and (unused := [*chosen, *(["out"] if out else [])]):
-        text = "--{name} has no effect on {command}: leave it out."
-        raise RecipeError("bench-option-unused", text, name=unused[0], command="bench --largest-batch")
     on = how.on(**how.how)
-    if largest_batch:
-        from .find import largest_batch as find
-
-        find(given, on, at_most, json_)
-        return
     from ..measure.bench import measure_train
 
     loaded = given.load()

@@ -1,4 +1,4 @@
-"""The answers of `find_lr`, `find_batch`, `transfer` and `check` as the terminal and notebooks show them."""
+"""The answers of `find_lr`, `transfer` and `check` as the terminal and notebooks show them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from rich.console import RenderableType
 
 from ..recipe.check import Finding
 from ..study.find_lr import MARKS, LrSearch
-from ..study.largest_batch import BatchSearch
 from ..study.transfer import UNAFFECTED, Transfer
 from ..words.facts import fact
-from ..words.figures import byte_size, sparkline
+from ..words.figures import sparkline
 from .charts import Panel, Trace, panel, style_of
 from .terminal import table
 
@@ -56,19 +55,6 @@ def curves(search: LrSearch) -> Panel:
     )  # fmt: skip
     assert drawn is not None  # a search whose losses are not finite has raised
     return drawn
-
-
-def batch(search: BatchSearch) -> Iterator[RenderableType]:
-    """The largest batch, and what to know of it."""
-    sizes = (byte_size(search.memory.needed), byte_size(search.memory.available))
-    cells = [search.target, "-" if search.batch is None else f"{search.batch:,}", *sizes, search.bound]
-    columns = ("target", "batch", "needs", "has", "bound by")
-    yield table(columns, [cells], left=("target", "bound by"), fold=columns)
-    yield ""
-    yield f"- {fact('memory-of-a-device', source=search.memory.available_source)}"
-    if search.batch is not None:
-        yield f"- {fact('batch-tried' if search.confirmed else 'batch-not-tried', batch=search.batch)}"
-    yield from (f"- {note}" for note in search.notes)
 
 
 def moved(move: Transfer) -> Iterator[RenderableType]:

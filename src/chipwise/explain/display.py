@@ -19,7 +19,6 @@ from ..engine.result import Result
 from ..planner.plans import Plan, Plans
 from ..recipe.check import Findings
 from ..study.find_lr import LrSearch
-from ..study.largest_batch import BatchSearch
 from ..study.study_file import FILE, Study
 from ..study.transfer import Transfer
 from ..words.facts import fact
@@ -121,7 +120,6 @@ def _(answer: Study) -> Shown:
 
 shown.register(Plan, lambda answer: shown(Plans([answer])))
 shown.register(LrSearch, lambda answer: Shown({}, advice.rates(answer), panels=[advice.curves(answer)]))
-shown.register(BatchSearch, lambda answer: Shown({}, advice.batch(answer)))
 shown.register(Transfer, lambda answer: Shown({}, advice.moved(answer)))
 shown.register(Findings, lambda answer: Shown({}, advice.doubts(answer)))
 

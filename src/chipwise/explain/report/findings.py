@@ -13,10 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...chips import find
 from ...data.stages import NAMES
 from ...data.watch import FED
 from ...engine.log import unsettled
 from ...engine.stored import StoredRun, number
+from ...planner.device_memory import sizes
 from ...words.facts import Fact, fact, say, texts
 from ...words.figures import one_line
 from ..row import part
@@ -157,7 +159,9 @@ def slow(
         precision = run.recipe.get("precision")
         finding = fact("chip-little-used", share=speed.share_of_peak, precision=one_line(precision))
         commands = ["--set precision=bf16"] * (precision == "f32")
-        commands.append(f"chipwise bench {recipe} --largest-batch")
+        chip = find(str(part(run.result, "devices").get("kind")))
+        smallest = [target.name for target in sizes(chip)][:1] if chip else []
+        commands += [f"chipwise plan {recipe} --on {target} --largest-batch" for target in smallest]
         yield Observation("time", finding, commands)
 
 
