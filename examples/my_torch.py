@@ -1,4 +1,4 @@
-"""A PyTorch module with batch norm and dropout, with PyTorch's loss.
+"""A PyTorch module with batch norm and dropout, with PyTorch's loss, optimizer and scheduler.
 
 pip install -e '.[torch]'
 chipwise train examples/my_torch.py:recipe --simulate 8
@@ -24,13 +24,14 @@ def recipe(dropout: float = 0.2):
     data = cw.datasets.digits()
     torch.manual_seed(0)  # of the initial weights: they are the module's
     module = net(dropout)
+    sgd = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(sgd, max_lr=0.1, total_steps=230)
     task = cw.torch.task(
         module, nn.CrossEntropyLoss(), train=data.train, eval=data.eval,
         inputs=lambda batch: batch["image"].reshape(-1, 1, 8, 8) / 16,  # in JAX, channels first
         metrics={"accuracy": cw.losses.correct},
     )  # fmt: skip
-    rate = cw.one_cycle(0.1, "30%", start=0.004, shape="cosine")  # torch.optim.lr_scheduler.OneCycleLR's
-    optimizer = cw.sgd(lr=rate, momentum=0.9, weight_decay=5e-4)
+    optimizer = cw.torch.optimizer(sgd, schedule, step="step")
     return cw.Recipe(name="my-torch", task=task, batch=64, replicas=8, duration="10ep", optimizer=optimizer)
 
 

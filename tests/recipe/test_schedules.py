@@ -27,6 +27,7 @@ from chipwise.recipe.schedules import (
     linear,
     one_cycle,
     piecewise,
+    tabulated,
     warmup,
 )
 from refusals import refused
@@ -43,6 +44,7 @@ EXAMPLES = [
     piecewise({"0st": 0.1, "50%": 0.01, "20ep": 0.001}),
     warmup(cosine(1e-3), "5%"),
     warmup(0.1, "100st", start=0.01),
+    tabulated([0.01 * (1 + step % 7) for step in range(2_344)]),
     function(optax.cosine_decay_schedule(0.1, 2000)),
 ]
 by_name = pytest.mark.parametrize("schedule", EXAMPLES, ids=repr)
@@ -79,6 +81,9 @@ def test_values_print_as_typed_and_compare(schedule):
     if isinstance(schedule, function):
         assert repr(schedule).startswith("function(optax.") and "0x" not in repr(schedule)
         return
+    if isinstance(schedule, tabulated):
+        assert "2,344 values" in repr(schedule)
+        schedule = tabulated(schedule.values[:5], "epoch")
     again = eval(repr(schedule))
     assert again == schedule and hash(again) == hash(schedule)
     assert dataclasses.replace(schedule) == schedule
@@ -262,12 +267,25 @@ def test_durations_may_be_given_as_values():
             "schedule-not-finite",
             {"step": 0},
         ),
+        (lambda: tabulated([0.1, math.inf]), "table-expected", {}),
+        (lambda: tabulated([]), "table-expected", {}),
+        (lambda: tabulated(0.1), "table-expected", {}),
+        (lambda: tabulated([0.1], "1ep"), "table-expected", {}),
         (lambda: as_schedule(lambda step: "a").table(Clock(10, 1, 5)), "function-value", {"value": "a"}),
     ],
 )
 def test_mistakes_are_named(make, code, facts):
     with refused(RecipeError, code, **facts):
         make()
+
+
+def test_a_table_has_a_value_for_each_epoch_and_then_the_last():
+    clock = Clock(100, 30, 12)  # epochs of 3 1/3 steps
+    table = tabulated([0.3, 0.2, 0.1], "epoch")
+    expected = [0.3] * 4 + [0.2] * 3 + [0.1] * 5
+    np.testing.assert_array_equal(table.table(clock), np.array(expected, np.float32))
+    half = table.stretched(lambda length: f"{Duration.parse(length).value / 2}ep")
+    assert half.values == (0.3, 0.1) and half.lengths() == [("table", "2 epochs")]
 
 
 def double(length):
@@ -284,6 +302,7 @@ def double(length):
         (one_cycle(0.3, "5ep", start=0.15), one_cycle(0.1, "5ep", start=0.05)),
         (exponential(0.2, 0.5, decay="9st", floor=0.2), exponential(0.05, 0.5, decay="9st", floor=0.05)),
         (piecewise({"0st": 0.2, "9st": 0.4}), piecewise({"0st": 0.05, "9st": 0.1})),
+        (tabulated([0.1, 0.4, 0.2], "epoch"), tabulated([0.025, 0.1, 0.05], "epoch")),
         (warmup(0.3, "5%"), warmup(0.1, "5%")),
         (warmup(cosine(0.3), "5%", start=0.03), warmup(cosine(0.1), "5%", start=0.01)),
     ],
@@ -314,6 +333,7 @@ def test_a_constant_needs_no_total():
         (warmup(cosine(0.1), "48ep"), "warmup-never-ends"),
         (warmup(one_cycle(0.4, warmup="48ep"), "1ep"), "peak-never-reached"),
         (piecewise({"0st": 0.1, "2344st": 0.01}), "piece-never-used"),
+        (tabulated([0.1] * 23, "epoch"), "table-too-short"),
     ],
 )
 def test_what_is_probably_not_meant_is_said(schedule, code):

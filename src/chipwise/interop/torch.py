@@ -22,6 +22,7 @@ import numpy as np
 from ..recipe.task import Sum, Task, Tree
 from .adapter import Data, Scored, Source, as_sum, examples, fitting, flattened, stated
 from .torch_check import check as compare
+from .torch_optimizer import optimizer as optimizer
 from .torch_trace import Traced, is_torch, torch_library, totalled
 
 

@@ -303,7 +303,7 @@ def plain(value: Any) -> Any:
         return value.json()
     if isinstance(value, Clock):
         return asdict(value)
-    if isinstance(value, tuple):  # the pieces of a piecewise schedule, or several numbers
+    if isinstance(value, tuple):  # the pieces of a piecewise schedule, or the values of a table
         pieces = all(isinstance(one, tuple) for one in value)
         return {key: plain(number) for key, number in value} if pieces else list(map(plain, value))
     if isinstance(value, np.generic):
@@ -363,6 +363,9 @@ def _host() -> Any:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
         return None
+
+
+_SHOWN = 8  # values of a table in a text
 
 
 @dataclass(frozen=True)
@@ -534,6 +537,50 @@ class piecewise(Schedule):
         ]
 
 
+@dataclass(frozen=True, repr=False)
+class tabulated(Schedule):
+    """`values`, one for `each` step or each epoch, and then the last one.
+
+    For what has no formula here, such as a scheduler of PyTorch: `cw.torch.optimizer` makes it.
+    """
+
+    values: Any  # given as any sequence of numbers; kept as a tuple
+    each: str = "step"
+
+    fits_any_run: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        listed = isinstance(self.values, Iterable) and not isinstance(self.values, str | bytes | Mapping)
+        object.__setattr__(self, "values", tuple(self.values) if listed else ())
+        if not self.values or not all(map(is_number, self.values)) or self.each not in ("step", "epoch"):
+            expected = "finite numbers, one for each='step' or each='epoch'"
+            raise invalid("table-expected", "a table", self, expected)
+
+    def __repr__(self) -> str:
+        return f"tabulated(values={_shortened(self.values)}, each={self.each!r})"
+
+    def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
+        at = np.floor(steps * clock.batch / clock.examples) if self.each == "epoch" else steps
+        return np.array(self.values, np.float64)[np.minimum(at.astype(np.int64), len(self.values) - 1)]
+
+    def _changed(self, number: Change, length: Lengthen) -> Schedule:
+        unit = {"step": "st", "epoch": "ep"}[self.each]
+        old, new = (Duration.parse(text).value for text in (LONG + unit, length(LONG + unit)))
+        count = max(math.floor(len(self.values) * new / old + Fraction(1, 2)), 1)
+        values = [self.values[min(i * old // new, len(self.values) - 1)] for i in range(count)]
+        return tabulated([number(value) for value in values], self.each)
+
+    def lengths(self) -> list[tuple[str, str]]:
+        return [("table", f"{len(self.values)} {self.each}s")]
+
+    def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
+        length = len(self.values) if self.each == "step" else clock.steps(f"{len(self.values)}ep")
+        if clock.total is None or clock.total <= length:
+            return []
+        about = {"setting": setting, "schedule": repr(self), "steps": length, "total": clock.total}
+        return [Fact("table-too-short", about)]
+
+
 @dataclass(frozen=True)
 class warmup(Schedule):
     """A linear ramp from `start` at step 0 into `schedule`, which it joins after `length`.
@@ -578,7 +625,8 @@ class warmup(Schedule):
 
 
 SCHEDULES: dict[str, type[Schedule]] = {
-    kind.__name__: kind for kind in (constant, linear, cosine, one_cycle, exponential, piecewise, warmup)
+    kind.__name__: kind
+    for kind in (constant, linear, cosine, one_cycle, exponential, piecewise, warmup, tabulated)
 }
 """What one can type, by name."""
 
@@ -609,7 +657,7 @@ def as_typed(value: Any) -> str:
     if not isinstance(value, Mapping) or "schedule" not in value:
         return str(value)
     settings = {("schedule" if k == "of" else k): v for k, v in value.items() if k != "schedule"}
-    texts = {k: as_typed(v) if isinstance(v, Mapping) else repr(v) for k, v in settings.items()}
+    texts = {k: as_typed(v) if isinstance(v, Mapping) else _shortened(v) for k, v in settings.items()}
     if value["schedule"] == function.__name__:
         shown = str(settings.get("call"))
     elif value["schedule"] == piecewise.__name__:
@@ -617,6 +665,15 @@ def as_typed(value: Any) -> str:
     else:
         shown = ", ".join(f"{k}={text}" for k, text in texts.items())
     return f"{value['schedule']}({shown})"
+
+
+def _shortened(value: Any) -> str:
+    """`repr`, of many numbers only the first and the last."""
+    if not isinstance(value, tuple | list):
+        return repr(value)
+    if len(value) <= _SHOWN:
+        return repr(list(value))
+    return f"[{value[0]!r}, ... {len(value):,} values ..., {value[-1]!r}]"
 
 
 def _between(a: float, b: float | np.ndarray, t: np.ndarray) -> np.ndarray:

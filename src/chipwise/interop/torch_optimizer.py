@@ -1,0 +1,230 @@
+"""Converts a PyTorch optimizer and scheduler to a recipe's optimizer with the same updates.
+
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.4, total_steps=2000)
+    recipe = cw.Recipe(..., optimizer=cw.torch.optimizer(optimizer, scheduler, step="step"))
+
+The result is `cw.sgd`, `cw.adam` or `cw.adamw` if these compute the same. Dampening, Adam with L2, and groups
+with their own settings become an optax chain. A copy of the scheduler runs here, once, and what it sets
+becomes a table: so every scheduler is exact, also those that users write.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from ..errors import RecipeError, invalid, unknown
+from ..recipe.optimizers import Optimizer, adam, adamw, from_optax, sgd
+from ..recipe.schedules import tabulated
+from ..words.figures import one_line
+from .torch_trace import torch_library
+
+_KINDS = ("SGD", "Adam", "AdamW")
+_INPUTS = ("lr", "momentum", "b1", "weight_decay")
+"""Settings of a group that are inputs of the step; the others are fixed in its program."""
+
+
+def optimizer(
+    optimizer: Any, scheduler: Any = None, *, module: Any = None, step: str | None = None,
+    length: int | None = None,
+) -> Optimizer:  # fmt: skip
+    """An optimizer for a recipe, with the updates of PyTorch's `optimizer` and `scheduler`.
+
+    *Arguments:*
+
+    - `optimizer`: a new `torch.optim.SGD`, `Adam` or `AdamW`.
+    - `scheduler`: any new scheduler, made for `optimizer`, whose `step()` needs no argument.
+    - `step`: how often the training loop calls `scheduler.step()`: "step" or "epoch".
+    - `length`: the run's length in these, for which the scheduler is run here; `OneCycleLR` knows its own. In
+      a longer run the last values stay.
+    - `module`: the module of the parameters, for their names; needed with several parameter groups.
+      Parameters that are in no group are not updated, as in PyTorch.
+
+    The gradient is that of the mean loss over the batch. Raises `RecipeError` for optimizers and settings
+    that have no counterpart here, and for a scheduler that cannot be run in advance.
+    """
+    torch = torch_library()
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        expected = "a torch.optim.Optimizer, such as torch.optim.SGD(net.parameters(), lr=0.1)"
+        raise invalid("torch-no-optimizer", "optimizer", optimizer, expected)
+    kind = type(optimizer).__name__
+    if kind not in _KINDS or not type(optimizer).__module__.startswith("torch.optim"):
+        raise unknown(
+            "torch-optimizer-unknown", "optimizer of torch.optim", kind, _KINDS, instead="cw.from_optax"
+        )
+    if optimizer.state:
+        raise RecipeError("torch-optimizer-used", "This {kind} has made steps: give a new one.", kind=kind)
+    if scheduler is not None and scheduler.optimizer is not optimizer:
+        raise RecipeError("torch-scheduler-foreign", kind=type(scheduler).__name__)
+    decoupled = {bool(group.get("decoupled_weight_decay")) for group in optimizer.param_groups}
+    if kind == "Adam" and True in decoupled:  # Adam(decoupled_weight_decay=True) is AdamW
+        if len(decoupled) > 1:
+            raise RecipeError("torch-optimizer-setting", kind=kind, name="decoupled_weight_decay")
+        kind = "AdamW"
+    own = [_settings(kind, group) for group in optimizer.param_groups]
+    if scheduler is not None:
+        own = _scheduled(kind, scheduler, step, length)
+    names = _names(optimizer, module)
+    if names is None:
+        return _single(kind, own[0])
+    fixed = tuple({k: v for k, v in one.items() if k not in _INPUTS} for one in own)
+    hyper = {f"{k}_{i}" if i else k: v for i, one in enumerate(own) for k, v in one.items() if k in _INPUTS}
+    return from_optax(functools.partial(groups, kind=kind, fixed=fixed, names=names), **hyper)
+
+
+class GroupNames(tuple):
+    """Pairs of a parameter and its group, with a short repr, since it is in a recipe's description."""
+
+    def __repr__(self) -> str:
+        counts = [sum(at == i for _, at in self) for i in range(1 + max(at for _, at in self))]
+        return f"{'+'.join(map(str, counts))} parameters"
+
+
+def groups(kind: str, fixed: tuple[dict[str, Any], ...], names: GroupNames, **inputs: Any) -> Any:
+    """PyTorch's parameter groups as an optax transformation. *Arguments:* `fixed`: for each group the
+    settings that are not inputs; `inputs` of all groups: `lr` and others of the first, `lr_1` of the
+    second."""
+    known = dict(names)
+
+    def labels(params: Any) -> Any:
+        def one(path: Any, _: Any) -> str:
+            return str(known.get(jax.tree_util.keystr(path, simple=True, separator="/"), "none"))
+
+        return jax.tree_util.tree_map_with_path(one, params)
+
+    parts = {"none": optax.set_to_zero()}
+    for i, own in enumerate(fixed):
+        given = {k: inputs[f"{k}_{i}" if i else k] for k in _INPUTS if (f"{k}_{i}" if i else k) in inputs}
+        parts[str(i)] = chain(kind, **own, **given)
+    return optax.partition(parts, labels)
+
+
+def _single(kind: str, group: dict[str, Any]) -> Optimizer:
+    given = dict(group)
+    if kind == "SGD" and not group["dampening"]:
+        del given["dampening"]
+        return sgd(**given)
+    if kind == "AdamW":
+        return adamw(**given)
+    if kind == "Adam" and not group["weight_decay"]:
+        del given["weight_decay"]
+        return adam(**given)
+    fixed = {k: v for k, v in group.items() if k not in _INPUTS}
+    inputs = {k: v for k, v in group.items() if k in _INPUTS}
+    return from_optax(functools.partial(chain, kind, **fixed), elementwise=True, **inputs)
+
+
+def chain(kind: str, **group: Any) -> optax.GradientTransformation:
+    """The update rule of one group. *Arguments:* its settings, with the inputs as arrays."""
+    decay = optax.stateless(
+        lambda updates, params: jax.tree.map(lambda u, p: u + group["weight_decay"] * p, updates, params)
+    )
+    rate = optax.scale_by_learning_rate(group["lr"])
+    if kind == "SGD":
+        return optax.chain(decay, _momentum(group["momentum"], group["dampening"], group["nesterov"]), rate)
+    moments = optax.scale_by_adam(group["b1"], group["b2"], group["eps"])
+    return optax.chain(moments, decay, rate) if kind == "AdamW" else optax.chain(decay, moments, rate)
+
+
+def _momentum(momentum: Any, dampening: float, nesterov: bool) -> optax.GradientTransformation:
+    """`torch.optim.SGD`: the velocity of the first step is the gradient, without dampening."""
+
+    def init(params: Any) -> Any:
+        return {"first": jnp.ones(()), "velocity": jax.tree.map(jnp.zeros_like, params)}
+
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        first = state["first"] > 0
+
+        def moved(g: Any, v: Any) -> Any:
+            return jnp.where(first, g, momentum * v + (1 - dampening) * g)
+
+        velocity = jax.tree.map(moved, grads, state["velocity"])
+        steps = jax.tree.map(lambda g, v: g + momentum * v, grads, velocity) if nesterov else velocity
+        return steps, {"first": jnp.zeros_like(state["first"]), "velocity": velocity}
+
+    return optax.GradientTransformation(init, update)
+
+
+def _settings(kind: str, group: dict[str, Any]) -> dict[str, Any]:
+    """A group's settings by the names they have here. Raises `RecipeError` for one without a counterpart."""
+    for name in ("maximize", "amsgrad"):
+        if group.get(name):
+            raise RecipeError("torch-optimizer-setting", kind=kind, name=name)
+    if kind == "SGD":
+        names = ("momentum", "dampening", "nesterov")
+        own = {name: group[name] for name in names}
+    else:
+        own = {"b1": group["betas"][0], "b2": group["betas"][1], "eps": group["eps"]}
+    own |= {"lr": group["lr"], "weight_decay": group["weight_decay"]}
+    return {name: v if isinstance(v, bool) else float(v) for name, v in own.items()}
+
+
+def _scheduled(kind: str, scheduler: Any, step: str | None, length: int | None) -> list[dict[str, Any]]:
+    """The settings of each group, as tables where a copy of `scheduler` changes them."""
+    name = type(scheduler).__name__
+    if step not in ("step", "epoch"):
+        raise invalid("torch-scheduler-step", "step", step, "'step' or 'epoch'")
+    if isinstance(scheduler, torch_library().optim.lr_scheduler.ReduceLROnPlateau):
+        raise RecipeError("torch-scheduler-reads-loss", kind=name)
+    if steps := getattr(scheduler, "last_epoch", 0):
+        raise RecipeError("torch-scheduler-used", kind=name, steps=steps)
+    length = getattr(scheduler, "total_steps", None) if length is None else length
+    if not isinstance(length, int) or length < 1:
+        expected = f"the run's {step}s, such as 30"
+        raise invalid("torch-scheduler-length", f"length with {name}", length, expected)
+    shared = {id(p): p for group in scheduler.optimizer.param_groups for p in group["params"]}
+    rows = []
+    try:
+        own = copy.deepcopy(scheduler, shared)  # but for the parameters
+        for time in range(length):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # that the optimizer makes no steps
+                if time:
+                    own.step()
+            rows.append([_settings(kind, group) for group in own.optimizer.param_groups])
+    except Exception as error:  # whatever a scheduler of the user's raises
+        raise RecipeError(
+            "torch-scheduler-fails", kind=name, length=length, step=step, reason=one_line(error)
+        ) from error
+    return [
+        {name: _series(name, [row[i][name] for row in rows], step) for name in group}
+        for i, group in enumerate(rows[0])
+    ]
+
+
+def _series(name: str, values: list[Any], step: str) -> Any:
+    """A setting that stays, or the table of one that a scheduler changes."""
+    if all(value == values[0] for value in values):
+        return values[0]
+    if name not in _INPUTS:
+        raise invalid("torch-scheduler-fixed", "what a scheduler changes", name, f"one of {_INPUTS}")
+    # As many digits as the step uses: they are stored with every run.
+    return tabulated([float(str(np.float32(value))) for value in values], step)
+
+
+def _names(optimizer: Any, module: Any) -> GroupNames | None:
+    """Parameter to the number of its group; None if one group has all parameters."""
+    groups = optimizer.param_groups
+    held = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
+    if module is None:
+        if len(groups) == 1:
+            return None
+        if any("param_names" not in group for group in groups):
+            raise RecipeError("torch-groups-unnamed", groups=len(groups))
+        pairs = [(name, i) for i, group in enumerate(groups) for name in group["param_names"]]
+    else:
+        named = dict(module.named_parameters())
+        if not set(held) <= {id(p) for p in named.values()}:
+            raise RecipeError("torch-optimizer-foreign", module=type(module).__name__)
+        if len(groups) == 1 and len(held) == len(named):
+            return None
+        pairs = [(name, held[id(p)]) for name, p in named.items() if id(p) in held]
+    return GroupNames((name.replace(".", "/"), i) for name, i in pairs)
