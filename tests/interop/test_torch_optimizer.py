@@ -33,7 +33,6 @@ OPTIMIZERS = {
     "nesterov": lambda m: torch.optim.SGD(
         m.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1
     ),
-    "dampening": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, dampening=0.5),
     "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.01, betas=(0.8, 0.99), eps=1e-6),
     "adam with L2": lambda m: torch.optim.Adam(m.parameters(), lr=0.01, weight_decay=0.1),
     "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, weight_decay=0.1),
@@ -191,6 +190,7 @@ def test_the_scheduler_itself_stays_as_it_was():
         (lambda m: torch.optim.RMSprop(m.parameters()), None, {}, "torch-optimizer-unknown"),
         (lambda m: torch.optim.Adam(m.parameters(), amsgrad=True), None, {}, "torch-optimizer-setting"),
         (lambda m: torch.optim.SGD(m.parameters(), maximize=True), None, {}, "torch-optimizer-setting"),
+        (lambda m: torch.optim.SGD(m.parameters(), dampening=0.5), None, {}, "torch-optimizer-setting"),
         (OPTIMIZERS["groups of sgd"], None, {}, "torch-groups-unnamed"),
         (OPTIMIZERS["sgd"], None, {"module": torch.nn.Linear(1, 1)}, "torch-optimizer-foreign"),
         (OPTIMIZERS["sgd"], lambda o: sched.CosineAnnealingLR(o, 5), {}, "torch-scheduler-step"),

@@ -4,8 +4,8 @@
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.4, total_steps=2000)
     recipe = cw.Recipe(..., optimizer=cw.torch.optimizer(optimizer, scheduler, step="step"))
 
-The result is `cw.sgd`, `cw.adam` or `cw.adamw` if these compute the same. Dampening, Adam with L2, and groups
-with their own settings become an optax chain. A copy of the scheduler runs here, once, and what it sets
+The result is `cw.sgd`, `cw.adam` or `cw.adamw` if these compute the same. Adam with L2, and groups with
+their own settings become an optax chain. A copy of the scheduler runs here, once, and what it sets
 becomes a table: so every scheduler is exact, also those that users write.
 """
 
@@ -17,7 +17,6 @@ import warnings
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -109,8 +108,7 @@ def groups(kind: str, fixed: tuple[dict[str, Any], ...], names: GroupNames, **in
 
 def _single(kind: str, group: dict[str, Any]) -> Optimizer:
     given = dict(group)
-    if kind == "SGD" and not group["dampening"]:
-        del given["dampening"]
+    if kind == "SGD":
         return sgd(**given)
     if kind == "AdamW":
         return adamw(**given)
@@ -129,38 +127,18 @@ def chain(kind: str, **group: Any) -> optax.GradientTransformation:
     )
     rate = optax.scale_by_learning_rate(group["lr"])
     if kind == "SGD":
-        return optax.chain(decay, _momentum(group["momentum"], group["dampening"], group["nesterov"]), rate)
+        return optax.chain(decay, optax.trace(group["momentum"], group["nesterov"]), rate)
     moments = optax.scale_by_adam(group["b1"], group["b2"], group["eps"])
     return optax.chain(moments, decay, rate) if kind == "AdamW" else optax.chain(decay, moments, rate)
 
 
-def _momentum(momentum: Any, dampening: float, nesterov: bool) -> optax.GradientTransformation:
-    """`torch.optim.SGD`: the velocity of the first step is the gradient, without dampening."""
-
-    def init(params: Any) -> Any:
-        return {"first": jnp.ones(()), "velocity": jax.tree.map(jnp.zeros_like, params)}
-
-    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        first = state["first"] > 0
-
-        def moved(g: Any, v: Any) -> Any:
-            return jnp.where(first, g, momentum * v + (1 - dampening) * g)
-
-        velocity = jax.tree.map(moved, grads, state["velocity"])
-        steps = jax.tree.map(lambda g, v: g + momentum * v, grads, velocity) if nesterov else velocity
-        return steps, {"first": jnp.zeros_like(state["first"]), "velocity": velocity}
-
-    return optax.GradientTransformation(init, update)
-
-
 def _settings(kind: str, group: dict[str, Any]) -> dict[str, Any]:
     """A group's settings by the names they have here. Raises `RecipeError` for one without a counterpart."""
-    for name in ("maximize", "amsgrad"):
+    for name in ("maximize", "amsgrad", "dampening"):
         if group.get(name):
             raise RecipeError("torch-optimizer-setting", kind=kind, name=name)
     if kind == "SGD":
-        names = ("momentum", "dampening", "nesterov")
-        own = {name: group[name] for name in names}
+        own = {name: group[name] for name in ("momentum", "nesterov")}
     else:
         own = {"b1": group["betas"][0], "b2": group["betas"][1], "eps": group["eps"]}
     own |= {"lr": group["lr"], "weight_decay": group["weight_decay"]}
