@@ -224,9 +224,9 @@ def test_other_models_are_refused_and_leave_nothing(gpt2, tmp_path):
 
 
 def test_a_name_of_the_hub_is_taken_from_its_cache_or_refused(gpt2, tmp_path, monkeypatch):
-    hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     with refused(DataError, "weights-hub", name="some/gpt2"):
         cw.pretrained("hf://some/gpt2")
     kept = tmp_path / "hub" / "models--some--gpt2"
