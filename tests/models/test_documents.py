@@ -20,7 +20,7 @@ from chipwise.recipes.tokens import end_of
 from refusals import refused
 
 END, KINDS, CONTEXT = 31, 32, 24
-SIZES = [f"context={CONTEXT}", f"vocabulary={KINDS}", "depth=2", "width=16", "heads=2", "precision=f32"]
+SIZES = [f"context={CONTEXT}", f"vocabulary={KINDS}", "depth=1", "width=16", "heads=2", "precision=f32"]
 NETS = {"gpt2-124m": SIZES, "llama-8b": [*SIZES, "kv_heads=1", "hidden=24", "shards=1"]}
 
 
@@ -134,16 +134,14 @@ def losses(name, rows):
 
 @pytest.mark.parametrize("name", NETS)
 def test_packed_documents_are_learnt_as_alone(name):
-    texts = [np.random.default_rng(i).integers(0, END, n) for i, n in enumerate((6, 9, 7))]
+    texts = [np.random.default_rng(i).integers(0, END, n) for i, n in enumerate((13, 9))]
     packed = np.concatenate([np.append(END, text) for text in texts] + [[END]])
-    assert len(packed) == CONTEXT + 2
-    together, gradient = losses(name, [packed[: CONTEXT + 1]])
+    assert len(packed) == CONTEXT + 1
+    together, gradient = losses(name, [packed])
     apart = [losses(name, [np.append(np.append(END, text), END)]) for text in texts]
-    last, _ = losses(name, [packed[-2:]])  # the last text's end does not fit in the row
-    alone = sum(value for value, _ in apart)
-    cut = losses(name, [np.append(END, texts[2])])[0] - apart[2][0]
-    np.testing.assert_allclose(together, alone + cut, rtol=1e-5)
-    assert jax.tree.all(jax.tree.map(lambda x: jnp.isfinite(x).all(), gradient)) and jnp.isfinite(last)
+    np.testing.assert_allclose(together, sum(value for value, _ in apart), rtol=1e-5)
+    total = jax.tree.map(lambda *x: sum(x), *(gradient for _, gradient in apart))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4 * jnp.abs(b).max()), gradient, total)
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -159,7 +157,7 @@ def test_training_has_one_fingerprint(name, tmp_path):
         recipe = dataclasses.replace(recipe, task=task, duration="4st", optimizer=cw.adamw(lr=0.01))
         return cw.fit(recipe, on=cw.On(**on), progress="none").fingerprint
 
-    assert len({trained(devices=1), trained(devices=3), trained(devices=4, feed="host")}) == 1
+    assert trained(devices=1) == trained(devices=3, feed="host")
 
 
 def test_the_end_is_that_of_the_pack(tmp_path):
