@@ -361,18 +361,22 @@ def test_products_by_heads_are_the_layer_that_tpus_run(make):
     jax.tree.map(near, *made.values())
 
 
+@pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("layers", [1, 2])
-def test_every_backward_pass_of_cudnn_is_asked_for_a_fixed_order(layers):
+def test_every_backward_pass_of_cudnn_is_asked_for_a_fixed_order(layers, documents):
+    ids = jnp.zeros((2, 128), jnp.int32) if documents else None
+
     def loss(x):
         for _ in range(layers):
-            x = x + attention(x, x, x, causal=True)
+            x = x + attention(x, x, x, causal=True, document=ids)
         return jnp.sum(x.astype(jnp.float32))
 
     shape = jax.ShapeDtypeStruct((2, 128, 4, 32), jnp.bfloat16)
     with traced_for(named("a100")), _cudnn_assumed(False):
         lowered = jax.jit(jax.grad(loss)).trace(shape).lower(lowering_platforms=("cuda",))
     before, after = lowered.as_text(), in_fixed_order(lowered).as_text()
-    assert before.count("fmhaSoftmaxBackward(") == after.count("fmhaSoftmaxBackward(") == layers
+    name = "fmhaScaleBiasSoftmaxBackward(" if documents else "fmhaSoftmaxBackward("
+    assert before.count(name) == after.count(name) == layers
     assert ("force_deterministic" in before, after.count("force_deterministic")) == (False, layers)
 
 
