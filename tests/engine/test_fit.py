@@ -153,7 +153,8 @@ def test_all_devices_are_used_that_the_replicas_can_use(replicas, found, used, c
     assert result.devices["count"] == used
     said = capsys.readouterr().err
     assert ("devices found" in said) == (used < found)
-    assert f"{used} × cpu (simulated), {replicas // used} of {replicas} replicas each" in said
+    each = f"{replicas // used}" + f" to {-(-replicas // used)}" * (replicas % used > 0)
+    assert f"{used} × cpu (simulated), {each} of {replicas} replicas each" in said
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
