@@ -60,7 +60,9 @@ def test_every_row_is_a_moment_and_code_there_changes_no_bit(recipe, whole, tmp_
     assert moment.result.fingerprint == whole.fingerprint and moment.metrics == whole.metrics
     kept = [{k: v for k, v in row.items() if "/" in k} for row in moment.result.history]
     assert kept == [{k: v for k, v in row.items() if "/" in k} for row in whole.history]
-    assert 0.5 * seconds < moment.result.seconds["own_code"] and "own_code" not in whole.seconds
+    assert 0.5 * seconds < moment.result.seconds["own_code"]
+    # Where nobody has code there, the section holds only what a busy machine took from the loop.
+    assert whole.seconds.get("own_code", 0.0) < moment.result.seconds["own_code"]
     assert moment.result.seconds["train"] < seconds + whole.seconds["total"]
 
 
