@@ -44,13 +44,11 @@ def hostile(value):
 def test_the_answer_comes_first_and_the_result_before_the_speed(made):
     text = " ".join(Reader(compare_page.render(made)).text.split())
     headline = " ".join(f["text"] for f in made["sentences"]["headline"])
-    parts = (headline, "Each row", "Result", "Speed", "What differs", "The same computation")
+    parts = (headline, "Each row", "Result", "Speed", "What differs")
     at = [text.index(s) for s in (*parts, "Where every")]
     assert at == sorted(at)
     for row in made["rows"]:
         assert row["label"] in text and row["source"]["text"] in text
-    for sentence in (a["fact"]["text"] for a in made["agreement"]):
-        assert sentence in text
 
 
 def test_every_picture_is_there(made):

@@ -14,7 +14,7 @@ def test_a_study_of_several_points_is_compared(tmp_path, capsys):
     made = study(tmp_path / "study")
     assert main(["report", str(made), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["schema"] == "chipwise.comparison/6"
+    assert found["schema"] == "chipwise.comparison/7"
     assert [row["label"] for row in found["rows"]] == ["lr=0.1", "lr=0.2"]
     assert main(["report", str(made), "--html", str(tmp_path / "page.html")]) == 0
     assert (tmp_path / "page.html").exists()

@@ -24,7 +24,6 @@ def render(document: Document) -> str:
         document=document,
         title=" and ".join(document["recipes"]),
         said={subject: texts(facts) for subject, facts in document["sentences"].items()},
-        same=[a["fact"]["text"] for a in document["agreement"]],
         panels=[one for _, one, _ in drawn if one is not None],
         undrawn=[f"{title}, {why}" for title, one, why in drawn if one is None and why],
         sources=sources(document),

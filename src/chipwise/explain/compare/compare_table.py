@@ -40,7 +40,6 @@ def parts(document: Document) -> Iterator[RenderableType]:
     yield from _part("Wall time", sentences["wall"])
     differing = [f"{d['setting']}: {values(d['values'])}" for d in document["differing"]]
     yield from _part("What differs", differing)
-    yield from _part("The same computation?", [a["fact"]["text"] for a in document["agreement"]])
     yield from _part("Where the figures come from", sources(document))
 
 

@@ -18,8 +18,8 @@ from ...words.facts import plain
 from ..row import Repeat, Row
 from ..row_sources import read
 from ..terminal import heading
-from .agreement import agreement, differing, same_device
 from .conclusions import conclusions
+from .differing import differing, same_device
 from .row_figures import (
     FEW,
     Figure,
@@ -31,7 +31,7 @@ from .row_figures import (
     wall_seconds,
 )
 
-SCHEMA = "chipwise.comparison/6"
+SCHEMA = "chipwise.comparison/7"
 _POINTS = 400  # at most, in a curve
 _FIRST = ("eval/accuracy", "eval/loss")  # what is compared, where it is there and no other is named
 
@@ -67,14 +67,12 @@ def document(
     speeds = {row.label: examples_per_second(row) for row in rows}
     base = _baseline(rows, speeds, baseline)
     one_batch = len({row.batch for row in rows if speeds[row.label]}) == 1
-    agreements = {row.label: agreement(row, base) for row in rows if row is not base}
     metric = _metric(rows, metric)
     base_time = times[list(rows).index(base)]
     stated_rows = []
     for row, time in zip(rows, times, strict=True):
         stated = _stated(row) | _figures(row, base, speeds, (time, base_time), one_batch)
         stated_rows.append(stated | {
-            "same_computation": row is base or agreements[row.label].same,
             "same_device": None if row is base else same_device(row, base),
             "metric": _final(row, base, metric),
             "repeats": [_repeat(r) for r in row.repeats],
@@ -88,7 +86,6 @@ def document(
             "target": None if target is None else {**asdict(target), "words": str(target)},
             "metric": metric,
             "differing": differing(rows),
-            "agreement": list(agreements.values()),
             "rows": stated_rows,
         }
     )

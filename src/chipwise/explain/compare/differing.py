@@ -1,0 +1,51 @@
+"""What differs between rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..row import Row
+
+_COMMON = (
+    *("recipe", "parameters", "batch", "replicas", "precision", "data", "framework"),
+    *("exact", "machine", "where"),
+)
+_WORDS = {"batch": "batch (global)", "where": "device"}
+
+
+@dataclass(frozen=True)
+class Differing:
+    """A setting that differs between the rows that state it: `values` by label; `None` is not set."""
+
+    setting: str
+    values: dict[str, Any]
+
+
+def differing(rows: Sequence[Row]) -> list[Differing]:
+    """The differences, most important first. Recipe settings are compared only between rows that store
+    them."""
+    settings = []
+    for name in _COMMON:
+        stating = [row for row in rows if name != "where" or row.device is not None]
+        values = {row.label: v for row in stating if (v := getattr(row, name)) is not None}
+        settings.append(Differing(_WORDS.get(name, name), values))
+    stored = [row for row in rows if row.settings]  # a setting that one row lacks differs too
+    for part in ("columns", "settings"):
+        for name in dict.fromkeys(key for row in stored for key in getattr(row, part)):
+            values = {row.label: getattr(row, part).get(name) for row in stored}
+            settings.append(Differing(name, values))
+    for name in dict.fromkeys(key for row in rows for key in row.versions):
+        values = {row.label: row.versions[name] for row in rows if name in row.versions}
+        settings.append(Differing(f"version of {name}", values))
+    return [d for d in settings if len({str(v) for v in d.values.values()}) > 1]
+
+
+def same_device(row: Row, other: Row) -> bool:
+    """Whether two rows are known to have run on equally many devices of one kind; for CPUs, which
+    all have one name, on one kind of machine."""
+    if row.device is None or row.where != other.where:
+        return False
+    cpu = row.simulated or row.device.lower().startswith("cpu")
+    return not cpu or (row.machine is not None and row.machine == other.machine)
