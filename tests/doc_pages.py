@@ -184,6 +184,11 @@ sys.modules |= {"torchvision": types.ModuleType("torchvision"), "torchvision.dat
 huggingface.load_dataset = lambda *_, **__: huggingface.Dataset.from_dict({"label": [0, 1]})
 to_array = np.asarray
 """,
+    "tutorial/language": """
+import json
+rows = [{"question": f"What is {i} and {i}? ", "answer": f"It is {2 * i}, I think."} for i in range(999)]
+Path("chats.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
+""",
     "tutorial/models": """
 done("train my_task.py:recipe --run runs/mine --set duration=1ep --quiet")
 import torch

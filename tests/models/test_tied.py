@@ -100,3 +100,19 @@ def test_sorted_rows_are_added_as_scattered_ones(n):
         5, jnp.stack([tokens, -tokens]), jnp.stack([rows, rows])
     )
     np.testing.assert_array_equal(many[1], tied._sums(5, -tokens, rows))
+
+
+def test_what_is_not_counted_has_no_loss_whatever_its_target(monkeypatch):
+    monkeypatch.setattr(tied, "_CHUNK", 4)
+    hidden, table, targets = drawn((2, 5))
+    counted = jnp.array([[0, 1, 1, 0, 0], [0, 0, 0, 0, 1]], jnp.uint8)
+    both = jax.jit(jax.value_and_grad(next_token_loss, (0, 1)))
+    found = both(hidden, table, targets, counted)
+    for other in ((targets + 1) % VOCABULARY, jnp.full_like(targets, -1)):
+        again = both(hidden, table, jnp.where(counted == 1, targets, other), 255 * counted)
+        assert all(map(jnp.array_equal, jax.tree.leaves(found), jax.tree.leaves(again)))
+    kept = counted == 1
+    alone = both(hidden[kept], table, targets[kept])
+    np.testing.assert_allclose(found[0], alone[0], rtol=1e-6)
+    np.testing.assert_allclose(found[1][1], alone[1][1], rtol=1e-5, atol=1e-6)
+    assert not found[1][0][~kept].any()

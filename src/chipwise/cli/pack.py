@@ -67,7 +67,9 @@ def pack(
     shards: str = option("Files for each column. [1 GiB each]", "auto|N", default="auto"),
     max_skipped: int | None = option("Stop if more cannot be packed. [1 %, at least 10]", "N"),
     workers: int | None = option("Threads. [one per core]", "N"),
-    columns: str | None = option("A table's columns: image=img,label=fine_label,text=body.", "ROLE=NAME,..."),
+    columns: str | None = option(
+        "A table's columns: image=img,label=fine_label,text=body,prompt=question.", "ROLE=NAME,..."
+    ),
     verify: bool = flag("Of a pack: read every byte, name each damaged file (exit code 3)."),
     json_: bool = options.JSON,
 ) -> None:
@@ -78,6 +80,7 @@ def pack(
       chipwise pack photos photos-224 --size 224
       chipwise pack labels.csv scans --size 512 --store jpeg --split 0.1
       chipwise pack books tokens --tokens 1025 --tokenizer gpt2.json --split 0.01
+      chipwise pack chats.jsonl chats --tokens 1025 --columns prompt=question,text=answer
       chipwise pack photos.parquet photos --size 224 --columns image=photo,label=kind
       chipwise pack photos-224 --verify
     """

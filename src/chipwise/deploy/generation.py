@@ -20,8 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..data.pack.tokenise import BYTES, TOKENIZER, Tokenizer, read_tokenizer
-from ..data.packed import PackedFolder
+from ..data.pack.tokenise import BYTES, TOKENIZER, Tokenizer, tokenizer_of
 from ..engine.moment import Moment
 from ..engine.on import ALL, On
 from ..engine.result import Result
@@ -272,18 +271,14 @@ def _drawn(logits: jax.Array, numbers: Any, positions: Any, how: Any, top_k: int
 def _tokenizer(known: Trained, vocabulary: int, given: str | Path | None) -> Tokenizer:
     """How text is cut: by `given`, else as in the training data, if that is here. Raises `DataError` for a
     tokenizer of another vocabulary."""
-    train, below, end = known.recipe.task.train, None, None
-    if isinstance(train, PackedFolder):
-        below, end = train.below.get("token"), (train.manifest["settings"].get("text") or {}).get("end")
-        packed = train.path.parent / TOKENIZER
-        given = packed if given is None and packed.is_file() else given
-    if given is None:
-        return BYTES if BYTES.kinds in (vocabulary, below) else _NUMBERS
-    found = read_tokenizer(given, end)
+    train = known.recipe.task.train
+    found, below = tokenizer_of(train, given), getattr(train, "below", {}).get("token")
+    if found is None:
+        return BYTES if BYTES.kinds == vocabulary else _NUMBERS
     if found.kinds > vocabulary or below not in (None, found.kinds):
         wrong = "{path} has {kinds:,} kinds of tokens, and the model {expected:,}: give the one of its pack."
-        expected = below or vocabulary
-        raise DataError("tokenizer-vocabulary", wrong, path=given, kinds=found.kinds, expected=expected)
+        about = {"path": given or TOKENIZER, "kinds": found.kinds, "expected": below or vocabulary}
+        raise DataError("tokenizer-vocabulary", wrong, **about)
     return found
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..atomic import read_regular
-from ..data.pack.tokenise import BYTES, TOKENIZER, read_tokenizer
+from ..data.pack.tokenise import BYTES, TOKENIZER, tokenizer_of
 from ..data.packed import PackedFolder
 from ..engine.checkpoint import flatten
 from ..errors import DataError, RecipeError, library
@@ -169,16 +169,14 @@ def folder_files(model: Trained) -> tuple[dict[str, bytes], dict[str, np.ndarray
 
 def _tokenizer(task: Task) -> tuple[dict[str, bytes], int | None]:
     """The tokenizer's files if the pack that trained the model is here, and the token after a document."""
-    if not isinstance(task.train, PackedFolder):
-        return {}, None
-    file, text = task.train.path.parent / TOKENIZER, task.train.manifest["settings"].get("text") or {}
-    if not file.is_file():
-        return {}, BYTES.end if task.train.below.get("token") == BYTES.kinds else None
-    cut = read_tokenizer(file, text.get("end"))
+    cut, pack = tokenizer_of(task.train), task.train
+    if cut is None or cut is BYTES or not isinstance(pack, PackedFolder):
+        return {}, None if cut is None else cut.end
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": task.context}
     if cut.end is not None:
         config |= {"bos_token": cut.decode([cut.end]), "eos_token": cut.decode([cut.end])}
-    return {TOKENIZER: file.read_bytes(), "tokenizer_config.json": _json(config)}, cut.end
+    file = read_regular(pack.path.parent / TOKENIZER)
+    return {TOKENIZER: file, "tokenizer_config.json": _json(config)}, cut.end
 
 
 def _json(value: Any) -> bytes:

@@ -107,7 +107,8 @@ def splash(
             segments, each = kernels.SegmentIds(*(_filled(document, n) for n in (long, wide))), 0
         elif (long, wide) != (t, s) and not mask.causal:
             # Padding is a separate segment; with a causal mask no position sees it.
-            segments = kernels.SegmentIds(*(_numbered(n, m) for n, m in ((t, long), (s, wide))))
+            ends = (_filled(jnp.zeros((1, n), jnp.int32), m)[0] for n, m in ((t, long), (s, wide)))
+            segments = kernels.SegmentIds(*ends)
         parts = [
             jnp.pad(x, [(0, 0), (0, n - x.shape[1]), (0, 0), (0, 0)]).transpose(0, 2, 1, 3)
             for x, n in ((query * jnp.asarray(d**-0.5, query.dtype), long), (key, wide), (value, wide))
@@ -120,10 +121,6 @@ def splash(
 
 PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
 """Products of splash attention's kernels; the last two compute the weights again."""
-
-
-def _numbered(n: int, whole: int) -> jax.Array:
-    return (jnp.arange(whole, dtype=jnp.int32) >= n).astype(jnp.int32)
 
 
 def block_of(length: int, size: int, window: int | None = None) -> int:

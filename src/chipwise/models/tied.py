@@ -76,14 +76,16 @@ embed.defvjp(_embed_forward, _embed_backward)
 
 
 @jax.custom_vjp
-def next_token_loss(hidden: jax.Array, table: jax.Array, targets: jax.Array) -> jax.Array:
+def next_token_loss(
+    hidden: jax.Array, table: jax.Array, targets: jax.Array, counted: jax.Array | None = None
+) -> jax.Array:
     """The SUM over tokens of the cross-entropy of `hidden @ table.T`, in nats: () float32.
 
     *Arguments:* `hidden` `(..., width)` and `table` `(vocabulary, width)` of one float dtype, in which they
     are multiplied; logits, log-sum-exp and sums are float32. `targets` `(...)`: integers; one outside the
-    vocabulary makes the sum NaN.
+    vocabulary makes the sum NaN. `counted` `(...)`: 0 where a target adds nothing; by default all add.
     """
-    chunks, turns = _chunks(hidden, table, targets)
+    chunks, turns = _chunks(hidden, table, targets, counted)
 
     def chunk(total, at):
         h, goal, real = at
@@ -93,8 +95,8 @@ def next_token_loss(hidden: jax.Array, table: jax.Array, targets: jax.Array) -> 
     return lax.scan(chunk, jnp.float32(0), chunks, unroll=turns)[0]
 
 
-def _loss_forward(hidden, table, targets):
-    chunks, turns = _chunks(hidden, table, targets)
+def _loss_forward(hidden, table, targets, counted=None):
+    chunks, turns = _chunks(hidden, table, targets, counted)
 
     def chunk(carry, at):
         total, d_table = carry
@@ -115,21 +117,23 @@ def _loss_forward(hidden, table, targets):
 
 
 def _loss_backward(residuals, g):
-    return *(g.astype(d.dtype) * d for d in residuals), None
+    return *(g.astype(d.dtype) * d for d in residuals), None, None
 
 
 next_token_loss.defvjp(_loss_forward, _loss_backward)
 
 
-def tied_loss(table: jax.Array, hidden: jax.Array, targets: jax.Array) -> jax.Array:
+def tied_loss(
+    table: jax.Array, hidden: jax.Array, targets: jax.Array, counted: jax.Array | None = None
+) -> jax.Array:
     """`next_token_loss` as a layer in `cw.models.fsdp`."""
     return fsdp(
-        lambda table, hidden, targets: next_token_loss(hidden, table, targets), table, hidden, targets
+        lambda table, hidden, *rows: next_token_loss(hidden, table, *rows), table, hidden, targets, counted
     )
 
 
-def _chunks(hidden, table, targets):
-    """`(chunks, size, width)`, `(chunks, size)` int32, and which positions are not padding; and how many
+def _chunks(hidden, table, targets, counted):
+    """`(chunks, size, width)`, `(chunks, size)` int32, and which positions count; and how many
     chunks a turn of the loop computes: all on GPUs, where a loop would copy the sum that it carries."""
     n, width = targets.size, hidden.shape[-1]
     size = min(n, _CHUNK)
@@ -139,6 +143,8 @@ def _chunks(hidden, table, targets):
     rows = jnp.pad(hidden.reshape(n, width), ((0, fill), (0, 0))).reshape(-1, size, width)
     goals = jnp.pad(targets.reshape(n).astype(jnp.int32), (0, fill)).reshape(-1, size)
     valid = (jnp.arange(n + fill, dtype=jnp.int32) < n).reshape(-1, size)
+    if counted is not None:
+        valid = jnp.pad(counted.reshape(n) != 0, (0, fill)).reshape(-1, size)
     return (rows, goals, valid), len(rows) if on_gpu() else 1
 
 

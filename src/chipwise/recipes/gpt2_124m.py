@@ -5,9 +5,9 @@
     chipwise plan gpt2-124m --on v5e-8,a100:8         # no data needed
 
 DIR is a packed folder with one column, `token`: sequences of 1,025 uint16; each of the first 1,024 tokens
-predicts the next one. The net is that of Radford et al. (2019), the training that of llm.c's reproduction:
-batch 512 sequences (524,288 tokens), 19,560 steps, AdamW with b2 0.95 and a decay of 0.1 on matrices, warm-up
-of 700 steps to 6e-4, half a cosine to 0, clipping at a norm of 1.
+predicts the next one, but where a column `mask` has a 0. The net is that of Radford et al. (2019), the
+training that of llm.c's reproduction: batch 512 sequences (524,288 tokens), 19,560 steps, AdamW with b2 0.95
+and a decay of 0.1 on matrices, warm-up of 700 steps to 6e-4, half a cosine to 0, clipping at a norm of 1.
 
 64 replicas of 8 sequences: a device computes one replica at a time, and 8 sequences fit every chip of 16 GB;
 up to 64 devices share them. The metric `loss` is in nats per token, `perplexity` is its `exp`.

@@ -6,8 +6,9 @@
     chipwise train llama-8b --synthetic --set depth=2 ...  # any size: the settings are below
 
 DIR is a packed folder with one column, `token`: sequences of 8,193 uint32; each of the first 8,192 tokens
-predicts the next one. Weights are random, or those of another run (`--from`) or of a file:
-`cw.pretrained("model.safetensors", names="llama").start(recipe.task)` takes the names at huggingface.co.
+predicts the next one, but where a column `mask` has a 0. Weights are random, or those of another run
+(`--from`) or of a file: `cw.pretrained("model.safetensors", names="llama").start(recipe.task)` takes the
+names at huggingface.co.
 
 The net, the rate of 3e-4, its end at a tenth and the batch of 4 million tokens are those of Dubey et al.
 (2024, arXiv:2407.21783, table 3 and section 3.4.1). AdamW's b2 of 0.95, its decay of 0.1 on matrices and the

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from ..data.pack.tokenise import BYTES, TOKENIZER, read_tokenizer
+from ..data.pack.tokenise import tokenizer_of
 from ..data.packed import PackedFolder
 from ..data.synthetic import Absent
 from ..errors import DataError
@@ -29,7 +29,8 @@ def language(
     sequences: tuple[int, int],
 ) -> Task:  # fmt: skip
     """The task of a net from `(batch, context)` tokens to `(batch, context, width)` states; the logits are
-    their products with the rows of `params[table]["embedding"]`. Data as in `tokens`.
+    their products with the rows of `params[table]["embedding"]`. Data as in `tokens`; if it has a column
+    `mask`, the loss is the mean over the tokens of the whole step whose mask is not 0.
 
     `predict` gives the logits of the token that follows the last one, from the last `context` tokens."""
     init, apply = functional(net)
@@ -38,8 +39,10 @@ def language(
     def loss(params, state, batch, key, train):
         text = batch["token"].astype(jnp.int32)
         states, state = apply(params, state, text[:, :-1], key, train)
-        total = tied_loss(params[table]["embedding"], states, text[:, 1:])
-        mean = Sum(total, jnp.float32(text[:, 1:].size))
+        counted = batch["mask"][:, 1:] if "mask" in batch else None
+        total = tied_loss(params[table]["embedding"], states, text[:, 1:], counted)
+        size = text[:, 1:].size if counted is None else jnp.sum(counted != 0, dtype=jnp.int32)
+        mean = Sum(total, jnp.float32(size))
         return {"loss": mean, "perplexity": perplexity(mean)}, state
 
     def predict(params, state, inputs):
@@ -81,14 +84,11 @@ def end_of(data: str | Path | None, vocabulary: int) -> int:
     GPT-2's is. Raises `DataError` for a folder whose tokens were cut elsewhere, which does not say."""
     if data is None:
         return vocabulary - 1
-    train = PackedFolder(data, "train")
-    text, file = train.manifest["settings"].get("text"), train.path.parent / TOKENIZER
-    if text is None or (text.get("tokenizer") is not None and not file.is_file()):
+    cut = tokenizer_of(PackedFolder(data, "train"))
+    if cut is None or cut.end is None:
         sentence = "{path} does not say which token follows a document: pack the text with chipwise pack."
-        raise DataError("tokens-without-end", sentence, path=str(train.path.parent))
-    end = (read_tokenizer(file, text.get("end")) if file.is_file() else BYTES).end
-    assert end is not None  # else it could not be packed
-    return end
+        raise DataError("tokens-without-end", sentence, path=str(data))
+    return cut.end
 
 
 def packed(

@@ -222,3 +222,63 @@ def test_text_in_folders_without_end_is_refused(tmp_path, monkeypatch):
     (tmp_path / "a/b/c/d").mkdir()
     with refused(DataError, "folder-too-deep", deep=3):
         list(documents_of.documents(tmp_path, {}))
+
+
+def chats(path, prompts, answers):
+    return lines(path, answers, question=prompts)
+
+
+def test_prompts_are_there_and_do_not_count(tmp_path):
+    prompts, answers = ["one ", "", "a long question of many words "], ["two", "alone", "yes"]
+    src = chats(tmp_path / "a.jsonl", prompts, answers)
+    packed, rows = tokens(
+        pack(src, tmp_path / "out", columns={"prompt": "question"}, text=TextForm(tokens=6))
+    )
+    _, mask = tokens(tmp_path / "out", column="mask")
+    assert mask.dtype == np.uint8 and mask.shape == rows.shape and packed.below == {"token": 257}
+    whole = [(byte, kind) for q, a in zip(prompts, answers, strict=True) for kind, text in ((0, q), (1, a))
+             for byte in text.encode() + b"\0" * (kind == 1)]  # fmt: skip
+    whole = [(END if byte == 0 else byte, kind) for byte, kind in whole]
+    whole += [(END, 0)] * (-(len(whole) - 1) % 5)  # padding, which nobody has said
+    cuts = [whole[at : at + 6] for at in range(0, len(whole) - 1, 5)]
+    learnt = [cut for cut in cuts if any(kind for _, kind in cut[1:])]
+    assert len(learnt) < len(cuts)  # of the long question, some rows have nothing to learn
+    assert [
+        list(zip(*pair, strict=True)) for pair in zip(rows.tolist(), mask.tolist(), strict=True)
+    ] == learnt
+    again = chats(tmp_path / "b.jsonl", ["one t", *prompts[1:]], ["wo", *answers[1:]])
+    pack(again, tmp_path / "other", columns={"prompt": "question"}, text=TextForm(tokens=6))
+    first, second = (PackedFolder(tmp_path / name, "train").manifest["source"] for name in ("out", "other"))
+    assert first != second  # the same tokens, but other ones count
+
+
+def test_prompts_of_the_hub_and_of_tables(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    rows = {"question": ["one ", "three "], "text": ["two", "four"]}
+    made = datasets.Dataset.from_dict(rows)
+    splits = {"train": made, "validation": made.select([0]), "test": made.select([1])}
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, **_: splits if name == "me/mine" else None)
+    columns, form = {"prompt": "question", "text": "text"}, TextForm(tokens=4)
+    pack("hf://datasets/me/mine", tmp_path / "hub", columns=columns, text=form)
+    monkeypatch.undo()
+    (tmp_path / "a.csv").write_text("question,text\none ,two\nthree ,four\n")
+    pack(tmp_path / "a.csv", tmp_path / "table", columns=columns, text=form)
+    for column in ("token", "mask"):
+        found = [tokens(tmp_path / name, column=column)[1].tolist() for name in ("hub", "table")]
+        assert found[0] == found[1]
+    assert tokens(tmp_path / "hub", "eval")[1][0].tolist() == [*b"one ", *b"two", END][3:7]
+
+
+@pytest.mark.parametrize(
+    ("columns", "code"), [({"prompt": "ask"}, "rows-column"), ({"prompt": "number"}, "text-row")]
+)
+def test_prompts_that_are_none_are_refused(tmp_path, columns, code):
+    src = lines(tmp_path / "a.jsonl", ["two", "four"], number=[1, 2])
+    with refused(DataError, code):
+        pack(src, tmp_path / "out", columns=columns)
+
+
+def test_the_end_of_an_answer_counts(tmp_path):
+    src = chats(tmp_path / "a.jsonl", ["x" * 40], [""])
+    _, rows = tokens(pack(src, tmp_path / "out", columns={"prompt": "question"}, text=TextForm(tokens=9)))
+    assert rows.tolist() == [[*b"x" * 8, END]]

@@ -15,6 +15,7 @@ COLUMNS = {
     "image": ("image", "image/encoded", "img", "jpg", "png", "jpeg", "webp"),
     "label": ("label", "labels", "image/class/label", "cls", "class", "target", "fine_label"),
     "text": ("text", "content", "document", "sentence"),
+    "prompt": (),
 }
 """What columns are called elsewhere; the first that is there is taken where the user names none."""
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...errors import DataError, unreadable
 from ..folder import DEEPEST, TARS
 from .columns import chosen, split_of
-from .hub import files_at, text_rows
+from .hub import files_at, from_hub, text_rows
 from .tables import EVAL
 
 ENDINGS = (".txt", ".md", ".text")
@@ -18,11 +18,12 @@ _PIECE = 1 << 20  # bytes of a piece of a document, which ends at a line break
 
 
 class Document(NamedTuple):
-    """A text in `pieces`, with its split and its origin."""
+    """A text in `pieces`, with its split and its origin, and the `prompt` that it answers, if it does."""
 
     split: str
     name: str
     pieces: Iterable[bytes]
+    prompt: bytes = b""
 
 
 def is_text(path: Path) -> bool:
@@ -30,19 +31,25 @@ def is_text(path: Path) -> bool:
     return path.suffix.lower() in (*ENDINGS, ".jsonl")
 
 
-def documents(path: Path, columns: dict[str, str]) -> Iterator[Document]:
-    """Yields the documents at `path`; see `text_listing`."""
+def documents(path: Path | str, columns: dict[str, str]) -> Iterator[Document]:
+    """Yields the documents at `path`, or of a data set of the Hub; see `text_listing`."""
+    if isinstance(path, str):
+        splits = from_hub(path)
+        other = next((name for name in EVAL if name in splits), None)
+        for split, name in (("train", "train"), ("eval", other)):
+            yield from _rows(path, splits.get(name, ()), split, columns)
+        return
     ending = path.suffix.lower()
     try:
         if not path.exists():
             raise DataError("pack-source-missing", path=path)
         if path.is_dir() and (rows := files_at(path)) is not None and rows[0] == "parquet":
             for file in rows[1]:
-                yield from _rows(file, columns)
+                yield from _rows(file, text_rows(file), split_of(file.name), columns)
         elif path.is_dir():
             yield from _files(path)
         elif ending in (".parquet", ".jsonl", ".csv"):
-            yield from _rows(path, columns)
+            yield from _rows(path, text_rows(path), split_of(path.name), columns)
         elif path.name.lower().endswith(TARS):
             raise DataError("text-archive", "{path} is an archive: unpack it, and pack its text.", path=path)
         else:
@@ -88,22 +95,29 @@ def _pieces(path: Path) -> Iterator[bytes]:
         yield rest
 
 
-def _rows(path: Path, columns: dict[str, str]) -> Iterator[Document]:
-    text: str | None = None
-    for number, row in enumerate(text_rows(path)):
-        if text is None:
+def _rows(
+    path: Any, rows: Iterable[Mapping[str, Any]], split: str, columns: dict[str, str]
+) -> Iterator[Document]:
+    roles: dict[str, str] = {}
+    for number, row in enumerate(rows):
+        if not roles:
             there = list(row)
-            text = chosen("text", there, columns, path)
-            if text is None:
+            found = {role: chosen(role, there, columns, path) for role in ("text", "prompt")}
+            roles = {role: column for role, column in found.items() if column is not None}
+            if "text" not in roles:
                 wrong = "{path} has the columns {columns:list}: name that of text with --columns text=NAME."
                 raise DataError("text-column", wrong, path=path, columns=there)
-        value = row.get(text)
-        if not isinstance(value, str):
-            wrong = "{path}, row {row}: {column:plain} is {kind}, expected text."
-            raise DataError("text-row", wrong, path=path, row=number, column=text, kind=type(value).__name__)
-        try:
-            piece = value.encode()
-        except UnicodeEncodeError as error:
-            wrong = "{path}, row {row}: {column:plain} holds half of a surrogate pair: correct it."
-            raise DataError("text-surrogate", wrong, path=path, row=number, column=text) from error
-        yield Document(split_of(path.name), f"{path.name}/{number}", [piece])
+        read = {role: _cell(path, number, column, row.get(column)) for role, column in roles.items()}
+        name = f"{getattr(path, 'name', split)}/{number}"
+        yield Document(split, name, [read["text"]], read.get("prompt", b""))
+
+
+def _cell(path: Any, number: int, column: str, value: Any) -> bytes:
+    if not isinstance(value, str):
+        wrong = "{path}, row {row}: {column:plain} is {kind}, expected text."
+        raise DataError("text-row", wrong, path=path, row=number, column=column, kind=type(value).__name__)
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        wrong = "{path}, row {row}: {column:plain} holds half of a surrogate pair: correct it."
+        raise DataError("text-surrogate", wrong, path=path, row=number, column=column) from error

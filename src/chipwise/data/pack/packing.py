@@ -67,7 +67,8 @@ class PackSettings:
       manifest lists them.
     - `workers`: threads, by default one per core; `names`: the classes, for objects without them.
     - `text`: how text becomes tokens; `.txt`, `.md` and `.jsonl` files are text also without it. `columns`:
-      the names of "image", "label" or "text" in Parquet, TFRecord or a table of text.
+      the names of "image", "label", "text" or the "prompt" that the text answers, in Parquet, TFRecord or a
+      table of text.
 
     Raises `RecipeError` for other values.
     """
@@ -128,9 +129,12 @@ class Packing:
                 raise DataError("pack-inside-source", wrong, dst=self.dst, src=src)
         given = self.options
         self.form = Form(given.size, given.store, given.quality)
-        on_disk = isinstance(src, (str, os.PathLike)) and not on_hub(src)
-        columns, path = given.columns, local(str(src)) if on_disk else None
-        self.text = text = given.text or (TextForm() if path is not None and is_text(path) else None)
+        columns, path = given.columns, src if on_hub(src) else None
+        if path is None and isinstance(src, (str, os.PathLike)):
+            path = local(str(src))
+        named = not {"text", "prompt"}.isdisjoint(columns or {})
+        textual = path is not None and (named or (isinstance(path, Path) and is_text(path)))
+        self.text = text = given.text or (TextForm() if textual else None)
         if text is not None and path is None:
             wrong = "text= with a {kind}: expected a path; leave text= out for an object of tokens."
             raise RecipeError("pack-text-of-object", wrong, kind=self.src)

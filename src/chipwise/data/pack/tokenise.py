@@ -21,6 +21,7 @@ import numpy as np
 from ...atomic import read_regular
 from ...errors import DataError, RecipeError, library
 from ..deadline import in_time
+from ..packed import PackedFolder
 from .documents import Document, documents
 from .folders import Listing, Split
 
@@ -70,13 +71,14 @@ BYTES = Tokenizer(lambda piece: np.frombuffer(piece, np.uint8), _spelled, 257, 2
 
 
 def text_listing(
-    path: Path,
+    path: Path | str,
     form: TextForm,
     where: Path,
     columns: Mapping[str, str] | None = None,
     share: float | None = None,
 ) -> Listing:
-    """The examples of the text at `path`: a file, a folder of files, or a column of a table.
+    """The examples of the text at `path`: a file, a folder of files, or a column of a table or, named by a
+    string, of a data set of the Hub. With a column "prompt" they have a `mask`, 1 for tokens of the answers.
 
     *Arguments:* `where`: a folder with space for the tokens; `share`: of the documents for eval, selected by
     name, or the last part of a single document.
@@ -85,7 +87,8 @@ def text_listing(
     """
     tokens = _tokens_of(form)
     dtype = np.dtype(np.uint16 if tokens.kinds <= 1 << 16 else np.uint32)
-    spools = {split: _Spool(where, dtype) for split in ("train", "eval")}
+    masked = "prompt" in (columns or {})
+    spools = {split: _Spool(where, dtype, masked) for split in ("train", "eval")}
     count = 0
     with contextlib.ExitStack() as closing:
         for spool in spools.values():
@@ -102,9 +105,11 @@ def text_listing(
         return _joined(path, form, tokens, spools, count, share)
 
 
-def _encode(path: Path, document: Document, tokens: Tokenizer, spool: _Spool) -> None:
-    """Writes the document's tokens, and the end, to `spool`."""
+def _encode(path: Path | str, document: Document, tokens: Tokenizer, spool: _Spool) -> None:
+    """Writes the document's tokens, and the end, to `spool`. A prompt is cut alone, as to generate from."""
     at = 0
+    if document.prompt:
+        spool.write(tokens.encode(document.prompt), counted=False)
     for piece in document.pieces:
         try:
             spool.write(tokens.encode(piece))
@@ -117,7 +122,7 @@ def _encode(path: Path, document: Document, tokens: Tokenizer, spool: _Spool) ->
 
 
 def _joined(
-    path: Path,
+    path: Path | str,
     form: TextForm,
     tokens: Tokenizer,
     spools: dict[str, _Spool],
@@ -130,7 +135,7 @@ def _joined(
         if not spool.tokens:
             continue
         rows = max(1, -(-(spool.tokens - 1) // step))
-        spool.write([tokens.end] * (rows * step + 1 - spool.tokens))
+        spool.write([tokens.end] * (rows * step + 1 - spool.tokens), counted=False)
         splits[name] = _sequences(spool, form, 0, rows)
         if share is not None and documents == 1 and rows > 1:
             first = min(rows - 1, max(1, round(rows * (1 - share))))
@@ -147,24 +152,31 @@ def _joined(
 
 
 def _sequences(spool: _Spool, form: TextForm, first: int, stop: int) -> Split:
-    step, stream = form.tokens - 1, spool.array()
+    step, streams, rows = form.tokens - 1, {"token": spool.array()}, np.arange(first, stop)
+    content = spool.digest
+    if spool.mask is not None:
+        content, streams["mask"] = content + spool.mask.digest, spool.mask.array()
+        # An example in which nothing counts has nothing to learn, and a step of such ones no mean
+        rows = rows[streams["mask"][1:].reshape(-1, step)[first:stop].any(axis=1)]
 
     def read(i: int) -> dict[str, Any]:
-        begin = (first + i) * step
-        return {"token": np.asarray(stream[begin : begin + form.tokens])}
+        begin = int(rows[i]) * step
+        return {name: np.asarray(stream[begin : begin + form.tokens]) for name, stream in streams.items()}
 
-    return Split.numbered(stop - first, read, {}, content=spool.digest)
+    return Split.numbered(len(rows), read, {}, content=content)
 
 
 class _Spool:
-    """Tokens in an unnamed temporary file, which is deleted with the process."""
+    """Tokens in an unnamed temporary file, which is deleted with the process; and, if `masked`, which of them
+    count, in another, `mask`."""
 
-    def __init__(self, where: Path, dtype: np.dtype):
+    def __init__(self, where: Path, dtype: np.dtype, masked: bool = False):
         self.where, self.dtype, self.tokens = where, dtype, 0
+        self.mask = _Spool(where, np.dtype(np.uint8)) if masked else None
         self._file: Any = None
         self._sha = hashlib.sha256()
 
-    def write(self, tokens: Any) -> None:
+    def write(self, tokens: Any, counted: bool = True) -> None:
         """Appends `tokens`."""
         block = np.asarray(tokens, self.dtype)
         try:
@@ -176,6 +188,8 @@ class _Spool:
             raise DataError("pack-unwritable", path=self.where, reason=error) from error
         self._sha.update(block.data)
         self.tokens += len(block)
+        if self.mask is not None:
+            self.mask.write(np.full(len(block), counted))
 
     def array(self) -> np.ndarray:
         """All tokens as a memory-mapped array; no more may be written."""
@@ -185,6 +199,8 @@ class _Spool:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+        if self.mask is not None:
+            self.mask.close()
 
     @property
     def digest(self) -> str:
@@ -242,6 +258,18 @@ def read_tokenizer(path: str | Path, end: str | None = None) -> Tokenizer:
             return tokenizer.decode(list(tokens), skip_special_tokens=False)
 
     return Tokenizer(encode, decode, kinds, next((token for token in ends if token is not None), None))
+
+
+def tokenizer_of(source: Any, file: str | Path | None = None) -> Tokenizer | None:
+    """The tokenizer in `file`, by default the one that cut the tokens of the packed folder `source`; None if
+    it is not known. Its `end` is that of the pack."""
+    pack = source if isinstance(source, PackedFolder) else None
+    if file is None and pack is not None and (pack.path.parent / TOKENIZER).is_file():
+        file = pack.path.parent / TOKENIZER
+    if file is not None:
+        text = pack.manifest["settings"].get("text") if pack is not None else None
+        return read_tokenizer(file, (text or {}).get("end"))
+    return BYTES if pack is not None and pack.below.get("token") == BYTES.kinds else None
 
 
 @contextlib.contextmanager
