@@ -5,6 +5,7 @@ Programs are compiled once a device, so a test that is not about devices uses on
 
 import gc
 import os
+import runpy
 import sys
 import tempfile
 from pathlib import Path
@@ -26,6 +27,10 @@ if not {"PYTEST_XDIST_WORKER", "JAX_COMPILATION_CACHE_DIR"} <= os.environ.keys()
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+_QUICK = str(Path(__file__).with_name("quick_compiles"))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_QUICK, os.environ.get("PYTHONPATH")]))
+runpy.run_path(f"{_QUICK}/sitecustomize.py")
 
 import hypothesis
 import jax  # the settings above must be there before JAX starts

@@ -38,6 +38,15 @@ def test_the_digest_is_of_what_a_recipe_computes_wherever_it_runs():
     assert digest(recipe(optimizer=cw.recipe.sgd(lr=0.1, momentum=0.5)), devices=1) != one
 
 
+def test_code_that_nobody_reads_is_no_part_of_the_digest():
+    def loss(params, state, batch, key, train):
+        jax.numpy.square(jax.random.normal(key, (3,))).sum()
+        return tasks.plain_loss(params, state, batch, key, train)
+
+    dead, plain = (tasks.recipe(task=tasks.task(loss=one)) for one in (loss, tasks.plain_loss))
+    assert digest(dead, devices=1) == digest(plain, devices=1)
+
+
 def test_the_digest_does_not_depend_on_who_holds_the_optimizer():
     made = recipe(optimizer=cw.recipe.adam(lr=0.1))
     assert digest(made, devices=4, shard_optimizer=True) == digest(made, devices=1)

@@ -80,10 +80,20 @@ def _operations(value: Any, known: dict[int, str]) -> str:
         return f"{numbers.setdefault(variable, len(numbers))}:{variable.aval}"
 
     lines = [_text(list(consts), known), " ".join(map(of, [*jaxpr.constvars, *jaxpr.invars]))]
-    for equation in jaxpr.eqns:
+    for equation in _used(jaxpr):
         given, made = (" ".join(map(of, each)) for each in (equation.invars, equation.outvars))
         hidden = {"in_shardings", "out_shardings", "in_layouts", "out_layouts", "donated_invars", "ctx_mesh"}
         skipped = hidden if equation.primitive.name in ("jit", "pjit") else set()
         params = {k: v for k, v in equation.params.items() if k not in skipped}
         lines.append(f"{equation.primitive.name} {given} -> {made} {_text(params, known)}")
     return "\n".join([*lines, " ".join(map(of, jaxpr.outvars))])
+
+
+def _used(jaxpr: Any) -> list[Any]:
+    """The equations of `jaxpr` that its outputs need or that have an effect: compilers drop the others."""
+    needed, used = {v for v in jaxpr.outvars if not isinstance(v, Literal)}, []
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not needed.isdisjoint(equation.outvars):
+            used.append(equation)
+            needed.update(v for v in equation.invars if not isinstance(v, Literal))
+    return used[::-1]
