@@ -48,6 +48,7 @@ _NAMES = "blocks compile evaluate groups predict reduce step."
 OPTIMIZED = (
     *(f"tests/engine/test_{name}" for name in _NAMES.split()),
     "tests/data/augment/test_every.py",
+    "tests/machine/test_arithmetic",
     "tests/machine/test_compile_on",
 )
 """Tests of whether results depend on devices, layouts and batches. Their programs are compiled as a user's,
