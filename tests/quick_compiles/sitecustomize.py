@@ -1,7 +1,8 @@
 """XLA compiles in half the time where JAX's optimizations are off, in tests and in processes that they start.
 
-Half of the suite's time goes to compilers, and half of that to XLA's emitters of fusions, which lower each one
-through MLIR, and to cutting a program's code in many modules. The older emitters, and one module, do as well.
+Half of the suite's time goes to compilers, and half of that to XLA's emitters of fusions, which lower each
+one through MLIR, and to cutting a program's code in many modules. The older emitters, and one module, do as
+well.
 Python imports a module of this name, where it finds one, before anything else.
 """
 

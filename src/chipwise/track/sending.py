@@ -122,7 +122,7 @@ def follow(run: Path, to: str) -> None:
 
 def _end_in_time(over: threading.Event) -> None:
     """Sets `over` when standard input ends, and ends this process if it does not end itself: nobody waits."""
-    while os.read(sys.stdin.fileno(), 1 << 16):  # not by `sys.stdin`, whose lock would abort Python at its end
+    while os.read(sys.stdin.fileno(), 1 << 16):  # `sys.stdin` has a lock, which would abort Python at its end
         pass
     over.set()
     time.sleep(2 * END_SECONDS)
