@@ -54,7 +54,7 @@ def plan(
         raise RecipeError("plan-like-incomplete", text)
     if like is not None and target is not None and batch is not None:
         make = functools.partial(plan_like, run=like, goal=target, batches=_batches(batch))
-    with plan_progress() as progress:
+    with plan_progress(len(targets)) as reporter:
         plans = make(
             loaded,
             on=targets,
@@ -64,7 +64,8 @@ def plan(
             find_largest_batch=largest_batch,
             measure_feed=recipe.data is not None,
             host_cores=host_cores,
-            progress=progress,
+            progress=reporter.progress,
+            ready=reporter.ready,
         )
     report = document(loaded, plans)
     tables = plan_kernels.parts(report["plans"]) if kernels else ()

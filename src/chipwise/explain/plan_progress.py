@@ -1,22 +1,56 @@
-"""Progress of a plan on standard error: a bar on a terminal."""
+"""Progress of a plan on standard error: a line for each answer when it is ready, and a bar on a terminal."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ..planner.plans import Plan
+from ..words.facts import Fact, fact
+from ..words.figures import dollars
 from . import terminal
 
 
+class PlanProgress:
+    """Prints the answers for so many targets above a bar, once something has to be compiled: otherwise the
+    table has them at once."""
+
+    def __init__(self, targets: int, bar: Progress):
+        self.targets, self.bar, self.made = targets, bar, 0
+        self.waiting: list[Fact] = []
+        self.task = bar.add_task("tracing", total=None)
+
+    def progress(self, done: int, total: int) -> None:
+        self.bar.update(self.task, description="compiling", completed=done, total=total)
+        self._print()
+
+    def ready(self, one: Plan) -> None:
+        self.made += 1
+        self.waiting.append(_answer(one, made=self.made, targets=self.targets))
+        if self.bar.tasks[0].total is not None:
+            self._print()
+
+    def _print(self) -> None:
+        terminal.lines(self.bar.console, *self.waiting)
+        self.waiting.clear()
+
+
+def _answer(one: Plan, **count: int) -> Fact:
+    if one.step_seconds is None or one.examples_per_second is None:
+        return fact("plan-ready-cannot", target=one.target, problem=one.problem, **count)
+    cost = one.cheapest()
+    price = "" if cost is None else f", {dollars(cost.usd.value)} {cost.cloud}"
+    speeds = {"seconds": one.step_seconds.value, "rate": one.examples_per_second.value}
+    return fact("plan-ready", target=one.target, price=price, **speeds, **count)
+
+
 @contextlib.contextmanager
-def plan_progress() -> Iterator[Callable[[int, int], None]]:
-    """A context with a bar, which is removed at its end. *Yields* a function of the programs that are
-    compiled, and of all."""
+def plan_progress(targets: int) -> Iterator[PlanProgress]:
+    """The progress of so many targets, whose bar is removed at the end."""
     console = terminal.console(sys.stderr)
     columns = TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("tracing", total=None)
-        yield lambda done, total: bar.update(task, description="compiling", completed=done, total=total)
+        yield PlanProgress(targets, bar)

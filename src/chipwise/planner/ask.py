@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ def plan(
     host_cores: int | None = None,
     cache: str | os.PathLike | None = None,
     progress: Progress | None = None,
+    ready: Callable[[Plan], None] | None = None,
 ) -> Plans:
     """Predicts memory, speed and cost of `recipe` on each target of `on`.
 
@@ -70,6 +71,8 @@ def plan(
     - `host_cores`: of the targets' hosts, for feeding; by default this host's.
     - `cache`: a folder for compiled results; by default in the user's cache folder.
     - `progress`: see `chipwise.planner.compile_step.Progress`.
+    - `ready`: called with each plan as soon as it is made: first cached ones and those that need no
+      compilation, then the smallest programs, last those whose largest batch is searched for.
 
     *Returns* a list of `Plan`, in the order of `on`. Raises `DeviceError` for an unknown or impossible
     target, `RecipeError` for a recipe that cannot be traced, `DataError`
@@ -85,8 +88,12 @@ def plan(
         evaluations(recipe, eval_every), find_largest_batch, None, measure_feed, host_cores,
         progress,
     )  # fmt: skip
+    made: dict[str, Plan] = {}
     try:
-        made = {one.target: one for one in question.plans(targets)}
+        for one in question.plans(targets):
+            made[one.target] = one
+            if ready is not None:
+                ready(one)
     finally:
         forget_traces()
     return Plans(made[target.name] for target in targets)
