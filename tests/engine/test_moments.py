@@ -12,7 +12,9 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.engine.stored import read_run
+from chipwise.engine import run_folder
+from chipwise.engine.media import medium_of
+from chipwise.engine.stored import read_media, read_run
 from chipwise.errors import RecipeError
 from refusals import refused
 
@@ -144,3 +146,81 @@ def test_what_a_moment_refuses(recipe, tmp_path):
             use()
     del loop
     gc.collect()  # closes it
+
+
+PIXELS = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3)
+
+
+def shown(recipe, run, **more):
+    """Trains with a text and a picture at each evaluation: what the run keeps of them, and the result."""
+    for moment in cw.moments(recipe, run, **{**HOW, "checkpoint_every": "13st", **more}):
+        if moment.kind == "evaluation":
+            moment.text("mine/says", f"of {moment.step}, \ud800\n<b>")
+            moment.picture("mine/says", PIXELS + np.uint8(moment.step))
+            moment.text("mine/says", "a second one is not the first")
+        if moment.kind == "log":
+            moment.log({"mine/number": 1.0})
+    return read_media(run), moment.result
+
+
+def test_texts_and_pictures_are_kept_once_and_change_no_bit(recipe, whole, tmp_path):
+    rows, result = shown(recipe, tmp_path / "run")
+    assert result.fingerprint == whole.fingerprint
+    assert [(row["step"], row["name"]) for row in rows] == [
+        (s, "mine/says") for s in (10, 10, 20, 20, 30, 30)
+    ]
+    assert rows[0]["text"] == "of 10, ?\n<b>" and medium_of(rows[0]) == rows[0]["text"]
+    np.testing.assert_array_equal(medium_of(rows[3]), PIXELS + np.uint8(20))
+    content = b"".join(file.read_bytes() for file in (tmp_path / "run").glob("events.out.*"))
+    assert content.count(b"mine/says/text_summary") == 3 and content.count(b"\x89PNG") == 3
+    shown(recipe, tmp_path / "again", stop_after="17st")  # the evaluation of step 10 is before the checkpoint
+    assert read_media(tmp_path / "again") == rows[:2]
+    with open(tmp_path / "again" / "media.jsonl", "a") as file:  # of work that was lost
+        file.write(json.dumps({"step": 25, "name": "mine/says", "text": "lost"}) + "\n")
+    resumed, ended = shown(recipe, tmp_path / "again", on=cw.On(devices=2))
+    assert ended.fingerprint == whole.fingerprint
+    assert resumed == rows
+    assert shown(recipe, tmp_path / "again", fresh=True, stop_after="5st")[0] == []
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        (lambda m: m.text("mine", "x"), "row-name"),
+        (lambda m: m.text("train/x", "x"), "row-name"),
+        (lambda m: m.text("mine/x\n", "x"), "row-name"),
+        (lambda m: m.text("mine/" + "x" * 96, "x"), "row-name"),
+        (lambda m: m.text(3, "x"), "row-name"),
+        (lambda m: m.log({"mine/\x1b[31m": 1.0}), "row-name"),
+        (lambda m: m.text("mine/x", b"x"), "media-text"),
+        (lambda m: m.text("mine/x", "x" * (1 + (1 << 16))), "media-text"),
+        (lambda m: m.picture("mine/x", PIXELS.astype(np.float32)), "media-picture"),
+        (lambda m: m.picture("mine/x", PIXELS[..., 0]), "media-picture"),
+        (lambda m: m.picture("mine/x", PIXELS[..., :2]), "media-picture"),
+        (lambda m: m.picture("mine/x", PIXELS[:0]), "media-picture"),
+        (lambda m: m.picture("mine/x", np.zeros((1, 1 + (1 << 22), 3), np.uint8)), "media-picture"),
+        (lambda m: m.picture("mine/x", "mine.png"), "media-picture"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(moment_of_a_run, call, code):
+    with refused(RecipeError, code):
+        call(moment_of_a_run)
+
+
+@pytest.fixture(scope="module")
+def moment_of_a_run(recipe, tmp_path_factory):
+    loop = cw.moments(recipe, tmp_path_factory.mktemp("run"), **HOW)
+    yield next(loop)
+    loop.close()
+
+
+def test_without_a_folder_there_is_no_place_for_them(recipe):
+    with contextlib.closing(cw.moments(recipe, **HOW)) as loop, refused(RecipeError, "show-nowhere"):
+        next(loop).text("mine/x", "x")
+
+
+def test_a_full_run_says_so_once_and_goes_on(recipe, whole, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run_folder, "MOST_MEDIA", 9)
+    rows, result = shown(recipe, tmp_path)
+    assert rows == [] and result.fingerprint == whole.fingerprint
+    assert capsys.readouterr().err.count("of step 10 and later ones") == 1

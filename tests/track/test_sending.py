@@ -2,10 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 
 import run_folders
-from chipwise.engine import tracking
+from chipwise.engine import media, tracking
 from chipwise.errors import RecipeError, RunError
 from chipwise.track import sending
 from chipwise.track.sending import Sending
@@ -26,10 +27,16 @@ def got(monkeypatch):
 
     def begin(name, title, settings, id):
         calls.append(("begin", name, title, id, dict(settings)))
-        return Tracker(id or f"id-{len(calls)}", row, end)
+        return Tracker(id or f"id-{len(calls)}", row, text, picture, end)
 
     def row(step, values):
         calls.append(("row", step, dict(values)))
+
+    def text(step, name, text):
+        calls.append(("text", step, name, text))
+
+    def picture(step, name, pixels):
+        calls.append(("picture", step, name, pixels.tolist()))
 
     def end(failed, summary):
         calls.append(("end", failed, dict(summary)))
@@ -131,3 +138,28 @@ def test_hostile_texts_are_sent_as_texts(got, tmp_path):
     ]
     send(run_folders.write(tmp_path / "run", rows=rows, name=run_folders.HOSTILE))
     assert got[1][2][run_folders.HOSTILE] == 1.0 and got[-1][0] == "end" and len(got) == 3
+
+
+def test_texts_and_pictures_are_sent_once(got, tmp_path):
+    pixels = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    sound = [
+        media.row_of(10, "mine/a", "one"),
+        media.row_of(10, "mine/a", pixels),
+        media.row_of(20, "mine/a", "two"),
+    ]
+    damaged = [
+        {"step": 1, "name": "x/y", "png": "!"}, {"step": 1, "name": "x/y", "png": "aGk="},
+        {"step": 1, "name": 1}, {"step": 1, "name": "x/y"}, {"step": 1, "name": "x/y", "text": 1},
+        {"name": "x/y", "text": "a"}, [],
+    ]  # fmt: skip
+    run = run_folders.write(tmp_path / "run", rows=ROWS, processes=[run_folders.started()])
+    file = run / "media.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*damaged, *sound[:2]]) + '{"step": 3, "na')
+    assert send(run).rows == 4
+    assert [one for one in got if one[0] in ("text", "picture")] == [
+        ("text", 10, "mine/a", "one"), ("picture", 10, "mine/a", pixels.tolist()),
+    ]  # fmt: skip
+    got.clear()
+    file.write_text("".join(json.dumps(row) + "\n" for row in sound))
+    assert send(run).rows == 1 and got[1] == ("text", 20, "mine/a", "two")
+    assert send(run).rows == 0

@@ -9,13 +9,17 @@ import struct
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import run_folders
+from chipwise.engine import media
 from chipwise.track.sending import Sending
 
 pytestmark = pytest.mark.slow
 
+PIXELS = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
 ROWS = [
     {"step": 10, "epoch": 0.5, "train/loss": 2.0, "lr": 0.1},
     {"step": 20, "epoch": 1.0, "eval/loss": 1.5},
@@ -36,7 +40,10 @@ def run(tmp_path, monkeypatch):
     }.items():  # fmt: skip
         monkeypatch.setenv(name, str(value))
     processes = [run_folders.started(), run_folders.ended(20, "stopped")]
-    return run_folders.write(tmp_path / "runs" / "mine", processes=processes)
+    folder = run_folders.write(tmp_path / "runs" / "mine", processes=processes)
+    shown = [media.row_of(10, "mine/says", "a <b>\n~~~~ c"), media.row_of(10, "mine/sees", PIXELS)]
+    (folder / "media.jsonl").write_text("".join(json.dumps(row) + "\n" for row in shown))
+    return folder
 
 
 def sent_twice(run, to):
@@ -65,9 +72,14 @@ client = mlflow.MlflowClient()
 info, data = one.info, one.data
 history = {k: client.get_metric_history(info.run_id, k) for k in data.metrics}
 history = {k: [(m.step, m.value) for m in some] for k, some in history.items()}
-print(json.dumps([info.run_id, info.status, info.run_name, history, data.tags, data.params]))
+text = mlflow.artifacts.load_text(info.artifact_uri + "/texts/mine/says/10.txt")
+kept = [a.path for a in client.list_artifacts(info.run_id, "images")]
+files = [client.download_artifacts(info.run_id, path) for path in kept if path.endswith(".png")]
+print(json.dumps([info.run_id, info.status, info.run_name, history, data.tags, data.params, text, files]))
 """
-    id, status, title, history, tags, params = answer(read)
+    id, status, title, history, tags, params, text, files = answer(read)
+    assert text == "a <b>\n~~~~ c" and len(files) == 1
+    np.testing.assert_array_equal(np.asarray(Image.open(files[0]).convert("RGB")), PIXELS)
     assert id == one == other and (status, title) == ("FINISHED", "runs-mine")
     assert history["train/loss"] == [[10, 2.0], [20, 1.0]] and history["eval/loss"] == [[20, 1.5]]
     assert history["mine/late"] == [[12, 7.0]] and history["mine/c"] == [[20, 3.0]]
@@ -92,17 +104,24 @@ print(json.dumps([name, storage.get_logs("mine", name), storage.get_run_config("
         (10, "train/loss", 2.0), (12, "mine/late", 7.0), (20, "train/loss", 1.0),
     ]  # fmt: skip
     assert {"finished", "stopped"} == {row["final/how"] for row in logs if "final/how" in row}
+    (says,), (sees,) = ([row[key] for row in logs if key in row] for key in ("mine/says", "mine/sees"))
+    assert "a <b>\n~~~~ c" in says["_value"] and sees["_type"] == "trackio.image"
 
 
 def test_wandb_has_every_number_once_and_the_end(run, tmp_path):
     pytest.importorskip("wandb")
     one, other = sent_twice(run, "wandb:mine")
     assert one == other
-    found, summary = [], {}
+    found, summary, shown = [], {}, {}
     for file in sorted((tmp_path / "home").glob("wandb/offline-run-*/*.wandb")):
         for record in records(file.read_bytes()):
             values = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
-            found += [(int(values["step"]), name, float(values[name])) for name in values if "/" in name]
+            media_of = ("mine/says/", "mine/sees/")  # of whose values the paths are those of files
+            shown |= {
+                n[:9]: json.loads(v) for n, v in values.items() if n in [f"{one}path" for one in media_of]
+            }
+            numbers = [n for n in values if "/" in n and not n.startswith(media_of)]
+            found += [(int(values["step"]), name, float(values[name])) for name in numbers]
             summary |= {item.key: item.value_json for item in record.summary.update}
             if record.HasField("run"):
                 of = record.run
@@ -110,6 +129,9 @@ def test_wandb_has_every_number_once_and_the_end(run, tmp_path):
     wanted = [(step, key, v) for step, key, v in sorted(found) if key in ("train/loss", "mine/late")]
     assert wanted == [(10, "train/loss", 2.0), (12, "mine/late", 7.0), (20, "train/loss", 1.0)]
     assert summary["fingerprint"] == '"f00d"' and summary["how"] == '"finished"'
+    files = {n: next((tmp_path / "home").glob(f"wandb/*/files/{path}")) for n, path in shown.items()}
+    assert "<pre>a &lt;b&gt;\n~~~~ c</pre>" in files["mine/says"].read_text()
+    np.testing.assert_array_equal(np.asarray(Image.open(files["mine/sees"]).convert("RGB")), PIXELS)
 
 
 def answer(program):

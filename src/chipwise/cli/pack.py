@@ -6,19 +6,20 @@ import itertools
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..errors import RecipeError, Stopped
 from ..explain.terminal import console, lines
 from ..words.facts import fact
-from ..words.figures import duration, printable
+from ..words.figures import printable
 from . import options
 from .contents import document, show, summary
 from .options import argument, flag, option
@@ -126,10 +127,10 @@ def _run(job: Packing, json_: bool) -> None:
     )
     if job.listing.left_out:
         lines(to, fact("pack-left-out", names=job.listing.left_out))
-    shown = _Shown(job, quiet=json_)
+    bar, show_progress = _shown(job, quiet=json_)
     began = time.monotonic()
-    with _stoppable(job), shown.line or nullcontext():
-        images = job.run(shown)
+    with _stoppable(job), bar:
+        images = job.run(show_progress)
     seconds = time.monotonic() - began
     lines(to, printable(str(job.dst)))
     splits = summary(job.dst, to)
@@ -167,33 +168,22 @@ def _stoppable(job: Packing) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
-class _Shown:
-    """A line with examples/s and the time left: overwritten on a terminal, else one every few seconds."""
+def _shown(job: Packing, quiet: bool) -> tuple[Progress, Callable[[Done], None]]:
+    """A bar with the time left, and what moves it; without a terminal, a line every few seconds."""
+    lengths = [len(split) for split in job.listing.splits.values()]
+    before = dict(zip(job.listing.splits, [0, *itertools.accumulate(lengths)], strict=False))
+    to = Console(stderr=True, highlight=False, quiet=quiet)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    bar = Progress(*columns, console=to, transient=True, disable=quiet or not to.is_terminal)
+    task, printed = bar.add_task("packing", total=sum(lengths)), time.monotonic()
 
-    def __init__(self, job: Packing, quiet: bool):
-        lengths = [len(split) for split in job.listing.splits.values()]
-        self._before = dict(zip(job.listing.splits, [0, *itertools.accumulate(lengths)], strict=False))
-        self._total, self._quiet = sum(lengths), quiet
-        self._console = Console(stderr=True, highlight=False)
-        self._begun: tuple[int, float] | None = None  # entries and time of the first call
-        self._printed = time.monotonic()
-        self.line = self._console.status("packing") if self._console.is_terminal and not quiet else None
+    def show(progress: Done) -> None:
+        nonlocal printed
+        done = before[progress.split] + progress.done
+        what = progress.split + (f", {progress.skipped} skipped" if progress.skipped else "")
+        bar.update(task, completed=done, description=what)
+        if bar.disable and time.monotonic() - printed >= _LINE_SECONDS:
+            printed = time.monotonic()
+            to.print(f"{what}: {done:,} of {sum(lengths):,}", soft_wrap=True)
 
-    def __call__(self, progress: Done) -> None:
-        done, now = self._before[progress.split] + progress.done, time.monotonic()
-        if self._begun is None:  # entries of an earlier command do not count for the speed
-            self._begun = (done, now)
-            if done and not self._quiet:
-                self._console.print(str(fact("pack-going-on", done=done, total=self._total)))
-        seconds = now - self._begun[1]
-        rate = (done - self._begun[0]) / seconds if seconds > 0.5 else 0.0
-        if self._quiet or not rate:
-            return
-        skipped = f", {progress.skipped} skipped" if progress.skipped else ""
-        left = duration((self._total - done) / rate)
-        line = f"{progress.split}: {done:,} of {self._total:,}, {rate:,.0f} examples/s{skipped}, {left} left"
-        if self.line is not None:
-            self.line.update(line)
-        elif now - self._printed >= _LINE_SECONDS:
-            self._printed = now
-            self._console.print(line, soft_wrap=True)
+    return bar, show

@@ -16,11 +16,12 @@ from ..recipe.task import finished
 from ..words.facts import fact
 from .agenda import Agenda
 from .ledger import Ledger
+from .media import Medium
 from .meter import Meter
 from .noise import SCALE, Squared, scale_of
 from .not_finite import cause
 from .progress import Reporter
-from .run_folder import RunFolder
+from .run_folder import MOST_MEDIA, RunFolder
 from .session import Session
 from .state import NotFinite
 from .verify import ReplicaDiffers
@@ -75,7 +76,7 @@ class Log:
         self._squared: Squared | None = None
         if session.on.noise:
             session.noisy = ledger.agenda.log
-        self._warned = False
+        self._warned = self._full = False
 
     def undoing(
         self, train: Callable[[], Generator[Any, None, None]], last: int
@@ -139,7 +140,9 @@ class Log:
         loss = values.get("train/loss", float("nan"))
         if not np.isfinite(loss):
             raise NotFinite("loss-not-finite", step, float(loss))
-        row = self.row(step, {**values, **noise, "lr": self._rate(step)})
+        rates = self.recipe.optimizer.hyper[self.recipe.optimizer.lr_name]
+        rate = float(rates.table(self.recipe.clock, step - 1, step)[0])  # steps are counted from 1
+        row = self.row(step, {**values, **noise, "lr": rate})
         if speed is not None:
             row |= {"steps_per_second": speed, "examples_per_second": speed * self.recipe.batch}
             row |= self.session.watch.row((step - self.logged) / speed)
@@ -196,11 +199,6 @@ class Log:
                 raise DivergedError(found.code, text, **facts, why=why) from None
             raise DivergedError(found.code, **facts) from None
 
-    def _rate(self, step: int) -> float:
-        """The learning rate of `step`, counted from 1."""
-        optimizer = self.recipe.optimizer
-        return float(optimizer.hyper[optimizer.lr_name].table(self.recipe.clock, step - 1, step)[0])
-
     def row(self, step: int, values: dict[str, Any]) -> dict[str, Any]:
         epoch = round(step * self.recipe.batch / self.recipe.clock.examples, 6)
         return {"step": step, "epoch": epoch, "seconds": self.meter.run_seconds, **values}
@@ -209,6 +207,12 @@ class Log:
         """Adds a row of the user's own values, unless a process before this one has."""
         if not any(old["step"] == step and not old.keys().isdisjoint(values) for old in self.history):
             self._store(self.row(step, dict(values)))
+
+    def show(self, step: int, name: str, medium: Medium) -> None:
+        """Keeps a user's text or picture; warns once of the first for which there is no room."""
+        if self.folder is not None and not self.folder.show(step, name, medium) and not self._full:
+            self._full = True
+            self.reporter.warn(fact("media-full", name=name, step=step, most=MOST_MEDIA))
 
     def _keep(self, row: dict[str, Any], values: dict[str, Any], kind: str | None) -> None:
         """Shows a row, and stores it if it has a `kind`."""

@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 
-from ..errors import RecipeError, invalid
+from ..errors import RecipeError
 from ..recipe.task import Tree
 from .log import Log
+from .media import Medium, check_name, check_picture, check_text
 from .result import Result
 from .state import parameters
 
@@ -61,10 +62,24 @@ class Moment:
         """Adds a row of your own numbers at `step`, such as `{"mine/bleu": 0.31}`, to the run's metrics,
         unless the run had it before it was resumed."""
         self._now()
-        for name in values:
-            if "/" not in name or name.startswith(("train/", "eval/", "feed/", "noise/")):
-                raise invalid("row-name", "the name of a number", name, 'one such as "mine/bleu"')
-        self._log.add(self.step, {name: float(value) for name, value in values.items()})
+        self._log.add(self.step, {check_name(name): float(value) for name, value in values.items()})
+
+    def text(self, name: str, text: str) -> None:
+        """Keeps a text of at most 65,536 characters at `step`, such as what the model writes: in the run
+        folder, from which TensorBoard and the run's trackers have it. A run keeps 64 MiB of them."""
+        self._show(name, check_text(text))
+
+    def picture(self, name: str, pixels: Any) -> None:
+        """As `text`, of pixels: an array `(height, width, 3)` uint8, RGB, of at most 4,194,304."""
+        self._show(name, check_picture(pixels))
+
+    def _show(self, name: str, medium: Medium) -> None:
+        self._now()
+        check_name(name)
+        if self._log.ledger.saver.run is None:
+            text = 'text() and picture() need a folder: cw.moments(recipe, "runs/mine").'
+            raise RecipeError("show-nowhere", text)
+        self._log.show(self.step, name, medium)
 
     def _now(self) -> None:
         if self.over:

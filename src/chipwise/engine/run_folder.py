@@ -22,11 +22,13 @@ from ..atomic import hold, open_inside, put_inside
 from ..errors import ChipwiseError, DivergedError, RunError, Stopped
 from ..machine.fingerprint import this_machine
 from .best import FOLDER
+from .media import Medium, row_of
 from .state import nbytes
 from .stored import (
     changed_programs,
     disagreement,
     newest_checkpoint,
+    read_media,
     read_processes,
     read_result,
     read_rows,
@@ -38,7 +40,9 @@ if TYPE_CHECKING:
     from .session import Session
 
 PREFIX = "events"
-NAMES = ("metrics.jsonl", "ledger.jsonl", "processes.jsonl", "result.json", "recipe.json")
+MEDIA = "media.jsonl"
+NAMES = ("metrics.jsonl", MEDIA, "ledger.jsonl", "processes.jsonl", "result.json", "recipe.json")
+MOST_MEDIA = 1 << 26  # bytes of all texts and pictures of a run
 _SECONDS = 10.0  # between flushes of the TensorBoard file, each of which waits for the disk
 
 
@@ -48,8 +52,9 @@ class RunFolder:
         recipe.json      the recipe as run
         metrics.jsonl    one object a log step: step, epoch, train/..., eval/..., speeds
         ledger.jsonl     digests of what steps computed: see `engine.ledger`
+        media.jsonl      texts and pictures that the user's code has logged: see `engine.media`
         processes.jsonl  one object when a process starts (or resumes) and one when it ends
-        events.out.*     the finite ones of these numbers for TensorBoard
+        events.out.*     the finite ones of these numbers, and these texts and pictures, for TensorBoard
         checkpoints/     Orbax, the newest three
         result.json      written when the run is complete
         tracked/         what was sent to other services: see `tracking`
@@ -64,6 +69,7 @@ class RunFolder:
         self.path = Path(path).absolute()
         self._lock: Any = None
         self._events: Events | None = None
+        self._shown: set[tuple[int, str, bool]] = set()  # step, name and whether it is a text
         existed = True
         try:
             if "\0" in str(path):
@@ -109,12 +115,16 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
-        """Removes the metric rows after `step`, which a resumed run writes again. *Returns* the others, with
-        NaN for metrics that were not finite."""
+        """Removes the metric rows after `step`, which a resumed run writes again, and texts and pictures.
+        *Returns* the other rows, with NaN for metrics that were not finite."""
         before = [row for row in read_rows(self.path)[0] if row["step"] <= step]
         rows = [{k: math.nan if v is None else v for k, v in row.items()} for row in before]
         if (self.path / "metrics.jsonl").exists():
             self.replace("metrics.jsonl", rows)
+        media = [row for row in read_media(self.path) if row["step"] <= step]
+        self._shown = {(row["step"], row["name"], "text" in row) for row in media}
+        if (self.path / MEDIA).exists():
+            self.replace(MEDIA, media)
         self._purge = step + 1 if rows else None
         import tensorboardX  # noqa: F401 (takes a second, which is better spent before training)
 
@@ -125,15 +135,36 @@ class RunFolder:
     def log(self, row: dict[str, Any]) -> None:
         """Appends a row to metrics.jsonl, and its finite numbers to the TensorBoard events."""
         self.append("metrics.jsonl", row)
+        finite = {
+            name: float(value)
+            for name, value in row.items()
+            if isinstance(value, (int, float)) and math.isfinite(value) and name != "step"
+        }
+        self._event(row["step"], points(finite))
+
+    def show(self, step: int, name: str, medium: Medium) -> bool:
+        """Appends a text or a picture to media.jsonl and the TensorBoard events, unless it has one of that
+        name and step. *Returns* whether there was room for it."""
+        from tensorboardX.summary import image, text
+
+        key, row = (step, name, isinstance(medium, str)), row_of(step, name, medium)
+        if key in self._shown:
+            return True
+        file = self.path / MEDIA
+        there = os.lstat(file).st_size if file.exists() else 0
+        if there + len(row.get("png", "")) + 6 * len(row.get("text", "")) > MOST_MEDIA:
+            return False
+        self.append(MEDIA, row)
+        self._shown.add(key)
+        made = text(name, row["text"]) if "text" in row else image(name, medium, dataformats="HWC")
+        self._event(step, made)
+        return True
+
+    def _event(self, step: int, summary: Any) -> None:
         with self._writing():
             if self._events is None:
                 self._events = Events(self.path, self._purge)
-            finite = {
-                name: float(value)
-                for name, value in row.items()
-                if isinstance(value, (int, float)) and math.isfinite(value) and name != "step"
-            }
-            self._events.add(row["step"], finite)
+            self._events.add(step, summary)
 
     def append(self, name: str, row: dict[str, Any]) -> None:
         """Appends a line to the file `name` of the folder."""
@@ -255,8 +286,15 @@ class RunFolder:
         )
 
 
+def points(values: dict[str, float]) -> Any:
+    """A TensorBoard summary with a point of each curve."""
+    from tensorboardX.proto.summary_pb2 import Summary
+
+    return Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
+
+
 class Events:
-    """Curves for TensorBoard: an event file of the run in `folder`, whose name TensorBoard shows. The
+    """What TensorBoard shows: an event file of the run in `folder`, whose name TensorBoard shows. The
     caller's thread writes: that of tensorboardX's `SummaryWriter` prints a traceback if the disk is full.
 
     *Arguments:* `purge`, the step from which values of earlier processes are ignored.
@@ -275,13 +313,11 @@ class Events:
             start = SessionLog(status=SessionLog.START)
             self._writer.write_event(Event(step=purge, wall_time=time.time(), session_log=start))
 
-    def add(self, step: int, values: dict[str, float]) -> None:
-        """A point of each curve at `step`."""
+    def add(self, step: int, summary: Any) -> None:
+        """A summary at `step`."""
         from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.proto.summary_pb2 import Summary
 
-        points = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._writer.write_event(Event(step=step, wall_time=time.time(), summary=Summary(value=points)))
+        self._writer.write_event(Event(step=step, wall_time=time.time(), summary=summary))
         if time.monotonic() - self._flushed > _SECONDS:
             self._writer.flush()
             self._flushed = time.monotonic()

@@ -228,6 +228,17 @@ def _lines(file: Path) -> list[str]:
         raise RunError("file-unreadable", path=str(file), reason=error.strerror or str(error)) from error
 
 
+def read_media(run: Path) -> list[dict[str, Any]]:
+    """The lines of media.jsonl, a text or a picture each, without damaged ones. Raises as `read_rows`."""
+    rows = (parsed_row(line) for line in _lines(run / "media.jsonl"))
+    return [
+        row
+        for row in rows
+        if row is not None and isinstance(row.get("name"), str)
+        and isinstance(row.get("text", row.get("png")), str)
+    ]  # fmt: skip
+
+
 def read_result(run: Path) -> tuple[dict[str, Any] | None, str]:
     """The content of result.json, `None` before the run is complete; and the reason if it is damaged, or
     ""."""

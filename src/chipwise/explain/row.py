@@ -19,15 +19,6 @@ _FIELDS = ("name", "batch", "replicas", "precision", "source", "seed")  # of a r
 
 
 @dataclass(frozen=True)
-class Window:
-    """The mean loss of steps `first` to `last`, both counted, from 1."""
-
-    first: int
-    last: int
-    loss: float
-
-
-@dataclass(frozen=True)
 class Repeat:
     """One measurement: a record of `chipwise bench`, or a run."""
 
@@ -35,7 +26,6 @@ class Repeat:
     seed: int | None = None
     steps: int | None = None  # done
     speeds: tuple[tuple[int, float], ...] = ()  # (step at the end of an interval, examples/s in it)
-    losses: tuple[Window, ...] = ()
     evaluations: tuple[Mapping[str, float], ...] = ()  # "step", "seconds" where known, "eval/..."
     metrics: Mapping[str, float] = field(default_factory=dict)  # the last of each
     seconds: Mapping[str, float] = field(default_factory=dict)  # wall, by section

@@ -18,7 +18,7 @@ from ..errors import DataError, RunError
 from ..machine import record
 from ..words.facts import fact
 from ..words.figures import known
-from .row import Repeat, Row, Window, identity, numbers, ran_on, whole
+from .row import Repeat, Row, identity, numbers, ran_on, whole
 from .run_rows import folder_of_runs, run_row, study_rows
 
 
@@ -110,10 +110,8 @@ def _record(stored: record.Record, path: Path) -> Row:
         name: v for name in ("batch", "replicas", "precision") if (v := getattr(measured, name)) is not None
     }
     # null, and the NaN that Python writes, are losses that were not finite
-    losses = list(itertools.takewhile(known, measured.first_losses))
-    notes = []
-    if len(losses) < len(measured.first_losses):
-        notes.append(fact("loss-not-finite-at", step=len(losses) + 1))
+    lost = [step for step, loss in enumerate(measured.first_losses, 1) if not known(loss)]
+    notes = [fact("loss-not-finite-at", step=lost[0])] if lost else []
     if measured.data_note:
         notes.append(fact("data-note", words=measured.data_note))
     if measured.wait_data_share is not None:
@@ -124,7 +122,6 @@ def _record(stored: record.Record, path: Path) -> Row:
     repeat = Repeat(
         name=str(path), seed=whole(measured.recipe, "seed"), steps=measured.timed_steps,
         speeds=tuple((start + each * (k + 1), run) for k, run in enumerate(speeds.runs)),
-        losses=tuple(Window(k + 1, k + 1, x) for k, x in enumerate(losses)),
         seconds=numbers(measured.seconds), complete=False,
     )  # fmt: skip
     versions = {"python": stored.machine.python, **stored.machine.versions}

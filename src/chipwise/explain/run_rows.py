@@ -15,7 +15,7 @@ from ..study.study_file import Study
 from ..study.study_file import read as read_study
 from ..words.facts import Fact, fact
 from ..words.figures import known
-from .row import Repeat, Row, Window, divergence, identity, numbers, part, ran_on, whole
+from .row import Repeat, Row, divergence, identity, numbers, part, ran_on, whole
 
 _ROUNDING = 0.01  # seconds
 
@@ -119,17 +119,13 @@ def _together(folders: Mapping[Path, Any], label: str, source: Fact) -> list[Row
 
 def _repeat(run: StoredRun, diverged: Fact | None) -> Repeat:
     rows, result = run.rows, run.result or {}
-    speeds, losses, evaluations = [], [], []
+    speeds, evaluations = [], []
     metrics: dict[str, float] = {}
-    before = 0
     for row in rows:
         step, metrics_here = row["step"], metrics_of(row)
         metrics |= metrics_here
         if known(speed := row.get("examples_per_second")) and speed > 0:
             speeds.append((step, speed))
-        if "train/loss" in metrics_here and step > before:
-            losses.append(Window(before + 1, step, metrics_here["train/loss"]))
-            before = step
         if scores := {k: v for k, v in metrics_here.items() if k.startswith("eval/")}:
             seconds = {"seconds": s} if known(s := row.get("seconds")) and s else {}
             evaluations.append({"step": step, **scores, **seconds})
@@ -148,7 +144,7 @@ def _repeat(run: StoredRun, diverged: Fact | None) -> Repeat:
         sections = {"total": logged} if result else {}
     return Repeat(
         name=str(run.path), seed=whole(run.recipe, "seed"), steps=rows[-1]["step"] if rows else None,
-        speeds=tuple(steady or speeds), losses=tuple(losses), evaluations=tuple(evaluations), metrics=metrics,
+        speeds=tuple(steady or speeds), evaluations=tuple(evaluations), metrics=metrics,
         seconds=sections, complete=bool(result), diverged=diverged,
         best_at=None if kept is None else kept.step, warming_up=not steady,
     )  # fmt: skip

@@ -186,7 +186,8 @@ class CompilerProcesses:
     def _run(self, compiler: Compiler, requests: dict[str, CompileRequest]) -> None:
         try:
             lock = self._folder / f"compiler-{compiler.platform}.lock"
-            with _told(compiler), alone(lock, lambda: _wait(compiler.platform)):
+            waits = fact("compiler-waited-for", chips=CHIPS[compiler.platform])
+            with _told(compiler), alone(lock, lambda: print(waits, file=sys.stderr)):
                 for pair in self._ask(requests, compiler):
                     self._events.put(pair)
             self._events.put(None)
@@ -294,10 +295,6 @@ def _told(compiler: Compiler) -> Iterator[None]:
             "compiler-cannot-run", "This machine cannot run the compiler of {chips}s: {reason:plain}.",
             chips=CHIPS[compiler.platform], reason=str(error) or "out of memory",
         ) from None  # fmt: skip
-
-
-def _wait(platform: str) -> None:
-    print(fact("compiler-waited-for", chips=CHIPS[platform]), file=sys.stderr)
 
 
 CHIPS = {"tpu": "TPU", "cuda": "GPU"}

@@ -100,18 +100,11 @@ def advice(recipe: Recipe, target: Target, step: TracedStep, plan: Plan, time: S
 def _more_replicas(recipe: Recipe, plan: Plan) -> Iterator[Fact]:
     """A number of replicas with which a device computes the batch in parts that fit."""
     fits = (plan.largest_batch or 0) // recipe.replicas
-    for replicas, each in _divisions(recipe):
-        if replicas > recipe.replicas and each <= fits:
+    for replicas in range(2 * recipe.replicas, recipe.batch + 1, recipe.replicas):
+        each, rest = divmod(recipe.batch, replicas)
+        if rest == 0 and each % recipe.shards == 0 and each <= fits:  # parts that a group can share
             yield fact("room-more-replicas", batch=recipe.batch, replicas=replicas, each=each)
             return
-
-
-def _divisions(recipe: Recipe) -> Iterator[tuple[int, int]]:
-    """Multiples of the replicas that divide the batch into parts that a group can share, and their sizes."""
-    for replicas in range(recipe.replicas, recipe.batch + 1, recipe.replicas):
-        each, rest = divmod(recipe.batch, replicas)
-        if rest == 0 and each % recipe.shards == 0:
-            yield replicas, each
 
 
 def lacks(target: Target, dtypes: frozenset[str]) -> Fact | None:

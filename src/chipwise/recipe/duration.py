@@ -5,15 +5,13 @@
     "1.2e6ex"   examples        all use these four units and nothing else
     "5%"        of the run's total
 
-An epoch is exactly the `examples` of the training set. The training stream is
-continuous: step `s` reads positions `s * batch` to `s * batch + batch - 1`, and
-the epoch of a position is `position // examples`. Nothing is dropped and
-nothing is padded, so 24 epochs of 50,000 examples in batches of 512 are
-2,343.75 batches, which is 2,344 steps, not 24 times the 97 full batches of an
-epoch.
+An epoch is exactly the `examples` of the training set. The training stream is continuous: step `s` reads
+positions `s * batch` to `s * batch + batch - 1`, and the epoch of a position is `position // examples`.
+Nothing is dropped and nothing is padded, so 24 epochs of 50,000 examples in batches of 512 are 2,343.75
+batches, which is 2,344 steps, not 24 times the 97 full batches of an epoch.
 
-Lengths are kept as fractions until the last moment: 0.1 epoch is a tenth, not
-the nearest double, so the step count never depends on a rounding in the middle.
+Lengths are kept as fractions until the last moment: 0.1 epoch is a tenth, not the nearest double, so the step
+count never depends on a rounding in the middle.
 """
 
 from __future__ import annotations
@@ -50,8 +48,8 @@ _WORDS = {
 class Duration:
     """A length of training: an exact `value` in a `unit`. Made with `Duration.parse`.
 
-    `str()` gives the text back as it was written. Two durations are equal when
-    value and unit are (`1ep` and `1.0ep`); only a `Clock` can tell which is longer.
+    `str()` gives the text back as it was written. Two durations are equal when value and unit are (`1ep` and
+    `1.0ep`); only a `Clock` can tell which is longer.
     """
 
     value: Fraction
@@ -62,8 +60,8 @@ class Duration:
     def parse(cls, text: str | Duration) -> Duration:
         """The duration written as `text`; a `Duration` is returned as it is.
 
-        Raises `RecipeError` for anything outside the grammar, for a negative
-        length, and for a fraction of a step or of an example.
+        Raises `RecipeError` for anything outside the grammar, for a negative length, and for a fraction of a
+        step or of an example.
 
         >>> Duration.parse("1.2e6ex").value
         Fraction(1200000, 1)
@@ -133,9 +131,9 @@ class Marks:
 class Clock:
     """What a duration needs to become steps.
 
-    Arguments: `examples`, the size of the training set; `batch`, examples in a
-    step over all devices (global); `total`, the run's steps, or None while that
-    is what is being worked out. Whole numbers, the first two 1 or more.
+    Arguments: `examples`, the size of the training set; `batch`, examples in a step over all devices
+    (global); `total`, the run's steps, or None while that is what is being worked out. Whole numbers, the
+    first two 1 or more.
     """
 
     examples: int
@@ -173,8 +171,7 @@ class Clock:
     def steps(self, duration: str | Duration) -> int:
         """`duration` in whole steps: rounded half up, and at least 1 unless it is zero.
 
-        Raises `RecipeError` for a malformed duration, or for percent when
-        `total` is None.
+        Raises `RecipeError` for a malformed duration, or for percent when `total` is None.
 
         >>> Clock(50_000, 512).steps("5ep")
         488
@@ -185,10 +182,9 @@ class Clock:
     def marks(self, every: str | Duration) -> Marks:
         """The steps in 1..total that end a whole number of `every`.
 
-        The k-th mark is k times the exact length, rounded once. Adding the
-        rounded length k times would drift: 24 rounded epochs of 97.66 steps are
-        2,352 steps, after the end of a run of 2,344. The last step is a mark
-        only when it ends an interval.
+        The k-th mark is k times the exact length, rounded once. Adding the rounded length k times would
+        drift: 24 rounded epochs of 97.66 steps are 2,352 steps, after the end of a run of 2,344. The last
+        step is a mark only when it ends an interval.
 
         Raises `RecipeError` when `every` is zero or `total` is None.
 

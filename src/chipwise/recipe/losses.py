@@ -1,8 +1,7 @@
 """Per-example losses and accuracy: (batch,) float32, one value for each example.
 
-Nothing here divides by the batch. A task sums these values and counts the
-examples, and the library divides once, after summing over replicas and devices,
-so a masked or uneven batch weighs what it should:
+Nothing here divides by the batch. A task sums these values and counts the examples, and the library divides
+once, after summing over replicas and devices, so a masked or uneven batch weighs what it should:
 
     losses = softmax_cross_entropy(logits, batch["label"])
     return {"loss": Sum(losses.sum(), losses.size), ...}, state
@@ -12,13 +11,11 @@ With class weights it is the weights that are counted and not the examples, so
 
     return {"loss": weighted_softmax_cross_entropy(logits, batch["label"], weights)}, state
 
-Logits may be of any float dtype; the arithmetic is float32, because bfloat16
-keeps 8 bits of a loss, and float64 for logits of float64. A label outside the
-classes makes that example's loss NaN, where JAX would count it from the end, or
-clamp it, and train on a wrong class without a word; its gradient is 0. So a
-loader may pad with -1, and `jnp.where(mask, losses, 0)` leaves the padding out,
-value and gradient (`mask * losses` does not: 0 * NaN is NaN). Unmasked, the NaN
-reaches the run's loss, which stops the run.
+Logits may be of any float dtype; the arithmetic is float32, because bfloat16 keeps 8 bits of a loss, and
+float64 for logits of float64. A label outside the classes makes that example's loss NaN, where JAX would
+count it from the end, or clamp it, and train on a wrong class without a word; its gradient is 0. So a loader
+may pad with -1, and `jnp.where(mask, losses, 0)` leaves the padding out, value and gradient (`mask * losses`
+does not: 0 * NaN is NaN). Unmasked, the NaN reaches the run's loss, which stops the run.
 """
 
 from __future__ import annotations
@@ -36,14 +33,13 @@ from .task import Sum
 def softmax_cross_entropy(logits: Any, labels: Any, smoothing: float = 0.0) -> jax.Array:
     """Cross-entropy of one class among `k`, in nats: (b,) float32.
 
-    Arguments: `logits` (b, k), any float dtype; `labels` either (b,) whole
-    numbers 0 to k - 1, or (b, k) probabilities that sum to 1 in each row, as
-    mixup gives; `smoothing` in [0, 1), the share of each target spread evenly
-    over all `k` classes, the label's own included (Szegedy et al., 2016,
+    Arguments: `logits` (b, k), any float dtype; `labels` either (b,) whole numbers 0 to k - 1, or (b, k)
+    probabilities that sum to 1 in each row, as mixup gives; `smoothing` in [0, 1), the share of each target
+    spread evenly over all `k` classes, the label's own included (Szegedy et al., 2016,
     https://arxiv.org/abs/1512.00567), as in PyTorch's `CrossEntropyLoss`.
 
-    An example whose label is outside 0 to k - 1 gets a loss of NaN and a gradient of 0.
-    Raises `RecipeError` for shapes or dtypes that do not fit.
+    An example whose label is outside 0 to k - 1 gets a loss of NaN and a gradient of 0. Raises `RecipeError`
+    for shapes or dtypes that do not fit.
     """
     logits = floats(logits, "logits", ndim=2)
     labels = jnp.asarray(labels)
@@ -64,20 +60,17 @@ def softmax_cross_entropy(logits: Any, labels: Any, smoothing: float = 0.0) -> j
 def weighted_softmax_cross_entropy(logits: Any, labels: Any, weights: Any, smoothing: float = 0.0) -> Sum:
     """Cross-entropy of one class among `k`, each class with its weight, in nats: a `Sum` of two ().
 
-    The mean that the library makes of it, over the whole batch or the whole
-    evaluation, is PyTorch's `CrossEntropyLoss(weight=weights, label_smoothing=smoothing)`:
-    it divides by the sum of the labels' weights, for labels (b, k) by the number
-    of examples. That is why this is a `Sum` and not one value for each example,
-    whose plain mean would be another loss.
+    The mean that the library makes of it, over the whole batch or the whole evaluation, is PyTorch's
+    `CrossEntropyLoss(weight=weights, label_smoothing=smoothing)`: it divides by the sum of the labels'
+    weights, for labels (b, k) by the number of examples. That is why this is a `Sum` and not one value for
+    each example, whose plain mean would be another loss.
 
-    Arguments: `logits` (b, k), any float dtype; `labels` (b,) whole numbers 0 to
-    k - 1, or (b, k) probabilities; `weights` (k,), 0 or more, such as
-    `examples / (k * examples_of_class)`; `smoothing` in [0, 1), whose share of
-    each class has that class's weight, as in PyTorch.
+    Arguments: `logits` (b, k), any float dtype; `labels` (b,) whole numbers 0 to k - 1, or (b, k)
+    probabilities; `weights` (k,), 0 or more, such as `examples / (k * examples_of_class)`; `smoothing` in [0,
+    1), whose share of each class has that class's weight, as in PyTorch.
 
-    A label outside 0 to k - 1 makes the total NaN and adds no gradient; a weight
-    below 0 makes it NaN.
-    Raises `RecipeError` for shapes or dtypes that do not fit.
+    A label outside 0 to k - 1 makes the total NaN and adds no gradient; a weight below 0 makes it NaN. Raises
+    `RecipeError` for shapes or dtypes that do not fit.
     """
     logits = floats(logits, "logits", ndim=2)
     labels, weights = jnp.asarray(labels), jnp.asarray(weights)
@@ -106,18 +99,16 @@ def sigmoid_cross_entropy(
 ) -> jax.Array:
     """Binary cross-entropy of `k` independent questions, in nats: (b,) float32.
 
-    Arguments: `logits` (b, k), any float dtype; `targets` (b, k), bool, whole
-    numbers or floats, each from 0 to 1. The value is the MEAN over the `k`
-    questions, so that the mean over examples is PyTorch's `BCEWithLogitsLoss`,
-    and rates do not depend on `k`. Multiply by `k` for the sum.
+    Arguments: `logits` (b, k), any float dtype; `targets` (b, k), bool, whole numbers or floats, each from 0
+    to 1. The value is the MEAN over the `k` questions, so that the mean over examples is PyTorch's
+    `BCEWithLogitsLoss`, and rates do not depend on `k`. Multiply by `k` for the sum.
 
-    `smoothing` in [0, 1) is the share of each target moved to 1/2: the two-class
-    case of `softmax_cross_entropy`. `positive_weights` (k,) multiply the losses
-    of the targets that are 1, as PyTorch's `pos_weight`: such as the number of
-    0s over that of 1s, where 1s are rare.
+    `smoothing` in [0, 1) is the share of each target moved to 1/2: the two-class case of
+    `softmax_cross_entropy`. `positive_weights` (k,) multiply the losses of the targets that are 1, as
+    PyTorch's `pos_weight`: such as the number of 0s over that of 1s, where 1s are rare.
 
-    An example with a target outside 0 to 1 gets a loss of NaN and a gradient of 0.
-    Raises `RecipeError` for shapes or dtypes that do not fit.
+    An example with a target outside 0 to 1 gets a loss of NaN and a gradient of 0. Raises `RecipeError` for
+    shapes or dtypes that do not fit.
     """
     logits = floats(logits, "logits", ndim=2)
     targets = same_shape(targets, "targets", logits, "logits")
@@ -144,9 +135,8 @@ def sigmoid_cross_entropy(
 def squared_error(predictions: Any, targets: Any) -> jax.Array:
     """Squared difference, the MEAN over all axes but the first: (b,) float32.
 
-    Arguments: `predictions` (b, ...), any float dtype; `targets` of exactly the
-    same shape, any dtype. A (b, 1) against a (b,) is refused rather than
-    broadcast to (b, b). The unit is that of the targets, squared.
+    Arguments: `predictions` (b, ...), any float dtype; `targets` of exactly the same shape, any dtype. A (b,
+    1) against a (b,) is refused rather than broadcast to (b, b). The unit is that of the targets, squared.
 
     Raises `RecipeError` for shapes or dtypes that do not fit.
     """
@@ -168,14 +158,12 @@ def absolute_error(predictions: Any, targets: Any) -> jax.Array:
 def correct(logits: Any, labels: Any, k: int = 1) -> jax.Array:
     """1.0 where the label is among the `k` highest logits, else 0.0: (b,) float32.
 
-    Arguments: `logits` (b, classes), any float dtype; `labels` (b,) whole
-    numbers, or (b, classes) probabilities, of which the highest is the label.
-    Of equal logits the one of the lower class ranks higher, as in `argmax`, so
-    constant logits score the share of class 0 and not 100 %. A row with a NaN
-    is wrong; a label outside the classes gives NaN.
+    Arguments: `logits` (b, classes), any float dtype; `labels` (b,) whole numbers, or (b, classes)
+    probabilities, of which the highest is the label. Of equal logits the one of the lower class ranks higher,
+    as in `argmax`, so constant logits score the share of class 0 and not 100 %. A row with a NaN is wrong; a
+    label outside the classes gives NaN.
 
-    Raises `RecipeError` for shapes or dtypes that do not fit, and unless
-    1 <= k <= classes.
+    Raises `RecipeError` for shapes or dtypes that do not fit, and unless 1 <= k <= classes.
     """
     logits = floats(logits, "logits", ndim=2)
     labels = jnp.asarray(labels)
@@ -202,8 +190,8 @@ def _share(smoothing: float) -> None:
 def floats(values: Any, name: str, ndim: int | None = None) -> jax.Array:
     """`values` as float32, or float64 as they are, of `ndim` axes if that is given and of at least one.
 
-    Shapes are known while the loss is traced, so a mistake costs one line and no step.
-    Raises `RecipeError` for integers and for other shapes.
+    Shapes are known while the loss is traced, so a mistake costs one line and no step. Raises `RecipeError`
+    for integers and for other shapes.
     """
     values = jnp.asarray(values)
     if not jnp.issubdtype(values.dtype, jnp.floating):

@@ -3,15 +3,13 @@
     opt_state = optimizer.init(params)
     params, opt_state = optimizer.update(grads, opt_state, params, {"lr": lr, "momentum": m, ...})
 
-Every hyperparameter that may vary is a schedule in `optimizer.hyper`, and its
-value of the step is handed to `update` as a () float32 array. A schedule, a
-finder or a changed rate therefore never recompiles the step, and the compiled
-step of a plan is the step of a run.
+Every hyperparameter that may vary is a schedule in `optimizer.hyper`, and its value of the step is handed to
+`update` as a () float32 array. A schedule, a finder or a changed rate therefore never recompiles the step,
+and the compiled step of a plan is the step of a run.
 
-`grads` is the MEAN gradient of the loss over the global batch, already summed
-over replicas and devices. Clipping and weight decay happen here, once, after
-that reduction: a decay added inside each replica and then summed acts
-`replicas` times too strongly, and ties a recipe to a core count.
+`grads` is the MEAN gradient of the loss over the global batch, already summed over replicas and devices.
+Clipping and weight decay happen here, once, after that reduction: a decay added inside each replica and then
+summed acts `replicas` times too strongly, and ties a recipe to a core count.
 
     optimizer = sgd(lr=one_cycle(0.4, warmup="5ep"), momentum=0.9, nesterov=True, weight_decay=5e-4)
 
@@ -141,7 +139,8 @@ class Optimizer(ABC):
     def init(self, params: Tree) -> Tree:
         """The state before the first step: arrays only, float32 where `params` are narrower."""
         wide, _ = _widen(params)
-        hyper = {name: _placeholder(schedule) for name, schedule in self.hyper.items()}
+        values = {name: s.value if isinstance(s, constant) else np.nan for name, s in self.hyper.items()}
+        hyper = {name: np.float32(value) for name, value in values.items()}
         with _optax_dtypes():
             return self._transform(hyper, True, None).init(wide)
 
@@ -151,12 +150,11 @@ class Optimizer(ABC):
     ) -> tuple[Tree, Tree]:  # fmt: skip
         """One step: `(new_params, new_opt_state)`, with the structure, shapes and dtypes of the old.
 
-        Arguments: `grads`, the mean gradient, a tree like `params`; `hyper`, a ()
-        array or number for each key of `self.hyper`. An elementwise optimizer may
-        be given a vector or a part of one in place of the tree; then `decaying`,
-        bools of its shape, says which values decay, `norm` `()` is the global norm
-        of the whole gradient, and `members`, whole numbers of its shape, which of
-        `patterns` each value belongs to.
+        Arguments: `grads`, the mean gradient, a tree like `params`; `hyper`, a () array or number for each
+        key of `self.hyper`. An elementwise optimizer may be given a vector or a part of one in place of the
+        tree; then `decaying`, bools of its shape, says which values decay, `norm` `()` is the global norm of
+        the whole gradient, and `members`, whole numbers of its shape, which of `patterns` each value belongs
+        to.
 
         Raises `RecipeError` when `hyper` has other keys or a value is not a scalar.
         """
@@ -205,9 +203,8 @@ class Optimizer(ABC):
 def decays(params: Tree, decay: str | Callable[[str, Any], bool]) -> Tree:
     """Which leaves of `params` decay: a tree of bools.
 
-    `decay` is "all"; "kernels", the leaves of 2 or more axes, which leaves out
-    biases and normalization; or a function of a leaf's path, such as
-    "block1/conv/kernel", and the leaf.
+    `decay` is "all"; "kernels", the leaves of 2 or more axes, which leaves out biases and normalization; or a
+    function of a leaf's path, such as "block1/conv/kernel", and the leaf.
 
     Raises `RecipeError` when the function gives something else than a bool.
     """
@@ -230,10 +227,6 @@ def _optax_dtypes() -> Any:
     # optax's Adam raises its float32 decay to an int32 count, which a program under strict promotion
     # refuses. Everything floating is one dtype by here, so standard promotion cannot change a result.
     return jax.numpy_dtype_promotion("standard")
-
-
-def _placeholder(schedule: Schedule) -> Any:
-    return np.float32(schedule.value if isinstance(schedule, constant) else np.nan)
 
 
 def _widen(params: Tree) -> tuple[Tree, Any]:
@@ -307,15 +300,13 @@ class sgd(_Elementwise):
         g = grad + weight_decay * p;  v = momentum * v + g
         p = p - lr * (g + momentum * v if nesterov else v)
 
-    Arguments: `lr`, `momentum` and `weight_decay`, each a number or a schedule;
-    `decay`, which parameters decay (see `decays`); `clip`, the largest global
-    norm of the gradient, a number, a schedule or None. Clipping comes before
-    the decay is added. A `momentum` of exactly 0 keeps no velocity, and a
+    Arguments: `lr`, `momentum` and `weight_decay`, each a number or a schedule; `decay`, which parameters
+    decay (see `decays`); `clip`, the largest global norm of the gradient, a number, a schedule or None.
+    Clipping comes before the decay is added. A `momentum` of exactly 0 keeps no velocity, and a
     `weight_decay` of exactly 0 adds nothing; neither is then an input.
 
-    The DavidNet code sums its loss and passes `lr / batch` and
-    `weight_decay * batch`; on the mean gradient that is this rule with the
-    undivided numbers.
+    The DavidNet code sums its loss and passes `lr / batch` and `weight_decay * batch`; on the mean gradient
+    that is this rule with the undivided numbers.
     """
 
     lr: Any
@@ -350,9 +341,9 @@ class _Adam(_Elementwise):
 class adam(_Adam):
     """Adam, as `torch.optim.Adam` (Kingma & Ba, 2015, https://arxiv.org/abs/1412.6980).
 
-    Arguments: `lr`, `b1` and `b2`, each a number or a schedule; `eps`, a number,
-    added after the square root; `clip` as in `sgd`. It has no weight decay:
-    that is `adamw`, because L2 in the gradient of Adam is not a decay.
+    Arguments: `lr`, `b1` and `b2`, each a number or a schedule; `eps`, a number, added after the square root;
+    `clip` as in `sgd`. It has no weight decay: that is `adamw`, because L2 in the gradient of Adam is not a
+    decay.
     """
 
     lr: Any
@@ -366,11 +357,10 @@ class adam(_Adam):
 class adamw(_Adam):
     """Adam with decoupled weight decay, as `torch.optim.AdamW`.
 
-    Each decaying parameter also shrinks by `lr * weight_decay` of itself a step,
-    outside the moments (Loshchilov & Hutter, 2019,
-    https://arxiv.org/abs/1711.05101; like PyTorch and optax, and unlike the
-    paper, the decay is multiplied by the learning rate). Arguments as in
-    `adam`, and `weight_decay` (a number or a schedule) and `decay` as in `sgd`.
+    Each decaying parameter also shrinks by `lr * weight_decay` of itself a step, outside the moments
+    (Loshchilov & Hutter, 2019, https://arxiv.org/abs/1711.05101; like PyTorch and optax, and unlike the
+    paper, the decay is multiplied by the learning rate). Arguments as in `adam`, and `weight_decay` (a number
+    or a schedule) and `decay` as in `sgd`.
     """
 
     lr: Any

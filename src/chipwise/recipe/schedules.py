@@ -101,12 +101,11 @@ class Schedule(ABC):
     def table(self, clock: Clock, start: int = 0, stop: int | None = None) -> np.ndarray:
         """The values of steps `start` to `stop - 1`: (stop - start,) float32, on the host.
 
-        `stop` is the run's total when not given. A part of the table has the
-        same bits as that part of the whole. Past the end of the run a schedule
-        keeps its end value.
+        `stop` is the run's total when not given. A part of the table has the same bits as that part of the
+        whole. Past the end of the run a schedule keeps its end value.
 
-        Raises `RecipeError` when the range is empty backwards, when the clock
-        lacks a total the schedule needs, and when a value is not finite.
+        Raises `RecipeError` when the range is empty backwards, when the clock lacks a total the schedule
+        needs, and when a value is not finite.
         """
         if stop is None:
             stop = self._total(clock)
@@ -199,11 +198,10 @@ class constant(Schedule):
 class function(Schedule):
     """Any `call(step) -> number`, such as an optax schedule. Usually made by `as_schedule`.
 
-    A function that answers with a JAX array is compiled for the host's CPU where
-    there is one and evaluated in blocks of 1,024 steps that start at multiples
-    of 1,024, so a part of the table has the bits of the whole; its values are
-    float32 and may differ between processors in the last place. Any other
-    function is called once a step with a Python int.
+    A function that answers with a JAX array is compiled for the host's CPU where there is one and evaluated
+    in blocks of 1,024 steps that start at multiples of 1,024, so a part of the table has the bits of the
+    whole; its values are float32 and may differ between processors in the last place. Any other function is
+    called once a step with a Python int.
     """
 
     call: Callable[[Any], Any]
@@ -385,8 +383,8 @@ class linear(Schedule):
 class cosine(Schedule):
     """Half a cosine from `peak` at step 0 to `end` at step `total`.
 
-    The decay of SGDR, without restarts (Loshchilov & Hutter, 2017,
-    https://arxiv.org/abs/1608.03983). Put `warmup` around it for a ramp.
+    The decay of SGDR, without restarts (Loshchilov & Hutter, 2017, https://arxiv.org/abs/1608.03983). Put
+    `warmup` around it for a ramp.
     """
 
     peak: float
@@ -403,13 +401,11 @@ class cosine(Schedule):
 class one_cycle(Schedule):
     """From `start` up to `peak` over `warmup`, then down to `end` at step `total`.
 
-    `shape` is "linear" (both halves; DavidNet's), "cosine" (both halves; the
-    default of PyTorch and fastai) or "linear-cosine" (a straight rise and a
-    cosine fall, the usual recipe for ImageNet). With `warmup` of `w` steps the
-    peak is at step `w`. A warm-up shorter than a step is one step, so the run
-    never starts at its peak; a warm-up of zero is refused, since `linear` and
-    `cosine` say that openly. When `w` is the whole run or more, the ramp is cut
-    off where the run ends, and `warnings` says so.
+    `shape` is "linear" (both halves; DavidNet's), "cosine" (both halves; the default of PyTorch and fastai)
+    or "linear-cosine" (a straight rise and a cosine fall, the usual recipe for ImageNet). With `warmup` of
+    `w` steps the peak is at step `w`. A warm-up shorter than a step is one step, so the run never starts at
+    its peak; a warm-up of zero is refused, since `linear` and `cosine` say that openly. When `w` is the whole
+    run or more, the ramp is cut off where the run ends, and `warnings` says so.
 
     A momentum that is lowest where the rate is highest: `one_cycle(0.85, "30%", start=0.95, end=0.95)`.
 
@@ -449,9 +445,9 @@ class one_cycle(Schedule):
 class exponential(Schedule):
     """`floor + init * decay_rate ** (step / decay)`: multiplied by `decay_rate` every `decay`.
 
-    Continuous, not a staircase. `floor` is added, not a lower clip, so step 0 is
-    `floor + init`. With `decay="100%"` the last factor belongs to step `total`,
-    which makes it the sweep of a learning-rate finder.
+    Continuous, not a staircase. `floor` is added, not a lower clip, so step 0 is `floor + init`. With
+    `decay="100%"` the last factor belongs to step `total`, which makes it the sweep of a learning-rate
+    finder.
     """
 
     init: float
@@ -483,9 +479,9 @@ class exponential(Schedule):
 class piecewise(Schedule):
     """Constant pieces: `piecewise({"0st": 0.1, "40000st": 0.01, "60000st": 0.001})`.
 
-    Each key is the duration after which its value holds: step `b` is the first
-    with the value of boundary `b`. A key of zero (`"0st"`) is mandatory, so
-    every step is defined by what is written. Keys may mix units.
+    Each key is the duration after which its value holds: step `b` is the first with the value of boundary
+    `b`. A key of zero (`"0st"`) is mandatory, so every step is defined by what is written. Keys may mix
+    units.
     """
 
     pieces: Any  # given as a mapping; kept as a tuple of pairs, which is frozen and hashable
@@ -585,11 +581,10 @@ class tabulated(Schedule):
 class warmup(Schedule):
     """A linear ramp from `start` at step 0 into `schedule`, which it joins after `length`.
 
-    The inner schedule is NOT shifted: at step `s` of a ramp of `w` steps the
-    value is `start + (inner(s) - start) * s / w`, which for `start=0` is the
-    inner value times `s / w`, and from step `w` on it is the inner value. The
-    run's length and the inner boundaries keep their meaning. A length below a
-    step is one step; zero is refused.
+    The inner schedule is NOT shifted: at step `s` of a ramp of `w` steps the value is `start + (inner(s) -
+    start) * s / w`, which for `start=0` is the inner value times `s / w`, and from step `w` on it is the
+    inner value. The run's length and the inner boundaries keep their meaning. A length below a step is one
+    step; zero is refused.
     """
 
     schedule: Any  # a Schedule, a number or a function of the step

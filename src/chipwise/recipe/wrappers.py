@@ -191,7 +191,9 @@ def members(params: Tree, patterns: tuple[str, ...]) -> Tree:
     names, shapes = list(leaves), [jnp.shape(leaf) for leaf in leaves.values()]
     numbers = [np.full((), -1) for _ in names]
     for i, pattern in reversed(list(enumerate(patterns))):  # the first that fits is written last
-        path, row = _row(pattern)
+        path, mark, number = pattern.rpartition("#")
+        row = int(number) if mark and number.isdecimal() else None
+        path = pattern if row is None else path
         fits = [k for k, name in enumerate(names) if fnmatch.fnmatchcase(name, path)]
         if row is not None:
             fits = [k for k in fits if row < (shapes[k] or (0,))[0]]
@@ -205,8 +207,3 @@ def members(params: Tree, patterns: tuple[str, ...]) -> Tree:
                 numbers[k] = np.array(np.broadcast_to(numbers[k], (first, *[1] * len(rest))))
                 numbers[k][row] = i
     return jax.tree.unflatten(jax.tree.structure(params), numbers)
-
-
-def _row(pattern: str) -> tuple[str, int | None]:
-    path, mark, row = pattern.rpartition("#")
-    return (path, int(row)) if mark and row.isdecimal() else (pattern, None)

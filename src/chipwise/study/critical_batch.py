@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.noise import SCALE
-from ..engine.stored import StoredRun, number, read_run
+from ..engine.stored import number, read_run
 from ..errors import RecipeError, invalid
 from ..recipe.recipe import Recipe
 from .goal import Goal
@@ -103,14 +103,9 @@ def critical_batch(recipe: Recipe, run: str | Path, goal: Goal) -> CriticalBatch
     if stored.recipe.get("task") != own:
         text = "{run} is not a run of {recipe}: its task or data set is another one."
         raise RecipeError("like-other-task", text, run=str(run), recipe=recipe.name)
-    return of_rows(str(run), stored.rows, _batch(stored), goal)
-
-
-def _batch(stored: StoredRun) -> int:
-    clock = stored.clock
-    if clock is None:
+    if (clock := stored.clock) is None:
         raise invalid("like-batch", f"the batch of {stored.path}", stored.recipe.get("batch"), "a number")
-    return clock.batch
+    return of_rows(str(run), stored.rows, clock.batch, goal)
 
 
 def of_rows(run: str, rows: Sequence[Mapping[str, Any]], batch: int, goal: Goal) -> CriticalBatch:

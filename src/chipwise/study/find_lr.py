@@ -19,6 +19,7 @@ from ..errors import DivergedError, RecipeError
 from ..machine.arithmetic import fixed
 from ..recipe.recipe import Recipe, Validated
 from ..recipe.schedules import Schedule, as_schedule, constant, exponential, rounded
+from ..recipe.task import finished
 from ..words.displayed import Displayed
 from ..words.facts import Fact, fact
 from .range_test import FEWEST, TOO_HIGH, RangeCurve, limit, read
@@ -168,7 +169,8 @@ def _losses(session: Session, rates: list[float], reporter: Reporter) -> tuple[l
     session.begin()
     for step, rate in enumerate(rates, 1):
         session.advance()
-        loss, about = _mean(session.drain()["loss"]), {"step": step, "steps": len(rates), "lr": rate}
+        loss = float(finished({"loss": jax.device_get(session.drain()["loss"])})["loss"])  # of this step
+        about = {"step": step, "steps": len(rates), "lr": rate}
         if not math.isfinite(loss):
             return losses, fact("range-test-not-finite", **about)
         if step == 1:  # it includes compilation; the others do not
@@ -180,13 +182,6 @@ def _losses(session: Session, rates: list[float], reporter: Reporter) -> tuple[l
         if total / weight > max(limit(best), losses[0]):
             return losses, fact("range-test-diverged", **about, times=TOO_HIGH)
     return losses, None
-
-
-def _mean(loss: Any) -> float:
-    """The mean over one step's examples. Waits for that step."""
-    total, count = jax.device_get((loss.total, loss.count))
-    with np.errstate(all="ignore"):
-        return float(np.float64(total) / np.float64(count))
 
 
 def _check(low: float, high: float, steps: int) -> None:

@@ -1,4 +1,4 @@
-"""`Sending`: the rows of a run go to a service, each number of each step once.
+"""`Sending`: the rows of a run go to a service, each number, text and picture of each step once.
 
 `RUN/tracked/DESTINATION/sent.json` has the service's own id of the run, and of each number the last step that
 was sent. So a run that was resumed, or whose tracker failed, goes on in the same curves. Rows that a resumed
@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ..atomic import check_inside, hold, put_inside, read_inside, typed
-from ..engine.stored import number, read_rows, read_run, stored_recipe
+from ..engine.media import medium_of
+from ..engine.stored import number, read_media, read_rows, read_run, stored_recipe
 from ..engine.tracking import END_SECONDS, TRACKED, destination, place
 from ..errors import RunError
 from ..explain.row import flat
@@ -29,11 +30,13 @@ _SHARE = 0.02  # of a processor at most, to read a long run's rows again and aga
 
 @dataclass
 class Sent:
-    """What a service has: the run's `id` there; its end, `how`, if it was told; each number's last step."""
+    """What a service has: the run's `id` there; its end, `how`, if it was told; the last step of each number,
+    and of the texts and pictures of each name."""
 
     id: str | None = None
     how: str | None = None
     steps: dict[str, int] = field(default_factory=dict)
+    media: dict[str, int] = field(default_factory=dict)
 
 
 class Sending:
@@ -68,6 +71,13 @@ class Sending:
             if values := {name: value for name in new if (value := number(row[name])) is not None}:
                 self._begun().row(step, values)
                 self.sent.steps |= dict.fromkeys(values, step)
+                self.rows += 1
+                self._save()
+        for row in read_media(self.run):
+            kind, name, step = "text" if "text" in row else "picture", row["name"], row["step"]
+            if step > self.sent.media.get(f"{kind} {name}", -1) and (medium := medium_of(row)) is not None:
+                getattr(self._begun(), kind)(step, name, medium)
+                self.sent.media[f"{kind} {name}"] = step
                 self.rows += 1
                 self._save()
 

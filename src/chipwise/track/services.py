@@ -4,6 +4,7 @@ experiment `name`, or goes on with the run `id`. It returns a `Tracker`, whose f
 
 from __future__ import annotations
 
+import html
 import posixpath
 import re
 import secrets
@@ -16,11 +17,14 @@ Values = Mapping[str, Any]
 
 
 class Tracker(NamedTuple):
-    """A run of a service. *Fields:* its `id` there; `row(step, values)`, at any step that may have others;
-    `end(failed, summary)`, which waits until all is sent."""
+    """A run of a service. *Fields:* its `id` there; `row(step, values)`, `text(step, name, text)` and
+    `picture(step, name, pixels)`, `(height, width, 3)` uint8, at any step that may have others; `end(failed,
+    summary)`, which waits until all is sent."""
 
     id: str
     row: Callable[[int, Values], Any]
+    text: Callable[[int, str, str], Any]
+    picture: Callable[[int, str, Any], Any]
     end: Callable[[bool, Values], Any]
 
 
@@ -39,7 +43,13 @@ def _wandb(name: str, title: str, settings: Values, id: str | None) -> Tracker:
         run.summary.update(summary)
         run.finish(exit_code=int(failed))
 
-    return Tracker(run.id, lambda step, values: run.log({"step": step, **values}), end)
+    def row(step: int, values: Values) -> None:
+        run.log({"step": step, **values})
+
+    def text(step: int, name: str, text: str) -> None:
+        row(step, {name: wandb.Html(f"<pre>{html.escape(text)}</pre>", data_is_not_path=True)})
+
+    return Tracker(run.id, row, text, lambda step, name, pixels: row(step, {name: wandb.Image(pixels)}), end)
 
 
 def _mlflow(name: str, title: str, settings: Values, id: str | None) -> Tracker:
@@ -61,7 +71,13 @@ def _mlflow(name: str, title: str, settings: Values, id: str | None) -> Tracker:
         client.log_batch(id, tags=[made.RunTag(_key(key), str(value)) for key, value in summary.items()])
         client.set_terminated(id, "FAILED" if failed else "FINISHED")
 
-    return Tracker(id, row, end)
+    def text(step: int, name: str, text: str) -> None:
+        client.log_text(id, text, f"texts/{_key(name)}/{step}.txt")
+
+    def picture(step: int, name: str, pixels: Any) -> None:
+        client.log_image(id, pixels, key=_key(name), step=step, synchronous=True)
+
+    return Tracker(id, row, text, picture, end)
 
 
 def _key(name: str) -> str:
@@ -71,7 +87,8 @@ def _key(name: str) -> str:
 
 def _trackio(name: str, title: str, settings: Values, id: str | None) -> Tracker:
     id = id or f"{title}-{secrets.token_hex(3)}"  # it goes on by the name
-    run = import_module("trackio").init(
+    trackio = import_module("trackio")
+    run = trackio.init(
         project=name, name=id, resume="allow", config=settings, embed=False,
         auto_log_gpu=False, auto_log_cpu=False,
     )  # fmt: skip
@@ -80,7 +97,13 @@ def _trackio(name: str, title: str, settings: Values, id: str | None) -> Tracker
         run.log({f"final/{key}": value for key, value in summary.items()})
         run.finish()
 
-    return Tracker(id, lambda step, values: run.log(dict(values), step=step), end)
+    def row(step: int, values: Values) -> None:
+        run.log(dict(values), step=step)
+
+    def text(step: int, name: str, text: str) -> None:
+        row(step, {name: trackio.Markdown(f"~~~~text\n{text}\n~~~~")})
+
+    return Tracker(id, row, text, lambda step, name, pixels: row(step, {name: trackio.Image(pixels)}), end)
 
 
 BEGIN = {"wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}

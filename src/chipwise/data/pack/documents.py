@@ -37,7 +37,7 @@ def documents(path: Path | str, columns: dict[str, str]) -> Iterator[Document]:
         splits = from_hub(path)
         other = next((name for name in EVAL if name in splits), None)
         for split, name in (("train", "train"), ("eval", other)):
-            yield from _rows(path, splits.get(name, ()), split, columns)
+            yield from _rows(path, splits.get(name or "", ()), split, columns)
         return
     ending = path.suffix.lower()
     try:

@@ -218,7 +218,6 @@ def _repeat(repeat: Repeat) -> dict[str, Any]:
         "name": repeat.name,
         "seed": repeat.seed,
         "speeds": thinned(repeat.speeds),
-        "losses": thinned([(w.last, w.loss) for w in repeat.losses]),
         "diverged": repeat.diverged is not None,
         "warming_up": repeat.warming_up,
         "evaluations": thinned(repeat.evaluations),
