@@ -18,7 +18,7 @@ def begin(name, title, settings, id):
         if step > 10:
             raise RuntimeError("quota\nexceeded")
 
-    return Tracker(id or "abc", row, lambda failed, summary: None)
+    return Tracker(id or "abc", row, row, row, lambda failed, summary: None)
 
 
 @pytest.fixture

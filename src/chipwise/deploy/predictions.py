@@ -226,7 +226,8 @@ class _Job:
             name = f"{first:012d}-{'x' if right is None else right}{self.suffix}"
             put_inside(self.folder / name, encode(rows, self.suffix))
             if "head" not in self.about:
-                self._write_about(head)
+                self.about["head"] = head
+                put_inside(self.folder / _ABOUT, json.dumps(self.about).encode())
             first += count
             say(fact("predict-done", done=first, total=self.predictor.examples))
         return self._join()
@@ -271,10 +272,6 @@ class _Job:
 
     def _sorted(self) -> list[Path]:
         return sorted(p for p in self.folder.glob(f"*{self.suffix}") if p.name[:12].isdecimal())
-
-    def _write_about(self, head: list[str]) -> None:
-        self.about["head"] = head
-        put_inside(self.folder / _ABOUT, json.dumps(self.about).encode())
 
     def _join(self) -> int | None:
         parts = self._sorted()

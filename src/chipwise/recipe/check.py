@@ -18,7 +18,7 @@ from ..chips.targets import Target, parse
 from ..words.displayed import Displayed
 from ..words.facts import Fact, fact, say, text_of
 from .recipe import Recipe, Validated
-from .schedules import Schedule, as_schedule, function, rounded, warmup
+from .schedules import as_schedule, function, rounded, warmup
 
 LEAST_FOR_BATCH_NORM = 16
 """Examples below which batch norm's accuracy falls (Wu & He 2018, arXiv:1803.08494, figure 1: a ResNet-50's
@@ -96,15 +96,11 @@ def _schedules(recipe: Recipe) -> list[Fact]:
     idle = len(table) - 1 - int(np.flatnonzero(table > 1e-5 * highest)[-1])
     if idle >= len(table) / 10:
         return [Fact("rate-idle", about | {"idle": idle})]
-    if _interpolates(inner) and table[0] == highest:
+    call = getattr(inner.call, "__qualname__", "") if isinstance(inner, function) else ""
+    # One of optax's one-cycles, which drop a warm-up of less than a step
+    if call.startswith("piecewise_interpolate_schedule.") and table[0] == highest:
         return [Fact("rate-starts-at-peak", about)]
     return []
-
-
-def _interpolates(schedule: Schedule) -> bool:
-    """Whether it is one of optax's one-cycles, which drop a warm-up of less than a step."""
-    name = getattr(schedule.call, "__qualname__", "") if isinstance(schedule, function) else ""
-    return name.startswith("piecewise_interpolate_schedule.")
 
 
 def _rates(recipe: Recipe) -> Iterator[Fact]:
@@ -180,11 +176,6 @@ def _device(recipe: Recipe, target: Target | None) -> Iterator[Fact]:
     if target is None or replicas % target.devices:
         return
     if blocks >= IN_TURN * target.devices:
-        yield _in_turn(recipe, target)
-
-
-def _in_turn(recipe: Recipe, target: Target) -> Fact:
-    """A device that runs many small programs one after another."""
-    blocks, devices = recipe.block_count, target.devices
-    about = {"blocks": blocks, "target": target.name, "calls": blocks // devices, "devices": devices}
-    return fact("blocks-in-turn", **about, examples=recipe.batch // blocks, all=recipe.batch // devices)
+        devices = target.devices  # each runs many small programs in turn
+        about = {"blocks": blocks, "target": target.name, "calls": blocks // devices, "devices": devices}
+        yield fact("blocks-in-turn", **about, examples=recipe.batch // blocks, all=recipe.batch // devices)

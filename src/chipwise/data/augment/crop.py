@@ -89,10 +89,7 @@ def resized_crop(
         lines = mask.at[rows.astype(jnp.int32)].get(mode="promise_in_bounds")
         return lines.at[:, columns.astype(jnp.int32)].get(mode="promise_in_bounds")
 
-    def of_pixels(image: jax.Array, key: jax.Array) -> jax.Array:
-        return scaled(image, *part(image, key), size)
-
-    return of_image("resized_crop", of_pixels, moves=of_mask)
+    return of_image("resized_crop", lambda image, key: scaled(image, *part(image, key), size), moves=of_mask)
 
 
 def centre(images: jax.Array, size: int) -> jax.Array:

@@ -62,11 +62,10 @@ class Tokenizer:
     end: int | None
 
 
-def _spelled(tokens: Sequence[int]) -> str:
-    return bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
-
-
-BYTES = Tokenizer(lambda piece: np.frombuffer(piece, np.uint8), _spelled, 257, 256)
+BYTES = Tokenizer(
+    lambda piece: np.frombuffer(piece, np.uint8),
+    lambda tokens: bytes(token for token in tokens if token < 256).decode("utf-8", "replace"), 257, 256,
+)  # fmt: skip
 """A byte is a token; 256 ends a document."""
 
 
