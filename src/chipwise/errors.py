@@ -44,6 +44,9 @@ class ChipwiseError(Exception):
 
     exit_code = 1
 
+    def __init_subclass__(cls, exit_code: int | None = None) -> None:
+        cls.exit_code = exit_code or cls.exit_code
+
     def __init__(self, code: str, sentence: str | None = None, /, **facts: Any):
         super().__init__(code)
         self.code, self.sentence = code, sentence
@@ -71,16 +74,12 @@ def _again(
     return kind(code, sentence, **facts)
 
 
-class RecipeError(ChipwiseError):
+class RecipeError(ChipwiseError, exit_code=2):
     """A recipe, field, setting or duration that cannot be used."""
 
-    exit_code = 2
 
-
-class DataError(ChipwiseError):
+class DataError(ChipwiseError, exit_code=3):
     """Data that is missing, damaged, empty, or not what the recipe expects."""
-
-    exit_code = 3
 
 
 def unreadable(path: Any, error: OSError) -> DataError:
@@ -98,50 +97,36 @@ def library(name: str, code: str, **facts: Any) -> Any:
         raise RecipeError(code, **why | facts) from error
 
 
-class DeviceError(ChipwiseError):
+class DeviceError(ChipwiseError, exit_code=4):
     """The devices asked for are not there, or do not fit the recipe's replicas."""
 
-    exit_code = 4
 
-
-class RunError(ChipwiseError):
+class RunError(ChipwiseError, exit_code=5):
     """A run folder that cannot be used: unwritable, full, in use, or of another recipe."""
-
-    exit_code = 5
 
 
 class CheckpointError(RunError):
     """No checkpoint of the run can be read."""
 
 
-class DivergedError(ChipwiseError):
+class DivergedError(ChipwiseError, exit_code=6):
     """The loss became NaN or infinite."""
 
-    exit_code = 6
 
-
-class DeviceFault(ChipwiseError):
+class DeviceFault(ChipwiseError, exit_code=7):
     """A device computed other bits than it should: the run goes on from the checkpoint before."""
 
-    exit_code = 7
 
-
-class Stopped(ChipwiseError):
+class Stopped(ChipwiseError, exit_code=75):
     """The run was asked to stop (SIGTERM or Ctrl-C) and saved itself: resume with --run."""
 
-    exit_code = 75
 
-
-class HostLost(ChipwiseError):
+class HostLost(ChipwiseError, exit_code=76):
     """Another host of the run is gone: start the run again and it continues where it saved."""
 
-    exit_code = 76
 
-
-class Stuck(ChipwiseError):
+class Stuck(ChipwiseError, exit_code=77):
     """A host or a device hangs: start the run again and it continues where it saved."""
-
-    exit_code = 77
 
 
 def near(word: str, choices: Iterable[Any]) -> str | None:

@@ -36,17 +36,14 @@ def opened(descriptor: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(buffer, like.encoding, "backslashreplace", **how)
 
 
-def _as_json(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else str(value)
-
-
 def print_json(name: str, document: Mapping[str, Any]) -> None:
     """Prints what a command answers to `--json`: one object, which names its schema.
 
     *Arguments:* `name`: `eval/1`, of the schema in `schemas/eval-1.json`; a document that is also a file of
     its own has its schema already.
     """
-    print(json.dumps({"schema": f"chipwise.{name}", **document}, default=_as_json))
+    whole = {"schema": f"chipwise.{name}", **document}
+    print(json.dumps(whole, default=lambda one: one.tolist() if hasattr(one, "tolist") else str(one)))
 
 
 def prepare() -> None:

@@ -36,8 +36,7 @@ def check_name(name: Any) -> str:
 def check_text(text: Any) -> str:
     """Raises `RecipeError` for anything but a text of at most `MOST_TEXT` characters."""
     if not isinstance(text, str) or len(text) > MOST_TEXT:
-        given = f"{len(text):,} characters" if isinstance(text, str) else type(text).__name__
-        raise invalid("media-text", "a text", given, f"at most {MOST_TEXT:,} characters")
+        raise invalid("media-text", "a text", str(text)[:40], f"a text of at most {MOST_TEXT:,} characters")
     return text
 
 

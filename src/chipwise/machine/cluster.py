@@ -113,8 +113,9 @@ def _of_jax(environment: Mapping[str, str], visible_gpus: int) -> Seat | None:
         coordinator = cluster.get_coordinator_address(timeout_secs=300, override_coordinator_port=port)
         address, _, port = coordinator.rpartition(":")
         tasks, task = _tasks_here(environment), cluster.get_local_process_id()
-        gpus = None
-        if tasks > 1 and task is not None and visible_gpus and not _bound(environment):
+        gpus, bounds = None, ("GPUS_PER_TASK", "TRES_PER_TASK", "NTASKS_PER_GPU", "GPU_BIND")
+        own = any(environment.get(f"SLURM_{name}") not in (None, "", "none") for name in bounds)
+        if tasks > 1 and task is not None and visible_gpus and not own:  # SLURM has given it GPUs of its own
             if visible_gpus < tasks:
                 raise DeviceError("gpus-below-tasks", gpus=visible_gpus, tasks=tasks)
             share = visible_gpus // tasks
@@ -130,12 +131,6 @@ def outside_srun(environment: Mapping[str, str]) -> Fact | None:
     if "SLURM_JOB_ID" not in environment or inside or not tasks.isdecimal() or int(tasks) < 2:
         return None
     return fact("slurm-outside-srun", tasks=int(tasks))
-
-
-def _bound(environment: Mapping[str, str]) -> bool:
-    """Whether SLURM has limited this task to its own GPUs."""
-    names = ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND")
-    return any(environment.get(name) not in (None, "", "none") for name in names)
 
 
 def _tasks_here(environment: Mapping[str, str]) -> int:

@@ -83,13 +83,15 @@ def judge(plans: Sequence[Plan]) -> Verdict:
     fastest = [_fastest(by_time, plans, bool(short))]
     if short:
         fastest.append(fact("plan-ranked-by-step", targets=short))
+    without = [one.target for one in ranked if one.cost is None]
+    unpriced = [fact("plan-unpriced", targets=without)] if 0 < len(without) < len(ranked) else []
     return Verdict(
         ranked_by="step" if short else "run",
         by_time=tuple(one.target for one in by_time),
         by_money=tuple(one.target for one in by_money),
         pareto=tuple(one.target for one in reversed(front)),
         fastest=tuple(fastest),
-        cheapest=(*_cheapest(by_money, deciding, bool(short)), *_unpriced(ranked)) if able else (),
+        cheapest=(*_cheapest(by_money, deciding, bool(short)), *unpriced) if able else (),
     )
 
 
@@ -140,12 +142,6 @@ def _cheapest(ranked: list[_Ranked], deciding: list[_Ranked], by_step: bool) -> 
         yield fact("plan-offered-lower", **lower.numbers)
     if cost.old:
         yield fact("plan-price-old", days=OLD_DAYS)
-
-
-def _unpriced(ranked: list[_Ranked]) -> list[Fact]:
-    """Which targets no price is known for, if one is for others."""
-    without = [one.target for one in ranked if one.cost is None]
-    return [fact("plan-unpriced", targets=without)] if 0 < len(without) < len(ranked) else []
 
 
 def _whole_machines(ranked: list[_Ranked]) -> list[_Ranked]:

@@ -325,10 +325,14 @@ class sgd(_Elementwise):
         return [*decay, optax.trace(hyper["momentum"], nesterov=self.nesterov)]
 
 
+@dataclass(frozen=True)
 class _Adam(_Elementwise):
     """Adam's moments, and the decay outside of them."""
 
-    eps: float
+    lr: Any
+    b1: Any = 0.9
+    b2: Any = 0.999
+    eps: float = 1e-8
 
     usual_rates: ClassVar[tuple[float, float] | None] = (1e-6, HIGHEST_ADAM)
     rate_power: ClassVar[float | None] = 0.5
@@ -346,10 +350,6 @@ class adam(_Adam):
     decay.
     """
 
-    lr: Any
-    b1: Any = 0.9
-    b2: Any = 0.999
-    eps: float = 1e-8
     clip: Any = None
 
 
@@ -363,10 +363,6 @@ class adamw(_Adam):
     or a schedule) and `decay` as in `sgd`.
     """
 
-    lr: Any
-    b1: Any = 0.9
-    b2: Any = 0.999
-    eps: float = 1e-8
     weight_decay: Any = 0.01
     decay: Any = "all"
     clip: Any = None
