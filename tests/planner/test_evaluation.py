@@ -44,7 +44,7 @@ def test_memory_is_that_of_the_program_that_needs_most():
 
 
 def test_its_time_is_that_of_its_blocks_on_all_devices(monkeypatch, no_gpu_compiler):
-    monkeypatch.setattr(time_step, "_alone", lambda *about: Range(2.0, 2.0, 2.0))
+    monkeypatch.setattr(time_step, "one_call", lambda *about: Range(2.0, 2.0, 2.0))
     (plan,) = cw.plan(dataclasses.replace(RECIPE, eval_block=10), ["a100:2"], eval_every="50%")
     blocks = -(-len(RECIPE.task.eval) // 10)
     assert plan.evaluations == 2

@@ -159,41 +159,32 @@ class Decoding:
     def __init__(
         self, known: Trained, on: On, rows: int | None, how: tuple[float, int], top_k: int | None
     ):  # fmt: skip
-        task, self._precision = known.recipe.task, known.recipe.precision
+        task, self._recipe = known.recipe.task, known.recipe
         if task.decode is None or task.context is None:
             text = "The task of {recipe} has no decode: give cw.Task(decode=f, context=N)."
             raise RecipeError("task-without-decode", text, recipe=known.recipe.name)
+        self.context = task.context
         machine = detect(on.devices, on.platform)
         if on.exact:
             check_flags(machine.platform)
-        self._task_decode, self.context = task.decode, task.context
         self._how, self._top_k = (np.float32(how[0]), np.uint32(how[1])), top_k
         self.rows = rows or _ROWS.get(machine.platform, 8)
         self._options = compiler_options(machine.platform, on.exact, machine.kind)
-        model = precision.cast(known.params, self._precision), known.state
+        model = precision.cast(known.params, known.recipe.precision), known.state
         self._models = [jax.device_put(model, device) for device in machine.devices]
-        logits = self._shapes(1)[0]
+        logits = written_shapes(self._recipe, self._models[0], self.rows, 1)[0]
         if getattr(logits, "ndim", 0) != 3 or logits.shape[:2] != (self.rows, 1):
             text = "Task.decode returned logits of {got}: expected (batch, t, vocabulary), ({rows}, 1, ...)."
             raise RecipeError("decode-returns", text, got=str(logits), rows=self.rows)
         self.vocabulary: int = logits.shape[2]
 
-    def _decode(self, model: Any, tokens: Any, position: Any, cache: Any) -> Any:
-        with precision.products(self._precision):
-            return self._task_decode(model[0], model[1], tokens, cache, position)
-
-    def _shapes(self, length: int) -> Any:
-        """Of the logits and the cache for so many positions."""
-        tokens, position = np.zeros((self.rows, length), np.int32), np.zeros(self.rows, np.int32)
-        return jax.eval_shape(partial(self._decode, cache=None), self._models[0], tokens, position)
-
     def run(self, texts: Sequence[Continuation]) -> tuple[float, float]:
         """Writes all texts. *Returns* the seconds without compiling, and those until the first token."""
-        blocks = []
-        for lengths, same in itertools.groupby(sorted(texts, key=self._lengths), self._lengths):
-            programs, held = self._programs(*lengths), list(same)
+        blocks, key = [], lambda text: lengths(self.context, len(text.given), text.most)
+        for both, same in itertools.groupby(sorted(texts, key=key), key):
+            programs, held = self._programs(*both), list(same)
             cuts = range(0, len(held), self.rows)
-            blocks += [(lengths[0], held[i : i + self.rows], programs) for i in cuts]
+            blocks += [(both[0], held[i : i + self.rows], programs) for i in cuts]
         waiting = iter(blocks)
 
         def written(device: int) -> Iterator[bool]:
@@ -207,29 +198,12 @@ class Decoding:
             first = first or any(one.new or one.end for one in texts) * (time.perf_counter() - began)
         return time.perf_counter() - began, first
 
-    def _lengths(self, text: Continuation) -> tuple[int, int]:
-        """The positions of its prompt and of all, as there are programs for."""
-        both = len(text.given), len(text.given) + text.most - 1
-        first, last = (_SHORTEST << ((length - 1) // _SHORTEST).bit_length() for length in both)
-        return min(self.context, first), min(self.context, last)
-
     def _programs(self, prompt: int, whole: int) -> list[list[Any]]:
-        """Both, for every device: for prompts of `prompt` positions, with a cache of `whole`."""
-        shapes, row = self._shapes(whole)[1], np.zeros(self.rows, np.int32)
-
-        def prefill(model: Any, tokens: Any) -> Any:
-            cache = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-            return self._decode(model, tokens, jnp.zeros(self.rows, jnp.int32), cache)[1]
-
-        def step(model: Any, cache: Any, tokens: Any, positions: Any, numbers: Any, how: Any) -> Any:
-            logits, cache = self._decode(model, tokens[:, None], positions, cache)
-            logits, how = logits[:, 0].astype(jnp.float32), how if self._how[0] else None
-            return cache, _drawn(logits, numbers, positions + 1, how, self._top_k), positions + 1
-
-        first = jax.jit(prefill, compiler_options=self._options)
-        then = jax.jit(step, donate_argnums=1, compiler_options=self._options)
-        made: Any = (first, (row[:, None].repeat(prompt, 1),)), (then, (shapes, row, row, row, self._how))
-        return compile_on(len(self._models), 2, lambda i, g: made[i][0].lower(self._models[g], *made[i][1]))
+        """Both, compiled for every device."""
+        models, about = self._models, (self.rows, prompt, whole, self._how, self._top_k)
+        programs = decode_programs(self._recipe, models[0], *about)
+        made = [jax.jit(f, donate_argnums=n, compiler_options=self._options) for f, _, n in programs]
+        return compile_on(len(models), 2, lambda i, g: made[i].lower(models[g], *programs[i][1][1:]))
 
     def _going_on(
         self, prompt: int, texts: Sequence[Continuation], programs: list[list[Any]], device: int
@@ -252,6 +226,49 @@ class Decoding:
             if all(one.end for one in texts):
                 return
             yield True
+
+
+def lengths(context: int, prompt: int, tokens: int) -> tuple[int, int]:
+    """The positions of a prompt and of all, with so many new tokens, that there are programs for."""
+    both = prompt, prompt + tokens - 1
+    first, last = (_SHORTEST << ((length - 1) // _SHORTEST).bit_length() for length in both)
+    return min(context, first), min(context, last)
+
+
+def written_shapes(recipe: Recipe, model: Any, rows: int, length: int) -> Any:
+    """Of the logits and the cache of so many texts and positions. *Arguments:* `model`: parameters, as they
+    are computed with, and state."""
+    tokens, position = np.zeros((rows, length), np.int32), np.zeros(rows, np.int32)
+    return jax.eval_shape(partial(_logits, recipe, cache=None), model, tokens, position)
+
+
+def decode_programs(
+    recipe: Recipe, model: Any, rows: int, prompt: int, whole: int, how: tuple[Any, Any], top_k: int | None
+) -> list[tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]]:
+    """Both programs of a block, each with its arguments and those that it may overwrite: of prompts of
+    `prompt` positions, and of one token more, with a cache of `whole`. *Arguments:* `model`, `rows`: as in
+    `written_shapes`; `how`: temperature and seed."""
+    shapes, row = written_shapes(recipe, model, rows, whole)[1], np.zeros(rows, np.int32)
+
+    def prefill(model: Any, tokens: Any) -> Any:
+        cache = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        return _logits(recipe, model, tokens, jnp.zeros(rows, jnp.int32), cache)[1]
+
+    def step(model: Any, cache: Any, tokens: Any, positions: Any, numbers: Any, drawn: Any) -> Any:
+        logits, cache = _logits(recipe, model, tokens[:, None], positions, cache)
+        logits, drawn = logits[:, 0].astype(jnp.float32), drawn if how[0] else None
+        return cache, _drawn(logits, numbers, positions + 1, drawn, top_k), positions + 1
+
+    return [
+        (prefill, (model, row[:, None].repeat(prompt, 1)), ()),
+        (step, (model, shapes, row, row, row, how), (1,)),
+    ]
+
+
+def _logits(recipe: Recipe, model: Any, tokens: Any, position: Any, cache: Any) -> Any:
+    assert recipe.task.decode is not None
+    with precision.products(recipe.precision):
+        return recipe.task.decode(model[0], model[1], tokens, cache, position)
 
 
 def _drawn(logits: jax.Array, numbers: Any, positions: Any, how: Any, top_k: int | None) -> jax.Array:

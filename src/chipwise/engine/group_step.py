@@ -38,14 +38,7 @@ class GroupStep(Step):
     *Arguments:* as of `Step`; `mesh` of the group, if known.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        layout: Layout,
-        *,
-        mesh: AbstractMesh | None = None,
-        **more: Any,
-    ):
+    def __init__(self, recipe: Recipe, layout: Layout, *, mesh: AbstractMesh | None = None, **more: Any):
         super().__init__(recipe, layout, shard_optimizer=False, **more)
         self.fused = False
         self.mesh = mesh or AbstractMesh((layout.shards,), (SHARD,))

@@ -89,7 +89,7 @@ def timed_away(step: TracedStep, target: Target, answers: Answers) -> StepTime:
     problems = [one.problem for one in answers.values() if one.problem is not None]
     stepping = {name: one for name, one in answers.items() if name != EVALUATION}
     made = StepTime(
-        memory=_memory(step, target, answers),
+        memory=memory_needed(step, target, answers),
         flops=sum(one.flops * (step.calls if name == "replica" else 1) for name, one in stepping.items()),
         wire_bytes=sum(one.wire_bytes for one in stepping.values()),
         dtypes=step.programs[0].contents(target.chip).dtypes,
@@ -97,11 +97,11 @@ def timed_away(step: TracedStep, target: Target, answers: Answers) -> StepTime:
     )
     if problems:  # `memory` says what was refused for memory
         return replace(made, problem=None if problems[0].code == "refused-for-memory" else problems[0])
-    made = replace(made, notes=tuple(_notes(target, precision)))
+    made = replace(made, notes=tuple(sources(target, precision)))
     try:
         kernels = {name: timed(target, precision, one.kernels) for name, one in stepping.items()}
         if EVALUATION in answers:
-            made = replace(made, evaluation=_alone(step, target, answers[EVALUATION]))
+            made = replace(made, evaluation=one_call(step, target, answers[EVALUATION]))
         kernels["replica"] = within(step, target, kernels["replica"])
         reduce = kernels.get("reduce", []) + kernels.pop("gather", [])
         kernels["reduce"] = between(step, target, reduce)
@@ -110,7 +110,7 @@ def timed_away(step: TracedStep, target: Target, answers: Answers) -> StepTime:
     return finished(made, step, target, kernels)
 
 
-def _notes(target: Target, precision: str) -> Iterator[Fact]:
+def sources(target: Target, precision: str) -> Iterator[Fact]:
     """Where the figures come from."""
     chip = target.chip
     if chip.kind == "TPU":
@@ -125,7 +125,7 @@ def _notes(target: Target, precision: str) -> Iterator[Fact]:
         yield fact("chip-without-matrix-units", chip=chip.name, precision="bf16")
 
 
-def _alone(step: TracedStep, target: Target, answer: Compiled) -> Range:
+def one_call(step: TracedStep, target: Target, answer: Compiled) -> Range:
     """The time of one call of a program that is not part of the step."""
     (program,) = (one for one in step.programs if one.name == answer.name)
     kernels = timed(target, step.recipe.precision, answer.kernels)
@@ -134,7 +134,7 @@ def _alone(step: TracedStep, target: Target, answer: Compiled) -> Range:
     return device.plus(Range.around(_call(program), DISPATCH_FACTOR))
 
 
-def _memory(step: TracedStep, target: Target, answers: Answers) -> Memory | None:
+def memory_needed(step: TracedStep, target: Target, answers: Answers) -> Memory | None:
     """The memory of the step; for a program that was refused for memory, what it needs beyond its
     arguments."""
     problems = [one.problem for one in answers.values() if one.problem is not None]

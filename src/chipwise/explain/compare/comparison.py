@@ -20,16 +20,7 @@ from ..row_sources import read
 from ..terminal import heading
 from .conclusions import conclusions
 from .differing import differing, same_device
-from .row_figures import (
-    FEW,
-    Figure,
-    TimeTo,
-    cost,
-    examples_per_second,
-    ratio,
-    times_to,
-    wall_seconds,
-)
+from .row_figures import FEW, Figure, TimeTo, cost, examples_per_second, ratio, times_to, wall_seconds
 
 SCHEMA = "chipwise.comparison/7"
 _POINTS = 400  # at most, in a curve
@@ -47,11 +38,7 @@ def compare(
 
 
 def document(
-    rows: Sequence[Row],
-    *,
-    baseline: str | None = None,
-    target: Goal | None = None,
-    metric: str | None = None,
+    rows: Sequence[Row], *, baseline: str | None = None, target: Goal | None = None, metric: str | None = None
 ) -> dict[str, Any]:
     """The whole comparison as plain JSON values.
 
