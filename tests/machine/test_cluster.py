@@ -106,6 +106,29 @@ def test_a_number_that_is_none():
 
 
 @pytest.mark.parametrize(
+    "environment",
+    [
+        {"OMPI_MCA_orte_hnp_uri": "x"},
+        {**OMPI, "OMPI_COMM_WORLD_SIZE": ""},
+        {**OMPI, "OMPI_COMM_WORLD_RANK": "x"},
+        {**OMPI, "OMPI_MCA_orte_hnp_uri": "x"},
+    ],
+)
+def test_variables_of_open_mpi_that_jax_cannot_read(environment, monkeypatch):
+    with refused(DeviceError, "cluster-unreadable"):
+        seat(monkeypatch, environment)
+
+
+def test_numbers_of_a_cluster_that_cannot_be(monkeypatch):
+    with refused(DeviceError, "cluster-unreadable"):
+        seat(monkeypatch, {**SLURM, "SLURM_JOB_ID": "x"})
+    with refused(DeviceError, "host-beyond-hosts", hosts=4, host=4):
+        seat(monkeypatch, {**SLURM, "SLURM_PROCID": "4"})
+    with refused(DeviceError, "variable-not-whole", variable="OMPI_COMM_WORLD_LOCAL_SIZE"):
+        seat(monkeypatch, {**OMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "-1"})
+
+
+@pytest.mark.parametrize(
     "environment, number",
     [
         ({}, None),

@@ -36,7 +36,8 @@ def adapter_files(model: Trained) -> tuple[dict[str, Any], dict[str, np.ndarray]
     if kind is None or paths:
         raise RecipeError("peft-names", recipe=model.recipe.name, paths=paths)
     names = TABLES[kind][-1]
-    arrays, targets = {}, {path: names.there()[_module(path)] for path in adapters}
+    owners = {path: path.rpartition("/")[0].removeprefix(_STACK).replace("/", ".") for path in adapters}
+    arrays, targets = {}, {path: names.there()[owner] for path, owner in owners.items()}
     for path, one in adapters.items():
         for part, stack in (("lora_A", one.lora_a), ("lora_B", one.lora_b)):
             for i, layer in enumerate(np.asarray(stack)):
@@ -48,7 +49,3 @@ def adapter_files(model: Trained) -> tuple[dict[str, Any], dict[str, np.ndarray]
         "target_modules": sorted(targets.values()), "fan_in_fan_out": not names.turned, "bias": "none",
         "lora_dropout": 0.0, "inference_mode": True,
     }, arrays  # fmt: skip
-
-
-def _module(path: str) -> str:
-    return path.rpartition("/")[0].removeprefix(_STACK).replace("/", ".")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import DeviceError
 from ..words.facts import Fact, fact
@@ -79,8 +79,11 @@ def found(environment: Mapping[str, str], visible_gpus: int) -> Seat | None:
         if count in (None, 1):
             return None
         seat = given(count, index, addresses[0] if addresses else None)
-        return None if seat is None else Seat(seat.index, seat.count, seat.address, place="SkyPilot")
-    return _of_jax(environment, visible_gpus)
+        return seat and replace(seat, place="SkyPilot")
+    try:
+        return _of_jax(environment, visible_gpus)
+    except (LookupError, ValueError) as error:  # of JAX's readers, which take what they find
+        raise DeviceError("cluster-unreadable", reason=repr(error)) from error
 
 
 def check_threads(environment: Mapping[str, str]) -> None:
@@ -111,7 +114,6 @@ def _of_jax(environment: Mapping[str, str], visible_gpus: int) -> Seat | None:
             return None
         port = environment.get("JAX_COORDINATOR_PORT")
         coordinator = cluster.get_coordinator_address(timeout_secs=300, override_coordinator_port=port)
-        address, _, port = coordinator.rpartition(":")
         tasks, task = _tasks_here(environment), cluster.get_local_process_id()
         gpus, bounds = None, ("GPUS_PER_TASK", "TRES_PER_TASK", "NTASKS_PER_GPU", "GPU_BIND")
         own = any(environment.get(f"SLURM_{name}") not in (None, "", "none") for name in bounds)
@@ -120,7 +122,8 @@ def _of_jax(environment: Mapping[str, str], visible_gpus: int) -> Seat | None:
                 raise DeviceError("gpus-below-tasks", gpus=visible_gpus, tasks=tasks)
             share = visible_gpus // tasks
             gpus = tuple(range(task * share, (task + 1) * share))
-        return Seat(cluster.get_process_id(), count, address, int(port), cluster.name, gpus)
+        seat = given(count, cluster.get_process_id(), coordinator)
+        return seat and replace(seat, place=cluster.name, gpus=gpus)
     return None
 
 
@@ -136,7 +139,7 @@ def outside_srun(environment: Mapping[str, str]) -> Fact | None:
 def _tasks_here(environment: Mapping[str, str]) -> int:
     """The number of this run's processes on this machine."""
     if "OMPI_COMM_WORLD_LOCAL_SIZE" in environment:
-        return int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"])
+        return _whole(environment, "OMPI_COMM_WORLD_LOCAL_SIZE") or 1
     text = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE") or "1"
     tasks: list[int] = []  # by node: "2(x3),1" is 2, 2, 2, 1
     for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
