@@ -1,0 +1,52 @@
+"""The rows of benchmarks/plan_accuracy name recipes that can still be planned."""
+
+import importlib
+from pathlib import Path
+
+import jax
+import pytest
+
+import chipwise as cw
+from chipwise.engine.layout import Layout, usable_devices
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    made = importlib.import_module("benchmarks.plan_accuracy.rows").rows()
+    return [row for row in made if row.use != "apart"]
+
+
+def builds(row):
+    recipe = row.load()
+    layout = Layout.of(recipe, usable_devices(recipe, row.target.devices))
+    assert (recipe.batch, recipe.precision) == (row.batch, row.values["precision"])
+    assert layout.devices <= row.target.devices and row.seconds > 0
+    return recipe
+
+
+def test_every_row_names_a_recipe_with_its_settings_and_a_target(rows, monkeypatch):
+    """Without the models of the rows' own files: tracing all layers of all sizes takes minutes."""
+    monkeypatch.setattr(cw.nnx, "functional", lambda make_model: (make_model, make_model))
+    for row in rows:
+        builds(row)
+    assert len(rows) >= 140
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_model_of_a_row_is_traced(rows):
+    different = {}
+    for row in rows:
+        sizes = [one for one in row.settings if not one.startswith(("batch=", "replicas="))]
+        different.setdefault((row.recipe, *sizes), row)
+    for row in different.values():
+        task = builds(row).task
+        params, state = jax.eval_shape(task.init, jax.random.key(0))
+        batch = {name: jax.ShapeDtypeStruct((2, *x.shape), x.dtype) for name, x in task.train.spec.items()}
+        sums, _ = jax.eval_shape(
+            lambda *given, task=task: task.loss(*given, train=True), params, state, batch, jax.random.key(0)
+        )
+        assert sums["loss"].total.shape == ()
