@@ -396,3 +396,11 @@ def test_cudnn_gets_even_lengths_and_the_number_of_positions_that_count(causal, 
     assert kernel.invars[0].aval.shape[1] == t + t % 2
     masked = [kernel.invars[i].aval.shape for i in (4, 5)]
     assert masked == ([(2,), (2,)] if t % 2 and not causal else [(0,), (0,)])
+
+
+@pytest.mark.parametrize("t", [197, 198])
+def test_cudnn_is_mapped_over_replicas_and_blocks_of_the_evaluation(t):
+    shape = jax.ShapeDtypeStruct((3, 1, t, 4, 64), jnp.bfloat16)
+    with traced_for(named("h100")), _cudnn_assumed(False):
+        made = jax.make_jaxpr(jax.vmap(lambda x: attention(x, x, x)))(shape)
+    assert [v.shape for v in made.out_avals] == [shape.shape]

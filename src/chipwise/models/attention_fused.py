@@ -26,7 +26,8 @@ def cudnn(
     t, rows, keys, same = query.shape[1], None, None, None
     if odd := any(x.shape[1] % 2 for x in (query, key)):  # its gradient takes even lengths alone
         if not mask.causal and document is None:  # with a causal mask no position sees the padding
-            rows, keys = (jnp.full(x.shape[:1], x.shape[1], jnp.int32) for x in (query, key))
+            # By the operands, for JAX maps cuDNN's kernel over lengths only if each has its own.
+            rows, keys = (x.shape[1] + 0 * x[:, 0, 0, 0].astype(jnp.int32) for x in (query, key))
         query, key, value = (
             jnp.pad(x, [(0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)]) for x in (query, key, value)
         )
@@ -44,10 +45,8 @@ def cudnn(
     except RuntimeError as error:
         if "cuDNN" not in str(error):
             raise
-        sentence = "Attention on this GPU needs cuDNN: {install}."
-        raise DeviceError(
-            "attention-without-cudnn", sentence, install="pip install nvidia-cudnn-cu12"
-        ) from error
+        text = "Attention on this GPU needs cuDNN: {install}."
+        raise DeviceError("attention-without-cudnn", text, install="pip install nvidia-cudnn-cu12") from error
 
 
 def in_fixed_order(lowered: Lowered) -> Lowered:
