@@ -1,6 +1,7 @@
 """Published training throughputs, each with its recipe and target.
 
-`published.csv` has the measurements, all by others, with their sources. Its other columns:
+`published.csv` has the measurements with their sources: those of others, and from row 260 those of
+`benchmarks/gpu.py`, of steps of chipwise's own recipes. Its other columns:
 
 - `row`: its number, which never changes.
 - `use`: `fit` for a row that plans may be fitted to, `held-out` for one that is never used in a fit, `apart`
