@@ -519,6 +519,6 @@ def environments(root: Path, draw: random.Random) -> Iterator[Case]:
 
 PARTS = {
     disguised: 150, planted: 120, pictures: 190, archives: 43, checkpoints: 140, parquet: 44, texts: 70,
-    tokenizers: 92, trees: 12, servers: 27, schemes: 130, options: 60, environments: 150,
+    tokenizers: 92, trees: 12, servers: 27, schemes: 130, options: 54, environments: 150,
 }  # fmt: skip
 """As those of `cases`."""
