@@ -1,7 +1,8 @@
 """The law of the critical batch against measurement: steps to a loss at six batches, predicted from one run.
 
     python benchmarks/noise.py digits 16,32,128,256,512,1024 >> benchmarks/noise.md
-    python benchmarks/noise.py mnist 16,32,128,256,512,1024 --data DIR --set duration=4ep
+    python benchmarks/noise.py mnist 32,64,128,512,1024,2048 --data DIR --set duration=2ep \\
+        --set bn_momentum=0.9
 
 Each batch has the settings that `chipwise transfer` gives it, and a run whose length follows from the law, so
 that schedules keep their form. The goal is the loss that the recipe's own batch has after two thirds of its
