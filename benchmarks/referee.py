@@ -113,7 +113,7 @@ class Case:
     real: dict[str, tuple[str | Callable[[cw.Recipe], cw.Recipe], str]]
     data: str | None = None
     others: int = 25  # sets of other first weights
-    spend: float = 40  # seconds a null may take; a real one five times that
+    spend: float = 20  # seconds a null may take; a real one five times that
 
     @functools.cached_property
     def base(self) -> cw.Recipe:
@@ -280,11 +280,12 @@ def real(case: Case) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--cifar10", help="the folder of CIFAR-10: changes of a quarter DavidNet too")
+    parser.add_argument("--others", type=int, default=25, help="nulls of digits with other first weights")
     given = parser.parse_args()
     print("# Verdicts on changes\n")
     print(f"`python benchmarks/referee.py`: CPU of kind {platform.machine()}, JAX {jax.__version__}.\n")
     by_simulation()
     the_book()
-    real(DIGITS)
+    real(dataclasses.replace(DIGITS, others=given.others))
     if given.cifar10:
         real(dataclasses.replace(DAVIDNET, data=given.cifar10))
