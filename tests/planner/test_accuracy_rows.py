@@ -2,12 +2,14 @@
 
 import functools
 import importlib
+import pkgutil
 from pathlib import Path
 
 import jax
 import pytest
 
 import chipwise as cw
+from chipwise import recipes
 from chipwise.engine.layout import Layout, usable_devices
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +32,8 @@ def builds(row):
 
 def test_every_row_names_a_recipe_with_its_settings_and_a_target(rows, monkeypatch):
     """Without the models of the rows' own files: tracing all layers of all sizes takes minutes."""
+    for module in pkgutil.iter_modules(recipes.__path__):  # else they would keep what stands in below
+        importlib.import_module(f"{recipes.__name__}.{module.name}")
     monkeypatch.setattr(cw.nnx, "functional", lambda make_model: (make_model, make_model))
     for row in rows:
         builds(row)
