@@ -116,8 +116,9 @@ def _of_jax(environment: Mapping[str, str], visible_gpus: int) -> Seat | None:
         coordinator = cluster.get_coordinator_address(timeout_secs=300, override_coordinator_port=port)
         tasks, task = _tasks_here(environment), cluster.get_local_process_id()
         gpus, bounds = None, ("GPUS_PER_TASK", "TRES_PER_TASK", "NTASKS_PER_GPU", "GPU_BIND")
+        # Whether SLURM has limited this task to GPUs of its own
         own = any(environment.get(f"SLURM_{name}") not in (None, "", "none") for name in bounds)
-        if tasks > 1 and task is not None and visible_gpus and not own:  # SLURM has given it GPUs of its own
+        if tasks > 1 and task is not None and visible_gpus and not own:
             if visible_gpus < tasks:
                 raise DeviceError("gpus-below-tasks", gpus=visible_gpus, tasks=tasks)
             share = visible_gpus // tasks

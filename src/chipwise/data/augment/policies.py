@@ -84,9 +84,8 @@ def rand_augment(
 
         where = positions(_matrix(strengths), *image.shape[:2])
         image = where_drawn(move, some(*_MOVES), image, *where)
-        for name, blend in (("sharpness", color.sharpen), ("saturation", color.saturate)):
-            blended = lambda image, by, blend=blend: color.of_colors(image, lambda colors: blend(colors, by))  # noqa: E731
-            image = where_drawn(blended, some(name), image, factor(name))
+        for name, change in (("sharpness", color.sharpen), ("saturation", color.saturate)):
+            image = where_drawn(_blended(change), some(name), image, factor(name))
         colors = tone.channels_of(image)
         tones = [name for name in levels if name not in (*_MOVES, "sharpness", "saturation", "identity")]
         image = where_drawn(tone.applied, some(*tones), image, _table(colors, strengths))
@@ -96,6 +95,10 @@ def rand_augment(
         return image
 
     return of_image(call, change, colors=True, moves=move_mask)
+
+
+def _blended(change: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    return lambda image, factor: color.of_colors(image, lambda colors: change(colors, factor))
 
 
 def _draw(levels: Mapping[str, Levels], magnitude: int, u: jax.Array) -> Strengths:
