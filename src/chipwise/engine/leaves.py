@@ -27,7 +27,7 @@ from ..recipe.optimizers import Optimizer
 from ..recipe.task import Tree
 from .flat import Flat
 from .layout import Ranges, balanced
-from .program_digest import digest
+from .program_digest import digest, vars_of
 
 
 class OwnLeaves(NamedTuple):
@@ -79,7 +79,7 @@ class Leaves:
         owned: list[int] | None = None
         while owned != (owned := [found.get(variable, 0) for variable in moments]):  # until all are found
             for one in jaxpr.eqns:
-                found |= dict.fromkeys(one.outvars, any_of((found.get(v, 0) for v in _variables(one)), 0))
+                found |= dict.fromkeys(one.outvars, any_of((found.get(v, 0) for v in vars_of(one.invars)), 0))
             for old, new in zip(moments, after, strict=True):
                 if not isinstance(new, Literal):
                     found[old] = found.get(old, 0) | found.get(new, 0)
@@ -95,14 +95,14 @@ class Leaves:
             leaves = found[one.outvars[0]] or any_of(users.get(v, 0) for v in one.outvars)
             leaves = 0 if leaves & (leaves - 1) else leaves
             equations.setdefault(leaves, []).append(one)
-            users |= {v: users.get(v, 0) | (leaves or -1) for v in _variables(one)}
+            users |= {v: users.get(v, 0) | (leaves or -1) for v in vars_of(one.invars)}
 
         def part(leaves: int, variables: list[Any], results: list[Any]) -> ClosedJaxpr:
             own = equations.get(leaves, [])[::-1]
             return ClosedJaxpr(jaxpr.replace(eqns=own, constvars=[], invars=variables, outvars=results), ())
 
         made = {v for leaves, own in equations.items() if leaves for one in own for v in one.outvars}
-        used = (v for leaves, own in equations.items() if leaves for one in own for v in _variables(one))
+        used = (v for leaves, own in equations.items() if leaves for one in own for v in vars_of(one.invars))
         common = list(dict.fromkeys(v for v in used if v not in made and not found.get(v, 0)))
         known = [*jaxpr.constvars, *(moments[k] for k in free), *given]
         self._consts, self._common = consts, (part(0, known, [*common, *(after[k] for k in free)]), free)
@@ -190,11 +190,6 @@ class Leaves:
         params = jnp.concatenate([params[: own.first], *vectors, params[end:]])
         moments = jax.tree.unflatten(structure, [news.get(k, x) for k, x in enumerate(values)])
         return params, self.rows(moments, back=True) if part is None else moments
-
-
-def _variables(equation: Any) -> Iterator[Any]:
-    """The inputs of an equation that are no numbers."""
-    return (v for v in equation.invars if not isinstance(v, Literal))
 
 
 def _over_rows(part: ClosedJaxpr, stacked: bool) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -91,9 +91,14 @@ def _operations(value: Any, known: dict[int, str]) -> str:
 
 def _used(jaxpr: Any) -> list[Any]:
     """The equations of `jaxpr` that its outputs need or that have an effect: compilers drop the others."""
-    needed, used = {v for v in jaxpr.outvars if not isinstance(v, Literal)}, []
+    needed, used = set(vars_of(jaxpr.outvars)), []
     for equation in reversed(jaxpr.eqns):
         if equation.effects or not needed.isdisjoint(equation.outvars):
             used.append(equation)
-            needed.update(v for v in equation.invars if not isinstance(v, Literal))
+            needed.update(vars_of(equation.invars))
     return used[::-1]
+
+
+def vars_of(given: Iterable[Any]) -> Iterator[Any]:
+    """Those of an equation's inputs, or a jaxpr's outputs, that are no numbers."""
+    return (v for v in given if not isinstance(v, Literal))
