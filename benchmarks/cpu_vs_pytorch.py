@@ -11,6 +11,7 @@ timed. The table goes to `benchmarks/cpu_vs_pytorch.md`.
 import argparse
 import os
 import platform
+import runpy
 import statistics
 import subprocess
 import sys
@@ -46,10 +47,10 @@ def jax_step(net: str, plain: bool):
         layers.conv = jax.lax.conv_general_dilated
     from chipwise.interop.nnx import functional
     from chipwise.models.davidnet import DavidNet
-    from chipwise.models.resnet32 import ResNet32
     from chipwise.models.small import MnistNet
 
-    model = {"mnist": MnistNet, "davidnet": DavidNet, "resnet32": ResNet32}[net]
+    example = Path(__file__).parents[1] / "examples" / "cifar10_resnet32.py"
+    model = {"mnist": MnistNet, "davidnet": DavidNet}.get(net) or runpy.run_path(str(example))["ResNet32"]
     init, apply = functional(lambda rngs: model(rngs=rngs))
     optimizer = optax.adam(1e-3) if net == "mnist" else optax.sgd(1e-3, momentum=0.9, nesterov=True)
 

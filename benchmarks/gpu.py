@@ -31,6 +31,7 @@ from typing import Any
 BF16 = "precision=bf16"
 TOKENS = ["context=16", "vocabulary=64"]
 SMALL = ["depth=1", "width=16", "heads=2"]
+FILES = {"cifar10-resnet32": f"{Path(__file__).parents[1]}/examples/cifar10_resnet32.py:recipe"}
 NETS: dict[str, dict[str, Any]] = {
     "mnist": {"full": [], "tiny": []},
     "cifar10-resnet32": {"full": [], "tiny": ["batch=16"]},
@@ -84,7 +85,7 @@ def made_up(net: str, size: str) -> Any:
     import chipwise as cw
     from chipwise.data.synthetic import Synthetic
 
-    recipe = cw.load(net, NETS[net][size], synthetic=True)
+    recipe = cw.load(FILES.get(net, net), NETS[net][size], synthetic=True)
     many = recipe.task.train
     few = Synthetic(8 * recipe.batch, many.spec, many.below)
     return dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, train=few))

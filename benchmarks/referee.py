@@ -213,7 +213,7 @@ DIGITS = Case(
         "a sixth more of the rate": ("lr=0.0035", "better"),
         "a sixth less of the rate": ("lr=0.0025", "worse"),
         "a thirtieth more of the rate": ("lr=0.0031", "better"),
-        "a fiftieth longer": ("duration=103st", "better"),
+        "a twelfth shorter": ("duration=103st", "worse"),
     },
 )  # fmt: skip
 DAVIDNET = Case(

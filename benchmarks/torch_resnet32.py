@@ -1,4 +1,4 @@
-"""ResNet-32 of `chipwise.models.resnet32` in PyTorch, for `cpu_vs_pytorch.py`."""
+"""ResNet-32 of `examples/cifar10_resnet32.py` in PyTorch, for `cpu_vs_pytorch.py`."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,7 @@ from torch import nn
 
 
 class Unit(nn.Module):
-    """`chipwise.models.resnet32.Unit`, `(b, c, h, w)`."""
+    """`examples/cifar10_resnet32.py.Unit`, `(b, c, h, w)`."""
 
     def __init__(self, c_in: int, c_out: int, stride: int, first: bool):
         super().__init__()
@@ -28,7 +28,7 @@ class Unit(nn.Module):
 
 
 class ResNet32(nn.Module):
-    """`chipwise.models.resnet32.ResNet32`: images `(b, 32, 32, 3)` uint8 -> logits `(b, 10)`."""
+    """`examples/cifar10_resnet32.py.ResNet32`: images `(b, 32, 32, 3)` uint8 -> logits `(b, 10)`."""
 
     def __init__(self):
         super().__init__()

@@ -58,3 +58,21 @@ def test_an_exported_model_says_the_same_in_transformers(chipwise, run, tmp_path
         given = torch.tensor([list(b"One")])
         whole = net.generate(given, max_new_tokens=20, do_sample=False, pad_token_id=256)[0, 3:].tolist()
     assert net.config.eos_token_id == 256 and [one for one in whole if one != 256] == ours
+
+
+def test_a_folder_of_transformers_goes_on_without_its_sizes(chipwise, run, tmp_path):
+    pytest.importorskip("safetensors")
+    assert chipwise("export", run, "--to", "huggingface", "--out", tmp_path / "m").code == 0
+    data = run.parent / "tokens"
+    words = ["--data", data, "--set", "batch=8", "--set", "replicas=2", "--set", "duration=1st"]
+    words += ["--set", "precision=f32", "--devices", 1, "--quiet"]
+    told = chipwise("train", "gpt2-124m", "--from", tmp_path / "m", "--run", tmp_path / "run", *words)
+    assert told.code == 0, told.err
+    stored = json.loads((tmp_path / "run" / "recipe.json").read_text())["source"]
+    assert {"depth=1", "width=16", "heads=2", "context=64", "vocabulary=257"} <= set(stored["set"])
+    other = chipwise("train", "llama-8b", "--from", tmp_path / "m", "--run", tmp_path / "no", *words)
+    assert other.refused(2, "weights-of-another-recipe", theirs="gpt2-124m")
+    assert not (tmp_path / "no").exists()
+    (tmp_path / "m" / "config.json").unlink()  # the run needs the folder no more
+    said = chipwise("generate", tmp_path / "run", "--prompt", "One", "--tokens", 3, "--json")
+    assert said.code == 0 and len(json.loads(said.out)["tokens"][0]) == 3

@@ -49,6 +49,16 @@ VIT = partial(ViT, image=32, patch=8, depth=2, width=8, heads=2, classes=3)
 MODELS = {
     "gpt2": (partial(built_in, "gpt2-124m"), TOKENS),
     "llama": (partial(built_in, "llama-8b", kv_heads=1, hidden=24, shards=1), TOKENS),
+    "llama, tied and stretched": (
+        partial(built_in, "llama-8b", kv_heads=1, hidden=24, shards=1, tied=True, rope_factor=8),
+        TOKENS,
+    ),
+    "qwen3": (
+        partial(
+            built_in, "llama-8b", kv_heads=1, hidden=24, shards=1, head_dim=6, qk_norm=True, epsilon=1e-6
+        ),
+        TOKENS,
+    ),
     "bert": (lambda: own(lambda rngs: BERT(**SIZES, classes=3, rngs=rngs), PADDED, 3), PADDED),
     "vit": (lambda: own(lambda rngs: VIT(tanh=True, rngs=rngs), IMAGES, 3), IMAGES),
     "resnet": (
@@ -102,7 +112,7 @@ def test_the_same_logits_both_ways(torch, tmp_path, kind):
     model = moved(make())
     folder = written(model, tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())
-    assert config["model_type"] == kind
+    assert config["model_type"] == kind.partition(",")[0]
     net, told = getattr(transformers, config["architectures"][0]).from_pretrained(
         folder, output_loading_info=True
     )
@@ -178,11 +188,49 @@ def test_positions_of_a_llama_are_compared_and_tied_tables_are_read(tmp_path):
         starts(rope_parameters=None)
 
 
+SIZED = {k: make for k, (make, x) in MODELS.items() if x is TOKENS}
+
+
+@pytest.mark.parametrize("kind", SIZED)
+def test_a_folders_sizes_make_the_recipe(tmp_path, kind):
+    """Of weights in bfloat16, as most are published."""
+    model = moved(SIZED[kind]())
+    folder = written(model, tmp_path / "m")
+    numpy = pytest.importorskip("safetensors.numpy")
+    narrow = {n: a.astype(jnp.bfloat16) for n, a in numpy.load_file(folder / "model.safetensors").items()}
+    numpy.save_file(narrow, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    made = cw.pretrained(folder).recipe(settings=["context=16", "lr=0.5"])
+    assert made.optimizer.settings["lr"] != model.recipe.optimizer.settings["lr"] and made.task.context == 16
+    read = jax.jit(made.task.init)(jax.random.key(2))[0]
+    same = jax.tree.map(lambda a, b: np.array_equal(a, b.astype(jnp.bfloat16)), read, model.params)
+    assert all(jax.tree.leaves(same)) and made.task.weights
+    told = config | {"num_hidden_layers": "two", "n_layer": "two"}
+    (folder / "config.json").write_text(json.dumps(told))
+    with refused(RecipeError, "set-not-whole", name="depth", given="two"):
+        cw.pretrained(folder).recipe()
+
+
+@pytest.mark.parametrize("there,here", [("qwen3", "llama"), ("llama", "qwen3")])
+def test_norms_of_queries_are_not_left_out(tmp_path, there, here):
+    folder = written(moved(SIZED[there](head_dim=6)), tmp_path / "m")
+    task = SIZED[here](head_dim=6, epsilon=1e-6 if there == "qwen3" else 1e-5).task
+    code = "huggingface-setting" if there == "qwen3" else "weights-of-another-model"
+    with refused(RecipeError, code):
+        cw.pretrained(folder).start(task)
+
+
+def test_weights_without_sizes_make_no_recipe(gpt2, tmp_path):
+    weights = cw.pretrained(written(gpt2, tmp_path / "m") / "model.safetensors", names="gpt2")
+    with refused(DataError, "huggingface-family", kind="None"):
+        weights.recipe()
+
+
 def test_bad_folders_are_one_line(gpt2, tmp_path):
     folder = written(gpt2, tmp_path / "m")
     config = folder / "config.json"
     good = config.read_text()
-    for kind in ("qwen3", "gemma3_text", ["gpt2"], None):
+    for kind in ("qwen2", "gemma3_text", ["gpt2"], None):
         config.write_text(json.dumps({"model_type": kind, "vocab_size": 20}))
         with refused(DataError, "huggingface-family", kind=str(kind)):
             cw.pretrained(folder)

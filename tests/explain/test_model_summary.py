@@ -1,6 +1,7 @@
 """The layers of a model: shapes, parameters and operations, as one counts them by hand."""
 
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +11,15 @@ import chipwise as cw
 import tasks
 from chipwise.explain.model_summary import layers
 
+RESNET32 = str(Path(__file__).parents[2] / "examples" / "cifar10_resnet32.py")
+
 
 def found(recipe):
     return {layer.name: layer for layer in layers(recipe)}
 
 
 def test_products_convolutions_and_norms_are_counted():
-    net = found(cw.load("cifar10-resnet32", synthetic=True))
+    net = found(cw.load(RESNET32, synthetic=True))
     stem, norm, last = net["stem"], net["units/0/norm1"], net["classifier"]
     assert (stem.arrays, stem.output) == ({"kernel": (3, 3, 3, 16)}, (32, 32, 16))
     assert (stem.parameters, stem.bytes, stem.flops) == (432, 4 * 432, 2 * 32 * 32 * 432)

@@ -10,19 +10,16 @@ import pytest
 from chipwise.interop.nnx import functional
 from chipwise.models.conv_layers import BatchNorm
 from chipwise.models.davidnet import DavidNet
-from chipwise.models.resnet32 import ResNet32
 from chipwise.models.small import DigitsNet, MnistNet
 
 NETS = {
     MnistNet: (250_698, (28, 28, 1)),
     DavidNet: (6_573_120, (32, 32, 3)),
-    ResNet32: (464_154, (32, 32, 3)),
     DigitsNet: (9_048, (8, 8, 1)),
 }
 SMALL = [
     (MnistNet, (28, 28, 1)),
     (partial(DavidNet, width=4), (32, 32, 3)),
-    (partial(ResNet32, units=1), (32, 32, 3)),
     (DigitsNet, (8, 8, 1)),
 ]
 

@@ -25,7 +25,7 @@ def built_in(name):
     return cw.load(name)
 
 
-@pytest.mark.parametrize("name", ["digits", "mnist", "cifar10-davidnet", "cifar10-resnet32"])
+@pytest.mark.parametrize("name", ["digits", "mnist", "cifar10-davidnet"])
 @pytest.mark.parametrize("on", [None, "v3-8"])
 def test_a_built_in_recipe_is_as_it_should_be(name, on):
     recipe = built_in(name)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import chipwise as cw
+from chipwise.engine.state import abstract_state, count
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -18,6 +19,12 @@ def test_it_trains_to_the_same_bits_on_three_devices_and_after_a_stop(name, tmp_
     whole = cw.fit(recipe, on=cw.On(devices=1), progress="none")
     cw.fit(recipe, tmp_path, on=cw.On(devices=3), progress="none", stop_after="2st")
     assert cw.fit(recipe, tmp_path, on=cw.On(devices=1), progress="none").fingerprint == whole.fingerprint
+
+
+def test_the_resnet_of_2018_is_that_of_its_source():
+    recipe = cw.load(str(EXAMPLES / "cifar10_resnet32.py"))
+    assert count(abstract_state(recipe).params) == 464_154 and recipe.clock.total == 90_000
+    assert recipe.warnings() == [] and not cw.check(recipe)
 
 
 def test_each_network_has_the_gradient_of_its_own_loss():

@@ -8,7 +8,6 @@ PARAMETERS = {
     "digits": 9_048,
     "mnist": 250_698,
     "cifar10-davidnet": 6_573_120,
-    "cifar10-resnet32": 464_154,
     "imagenet-resnet50": 25_557_032,
     "vit-s16": 22_050_664,
     "gpt2-124m": 124_439_808,
@@ -19,7 +18,6 @@ STEPS = {
     "digits": 674,
     "mnist": 5_625,
     "cifar10-davidnet": 2_344,
-    "cifar10-resnet32": 90_000,
     "imagenet-resnet50": 112_603,
     "vit-s16": 112_603,
     "gpt2-124m": 19_560,
@@ -29,7 +27,7 @@ STEPS = {
 
 
 UNTRAINED = ("llama-8b",)  # larger than any device they were tried on
-LARGE = ("imagenet-resnet50", "cifar10-davidnet", "cifar10-resnet32", "efficientnet-lite0", "bert-base")
+LARGE = ("imagenet-resnet50", "cifar10-davidnet", "efficientnet-lite0", "bert-base")
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def check(
       chipwise check cifar10-davidnet --set weight_decay=1.25e-4
       chipwise check mnist --set batch=100 --on v3-8
       chipwise check my_task.py:recipe --json
-      chipwise check cifar10-resnet32 --summary
+      chipwise check cifar10-davidnet --summary
     """
     options.only_look()
     from ..recipe.check import check as look

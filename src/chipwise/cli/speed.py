@@ -38,7 +38,7 @@ def bench(
     \b
     Examples:
       chipwise bench digits
-      chipwise bench cifar10-resnet32 --synthetic --steps 100
+      chipwise bench cifar10-davidnet --synthetic --steps 100
       chipwise bench mnist --data DIR --set batch=512 --feed host
 
     The largest batch that fits a chip: chipwise plan RECIPE --on v5e-8 --largest-batch.

@@ -165,24 +165,32 @@ def _one(
     from ..engine.fit import fit
     from ..study.study_runs import Origin
 
-    origin = Origin(given.recipe, tuple(given.settings), given.data, given.synthetic)
-    recipe = origin.make()
+    weights, sizes = None, list[str]()
+    if start is not None:
+        from ..deploy.huggingface import settings_of
+        from ..deploy.pretrained import pretrained
+        from ..recipes import BUILT_IN
+
+        if run is not None and Path(run).absolute() == Path(start).absolute():
+            text = "--from {run} is also --run: give another folder, or leave out --from to resume the run."
+            raise RecipeError("from-itself", text, run=run)
+        weights = pretrained(start, optimizer=with_optimizer)
+        name, found = settings_of(start, weights.config) if weights.config else (given.recipe, [])
+        if given.recipe in BUILT_IN and given.recipe != name:
+            text = "{path} has weights for {theirs}, not for {recipe}: type chipwise train {theirs}."
+            raise RecipeError("weights-of-another-recipe", text, path=start, theirs=name, recipe=given.recipe)
+        sizes = found if name == given.recipe else []
+    recipe = Origin(given.recipe, (*sizes, *given.settings), given.data, given.synthetic).make()
     if eval_data is not None:
         from ..deploy.inputs import with_evaluation
 
         recipe = with_evaluation(recipe, eval_data)
         place = eval_data if "://" in eval_data else str(Path(eval_data).absolute())
         recipe = replace(recipe, source={**(recipe.source or {}), "eval_data": place})
-    if start is not None:
-        from ..deploy.pretrained import pretrained
-
-        if run is not None and Path(run).absolute() == Path(start).absolute():
-            text = "--from {run} is also --run: give another folder, or leave out --from to resume the run."
-            raise RecipeError("from-itself", text, run=run)
+    if start is not None and weights is not None:
         source = {**(recipe.source or {}), "from": start if "://" in start else str(Path(start).absolute())}
         source |= {"with_optimizer": True} if with_optimizer else {}
-        task = pretrained(start, optimizer=with_optimizer).start(recipe.task)
-        recipe = replace(recipe, task=task, source=source)
+        recipe = replace(recipe, task=weights.start(recipe.task), source=source)
     if not quiet:
         console(sys.stderr, width=None).print(grid(recipe.rows()))
     result = fit(recipe, run or _folder(recipe.name), **arguments, **more, progress=how.progress(quiet))

@@ -23,7 +23,7 @@ from ..engine.checkpoint import flatten
 from ..errors import DataError, RecipeError, library
 from ..interop.nnx import module_of
 from ..models.bert import BERT
-from ..models.llama import Llama
+from ..models.llama import TURNED, Llama
 from ..models.resnet50 import ResNet50
 from ..models.transformer import GPT2, ViT
 from ..recipe.task import Task
@@ -39,12 +39,15 @@ CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 class Family:
     """A `model_type` of transformers.
 
-    *Fields:* `names` in `weight_names.toml`; `net`: the class here; `head`: the class there; `sizes`:
-    settings there that shapes tell; `unseen`: those that change what is computed from equal arrays."""
+    *Fields:* `names` in `weight_names.toml`; `fits`: whether a net here is of it; `head`: the class there;
+    `recipe`: the built-in recipe; `settings` of that: what they are called there; `sizes`: settings there
+    that shapes tell; `unseen`: those that change what is computed from equal arrays."""
 
     names: str
-    net: type
+    fits: Callable[[Any], bool]
     head: str
+    recipe: str
+    settings: Mapping[str, str]
     sizes: Callable[[Any], dict[str, Any]]
     unseen: Callable[[Any], dict[str, Any]]
 
@@ -60,9 +63,43 @@ def _stages(net: ResNet50) -> tuple[int, ...]:
     return tuple(widths.count(width) for width in sorted(set(widths)))
 
 
+def _llama_sizes(net: Llama) -> dict[str, Any]:
+    layers, (words, width) = net.blocks.stack, net.words.embedding.shape
+    return {
+        "vocab_size": words, "hidden_size": width, "num_hidden_layers": layers.gate.kernel.shape[0],
+        "intermediate_size": layers.gate.kernel.shape[2], "tie_word_embeddings": not hasattr(net, "head"),
+        "head_dim": layers.attention.q.kernel.shape[2] // layers.attention.heads,
+    }  # fmt: skip
+
+
+def _llama_unseen(net: Llama) -> dict[str, Any]:
+    one = net.blocks.stack.attention
+    rope: dict[str, Any] = {"rope_theta": one.rope_theta, "rope_type": "default"}
+    if one.rope_factor != 1:
+        rope |= {"rope_type": "llama3", "factor": one.rope_factor, "low_freq_factor": 1.0}
+        rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": TURNED}
+    return rope | {
+        "num_attention_heads": one.heads, "num_key_value_heads": one.kv_heads, "attention_bias": False,
+        "rms_norm_eps": net.norm.epsilon, "hidden_act": "silu", "mlp_bias": False,
+        "use_sliding_window": False,
+    }  # fmt: skip
+
+
+_ENCODER = {"depth": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads"}
+_LLAMA = {
+    **_ENCODER, "vocabulary": "vocab_size", "kv_heads": "num_key_value_heads", "hidden": "intermediate_size",
+    "rope_theta": "rope_theta", "rope_factor": "factor", "epsilon": "rms_norm_eps", "head_dim": "head_dim",
+    "tied": "tie_word_embeddings", "qk_norm": "qk_norm",
+}  # fmt: skip
+_ROPE = ("rope_type", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
 FAMILIES = {
     "gpt2": Family(
-        "gpt2", GPT2, "GPT2LMHeadModel",
+        "gpt2", lambda net: type(net) is GPT2, "GPT2LMHeadModel", "gpt2-124m",
+        {
+            "vocabulary": "vocab_size", "context": "n_positions", "width": "n_embd", "depth": "n_layer",
+            "heads": "n_head",
+        },
         lambda net: {
             "vocab_size": net.words.embedding.shape[0], "n_positions": net.places.embedding.shape[0],
             "n_embd": net.words.embedding.shape[1], "n_layer": net.blocks.stack.norm1.scale.shape[0],
@@ -75,21 +112,16 @@ FAMILIES = {
         },
     ),
     "llama": Family(
-        "llama", Llama, "LlamaForCausalLM",
-        lambda net: {
-            "vocab_size": net.words.embedding.shape[0], "hidden_size": net.words.embedding.shape[1],
-            "num_hidden_layers": net.blocks.stack.gate.kernel.shape[0],
-            "intermediate_size": net.blocks.stack.gate.kernel.shape[2], "tie_word_embeddings": False,
-        },
-        lambda net: {
-            "num_attention_heads": net.blocks.stack.attention.heads, "rms_norm_eps": net.norm.epsilon,
-            "num_key_value_heads": net.blocks.stack.attention.kv_heads, "hidden_act": "silu",
-            "rope_theta": net.blocks.stack.attention.base, "rope_type": "default",
-            "attention_bias": False, "mlp_bias": False,
-        },
+        "llama", lambda net: type(net) is Llama and not net.blocks.stack.attention.normed, "LlamaForCausalLM",
+        "llama-8b", _LLAMA, _llama_sizes, _llama_unseen,
+    ),
+    "qwen3": Family(
+        "llama", lambda net: type(net) is Llama and net.blocks.stack.attention.normed, "Qwen3ForCausalLM",
+        "llama-8b", _LLAMA, _llama_sizes, _llama_unseen,
     ),
     "bert": Family(
-        "bert", BERT, "BertForSequenceClassification",
+        "bert", lambda net: type(net) is BERT, "BertForSequenceClassification", "bert-base",
+        {**_ENCODER, "vocabulary": "vocab_size"},
         lambda net: {
             **_encoder(net), "vocab_size": net.words.embedding.shape[0], "pad_token_id": 0,
             "max_position_embeddings": net.places.embedding.shape[0],
@@ -101,7 +133,8 @@ FAMILIES = {
         },
     ),
     "vit": Family(
-        "vit", ViT, "ViTForImageClassification",
+        "vit", lambda net: type(net) is ViT, "ViTForImageClassification", "vit-s16",
+        {**_ENCODER, "image": "image_size", "patch": "patch_size"},
         lambda net: {
             **_encoder(net), "patch_size": net.patches.kernel.shape[0], "num_channels": 3,
             "image_size": net.patches.kernel.shape[0] * math.isqrt(net.places.shape[1] - 1),
@@ -112,7 +145,8 @@ FAMILIES = {
         },
     ),
     "resnet": Family(
-        "resnet50", ResNet50, "ResNetForImageClassification",
+        "resnet50", lambda net: type(net) is ResNet50, "ResNetForImageClassification", "imagenet-resnet50",
+        {"width": "embedding_size", "blocks": "depths"},
         lambda net: {
             "embedding_size": net.norm.scale.shape[0], "num_channels": 3, "depths": list(_stages(net)),
             "hidden_sizes": [4 * net.norm.scale.shape[0] << stage for stage in range(len(_stages(net)))],
@@ -133,7 +167,7 @@ _TANH = ("gelu_new", "gelu_pytorch_tanh")  # names of one function
 def kind_of(task: Task) -> tuple[str | None, Any]:
     """The `model_type` of a task's net, None for one of no family, and the net with shapes for arrays."""
     net: Any = module_of(task.init)
-    return next((kind for kind, one in FAMILIES.items() if type(net) is one.net), None), net
+    return next((kind for kind, one in FAMILIES.items() if one.fits(net)), None), net
 
 
 def folder_files(model: Trained) -> tuple[dict[str, bytes], dict[str, np.ndarray]]:
@@ -151,9 +185,10 @@ def folder_files(model: Trained) -> tuple[dict[str, bytes], dict[str, np.ndarray
     config: dict[str, Any] = {"model_type": kind, "architectures": [family.head], "dtype": "float32"}
     config |= family.sizes(net) | family.unseen(net)
     files: dict[str, bytes] = {}
-    if kind == "llama":  # "rope_theta" is what older readers look for
+    if "rope_theta" in config:  # which older readers look for there
         config["max_position_embeddings"] = task.context
-        config["rope_parameters"] = {"rope_type": config.pop("rope_type"), "rope_theta": config["rope_theta"]}
+        rope = {name: config.pop(name) for name in _ROPE if name in config}
+        config["rope_parameters"] = {**rope, "rope_theta": config["rope_theta"]}
     if task.decode is not None:
         files, end = _tokenizer(task)
         config |= {"bos_token_id": end, "eos_token_id": end}
@@ -225,17 +260,31 @@ def weight_files(folder: Path) -> Sequence[Path]:
     return [folder / name for name in names]
 
 
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A `config.json` with what its rotary positions say beside the rest, and the defaults that matter."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = rope if isinstance(rope, Mapping) else {"rope_type": rope}
+    usual = {"rope_theta": 1e4, "rope_type": rope.get("type", "default")}
+    return {"num_key_value_heads": config.get("num_attention_heads")} | usual | dict(config) | dict(rope)
+
+
+def settings_of(path: str, config: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """The built-in recipe of the model that `config.json` of a folder describes, and its settings as typed.
+    Raises `DataError` if it describes none."""
+    names_of(Path(path), config)
+    family, given = FAMILIES[str(config["model_type"])], _flat(config)
+    given |= {"qk_norm": config["model_type"] == "qwen3"}
+    there = [(name, given[there]) for name, there in family.settings.items() if given.get(there) is not None]
+    return family.recipe, [f"{name}={value}" for name, value in there]
+
+
 def check_config(path: str, config: Mapping[str, Any], task: Task) -> None:
     """Raises `RecipeError` if a folder's `config.json` says that its arrays are used in another way than by
     the built-in model of `task`."""
-    family, net = FAMILIES.get(str(config.get("model_type"))), module_of(task.init)
-    if family is None or type(net) is not family.net:
+    family, (kind, net), given = FAMILIES.get(str(config.get("model_type"))), kind_of(task), _flat(config)
+    if family is None or kind is None or FAMILIES[kind].recipe != family.recipe:
         return
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope = rope if isinstance(rope, Mapping) else {"rope_type": rope}
-    rope = {"rope_theta": 1e4, "rope_type": rope.get("type", "default")} | dict(config) | dict(rope)
-    given = {"num_key_value_heads": config.get("num_attention_heads")} | rope
-    for setting, here in family.unseen(net).items():
+    for setting, here in {"model_type": kind, **FAMILIES[kind].unseen(net)}.items():
         needed = isinstance(here, int | float) and not isinstance(here, bool)
         there = given.get(setting, None if needed else here)  # a text or a flag is left out at its default
         if there != here and not (there in _TANH and here in _TANH):

@@ -22,9 +22,11 @@ from ..engine.checkpoint import Checkpoints, digest, flatten, refuse_hollow
 from ..engine.stored import stored_recipe
 from ..errors import ChipwiseError, DataError, RecipeError, library
 from ..recipe.low_rank import lora
+from ..recipe.recipe import Recipe
+from ..recipe.settings import load
 from ..recipe.task import Task, Tree
 from ..words.figures import one_line
-from .huggingface import HUB, check_config, from_hub, names_of, read_config, weight_files
+from .huggingface import HUB, check_config, from_hub, names_of, read_config, settings_of, weight_files
 from .weight_names import translate
 
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt")
@@ -78,6 +80,8 @@ class Weights:
         tree = jax.eval_shape(lambda: _tree(*task.init(jax.random.key(0))))
         shapes = {name: tuple(s.shape) for name, s in flatten(tree).items()}
         files = {new: old for old in self.arrays if (new := rename(old)) is not None}
+        if self.config.get("tie_word_embeddings") and "words.embedding" in files:
+            files.setdefault("head.embedding", files["words.embedding"])
         match = Match({}, [], [], [], {})
         used = set()
         for name, shape in shapes.items():
@@ -151,6 +155,16 @@ class Weights:
             task, init=init, from_data=task.from_data and from_data, weights=weights, going_on=self.whole
         )
 
+    def recipe(
+        self, data: str | None = None, settings: Sequence[str] = (), fresh: Sequence[str] = ()
+    ) -> Recipe:
+        """The built-in recipe of a folder of Hugging Face's transformers: sizes of its `config.json`, these
+        weights. Arguments as of `cw.load` and `start`; raises as they do, and `DataError` without such a
+        file."""
+        name, own = settings_of(self.path, self.config)
+        made = load(name, [*own, *settings], data)
+        return dataclasses.replace(made, task=self.start(made.task, fresh))
+
 
 def pretrained(
     path: str | Path | Mapping[str, Any], names: str | None = None, *, optimizer: bool = False
@@ -189,8 +203,6 @@ def pretrained(
             config = read_config(path)
             names = names_of(path, config) if names is None and config else names
             arrays = {n: a for file in weight_files(path) for n, a in _safetensors(file).items()}
-            if config.get("tie_word_embeddings") and "model.embed_tokens.weight" in arrays:
-                arrays.setdefault("lm_head.weight", arrays["model.embed_tokens.weight"])
         elif path.suffix == ".safetensors":
             arrays = _safetensors(path)
         elif path.suffix in _PICKLES:

@@ -1,14 +1,16 @@
-"""Llama 3: a pre-norm transformer with rotary positions, grouped-query attention and gated layers, without
-biases.
+"""Llama 3 and Qwen 3: pre-norm transformers with rotary positions, grouped-query attention and gated layers,
+without biases.
 
-Sources: Dubey et al., "The Llama 3 Herd of Models" (2024, arXiv:2407.21783); RMSNorm: Zhang and Sennrich
-(2019, arXiv:1910.07467); rotary positions: Su et al. (2021, arXiv:2104.09864); grouped queries: Ainslie et
-al. (2023, arXiv:2305.13245); SwiGLU: Shazeer (2020, arXiv:2002.05202). Blocks are stacked and looped over,
-and each is a layer of `cw.models.fsdp`: see `chipwise.models.transformer`.
+Sources: Dubey et al., "The Llama 3 Herd of Models" (2024, arXiv:2407.21783); Yang et al., "Qwen3 Technical
+Report" (2025, arXiv:2505.09388); RMSNorm: Zhang and Sennrich (2019, arXiv:1910.07467); rotary positions: Su
+et al. (2021, arXiv:2104.09864); grouped queries: Ainslie et al. (2023, arXiv:2305.13245); SwiGLU: Shazeer
+(2020, arXiv:2002.05202). Blocks are stacked and looped over, and each is a layer of `cw.models.fsdp`: see
+`chipwise.models.transformer`.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -27,6 +29,8 @@ from .tied import embed
 from .transformer import QKV, Blocks, Embedding
 
 _NORMAL = nnx.initializers.normal(0.02)
+TURNED = 8192
+"""Positions that Llama 3 was trained on before its context was stretched."""
 
 
 class RMSNorm(nnx.Module):
@@ -44,12 +48,16 @@ class RMSNorm(nnx.Module):
         return (y * scale).astype(x.dtype)
 
 
-def rotated(x: jax.Array, base: float, places: jax.Array | None = None) -> jax.Array:
+def rotated(x: jax.Array, base: float, places: jax.Array | None = None, factor: float = 1.0) -> jax.Array:
     """Rotates entries `i` and `i + d / 2` of `(batch, t, heads, d)` by `position / base ** (2 i / d)`, the
     order of the weights at huggingface.co. Angles are float32, whatever the dtype of `x`. `places`
-    `(batch, t)`: the positions, instead of 0 to `t - 1`."""
+    `(batch, t)`: the positions, instead of 0 to `t - 1`. `factor`: what divides the frequencies of less than
+    a turn in `TURNED` positions; those of four turns and more stay, as in Llama 3.1's `apply_scaling`."""
     t, half = x.shape[1], x.shape[3] // 2
     frequencies = jnp.float32(base) ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    if factor != 1:
+        kept = jnp.clip((TURNED / (2 * math.pi) * frequencies - 1) / 3, 0, 1)
+        frequencies = frequencies * (kept + (1 - kept) / factor)
     if places is None:
         angles = jnp.arange(t, dtype=jnp.float32)[:, None] * frequencies[None]
         cos, sin = (f(angles)[None, :, None, :] for f in (jnp.cos, jnp.sin))
@@ -79,13 +87,25 @@ def joined(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 class GroupedQueryAttention(nnx.Module):
-    """Causal self-attention with `heads / kv_heads` queries per key: `(b, t, width)` -> the same."""
+    """Causal self-attention with `heads / kv_heads` queries per key: `(b, t, width)` -> the same. Arguments
+    as of `Llama`."""
 
-    def __init__(self, width: int, heads: int, kv_heads: int, base: float, *, rngs: nnx.Rngs):
+    def __init__(
+        self, width: int, heads: int, kv_heads: int, head_dim: int, rope_theta: float, rope_factor: float,
+        norm: float | None, *, rngs: nnx.Rngs,
+    ):  # fmt: skip
         linear = partial(nnx.Linear, use_bias=False, kernel_init=_NORMAL, rngs=rngs)
-        self.q, self.out = linear(width, width), linear(width, width)
-        self.k, self.v = (linear(width, width // heads * kv_heads) for _ in range(2))
-        self.heads, self.kv_heads, self.base = heads, kv_heads, base
+        self.q, self.out = linear(width, heads * head_dim), linear(heads * head_dim, width)
+        self.k, self.v = (linear(width, kv_heads * head_dim) for _ in range(2))
+        self.heads, self.kv_heads, self.rope_theta, self.rope_factor = (
+            heads,
+            kv_heads,
+            rope_theta,
+            rope_factor,
+        )
+        self.normed = norm is not None
+        if norm is not None:
+            self.q_norm, self.k_norm = (RMSNorm(head_dim, epsilon=norm) for _ in range(2))
 
     def __call__(
         self, x: jax.Array, document: jax.Array | None = None, cache: KVCache | None = None
@@ -97,8 +117,10 @@ class GroupedQueryAttention(nnx.Module):
             by_heads(x, layer.kernel[...], heads)
             for layer, heads in ((self.q, self.heads), (self.k, self.kv_heads), (self.v, self.kv_heads))
         )
-        parts = zip((rotated(q, self.base, places), rotated(k, self.base, places), v), QKV, strict=True)
-        q, k, v = (checkpoint_name(part, name) for part, name in parts)
+        if self.normed:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = (rotated(part, self.rope_theta, places, self.rope_factor) for part in (q, k))
+        q, k, v = (checkpoint_name(part, name) for part, name in zip((q, k, v), QKV, strict=True))
         if cache is not None:
             attended = cache.attend(q, k, v)
         else:
@@ -109,12 +131,10 @@ class GroupedQueryAttention(nnx.Module):
 class LlamaBlock(nnx.Module):
     """`x + attention(norm(x))`, then `x + down(silu(gate(norm(x))) * up(norm(x)))`."""
 
-    def __init__(
-        self, width: int, heads: int, kv_heads: int, hidden: int, base: float, epsilon: float, rngs: nnx.Rngs
-    ):
+    def __init__(self, width: int, hidden: int, epsilon: float, attention: partial, rngs: nnx.Rngs):
         linear = partial(nnx.Linear, use_bias=False, kernel_init=_NORMAL, rngs=rngs)
         self.norm1, self.norm2 = (RMSNorm(width, epsilon=epsilon) for _ in range(2))
-        self.attention = GroupedQueryAttention(width, heads, kv_heads, base, rngs=rngs)
+        self.attention = attention(rngs=rngs)
         self.gate, self.up, self.down = linear(width, hidden), linear(width, hidden), linear(hidden, width)
 
     def __call__(
@@ -129,19 +149,28 @@ class LlamaBlock(nnx.Module):
 class Llama(nnx.Module):
     """Integer tokens `(batch, t)` -> final states `(batch, t, width)`.
 
-    The logits are `states @ head.T`, with the table `params["head"]["embedding"]`.
+    The logits are `states @ table.T`, with the table `params["head"]["embedding"]`, or that of `words` if
+    they are `tied`.
 
-    `base`: of the rotary positions; `keep`: a policy of `cw.models.remat`; `end`: as of GPT2. Initial values:
-    normal of 0.02.
+    `rope_theta` and `rope_factor`: see `rotated`; `head_dim`: entries of a head, by default `width / heads`;
+    `qk_norm`: queries and keys are normalised, as in Qwen 3; `keep`: a policy of `cw.models.remat`; `end`: as
+    of GPT2. Initial values: normal of 0.02.
     """
 
     def __init__(
         self, *, vocabulary: int, depth: int, width: int, heads: int, kv_heads: int, hidden: int, keep: str,
-        base: float = 500_000.0, epsilon: float = 1e-5, end: int | None = None, rngs: nnx.Rngs,
+        rope_theta: float = 500_000.0, rope_factor: float = 1.0, epsilon: float = 1e-5, head_dim: int = 0,
+        qk_norm: bool = False, tied: bool = False, end: int | None = None, rngs: nnx.Rngs,
     ):  # fmt: skip
         self.end = end
-        self.words, self.head = (Embedding(vocabulary, width, rngs=rngs) for _ in range(2))
-        block = partial(LlamaBlock, width, heads, kv_heads, hidden, base, epsilon)
+        self.words = Embedding(vocabulary, width, rngs=rngs)
+        if not tied:
+            self.head = Embedding(vocabulary, width, rngs=rngs)
+        attention = partial(
+            GroupedQueryAttention, width, heads, kv_heads, head_dim or width // heads, rope_theta,
+            rope_factor, epsilon if qk_norm else None,
+        )  # fmt: skip
+        block = partial(LlamaBlock, width, hidden, epsilon, attention)
         self.blocks = Blocks(depth, block, keep=keep, rngs=rngs)
         self.norm = RMSNorm(width, epsilon=epsilon)
 

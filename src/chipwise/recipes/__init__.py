@@ -4,7 +4,7 @@ Each docstring states the command, the accuracy to expect and the time it takes,
 """
 
 BUILT_IN = (
-    "digits", "mnist", "cifar10-davidnet", "cifar10-resnet32", "imagenet-resnet50",
-    "vit-s16", "gpt2-124m", "llama-8b", "bert-base",
+    "digits", "mnist", "cifar10-davidnet", "imagenet-resnet50", "vit-s16",
+    "gpt2-124m", "llama-8b", "bert-base",
 )  # fmt: skip
 """Their names; `cifar10-davidnet` is in `cifar10_davidnet.py`."""

@@ -7,8 +7,8 @@
 
 DIR is a packed folder with one column, `token`: sequences of 8,193 uint32; each of the first 8,192 tokens
 predicts the next one, but where a column `mask` has a 0. Weights are random, or those of another run
-(`--from`) or of a file: `cw.pretrained("model.safetensors", names="llama").start(recipe.task)` takes the
-names at huggingface.co.
+(`--from`), or published ones: `--from hf://meta-llama/Llama-3.2-1B` or `hf://Qwen/Qwen3-0.6B` sets the sizes
+too.
 
 The net, the rate of 3e-4, its end at a tenth and the batch of 4 million tokens are those of Dubey et al.
 (2024, arXiv:2407.21783, table 3 and section 3.4.1). AdamW's b2 of 0.95, its decay of 0.1 on matrices and the
@@ -20,6 +20,9 @@ replicas of 16 sequences. Blocks save only their input (`remat`). Not measured h
 """
 
 from __future__ import annotations
+
+import inspect
+from typing import Any
 
 from ..errors import invalid
 from ..models.llama import Llama
@@ -36,29 +39,37 @@ _EVAL = 1024  # sequences, 8.4 million tokens
 def recipe(
     data: str | None = None, context: int = 8192, vocabulary: int = 128_256, depth: int = 32,
     width: int = 4096, heads: int = 32, kv_heads: int = 8, hidden: int = 14_336,
-    remat: str = "nothing_saveable", documents: bool = False,
+    rope_theta: float = 500_000.0, rope_factor: float = 1.0, epsilon: float = 1e-5, head_dim: int = 0,
+    qk_norm: bool = False, tied: bool = False, remat: str = "nothing_saveable", documents: bool = False,
 ) -> Recipe:  # fmt: skip
     """*Arguments:* `context`: predicted tokens of a sequence; `vocabulary`: its size; `depth`: blocks;
-    `width`: entries of a token's state; `heads`: of queries, a divisor of `width`; `kv_heads`: of keys and
-    values, a divisor of `heads`; `hidden`: entries of the gated layer; `remat`: what a block saves for its
-    gradient, a policy of `cw.models.remat` such as `query_proj+context`; `documents`: no token sees one of
-    another document, see `tokens.end_of`."""
-    if vocabulary < 1 or width % heads or heads % kv_heads or (width // heads) % 2:
+    `width`: entries of a token's state; `heads`: of queries; `kv_heads`: of keys and values, a divisor of
+    `heads`; `hidden`: entries of the gated layer; `rope_theta` and `rope_factor`: of the rotary positions
+    (the factor is 8 in Llama 3.1, 32 in 3.2); `epsilon`: of the norms; `head_dim`: entries of a head, 0 for
+    `width / heads`; `qk_norm`: as in Qwen 3; `tied`: one table for words and logits; `remat`: what a block
+    saves for its gradient, a policy of `cw.models.remat` such as `query_proj+context`; `documents`: no token
+    sees one of another document, see `tokens.end_of`."""
+    even = (head_dim or width // heads) % 2 == 0 and (head_dim > 0 or width % heads == 0)
+    if vocabulary < 1 or heads % kv_heads or not even:
         given = (width, heads, kv_heads, vocabulary)
         expected = "kv_heads that divide the heads, which divide the width into even numbers"
         raise invalid("llama-sizes", "width, heads, kv_heads, vocabulary", given, expected)
-    sizes = {"vocabulary": vocabulary, "depth": depth, "width": width, "heads": heads}
-
+    sizes: dict[str, Any] = dict(
+        vocabulary=vocabulary, depth=depth, width=width, heads=heads, kv_heads=kv_heads, hidden=hidden,
+        rope_theta=rope_theta, rope_factor=rope_factor, epsilon=epsilon, head_dim=head_dim, qk_norm=qk_norm,
+        tied=tied,
+    )  # fmt: skip
     end = end_of(data, vocabulary) if documents else None
 
     def net(rngs):
-        return Llama(**sizes, kv_heads=kv_heads, hidden=hidden, keep=remat, end=end, rngs=rngs)
+        return Llama(**sizes, keep=remat, end=end, rngs=rngs)
 
-    same = (context, *sizes.values(), kv_heads, hidden) == (recipe.__defaults__ or ())[1:-2]
+    usual = inspect.signature(recipe).parameters
+    same = all(value == usual[name].default for name, value in {"context": context, **sizes}.items())
     rate = warmup(cosine(3e-4, end=3e-5), "2%")
     return Recipe(
         name="llama-8b" if same else "llama",
-        task=language(net, "head", data, context, vocabulary, (_BATCH * _STEPS, _EVAL)),
+        task=language(net, "words" if tied else "head", data, context, vocabulary, (_BATCH * _STEPS, _EVAL)),
         batch=_BATCH,
         replicas=32,
         shards=8,
