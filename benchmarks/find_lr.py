@@ -30,7 +30,7 @@ import jax
 import numpy as np
 
 import chipwise as cw
-from chipwise.atomic import replace_text
+from chipwise.atomic import replace_file
 from chipwise.data.sources import take
 from chipwise.engine.on import On
 from chipwise.study.find_lr import find_lr
@@ -151,7 +151,7 @@ def main() -> None:
         "",
     ]
     text = "\n".join([*head, *(line for _, lines in made for line in lines)])
-    replace_text(HERE / "find_lr.md", text, "page-unwritable")
+    replace_file(HERE / "find_lr.md", text, "page-unwritable")
 
 
 if __name__ == "__main__":

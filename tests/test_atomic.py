@@ -3,22 +3,22 @@ from pathlib import Path
 
 import pytest
 
-from chipwise.atomic import hold, put_inside, replace_text
+from chipwise.atomic import hold, put_inside, replace_file
 from chipwise.errors import DataError
 from refusals import refused
 
 
 def test_a_file_is_replaced_whole_in_folders_made_for_it(tmp_path):
     path = tmp_path / "a" / "b.txt"
-    assert replace_text(path, "one\n", "page-unwritable") == path
-    replace_text(path, "two\n", "page-unwritable")
+    assert replace_file(path, "one\n", "page-unwritable") == path
+    replace_file(path, "two\n", "page-unwritable")
     assert path.read_bytes() == b"two\n" and [p.name for p in path.parent.iterdir()] == ["b.txt"]
 
 
 def test_what_cannot_be_written_says_where_to_write_instead(tmp_path):
     (tmp_path / "file").write_text("old")
     with refused(DataError, "page-unwritable", path=tmp_path / "file" / "x"):
-        replace_text(tmp_path / "file" / "x", "new", "page-unwritable")
+        replace_file(tmp_path / "file" / "x", "new", "page-unwritable")
     assert (tmp_path / "file").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
 
@@ -48,7 +48,7 @@ def test_a_device_is_written_to_and_not_replaced():
     ours, terminal = os.openpty()
     try:
         path = os.ttyname(terminal)
-        assert replace_text(path, "one", "page-unwritable") == Path(path) and os.read(ours, 9) == b"one"
+        assert replace_file(path, "one", "page-unwritable") == Path(path) and os.read(ours, 9) == b"one"
         assert Path(path).is_char_device()
     finally:
         os.close(ours)

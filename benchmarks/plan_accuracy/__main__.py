@@ -18,7 +18,7 @@ from importlib import metadata
 from typing import Any
 
 import chipwise as cw
-from chipwise.atomic import replace_text
+from chipwise.atomic import replace_file
 from chipwise.cli.options import interval
 from chipwise.errors import ChipwiseError
 
@@ -64,7 +64,7 @@ def stored() -> dict[int, dict[str, Any]]:
 
 def save(answers: dict[int, dict[str, Any]]) -> None:
     lines = (f'"{row}": {json.dumps(answers[row])}' for row in sorted(answers))
-    replace_text(RESULTS, "{\n" + ",\n".join(lines) + "\n}\n", "pack-unwritable")
+    replace_file(RESULTS, "{\n" + ",\n".join(lines) + "\n}\n", "pack-unwritable")
 
 
 def ask(row: Row) -> dict[str, Any]:

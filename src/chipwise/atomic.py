@@ -13,6 +13,7 @@ import fcntl
 import functools
 import json
 import os
+import re
 import secrets
 import socket
 import stat
@@ -22,10 +23,18 @@ from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any, BinaryIO, get_args, get_origin, get_type_hints
 
-from .errors import DataError, RunError
+from .errors import DataError, RunError, invalid
 from .words.figures import known
 
 MOST_BYTES = 1 << 26  # of a settings or results file: a larger file is not one
+
+
+def to_write(path: Any, what: str) -> Any:
+    """The `path` of a file or folder to write, which `what` asks for. Raises `RecipeError` "unprintable" for
+    a blank one, which would be the current folder, and one with control characters."""
+    if not str(path).strip() or re.search(r"[\0-\x1f\x7f-\x9f\u2028\u2029]", str(path)):
+        raise invalid("unprintable", what, path, "a name that is not blank, without control characters")
+    return path
 
 
 def open_regular(path: str | os.PathLike) -> BinaryIO:
@@ -52,19 +61,14 @@ def _at_most(file: BinaryIO, most: int, path: str | os.PathLike) -> bytes:
     return content
 
 
-def replace_text(path: str | os.PathLike, text: str, code: str, **facts: Any) -> Path:
-    """`replace_bytes` of `text` in UTF-8."""
-    return replace_bytes(path, text.encode("utf-8"), code, **facts)
-
-
-def replace_bytes(path: str | os.PathLike, content: bytes, code: str, **facts: Any) -> Path:
-    """Writes `content` to `path` under a temporary name and renames it, making parent folders. A device, such
-    as /dev/null, is written to, not replaced.
+def replace_file(path: str | os.PathLike, content: str | bytes, code: str, **facts: Any) -> Path:
+    """Writes `content` (text in UTF-8) to `path` under a temporary name and renames it, making folders above.
+    A device, such as /dev/null, is written to, not replaced.
 
     Returns the path. Raises `DataError` where it cannot be written, with the `code` of what is written, such
     as "page-unwritable", the `path`, the `reason` and `facts`; what stood there is then untouched.
     """
-    to = Path(path)
+    to, content = Path(path), content.encode() if isinstance(content, str) else content
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         if to.is_char_device():

@@ -9,9 +9,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import typer
 from PIL import Image
 
+import chipwise as cw
 from chipwise import cli
+from chipwise.cli import app
+from refusals import refused as raises
 
 HEAD = """
 import numpy as np
@@ -221,6 +225,49 @@ def test_a_malicious_pickle_is_refused_and_nothing_in_it_runs(refused, tmp_path)
 
 
 # ---- the run folder
+
+
+NAMELESS = ("", "  ", "\n", "a\nb", "a\x1b[2J", "a\0b", "\x9b", "a\u2028b")
+
+
+@pytest.mark.parametrize("name", NAMELESS)
+def test_a_name_to_write_that_is_blank_or_has_control_characters(chipwise, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    found = set()
+    for command, one in typer.main.get_command(app()).commands.items():
+        for flag in {"--run", "--out", "--html"} & {flag for p in one.params for flag in p.opts}:
+            assert chipwise(command, flag, name).refused(2, "unprintable", what=flag, value=name)
+            found.add((command, flag))
+    outs = ("predict", "export", "launch", "bench")
+    assert found == {
+        *((command, "--run") for command in ("train", "sweep", "referee")),
+        *((command, "--out") for command in outs),
+        *((command, "--html") for command in ("plan", "report", "compare")),
+    }
+    (tmp_path / "text.txt").write_text("one two three")
+    assert chipwise("pack", "text.txt", name).refused(2, "unprintable", what="dst", value=name)
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+@pytest.mark.parametrize("name", ["", "a\nb"])
+def test_calls_refuse_such_a_name_too(digits, mine, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    for call in (
+        lambda: cw.fit(cw.load(f"{mine}:finished"), name),
+        lambda: cw.sweep(f"{mine}:finished", seeds=1, run=name),
+        lambda: cw.referee.referee(f"{mine}:finished", f"{mine}:lion", run=name),
+        lambda: cw.predict(digits, out=name),
+        lambda: cw.export(digits, "safetensors", name),
+    ):
+        with raises(cw.errors.RecipeError, "unprintable", value=name):
+            call()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_name_may_have_letters_of_any_language_and_spaces_within(chipwise, digits, tmp_path):
+    for name in ("un été.csv", "\u202fa\u200db\u3000.csv"):
+        assert chipwise("predict", digits, "--out", tmp_path / name, "--quiet").code == 0
+        assert (tmp_path / name).exists()
 
 
 def test_a_run_folder_that_is_a_file_or_lies_under_one(refused, tmp_path):

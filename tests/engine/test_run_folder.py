@@ -134,10 +134,9 @@ def test_a_folder_that_cannot_be_finished_is_not_left_behind(tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
-def test_a_name_that_no_system_takes_is_one_line(tmp_path, name):
+def test_a_name_that_no_system_takes_is_one_line(tmp_path):
     with refused(cw.errors.RunError, "run-unusable", checkpoint=None):
-        opened(tmp_path / name)
+        opened(tmp_path / ("x" * 300))
 
 
 def test_a_full_disk_names_the_last_good_checkpoint(tmp_path, monkeypatch):

@@ -472,12 +472,13 @@ def options(root: Path, draw: random.Random) -> Iterator[Case]:
     run = str(trained(root))
     text = root / "good.txt"
     text.write_text("one two three " * 100)
-    for name in (long, deep, "a\x00b", "/dev/full", "/proc/x", "/dev/null/x", str(root), "\n", "."):
+    for name in (long, deep, "a\x00b", "/dev/full", "/proc/x", "/dev/null/x", str(root), "\n", "", " "):
         for command in (
-            ("report", run, "--out", name),
+            ("report", run, "--html", name),
             ("predict", run, "--out", name),
-            ("export", run, "--out", name),
-            ("launch", "digits", "--to", "colab", "--out", name),
+            ("export", run, "--to", "safetensors", "--out", name),
+            ("launch", "digits", "--on", "t4", "--to", "colab", "--out", name),
+            ("sweep", "digits", "--run", name, "--seeds", "1", "--set", "duration=1st", "--quiet"),
             ("train", "digits", "--run", name, "--stop-after", "1st", "--quiet"),
             ("pack", str(text), name),
         ):
@@ -519,6 +520,6 @@ def environments(root: Path, draw: random.Random) -> Iterator[Case]:
 
 PARTS = {
     disguised: 150, planted: 120, pictures: 190, archives: 43, checkpoints: 140, parquet: 44, texts: 70,
-    tokenizers: 92, trees: 12, servers: 27, schemes: 130, options: 54, environments: 150,
+    tokenizers: 92, trees: 12, servers: 27, schemes: 130, options: 70, environments: 150,
 }  # fmt: skip
 """As those of `cases`."""

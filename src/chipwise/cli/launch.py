@@ -48,7 +48,7 @@ def launch(
       chipwise launch mnist --on t4:2 --to kaggle
     """
     options.only_look()
-    from ..atomic import replace_bytes
+    from ..atomic import replace_file
     from ..chips.targets import parse
     from ..launch import carried, places
     from ..launch import launch_job as jobs
@@ -78,8 +78,7 @@ def launch(
     to_launch = replace(to_launch, hours=_hours(chosen), about=about(loaded, chosen, where, spot))
     files = places.write(where, to_launch)
     for name, content in files.items():
-        written = content.encode() if isinstance(content, str) else content
-        replace_bytes(out / name, written, "launch-file-unwritable")
+        replace_file(out / name, content, "launch-file-unwritable")
     _show(where, to_launch, out, list(files), json_)
 
 

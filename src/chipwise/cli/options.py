@@ -10,10 +10,12 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from ..atomic import to_write
 from ..errors import DeviceError
 from .standard_output import opened
 
@@ -31,7 +33,8 @@ def option(
     """
 
     def made(flag: str) -> Any:
-        return typer.Option(name or flag, metavar=metavar, help=help, min=min)
+        checked = (lambda path: Path(to_write(path, flag))) if flag in ("--run", "--out", "--html") else None
+        return typer.Option(name or flag, metavar=metavar, help=help, min=min, parser=checked)
 
     return field(default=default, metadata={"made": made})
 

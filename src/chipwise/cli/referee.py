@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import typer
 
@@ -31,7 +32,7 @@ def referee(
     margin: str | None = option("A difference that does not matter: 0.001, or 0.1% of BASE.", "NUMBER|SHARE"),
     spend: str = option("No pair begins after this.", "TIME", default="30min"),
     data: str | None = options.DATA,
-    run: str = option("The folder of runs and of the book of tries.", "DIR", default="runs/referee"),
+    run: Path = option("The folder of runs and of the book of tries.", "DIR", default=Path("runs/referee")),
     json_: bool = options.JSON,
 ) -> None:
     """Say what a change really did: trains both sides with the same seeds, in pairs, until that is known.

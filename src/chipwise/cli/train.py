@@ -20,7 +20,7 @@ from .standard_output import print_json
 def train(
     recipe: options.Given,
     how: options.Training,
-    run: str | None = option("Run folder; a run in it is resumed. [runs/NAME-TIME]", "DIR"),
+    run: Path | None = option("Run folder; a run in it is resumed. [runs/NAME-TIME]", "DIR"),
     stop_after: str | None = option("Stop and save after this long; schedules stay the same.", "DURATION"),
     keep_best: str | None = option("Also keep the checkpoint with the best METRIC: eval/accuracy.", "METRIC"),
     patience: str | None = option("With --keep-best: stop after this long without a better one.", "DURATION"),
@@ -63,7 +63,7 @@ def sweep(
         "A value of a setting, or several; every combination is trained.", "KEY=VALUE,VALUE"
     ),
     seeds: str = option("3 means seeds 0 to 2; or list them, such as 0,3,7.", "N|LIST", default="3"),
-    run: str | None = option("The study's folder; finished runs are not repeated. [runs/NAME-TIME]", "DIR"),
+    run: Path | None = option("The study's folder; finished runs are not repeated. [runs/NAME-TIME]", "DIR"),
     metric: str | None = options.METRIC,
     data: str | None = options.DATA,
     synthetic: bool = options.SYNTHETIC,
@@ -150,12 +150,12 @@ def evaluate_run(
         print(f"eval/{name}  {value:.6g}" if isinstance(value, float) else f"eval/{name}  {value}")
 
 
-def _folder(name: str) -> str:
-    return f"runs/{name}-{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"
+def _folder(name: str) -> Path:
+    return Path(f"runs/{name}-{datetime.datetime.now():%Y%m%d-%H%M%S-%f}")
 
 
 def _one(
-    given: options.Given, how: options.Training, run: str | None, begin: tuple[str | None, bool],
+    given: options.Given, how: options.Training, run: Path | None, begin: tuple[str | None, bool],
     eval_data: str | None, json_: bool, quiet: bool, more: dict[str, Any],
 ) -> None:  # fmt: skip
     """Trains one run and prints its result. *Arguments:* `begin`: a run or a file with the weights to start
@@ -171,7 +171,7 @@ def _one(
         from ..deploy.pretrained import pretrained
         from ..recipes import BUILT_IN
 
-        if run is not None and Path(run).absolute() == Path(start).absolute():
+        if run is not None and run.absolute() == Path(start).absolute():
             text = "--from {run} is also --run: give another folder, or leave out --from to resume the run."
             raise RecipeError("from-itself", text, run=run)
         weights = pretrained(start, optimizer=with_optimizer)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..atomic import check_inside, hold
+from ..atomic import check_inside, hold, to_write
 from ..data.sources import Source, take
 from ..data.synthetic import like
 from ..engine.predict import inputs_of
@@ -92,7 +92,7 @@ def export(
     kind = format_named(to)
     known = trained(model, recipe, say)
     name = Path(known.run).name if known.run else known.recipe.name
-    file = Path(name + kind.suffix if out is None else out)
+    file = Path(to_write(name + kind.suffix if out is None else out, "out"))
     if file.exists() and not fresh:
         raise DataError("export-exists", path=file)
     known = dataclasses.replace(known, recipe=dataclasses.replace(known.recipe, precision="f32"))

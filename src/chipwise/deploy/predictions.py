@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..atomic import check_inside, hold, open_inside, put_inside, read_inside
+from ..atomic import check_inside, hold, open_inside, put_inside, read_inside, to_write
 from ..data.sources import Columns as Examples
 from ..data.sources import described, sample_digest
 from ..engine.on import ALL, On
@@ -118,7 +118,7 @@ def predict(
     source = known.evaluation() if data is None else open_data(data, inputs)
     if not len(source):
         raise DataError("source-empty")
-    file = None if out is None else Path(out)
+    file = None if out is None else Path(to_write(out, "out"))
     suffix = "" if file is None else format_of(file)
     if file is not None and file.exists() and not fresh:
         raise DataError("predictions-exist", path=file)

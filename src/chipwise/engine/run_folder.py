@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ..atomic import hold, open_inside, put_inside
+from ..atomic import hold, open_inside, put_inside, to_write
 from ..errors import ChipwiseError, DivergedError, RunError, Stopped
 from ..machine.fingerprint import this_machine
 from .best import FOLDER
@@ -66,15 +66,12 @@ class RunFolder:
     """
 
     def __init__(self, path: str | Path, recipe: dict[str, Any], needed_bytes: int, fresh: bool = False):
-        self.path = Path(path).absolute()
+        self.path = Path(to_write(path, "run")).absolute()
         self._lock: Any = None
         self._events: Events | None = None
         self._shown: set[tuple[int, str, bool]] = set()  # step, name and whether it is a text
         existed = True
         try:
-            if "\0" in str(path):
-                facts = {"path": str(path), "checkpoint": None}
-                raise RunError("run-unusable", **facts, reason="no name has a zero byte")
             place = next(p for p in (self.path, *self.path.parents) if p.exists())
             if not place.is_dir():
                 raise RunError("run-is-a-file", path=str(place))

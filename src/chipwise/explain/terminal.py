@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import __version__
-from ..atomic import replace_text
+from ..atomic import replace_file
 from ..words.facts import fact
 from ..words.figures import printable
 
@@ -49,7 +49,7 @@ def answer(
 ) -> None:
     """Writes the page of a document where one is asked for; prints `parts` for people, or the document."""
     if html is not None:
-        replace_text(html, page(), "page-unwritable")
+        replace_file(html, page(), "page-unwritable")
     if json_:
         print(json.dumps(document))
         return

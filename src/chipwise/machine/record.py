@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ..atomic import Misfit, read_regular, replace_text, typed
+from ..atomic import Misfit, read_regular, replace_file, to_write, typed
 from ..errors import DataError
 from ..words.figures import known
 from .fingerprint import Fingerprint, this_machine
@@ -109,7 +109,7 @@ class Record:
     def write(self, path: str | os.PathLike) -> Path:
         """Writes the record as JSON, atomically. Raises `DataError`, which names the option --out."""
         text = json.dumps(self.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        return replace_text(path, text, "record-unwritable", option="--out")
+        return replace_file(to_write(path, "--out"), text, "record-unwritable", option="--out")
 
 
 def read(path: str | os.PathLike) -> Record:

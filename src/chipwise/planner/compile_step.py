@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ..atomic import read_regular, replace_text
+from ..atomic import read_regular, replace_file
 from ..chips.catalogue import Chip
 from ..chips.gpus import compiled_as, target_config
 from ..chips.targets import Target
@@ -186,7 +186,7 @@ def compile_each(
             if answer.problem is None or answer.problem.code not in FAILED_HERE:
                 value = asdict(answer)
                 text = json.dumps({**value, "seal": _seal(key, value)})
-                replace_text(folder / f"{key}.json", text, "plan-cache-unwritable")
+                replace_file(folder / f"{key}.json", text, "plan-cache-unwritable")
             tell(done, len(missing))
             yield from ((i, answer.named(requests[i].name)) for i in owners[key])
 

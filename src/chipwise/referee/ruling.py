@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..atomic import to_write
 from ..engine.signals import StopRequest
 from ..errors import RecipeError, RunError, Stopped, invalid, unknown
 from ..machine.compilation_cache import compiled_once
@@ -118,7 +119,7 @@ def referee(
     """
     if not 0 < error < 1:
         raise invalid("referee-error", "error", error, "a probability, such as 0.05")
-    folder, options = Path(run).absolute(), options_of(options)
+    folder, options = Path(to_write(run, "run")).absolute(), options_of(options)
     hosts().alone("referee")
     both = (base, base if change is None else change)
     settings = (tuple(set_base), (*(set_base if change is None else ()), *set))

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..atomic import hold, put_inside, read_inside, typed
+from ..atomic import hold, put_inside, read_inside, to_write, typed
 from ..errors import RunError
 from ..recipe.recipe import difference
 from ..words.displayed import Displayed
@@ -154,7 +154,7 @@ def read(folder: str | Path) -> Study | None:
 @contextlib.contextmanager
 def opened(run: str | Path, recipe: str, source: dict[str, Any] | None) -> Iterator[Study]:
     """Opens the study in the folder `run`, old or new, and locks it for this process."""
-    folder = Path(run).absolute()
+    folder = Path(to_write(run, "run")).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = hold(folder, FILE)

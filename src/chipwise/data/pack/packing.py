@@ -26,8 +26,8 @@ import PIL
 import simplejpeg
 from PIL import Image
 
-from ...atomic import check_inside, put_inside
-from ...errors import DataError, RecipeError, invalid
+from ...atomic import check_inside, put_inside, to_write
+from ...errors import DataError, RecipeError
 from ...machine.limits import usable_cores
 from ..images import MAX_PIXELS
 from ..remote import local
@@ -115,9 +115,7 @@ class Packing:
         if "://" in str(dst):
             wrong = "{dst} is a URL: expected a folder on this machine; copy the pack there afterwards."
             raise RecipeError("pack-to-url", wrong, dst=dst)
-        if "\0" in str(dst):
-            raise invalid("unprintable", "dst", dst, "no control characters")
-        self.dst = Path(dst).expanduser()
+        self.dst = Path(to_write(dst, "dst")).expanduser()
         self.partial = self.dst.parent / f".{self.dst.name}.partial"
         if self.dst.exists():
             raise DataError("pack-exists", folder=self.dst)
