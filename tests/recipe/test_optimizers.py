@@ -268,6 +268,10 @@ def test_other_optimizers_come_from_optax():
     assert_close(ours, jax.tree.leaves(run(sgd(0.1, nesterov=True))[0]))
     with refused(RecipeError, "optax-setting-fixed", nesterov=True):
         from_optax(optax.sgd, learning_rate=0.1, nesterov=True)
+    with refused(
+        RecipeError, "optax-setting-fixed", ns_steps=3
+    ):  # it would be traced as a number that varies
+        from_optax(optax.contrib.muon, learning_rate=1, ns_steps=3)
     with refused(RecipeError, "optax-maker-expected"):
         from_optax(optax.lion)
     with refused(RecipeError, "no-rate", names=["step_size"]):

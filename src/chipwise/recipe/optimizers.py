@@ -20,6 +20,7 @@ parameter is), and parameters keep their dtype. Long because what an optimizer i
 from __future__ import annotations
 
 import fnmatch
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -411,8 +412,8 @@ def from_optax(
     """Any optax optimizer, such as `from_optax(optax.lion, learning_rate=cosine(1e-4), b1=0.9)`.
 
     `make` is called with the keywords of `hyper`, each a number or a schedule, every one of which becomes an
-    input of the step. Settings that are not numbers that vary, such as flags, masks and starting values, go
-    in beforehand: `from_optax(functools.partial(optax.lion, mask=mask), learning_rate=0.01)`.
+    input of the step. Settings that do not vary, such as flags, counts, masks and starting values, go in
+    beforehand: `from_optax(functools.partial(optax.lion, mask=mask), learning_rate=0.01)`.
     `elementwise=True` says of `make` what `Optimizer.elementwise` means: true of Lion or RMSprop, not of
     Adafactor or Shampoo, which need whole parameters. `make` must not branch on the numbers. A scheduled one
     is NaN in `init`, where it has no step, so that a state made from it cannot pass unseen.
@@ -422,8 +423,10 @@ def from_optax(
     if not callable(make) or not hyper:
         expected = "an optimizer's maker, and its numbers by name: from_optax(optax.lion, learning_rate=1e-4)"
         raise invalid("optax-maker-expected", "from_optax's first argument", make, expected)
+    usual = inspect.signature(make).parameters
     for name, value in hyper.items():
-        if isinstance(value, bool | str | None):
+        counts = type(value) is int and name in usual and type(usual[name].default) is int
+        if counts or isinstance(value, bool | str | None):
             expected = f"a number that varies: use functools.partial({callable_name(make)}, {name}={value!r})"
             raise invalid("optax-setting-fixed", name, value, expected)
         as_schedule(value, name)
