@@ -28,7 +28,7 @@ test: install  ## the default suite: minutes on two cores
 	$(BIN)/python -m pytest $(PARALLEL)
 
 test-slow: install  ## kills, long runs, models of other frameworks
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,frameworks,notebook,wandb,mlflow]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,frameworks,huggingface,notebook,wandb,mlflow]'
 	-npm install --no-save --silent axe-core  # pages are looked over with it, where npm is
 	$(BIN)/python -m pytest -m slow --timeout=3600
 	CHIPWISE_COMPILES=cuda $(BIN)/python -m pytest -m slow --timeout=3600 tests/engine/test_gpu_kernels.py

@@ -1,4 +1,5 @@
-"""The law of the critical batch against measurement: steps to a loss at six batches, predicted from one run.
+"""The law of the critical batch against measurement: steps and seconds to a loss at six batches, predicted
+from one run and, of each batch, from the time of a step by `chipwise bench`.
 
     python benchmarks/noise.py digits 16,32,128,256,512,1024 >> benchmarks/noise.md
     python benchmarks/noise.py mnist 32,64,128,512,1024,2048 --data DIR --set duration=2ep \\
@@ -6,7 +7,8 @@
 
 Each batch has the settings that `chipwise transfer` gives it, and a run whose length follows from the law, so
 that schedules keep their form. The goal is the loss that the recipe's own batch has after two thirds of its
-steps, in the mean of the seeds. Steps do not depend on the machine's speed, so others may use it meanwhile.
+steps, in the mean of the seeds. Seconds are those of training alone, without the evaluations, which are more
+here than a user would ask for. Steps do not depend on the machine's speed; seconds need it for themselves.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import jax
 
 import chipwise as cw
 from chipwise.engine.stored import read_run
+from chipwise.measure.bench import measure_train
 from chipwise.recipe.settings import load
 from chipwise.study.critical_batch import REACH, CriticalBatch, of_rows
 from chipwise.study.goal import Goal
@@ -47,9 +50,21 @@ def rows(recipe: cw.Recipe, seed: int, noise: bool = False) -> list[dict]:
         return read_run(Path(folder)).rows
 
 
-def reached(made: list[dict], goal: Goal) -> int | None:
-    """The first step whose evaluation reached the goal."""
-    return next((row["step"] for row in made if goal.reached(row.get(METRIC))), None)
+def reached(made: list[dict], goal: Goal) -> tuple[int, float] | None:
+    """The first step whose evaluation reached the goal, and the seconds of training until then."""
+    step = next((row["step"] for row in made if goal.reached(row.get(METRIC))), None)
+    if step is None:
+        return None
+    speeds = [(row["step"], row["steps_per_second"]) for row in made if row.get("steps_per_second")]
+    befores = [0, *(at for at, _ in speeds)]
+    own = [(at - before, speed) for before, (at, speed) in zip(befores, speeds, strict=False) if at <= step]
+    return step, sum(steps / speed for steps, speed in own)
+
+
+def seconds_a_step(recipe: cw.Recipe) -> float:
+    """By the benchmark of a user's command, three seconds long."""
+    record = measure_train(recipe, seconds=3, on=cw.On(devices=1), progress="none")
+    return 1 / record.figures["steps_per_second"].median
 
 
 def moved(recipe: cw.Recipe, law: CriticalBatch, batch: int) -> cw.Recipe:
@@ -81,20 +96,25 @@ def main() -> None:
     )
     print(f"{steps}; critical batch {law.examples:.0f}. JAX {jax.__version__}, CPU.\n")
     columns = "predicted | measured, each seed | predicted / measured | inside | as many examples / measured"
-    print(f"| batch | {columns} |")
-    print("|---|---|---|---|---|---|")
+    print(f"| batch | {columns} | seconds, predicted | measured, median | predicted / measured |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for batch in given.batches:
-        said = law.steps(batch)
-        made = [reached(rows(moved(recipe, law, batch), seed), goal) for seed in range(given.seeds)]
+        said, other = law.steps(batch), moved(recipe, law, batch)
+        each = seconds_a_step(other)
+        both = [reached(rows(other, seed), goal) for seed in range(given.seeds)]
+        made = [one and one[0] for one in both]
         found = [step for step in made if step is not None]
         median = statistics.median(found) if found else None
+        took = statistics.median(one[1] for one in both if one) if found else 0
         ratio = f"{said.steps / median:.2f}" if median else "-"
         inside = f"{sum(said.low <= step <= said.high for step in found)} of {given.seeds}"
         shown = ", ".join("not" if step is None else str(step) for step in made)
         naive = law.step * recipe.batch / batch  # as many examples as the run
         print(
             f"| {batch} | {said.steps} ({said.low} to {said.high}) | {shown} | {ratio} | {inside} "
-            f"| {naive / median if median else 0:.2f} |", flush=True
+            f"| {naive / median if median else 0:.2f} | {each * said.steps:.1f} "
+            f"({each * said.low:.1f} to {each * said.high:.1f}) | {took:.1f} "
+            f"| {each * said.steps / took if took else 0:.2f} |", flush=True
         )  # fmt: skip
     print(f"\nBeyond {REACH} times the batch it is refused.", file=sys.stderr)
 

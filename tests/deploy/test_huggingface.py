@@ -104,6 +104,7 @@ def written(model, path):
     return cw.export(model, "huggingface", path).file
 
 
+@pytest.mark.slow  # with what `make test-slow` installs
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_same_logits_both_ways(torch, tmp_path, kind):

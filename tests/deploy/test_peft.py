@@ -74,6 +74,7 @@ def test_what_peft_has_no_place_for(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow  # with what `make test-slow` installs
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, which asks itself by an old name
 @pytest.mark.parametrize("name", MODELS)
 def test_peft_computes_the_same_logits(name, tmp_path):

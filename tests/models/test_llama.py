@@ -43,6 +43,7 @@ def test_slow_frequencies_are_divided_and_fast_ones_stay(half, theta, factor):
     np.testing.assert_allclose(turned, np.exp(1j * position * expected), atol=2e-3)
 
 
+@pytest.mark.slow  # with what `make test-slow` installs
 def test_transformers_makes_the_same_frequencies():
     rope = pytest.importorskip("transformers.modeling_rope_utils")
     transformers = pytest.importorskip("transformers")
