@@ -4,6 +4,8 @@ import shlex
 import pytest
 
 import chipwise as cw
+from chipwise.study.critical_batch import critical_batch
+from chipwise.study.goal import Goal
 
 
 @pytest.mark.parametrize("more", [(), ("--lr", "0.2"), ("--duration", "24st")])
@@ -49,3 +51,23 @@ def test_mistakes_are_one_line(chipwise, mine):
     ):
         said = chipwise("transfer", *arguments)
         assert said.code == 2 and said.err.count("\n") == 1 and said.out == "", arguments
+
+
+def test_a_run_with_a_noise_scale_says_the_length(chipwise, mine, tmp_path):
+    run, recipe = tmp_path / "run", f"{mine}:recipe"
+    how = ("--devices", 1, "--noise", "--eval-every", "2st", "--log-every", "1st", "--quiet")
+    assert chipwise("train", recipe, "--run", run, *how).code == 0
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["eval/loss"] for row in rows if "eval/loss" in row]
+    goal = f"eval/loss={max(losses[1:]):.6f}1"
+    law = critical_batch(cw.load(recipe), run, Goal.parse(goal))
+    batch = cw.load(recipe).batch * 2
+    words = ("transfer", recipe, "--batch", batch, "--like", run, "--target", goal)
+    told = json.loads(chipwise(*words, "--json").out)
+    assert told["like"]["steps"] == law.steps(batch).steps and told["recipe"]["batch"] == batch
+    assert told["recipe"]["duration"] == f"{law.steps(batch).steps}st"
+    assert told["like"]["critical"] == pytest.approx(law.examples)
+    shown = chipwise(*words)
+    assert shown.code == 0 and f"duration={law.steps(batch).steps}st" in shown.out.splitlines()[-1]
+    for less in (words[:-2], words[:4] + words[6:], (*words[:2], *words[4:]), (*words, "--duration", "2ep")):
+        assert chipwise(*less).refused(2, "transfer-like")

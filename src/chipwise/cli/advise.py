@@ -62,6 +62,8 @@ def transfer(
     replicas: int | None = option("The new number of replicas.", "N"),
     duration: str | None = option("The new length, such as 48ep.", "DURATION"),
     lr: float | None = option("Peak rate to use instead of the rule's; the decay compensates."),
+    like: str | None = option("As long as the noise scale of this run says: --batch, --target.", "RUN"),
+    target: str | None = option("What --like is to reach.", "METRIC=VALUE"),
     json_: bool = options.JSON,
 ) -> None:
     """Move a recipe to another batch, number of replicas or length, and say why each number changes.
@@ -71,20 +73,29 @@ def transfer(
       chipwise transfer cifar10-davidnet --batch 128
       chipwise transfer mnist --batch 1024 --replicas 32
       chipwise transfer my_task.py:recipe --batch 64 --set lr=0.2 --json
+      chipwise transfer mnist --batch 1024 --like runs/mnist --target eval/accuracy=0.99
     """
     options.only_look()
     from ..explain import advice
+    from ..study.critical_batch import critical_batch
+    from ..study.goal import Goal
     from ..study.transfer import transfer as move
 
-    old = recipe.load()
+    old, told = recipe.load(), list[Fact]()
+    if like is not None or target is not None:
+        if like is None or target is None or batch is None or duration is not None:
+            text = "--like RUN takes --target METRIC=VALUE and --batch N, and says the duration."
+            raise RecipeError("transfer-like", text)
+        law = critical_batch(old, like, Goal.parse(target))
+        told, duration = [law.told(steps := law.steps(batch))], f"{steps.steps}st"
     moved = move(old, batch=batch, replicas=replicas, duration=duration, lr=lr)
     if json_:
-        print_json("transfer/1", moved.to_json())
+        print_json("transfer/1", moved.to_json() | ({"like": told[0].json()} if told else {}))
         return
     to = console()
     printed(to, advice.moved(moved))
     asked = {"batch": batch, "replicas": replicas, "duration": duration, "lr": lr}
-    lines(to, "", next_line(recipe, moved, **asked))
+    lines(to, "", *told, next_line(recipe, moved, **asked))
 
 
 def next_line(given: options.Given, moved: Transfer, **asked: object) -> Fact:

@@ -11,7 +11,6 @@ from ..recipe.recipe import Recipe
 from ..study.critical_batch import Steps, critical_batch
 from ..study.goal import Goal
 from ..study.transfer import transfer
-from ..words.facts import fact
 from .ask import plan
 from .plans import Cost, Plans, Range
 
@@ -39,16 +38,11 @@ def plan_like(
     made = Plans()
     for steps in asked:
         moved = transfer(recipe, batch=steps.batch, duration=f"{steps.steps}st")
-        about = fact(
-            "plan-like",
-            "{steps:count step} of {batch} ({low} to {high}) to {goal}, by the noise scale of {run}",
-            run=law.run, goal=str(law.goal), **vars(steps),
-        )  # fmt: skip
         for one in plan(moved.recipe, on, **options):
             wall = one.wall_seconds and _to_goal(one.wall_seconds, steps)
             costs: tuple[Cost, ...] = tuple(replace(c, usd=_to_goal(c.usd, steps)) for c in one.costs)
             named = f"{one.target} at {steps.batch}"
-            notes = (*one.notes, about, *moved.limits)
+            notes = (*one.notes, law.told(steps), *moved.limits)
             made.append(replace(one, target=named, wall_seconds=wall, costs=costs, notes=notes))
     return made
 

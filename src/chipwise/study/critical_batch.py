@@ -20,6 +20,7 @@ from ..engine.noise import SCALE
 from ..engine.stored import number, read_run
 from ..errors import RecipeError, invalid
 from ..recipe.recipe import Recipe
+from ..words.facts import Fact
 from .goal import Goal
 
 FACTOR = 2.0
@@ -90,6 +91,13 @@ class CriticalBatch:
         value, *ends = (self._sum(batch, factor) for factor in (1.0, 1 / FACTOR, FACTOR))
         low, high = min(ends) * self.before / self.step / SEEDS, max(ends) * SEEDS
         return Steps(batch, math.ceil(value), max(math.floor(low), 1), math.ceil(high))
+
+    def told(self, steps: Steps) -> Fact:
+        """What `steps` gave, and the batch above which more examples a step save few steps."""
+        sentence = "{steps:count step} of {batch} ({low} to {high}) to {goal}, by the noise scale of {run}; "
+        sentence += "above {critical:whole} a batch twice as large saves less than a quarter of the steps"
+        facts = {"run": self.run, "goal": str(self.goal), "critical": self.examples}
+        return Fact("plan-like", {**facts, **vars(steps)}, sentence)
 
 
 def critical_batch(recipe: Recipe, run: str | Path, goal: Goal) -> CriticalBatch:

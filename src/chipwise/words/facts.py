@@ -89,11 +89,6 @@ def catalogue() -> dict[str, Any]:
     return entries
 
 
-def _or(choices: Any) -> str:
-    words = [str(choice) for choice in choices]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}" if words else "none"
-
-
 def _steps(steps: tuple[int, int]) -> str:
     first, last = steps
     return f"in step {last}" if first == last else f"between steps {first} and {last}"
@@ -112,8 +107,8 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "whole": figures.or_unknown("{:,.0f}".format),  # 12,345
     "dollars": figures.dollars,  # $12.30
     "digits": figures.digits,  # 0.0123, 1,235
-    "and": lambda words: figures.listed([str(word) for word in words]),  # a, b and c
-    "or": _or,  # a, b or c
+    "and": figures.listed,  # a, b and c
+    "or": lambda words: figures.listed(words, "or"),  # a, b or c
     "list": lambda words: ", ".join(map(str, words)),  # a, b, c
     "few": figures.few,  # a, b, c and 1,204 more
     # batch: 24 there, 12 now; lr: 0.1 there, 0.2 now

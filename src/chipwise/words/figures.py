@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 UNKNOWN = "unknown"
@@ -133,11 +133,10 @@ def counted(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
-def listed(words: Sequence[str]) -> str:
+def listed(words: Iterable[Any], last: str = "and") -> str:
     """`a`, `a and b`, `a, b and c`; `none` if empty."""
-    if len(words) < 2:
-        return words[0] if words else "none"
-    return f"{', '.join(words[:-1])} and {words[-1]}"
+    *first, end = [str(word) for word in words] or ["none"]
+    return f"{', '.join(first)} {last} {end}" if first else end
 
 
 def few(words: Sequence[str], most: int = 3) -> str:
@@ -165,12 +164,9 @@ def printable(text: str) -> str:
     """A text from a file, or a file's name, with control characters escaped, so that one line can show it."""
     text = text.encode("utf-8", "replace").decode()
     # A line break could forge a line of a report, and an escape sequence could control the terminal.
-    return "".join(
-        c.encode("unicode_escape").decode()
-        if unicodedata.category(c) in ("Cc", "Cf", "Cn", "Zl", "Zp")
-        else c
-        for c in text
-    )
+    kinds = ("Cc", "Cf", "Cn", "Zl", "Zp")
+    escaped = (c.encode("unicode_escape").decode() if unicodedata.category(c) in kinds else c for c in text)
+    return "".join(escaped)
 
 
 def one_line(value: Any, longest: int = _LONGEST) -> str:
