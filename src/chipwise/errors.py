@@ -82,7 +82,7 @@ class DataError(ChipwiseError, exit_code=3):
     """Data that is missing, damaged, empty, or not what the recipe expects."""
 
 
-def unreadable(path: Any, error: OSError) -> DataError:
+def unreadable(path: Any, error: Exception) -> DataError:
     """What to raise for a file or folder that the system cannot read."""
     return DataError("unreadable", path=path, reason=error)
 

@@ -249,6 +249,11 @@ def test_a_name_to_write_that_is_blank_or_has_control_characters(chipwise, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 
+def test_no_name_to_read_has_a_zero_byte(chipwise, tmp_path):
+    for words in (("pack", "a\0b", tmp_path / "packed"), ("chips", "--prices", "a\0b")):
+        assert chipwise(*words).code == 3
+
+
 @pytest.mark.parametrize("name", ["", "a\nb"])
 def test_calls_refuse_such_a_name_too(digits, mine, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)

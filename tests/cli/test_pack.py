@@ -92,7 +92,7 @@ def test_split_shards_and_limits(chipwise, src, tmp_path):
         (2, "pack-option", ["--quality", "101"]),
         (2, "pack-option", ["--store", "png"]),
         (3, "split-twice", ["--split", "0.1"]),
-        (2, "split-share", ["--split", "1.5"]),
+        (2, "pack-option", ["--split", "1.5"]),
         (2, "pack-option", ["--size", "20000"]),
     ],
 )

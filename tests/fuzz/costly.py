@@ -18,9 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import typer
 from PIL import Image
 
-from fuzz.cases import TEXTS, Case, mutated, png
+from chipwise.cli import app
+from fuzz.cases import JUNK, TEXTS, Case, mutated, png
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
@@ -136,6 +138,21 @@ def trained(root: Path) -> Path:
     with contextlib.redirect_stdout(io.StringIO()):
         code = cli.main(["train", "digits", "--run", str(run), "--stop-after", "1st", "--quiet"])
     assert code == 0
+    return run
+
+
+def speaking(root: Path) -> Path:
+    """A run of a small language model of one step."""
+    from chipwise import cli
+
+    (root / "book.txt").write_text("One morning it was two. " * 100)
+    tokens, run = str(root / "book-tokens"), root / "speaking"
+    settings = ["depth=1", "width=16", "heads=2", "context=64", "vocabulary=257", "batch=8", "replicas=2"]
+    settings += ["duration=1st", "precision=f32"]
+    given = [word for one in settings for word in ("--set", one)]
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert not cli.main(["pack", str(root / "book.txt"), tokens, "--tokens", "65", "--split", "0.2"])
+        assert not cli.main(["train", "gpt2-124m", "--data", tokens, "--run", str(run), "--quiet", *given])
     return run
 
 
@@ -485,6 +502,45 @@ def options(root: Path, draw: random.Random) -> Iterator[Case]:
             yield Case(f"{command[0]} {name[:20]!r}", command, True)
 
 
+def values(root: Path, draw: random.Random) -> Iterator[Case]:
+    """Every option and argument of every command that takes a value, with values of all kinds."""
+    run, out = str(trained(root)), str(root / "values-out")
+    text = root / "few.txt"
+    text.write_text("one two three " * 100)
+    few = ("--run", out, "--set", "duration=1st", "--quiet")
+    commands: dict[str, tuple[str, ...]] = {
+        "train": ("digits", *few, "--fresh"),
+        "sweep": ("digits", *few, "--seeds", "1"),
+        "referee": ("digits", *few[2:4], "--set", "lr=0.1", "--run", f"{out}-tries", "--spend", "1s"),
+        "find-lr": ("digits", "--steps", "3"),
+        "bench": ("digits", "--steps", "1", "--warmup", "1", "--out", f"{out}.json"),
+        "plan": ("digits", "--on", "t4"),
+        "launch": ("digits", "--on", "t4", "--to", "slurm", "--out", f"{out}-launch"),
+        "transfer": ("digits", "--batch", "128"),
+        "check": ("digits",),
+        "predict": (run, "--out", f"{out}.csv", "--fresh"),
+        "export": (run, "--to", "safetensors", "--out", f"{out}.safetensors", "--fresh"),
+        "pack": (str(text), f"{out}-pack"),
+        "compare": (run, run),
+        **dict.fromkeys(("eval", "report", "audit"), (run,)),
+        "generate": (str(speaking(root)), "--tokens", "4"),
+        "track": (run, "--to", "none:x"),
+        **dict.fromkeys(("devices", "chips", "skill"), ()),
+    }
+    known = typer.main.get_command(app()).commands
+    assert known.keys() == commands.keys()
+    for name, words in commands.items():
+        for one in known[name].params:
+            option = one.opts[0] if one.opts[0].startswith("-") else None
+            if option in ("--run", "--out", "--html", "--help") or getattr(one, "is_flag", False):
+                continue
+            if option in ("--hosts", "--host", "--coordinator", "--warmup"):  # read once in a process
+                continue
+            for junk in draw.sample(JUNK, 8):
+                given = (*words, f"{option}={junk}") if option else (junk, *words[1:])
+                yield Case(f"{name} {option or one.name} {junk[:30]!r}", (name, *given), True)
+
+
 def environments(root: Path, draw: random.Random) -> Iterator[Case]:
     train = (
         "train",
@@ -521,5 +577,6 @@ def environments(root: Path, draw: random.Random) -> Iterator[Case]:
 PARTS = {
     disguised: 150, planted: 120, pictures: 190, archives: 43, checkpoints: 140, parquet: 44, texts: 70,
     tokenizers: 92, trees: 12, servers: 27, schemes: 130, options: 70, environments: 150,
+    values: 900,
 }  # fmt: skip
 """As those of `cases`."""

@@ -20,7 +20,9 @@ def run(arguments: list[str]) -> dict:
     # Not ru_maxrss, which a process has from the one that forked it
     status = Path("/proc/self/status").read_text()
     rss = int(status.partition("VmHWM:")[2].split()[0]) * 1024
-    return {"code": code, "out": out.getvalue()[-4000:], "err": err.getvalue()[-4000:], "bytes": rss}
+    said = err.getvalue()
+    said = said if len(said) < 5000 else f"{said[:1000]}\n{said[-4000:]}"
+    return {"code": code, "out": out.getvalue()[-4000:], "err": said, "bytes": rss}
 
 
 if __name__ == "__main__":

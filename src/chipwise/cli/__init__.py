@@ -206,8 +206,8 @@ def _run(arguments: list[str] | None) -> int:
             print("interrupted", file=sys.stderr)
     except Exception as error:
         in_own_code = own_code(error)
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            in_own_code = errors.unreadable(error.filename, error)
+        if getattr(error, "errno", None) == errno.ENAMETOOLONG or "embedded null" in str(error):
+            in_own_code = errors.unreadable(getattr(error, "filename", "a name"), error)
         if in_own_code is None:
             raise
         code = _show(in_own_code)

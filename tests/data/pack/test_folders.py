@@ -1,5 +1,6 @@
 """Folders: which files are entries, of which split and class, in which order, and what is wrong with them."""
 
+import math
 import os
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from chipwise.data import folder
 from chipwise.data.pack.folders import Listing, Split, divided
+from chipwise.data.pack.packing import PackSettings
 from chipwise.data.pack.recognise import listing_of
 from chipwise.errors import DataError, RecipeError
 from pictures import write
@@ -168,9 +170,11 @@ def test_who_goes_to_eval_depends_on_names_alone():
 
 def test_a_split_that_cannot_be():
     whole = numbered([0, 1])
-    for share in (1.0, 1.5, "0.1"):
-        with refused(RecipeError, "split-share", share=share):
-            divided(Listing({"train": whole}), share)
+    for share in (0, -0.5, 1.0, 1.5, math.inf, "0.1"):
+        with refused(
+            RecipeError, "pack-option", given=f"--split {share!r}"
+        ):  # also of text, which is not divided here
+            PackSettings(split=share)
     with refused(DataError, "split-twice", splits=["train", "eval"]):
         divided(Listing({"train": whole, "eval": whole}), 0.5)
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...errors import DataError, RecipeError, unreadable
+from ...errors import DataError, unreadable
 from ..folder import SUFFIXES, Files, read_file
 from ..sources import Columns
 from .tables import EVAL, LabelTable
@@ -120,9 +120,6 @@ def divided(listing: Listing, share: float) -> Listing:
     Of a class with `n` entries, the `round(n * share)` names with the smallest SHA-256 are moved: the same
     ones on every machine, and for a folder and its archive. Entries without an integer label are one class.
     """
-    if not isinstance(share, (int, float)) or not 0 < share < 1:
-        wrong = "--split {share}: expected the share that goes to eval, between 0 and 1, such as 0.1."
-        raise RecipeError("split-share", wrong, share=share)
     if set(listing.splits) != {"train"}:
         wrong = "--split {share:g}, but there is a split already ({splits:list}): leave --split out."
         raise DataError("split-twice", wrong, share=share, splits=list(listing.splits))

@@ -88,6 +88,7 @@ class PackSettings:
         def whole(value: Any, least: int, most: float = math.inf) -> bool:
             return value is None or (isinstance(value, int) and least <= value <= most)
 
+        share = self.split is None or (isinstance(self.split, (int, float)) and 0 < self.split < 1)
         largest, shards = math.isqrt(MAX_PIXELS), re.fullmatch("auto|0*[1-9][0-9]*", str(self.shards))
         checks = (
             (f"--store {self.store}", self.store in ("raw", "jpeg"), "raw or jpeg"),
@@ -95,6 +96,7 @@ class PackSettings:
             (f"--quality {self.quality!r}", whole(self.quality, 1, 100), "a whole number from 1 to 100"),
             (f"--max-skipped {self.max_skipped!r}", whole(self.max_skipped, 0), "a whole number from 0"),
             (f"--workers {self.workers!r}", whole(self.workers, 1), "a whole number from 1"),
+            (f"--split {self.split!r}", share, "the share for eval, between 0 and 1, such as 0.1"),
             (f"--shards {self.shards}", shards, "auto or a number from 1"),
         )
         for given, right, expected in checks:
