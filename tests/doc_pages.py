@@ -31,6 +31,7 @@ NOT_HERE = {
     "train digits --track": "needs a service's library: tests/track/test_services.py",
     "track runs/": "the same",
     "plan llama-8b": "tests/recipes/test_large_recipes.py",
+    'recipe = cw.pretrained("hf://': "needs the Hub: tests/deploy/test_huggingface.py",
     "here = cw.machine.hosts.hosts": "waits for three more hosts: tests/machine/test_hosts_leave.py",
 }
 """How steps begin that no single machine can take, and what takes them."""
