@@ -110,6 +110,9 @@ def test_compiled_metrics_are_those_of_keras():
         own = model.evaluate(A, LABEL, verbose=0, return_dict=True)
     for name, value in own.items():
         np.testing.assert_allclose(sums[name].total / sums[name].count, value, rtol=1e-5)
+    listed = cw.keras.task(compiled(None), train=data, metrics=["accuracy", top])
+    again, _ = listed.loss(*listed.init(jax.random.key(0)), {"x": A, "label": LABEL}, None, False)
+    assert {name: float(s.total) for name, s in again.items()} == {n: float(s.total) for n, s in sums.items()}
     own = cw.keras.task(model, train=data, metrics={"right": cw.losses.correct})
     assert set(own.loss(*own.init(jax.random.key(0)), {"x": A, "label": LABEL}, None, False)[0]) == {
         "loss",
@@ -122,3 +125,5 @@ def test_a_compiled_metric_that_is_no_mean_is_refused_by_name(metric):
     name = metric if isinstance(metric, str) else metric.name
     with refused(cw.errors.RecipeError, "keras-metric", metric=name):
         cw.keras.task(compiled([metric]), train=cw.Arrays(x=A, label=LABEL, classes=3))
+    with refused(cw.errors.RecipeError, "keras-metric", metric=name):
+        cw.keras.task(compiled(None), train=cw.Arrays(x=A, label=LABEL, classes=3), metrics=[metric])

@@ -135,6 +135,16 @@ def test_what_cannot_be_is_refused_by_name(file, name, settings, code, facts):
         load(f"{file}:{name}", settings)
 
 
+def test_keras_runs_on_jax_in_a_recipe_file_that_does_not_say_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "")
+    monkeypatch.delenv("KERAS_BACKEND")
+    (tmp_path / "mine.py").write_text("import os\nraise ValueError(os.environ['KERAS_BACKEND'])")
+    for backend in ("jax", "torch"):
+        with refused(cw.errors.RecipeError, "recipe-file-fails", reason=backend):
+            cw.load(str(tmp_path / "mine.py"))
+        monkeypatch.setenv("KERAS_BACKEND", "torch")
+
+
 @pytest.mark.parametrize(
     "text,facts",
     [

@@ -77,6 +77,14 @@ def test_a_change_is_judged_by_pairs_and_later_tries_share_the_runs(tmp_path, ma
     json.dumps(found.to_json())
 
 
+def test_pairs_that_differ_alike_by_chance_leave_an_interval(tmp_path, made_up):
+    made_up(lambda of, seed: (300 + seed % 3 + (of.optimizer.lr > 0.1)) / 360)
+    near = dataclasses.replace(recipe(), optimizer=cw.sgd(lr=0.1001))
+    found = judged(tmp_path, recipe(), near)
+    assert found.verdict == "worse" and len(found.values) > 4
+    assert 0 < found.low < found.difference - 1e-4 < found.difference + 1e-4 < found.high
+
+
 def test_a_difference_within_the_margin_is_equal(tmp_path, made_up):
     made_up(lambda of, seed: 1.0 + seed / 10 + (of.optimizer.lr > 0.1) * (0.001 + seed % 2 / 1000))
     near = dataclasses.replace(recipe(), optimizer=cw.sgd(lr=0.1001))

@@ -44,6 +44,18 @@ def test_values_without_a_spread():
     assert 1 < evidence([2.0] * 5) < math.inf
 
 
+def test_the_mean_of_a_metric_in_steps_is_held_although_values_are_alike():
+    """Four pairs that differ by one example each do not say that all pairs do."""
+    low, high = interval([1.0] * 4, 0.05, 1.0)
+    assert low < 0.5 and high > 1.5 and pairs_needed([1.0] * 4, None, 0.05, 1.0) > 4
+    draws, wrong = np.random.default_rng(0).binomial(1, 0.2, (300, 40)) + 1.0, [0, 0]
+    for row in draws:
+        for at, grain in enumerate((0.0, 1.0)):
+            intervals = [interval(row[:n], 0.05, grain) for n in range(FEWEST, 41)]
+            wrong[at] += any(low > 1.2 or high < 1.2 for low, high in intervals)
+    assert wrong[0] > 0.2 * 300 and wrong[1] <= 0.05 * 300
+
+
 def test_at_most_five_percent_of_nulls_are_refuted_at_any_of_forty_looks():
     """A reduced `benchmarks/referee.py`."""
     draws, wrong = np.random.default_rng(0).normal(0, 1, (200, 40)), 0

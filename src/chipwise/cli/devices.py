@@ -24,8 +24,7 @@ STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 @options.taking
 def devices(
-    json_: bool = options.JSON,
-    simulate: int | None = option("Simulate and use N CPU devices.", "N", min=1),
+    json_: bool = options.JSON, simulate: int | None = option("Simulate and use N CPU devices.", "N", min=1)
 ) -> None:
     """Show this machine, its devices and problems. Exit code 4 if training here would fail.
 

@@ -57,8 +57,7 @@ def report(
 @options.taking
 def compare(
     sources: list[str] = argument(
-        "Runs, studies, records, folders of runs or records; LABEL=PATH names a row.",
-        "A B ...",
+        "Runs, studies, records, folders of runs or records; LABEL=PATH names a row.", "A B ..."
     ),
     baseline: str | None = option("The row to compare the others with. [the first]", "A"),
     target: str | None = option("Also the time to 0.94 (eval/accuracy), or to METRIC=VALUE.", "VALUE"),

@@ -102,11 +102,7 @@ class Placement:
     """
 
     def __init__(
-        self,
-        machine: Machine,
-        devices: int | None = None,
-        shards: int = 1,
-        shares: Sequence[int] = (),
+        self, machine: Machine, devices: int | None = None, shards: int = 1, shares: Sequence[int] = ()
     ):
         self.hosts = hosts()
         count = len(machine.devices) if devices is None else devices

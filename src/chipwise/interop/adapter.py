@@ -85,10 +85,11 @@ class Data:
 
     def task(self, framework: str, model: str, init: Callable, scored: Scored) -> Task:
         """The `Task`, named for messages and for comparing runs: by the framework and the model's class."""
-        metrics = dict(self.metrics or {})
-        if "loss" in metrics or not all(map(callable, metrics.values())):
-            expected = "functions of (outputs, target), none called loss"
-            raise invalid("adapter-metrics", "metrics", sorted(metrics), expected)
+        metrics = {} if self.metrics is None else self.metrics
+        if not isinstance(metrics, Mapping) or "loss" in metrics or not all(map(callable, metrics.values())):
+            expected = "functions of (outputs, target) by name, {'accuracy': f}, none called loss"
+            given = sorted(metrics) if isinstance(metrics, Mapping) else metrics
+            raise invalid("adapter-metrics", "metrics", given, expected)
 
         def loss(params: Tree, state: Tree, batch: Batch, key: Any, train: bool):
             args, kwargs = self.arguments(batch, params)

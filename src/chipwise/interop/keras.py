@@ -18,7 +18,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -37,15 +37,15 @@ INSTALL = "pip install 'chipwise[keras]'"
 
 def task(
     model: Any, loss: Any = None, *, train: Source, eval: Source | None = None, inputs: Any = None,
-    target: Any = "label", metrics: Mapping[str, Callable] | None = None, augment: Callable | None = None,
-    mix: Callable | None = None, classes: int | None = None,
+    target: Any = "label", metrics: Mapping[str, Callable] | Sequence[Any] | None = None,
+    augment: Callable | None = None, mix: Callable | None = None, classes: int | None = None,
 ) -> Task:  # fmt: skip
     """A Keras model and a loss as a `Task`.
 
     *Arguments:* `model`: its weights are the initial values for every seed; an unbuilt model is built for the
     data's shapes. `loss`: a Keras loss, its name ("sparse_categorical_crossentropy"), or a function
     `(outputs, target)` such as `cw.losses.softmax_cross_entropy`; None: the loss that the model was compiled
-    with. `metrics`: None for those that the model was compiled with. The others: as in
+    with. `metrics`: also a list, as `model.compile` has; None: those that it has. The others: as in
     `interop.adapter.Data`; several inputs by their names, in their order, or as the model's list or dict.
 
     Losses that layers add, such as `kernel_regularizer`, are added to the mean loss in training. The compiled
@@ -57,7 +57,7 @@ def task(
         raise adapter.not_a_model("keras", repr(model), "a keras.Model")
     given = _loss(keras, model, loss)
     judge = _judge(keras, given)
-    metrics = _compiled_metrics(keras, model, given) if metrics is None else metrics
+    metrics = metrics if isinstance(metrics, Mapping) else _metrics(keras, model, given, metrics)
     columns = Data(train, eval, inputs, target, metrics, augment, mix, classes)
     _build(keras, model, columns)
     trained, other, seeds = _variables(model)
@@ -146,16 +146,18 @@ def _loss(keras: Any, model: Any, loss: Any) -> Any:
 
 
 _ACCURACIES = {
+    "softmax_cross_entropy": "sparse_categorical_accuracy",
     "sparse_categorical_crossentropy": "sparse_categorical_accuracy",
     "categorical_crossentropy": "categorical_accuracy",
     "binary_crossentropy": "binary_accuracy",
 }
 
 
-def _compiled_metrics(keras: Any, model: Any, loss: Any) -> dict[str, Callable]:
-    """The metrics that the model was compiled with, by name, as `(outputs, target) -> values`."""
-    compiled = getattr(getattr(model, "_compile_metrics", None), "_user_metrics", None)
-    given = compiled if isinstance(compiled, (list, tuple, type(None))) else [compiled]
+def _metrics(keras: Any, model: Any, loss: Any, given: Any) -> dict[str, Callable]:
+    """Metrics `given`, else those that the model was compiled with, as `(outputs, target) -> values`."""
+    if given is None:
+        given = getattr(getattr(model, "_compile_metrics", None), "_user_metrics", None)
+    given = given if isinstance(given, (list, tuple, type(None))) else [given]
     metrics: dict[str, Callable] = {}
     for one in given or ():
         name = one if isinstance(one, str) else getattr(one, "name", getattr(one, "__name__", repr(one)))

@@ -61,9 +61,7 @@ def cpu_on_purpose(facts: HostFacts, jax_platforms: str | None) -> Fact | None:
     """
     if facts.environment.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return _variable(facts, "JAX_PLATFORMS")
-    if (jax_platforms or "").split(",")[0] == "cpu":
-        return fact("cpu-chosen")
-    return None
+    return fact("cpu-chosen") if (jax_platforms or "").split(",")[0] == "cpu" else None
 
 
 def hidden(facts: HostFacts) -> Fact | None:

@@ -56,11 +56,7 @@ def spec_at(axis: int) -> P:
 
 
 def axes(
-    params: Any,
-    shards: int,
-    sharding: Callable[[str], P | None] | None = None,
-    *,
-    some: bool = True,
+    params: Any, shards: int, sharding: Callable[[str], P | None] | None = None, *, some: bool = True
 ) -> Any:
     """For each leaf the axis along which it is cut into `shards` parts, -1 for one that has none: such a leaf
     is kept in parts too, but whole where it is used.

@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -123,6 +124,7 @@ def _find(spec: str) -> Recipe | Callable[..., Recipe]:
     file = Path(path)
     if not file.is_file():
         raise invalid("recipe-file-missing", "recipe", path, "a file, as path.py:name", path=path)
+    os.environ.setdefault("KERAS_BACKEND", "jax")  # a task runs on JAX, and Keras' default is TensorFlow
     try:
         module = import_file(f"{RECIPE_MODULE}{file.stem}", path)
     except (ChipwiseError, KeyboardInterrupt):

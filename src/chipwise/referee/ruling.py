@@ -233,7 +233,10 @@ class _Match:
             room = size[0] * (abs(statistics.fmean(a for a, _ in values)) if size[1] else 1)
         asked = (*self.names["digests"], metric, self.margin)
         level = self.tries.level(dict(zip(KEY, asked, strict=True)))
-        low, high = interval(differences, level)
+        steps = itertools.pairwise(sorted(x for pair in values for x in pair))
+        alike = len({round(d, 12) for d in differences}) < len(differences)  # an accuracy has few values
+        grain = min((b - a for a, b in steps if alike and b - a > 1e-12), default=0.0)
+        low, high = interval(differences, level, grain)
         slow, fast = interval(self.speeds, level)
         same_bits = all(a.fingerprint == b.fingerprint for a, b in self.pairs) and not any(differences)
         kind = "open"
@@ -254,7 +257,7 @@ class _Match:
         return Ruling(
             kind, **self.names, metric=metric, margin=room, values=values,
             difference=statistics.fmean(differences), **bounds, level=level, speed=speed,
-            needed=pairs_needed(differences, room, level) if kind == "open" and not same_bits else None,
+            needed=None if same_bits or kind != "open" else pairs_needed(differences, room, level, grain),
             predicted=self.predicted, seconds=time.monotonic() - self.began,
         )  # fmt: skip
 

@@ -23,15 +23,18 @@ MOST = 100_000
 """Pairs that no prediction exceeds."""
 
 
-def interval(values: Sequence[float], error: float) -> tuple[float, float]:
+def interval(values: Sequence[float], error: float, grain: float = 0.0) -> tuple[float, float]:
     """What holds the true mean at all times at once, but for a probability of `error`: the means at which the
-    martingale is below 1 / error. Infinite while there are too few values."""
-    n = len(values)
-    if n < 2:
+    martingale is below 1 / error. Infinite while there are too few values. Values in steps of `grain` may be
+    alike by chance, so a step's own variance, grain^2 / 12, is added to theirs."""
+    if len(values) < 2:
         return -math.inf, math.inf
-    mean, squares = statistics.fmean(values), statistics.variance(values) * (n - 1)
-    half = _half(n, squares, error)
+    mean, half = statistics.fmean(values), _half(len(values), _squares(values, grain), error)
     return mean - half, mean + half
+
+
+def _squares(values: Sequence[float], grain: float) -> float:
+    return statistics.variance(values) * (len(values) - 1) + len(values) * grain**2 / 12
 
 
 def _half(n: int, squares: float, error: float) -> float:
@@ -43,12 +46,12 @@ def _half(n: int, squares: float, error: float) -> float:
     return math.sqrt(squares * (1 - kept) / (n * share)) if share > 0 else math.inf
 
 
-def pairs_needed(values: Sequence[float], margin: float | None, error: float) -> int | None:
+def pairs_needed(values: Sequence[float], margin: float | None, error: float, grain: float = 0) -> int | None:
     """How many values it probably takes, these included, until the interval leaves 0 out, or lies within
     `margin` of it, if mean and deviation stay as they are. `None` if not below `MOST`, or of one value."""
     if len(values) < 2:
         return None
-    mean, variance = statistics.fmean(values), statistics.variance(values)
+    mean, variance = statistics.fmean(values), _squares(values, grain) / (len(values) - 1)
     room = max(abs(mean), 0.0 if margin is None else margin - abs(mean))
     low, high = FEWEST, MOST
     if _half(high, variance * (high - 1), error) > room or room == 0:

@@ -67,8 +67,8 @@ def pictures(document: Document) -> list[tuple[str, Panel | None, str]]:
             f"Each interval that was timed; of runs the first, the warm-up, is left out.{batches}"}, warm),
     ]  # fmt: skip
     if any(r["evaluations"] for r in repeats):
-        time = {"x": "wall time since the run began", "x_unit": "s", "y": metric, "x_log": True}
-        time["caption"] = "Start-up, compilation and evaluation included."
+        time = {"x": "wall time", "x_unit": "s", "y": metric, "x_log": True}
+        time["caption"] = "Since the run began, with start-up, compilation and evaluation."
         why = "these runs did not log when they evaluated"
         kinds.append((f"{metric} over time", seconds, time, why))
     return [(title, panel(title, curves, **how), why) for title, curves, how, why in kinds]

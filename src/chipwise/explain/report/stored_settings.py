@@ -145,5 +145,8 @@ def next_commands(
             yield fact("next-resume", command=f"chipwise train {recipe}{more} --run {path}")
         yield fact("next-repeat", command=f"chipwise train {recipe}{more} --run {again}")
     if run.checkpoints:
-        best = " --best" * (kept is not None and bool(kept.step))
-        yield fact("next-evaluate", command=f"chipwise eval {path}{best}")
+        more = " --best" * (kept is not None and bool(kept.step))
+        more += f" {command('--recipe', source['recipe'])}" * (
+            ":" in source["recipe"]
+        )  # a file runs if named
+        yield fact("next-evaluate", command=f"chipwise eval {path}{more}")
