@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import chipwise as cw
 from chipwise.explain.compare.comparison import SCHEMA
 from chipwise.words.facts import fact
 from explain.comparisons import record, run
@@ -26,6 +27,13 @@ def test_json_is_one_object(chipwise, tmp_path):
     found = json.loads(said.out)
     assert found["schema"] == SCHEMA and found["baseline"] == "run"
     assert [row["label"] for row in found["rows"]] == ["mine", "run"] and found["target"]["value"] == 0.95
+
+
+def test_what_is_compared_can_be_named(chipwise, tmp_path):
+    a, b = run(tmp_path / "a"), run(tmp_path / "b", seed=1)
+    named = json.loads(chipwise("compare", a, b, "--metric", "train/loss", "--json").out)
+    assert named["metric"] == "train/loss" == cw.compare(a, b, metric="train/loss")["metric"]
+    assert chipwise("compare", a, b, "--metric", "los").refused(2, "study-no-metric", metric="los")
 
 
 def test_markup_in_names_is_text(chipwise, tmp_path):

@@ -69,6 +69,22 @@ def test_json_is_one_object(chipwise, src, tmp_path):
     assert answer["splits"] == shown["splits"] and shown["verified"] is None
 
 
+def test_a_split_of_few_documents_says_what_it_holds_out(chipwise, tmp_path):
+    (tmp_path / "books").mkdir()
+    for name, words in (("a.md", 200), ("l.txt", 300)):
+        (tmp_path / "books" / name).write_text("word " * words)
+    rows = "".join(json.dumps({"text": f"{n} " * 40}) + "\n" for n in range(200))
+    (tmp_path / "lines.jsonl").write_text(rows)
+    shown = {}
+    for src in ("books", "lines.jsonl"):
+        said = chipwise("pack", tmp_path / src, tmp_path / f"{src}-packed", "--tokens", 33, "--split", "0.1")
+        assert said.code == 0, said.err
+        splits = json.loads(chipwise("pack", tmp_path / f"{src}-packed", "--json").out)["splits"]
+        held = splits["eval"]["examples"] / sum(split["examples"] for split in splits.values())
+        shown[src] = str(fact("pack-split-uneven", share=0.1, held=held)) in said.out
+    assert shown == {"books": True, "lines.jsonl": False}
+
+
 def test_split_shards_and_limits(chipwise, src, tmp_path):
     out = tmp_path / "out"
     rest = ("--split", "0.4", "--shards", 2, "--workers", 1)

@@ -67,7 +67,7 @@ def test_people_see_a_table_its_warnings_and_the_folder(swept, chipwise, mine):
         "--metric", "train/loss", *FAST,
     )  # fmt: skip
     assert said.code == 0
-    assert "train/loss" in said.out and "by pairs of seeds" in " ".join(said.out.split())
+    assert "train/loss" in said.out and "by pairs of runs" in " ".join(said.out.split())
     assert str(fact("few-seeds", enough=3)) in " ".join(said.out.split())
     assert f"run  {swept[1]}" in said.out
     wrong = chipwise("sweep", f"{mine}:recipe", "--set", "rate=0.1", "--run", swept[1], "--seeds", 1,

@@ -129,6 +129,17 @@ def test_variants_have_names_of_their_own():
     assert cw.load("gpt2-124m", ["context=512"]).name == "gpt2"
 
 
+SIZES = {"below": 13, "size": "context=8 --set vocabulary=13"}
+
+
+def test_a_short_run_of_a_language_model_has_a_warm_up_of_its_own():
+    short = ["context=8", "vocabulary=13", "depth=1", "width=8", "heads=2", "duration=100st"]
+    recipe = cw.load("gpt2-124m", [*short, "warmup=5%", "lr=1e-3"], synthetic=True)
+    assert recipe.optimizer.hyper["lr"].table(recipe.clock).max() == pytest.approx(1e-3, rel=0.01)
+    early = cw.load("gpt2-124m", [*short, "lr=1e-3"], synthetic=True)
+    assert early.optimizer.hyper["lr"].table(early.clock).max() < 2e-4
+
+
 @pytest.mark.parametrize(
     "name, settings, pack, code, facts",
     [
@@ -139,7 +150,7 @@ def test_variants_have_names_of_their_own():
             [],
             "gpt2-124m",
             "tokens-differ",
-            {"columns": ["token uint16[9]"], "below": 13, "expected": "token uint16[1025]"},
+            {"columns": ["token uint16[9]"], "expected": "token uint16[1025]"} | SIZES,
         ),
         ("gpt2-124m", ["context=8", "vocabulary=12"], "gpt2-124m", "tokens-differ", {"vocabulary": 12}),
         ("gpt2-124m", [], "vit-s16", "tokens-differ", {"below": None}),

@@ -122,9 +122,11 @@ def _columns(text: str | None) -> dict[str, str]:
 def _run(job: Packing, json_: bool) -> None:
     """Packs and reports."""
     to = console(quiet=json_)
-    lines(
-        to, fact("pack-packing", src=job.src, dst=job.dst, total=sum(map(len, job.listing.splits.values())))
-    )
+    sizes = {name: len(split) for name, split in job.listing.splits.items()}
+    lines(to, fact("pack-packing", src=job.src, dst=job.dst, total=sum(sizes.values())))
+    share, held = job.options.split, sizes.get("eval", 0) / max(1, sum(sizes.values()))
+    if share and not share / 2 <= held <= 2 * share:
+        lines(to, fact("pack-split-uneven", share=share, held=held))
     if job.listing.left_out:
         lines(to, fact("pack-left-out", names=job.listing.left_out))
     bar, show_progress = _shown(job, quiet=json_)

@@ -37,7 +37,7 @@ def report(
     from ..explain.report.run_report import report as make
 
     if (run / "study.json").exists():
-        compare(sources=[str(run)], baseline=None, target=None, html=html, json_=json_)
+        compare(sources=[str(run)], baseline=None, target=None, metric=None, html=html, json_=json_)
         return
     if predictions:
         from ..deploy.model import trained
@@ -61,6 +61,7 @@ def compare(
     ),
     baseline: str | None = option("The row to compare the others with. [the first]", "A"),
     target: str | None = option("Also the time to 0.94 (eval/accuracy), or to METRIC=VALUE.", "VALUE"),
+    metric: str | None = option("What to compare. [eval/accuracy, else eval/loss]", "NAME"),
     html: Path | None = options.HTML,
     json_: bool = options.JSON,
 ) -> None:
@@ -80,7 +81,7 @@ def compare(
     from ..explain.compare.compare_table import parts
     from ..explain.compare.comparison import compare as document
 
-    compared = document(sources, baseline=baseline, target=target)
+    compared = document(sources, baseline=baseline, target=target, metric=metric)
     answer(compared, parts(compared), lambda: compare_page.render(compared), html, json_)
 
 

@@ -247,8 +247,7 @@ def fill(source: Any, indices: np.ndarray, out: Columns, stopped: Callable[[], b
         elif has(source, "take"):
             columns = _taken(source, indices)
             if described(columns) != described(out):
-                wrong = "Examples must be alike: {columns:list} were read, expected {expected:list}."
-                raise DataError("columns-unlike", wrong, columns=described(columns), expected=described(out))
+                raise DataError("columns-unlike", columns=described(columns), expected=described(out))
             for name, column in columns.items():
                 np.copyto(out[name], column)
         else:
@@ -259,10 +258,8 @@ def fill(source: Any, indices: np.ndarray, out: Columns, stopped: Callable[[], b
                 example = read_example(given, index)
                 if {name: (array.shape, array.dtype) for name, array in example.items()} != kind:
                     expected = described({n: jax.ShapeDtypeStruct(*k) for n, k in kind.items()})
-                    wrong = "Examples must be alike: {example} has {columns:list}, expected {expected:list}."
-                    raise DataError(
-                        "example-unlike", wrong, example=index, columns=described(example), expected=expected
-                    )
+                    about = {"example": index, "columns": described(example), "expected": expected}
+                    raise DataError("example-unlike", **about)
                 for name, value in example.items():
                     out[name][row] = value
 

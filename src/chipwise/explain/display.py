@@ -73,14 +73,18 @@ def report(run: str | os.PathLike) -> Shown:
     return Shown(document, parts(document), points)
 
 
-def compare(*sources: str | os.PathLike, baseline: str | None = None, target: str | None = None) -> Shown:
+def compare(
+    *sources: str | os.PathLike, baseline: str | None = None, target: str | None = None,
+    metric: str | None = None,
+) -> Shown:  # fmt: skip
     """Compares records, runs and studies, as `chipwise compare` does: a dict of the JSON document
     (docs/compare.md), displayed as tables in a notebook.
 
     *Arguments:* `sources`: paths or `LABEL=PATH`; `baseline`: a label; `target`: such as
-    `"eval/accuracy=0.94"`. Raises `DataError`, `RunError` or `RecipeError`.
+    `"eval/accuracy=0.94"`; `metric`: what is compared. Raises `DataError`, `RunError` or `RecipeError`.
     """
-    document = compare_document([os.fspath(source) for source in sources], baseline=baseline, target=target)
+    how = {"baseline": baseline, "target": target, "metric": metric}
+    document = compare_document([os.fspath(source) for source in sources], **how)
     return _compared(document, compare_table.parts(document))
 
 

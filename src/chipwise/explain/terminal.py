@@ -41,12 +41,9 @@ def printed(to: Console, parts: Iterable[RenderableType]) -> None:
 
 
 def answer(
-    document: Mapping[str, Any],
-    parts: Iterable[RenderableType],
-    page: Callable[[], str],
-    html: Path | None,
+    document: Mapping[str, Any], parts: Iterable[RenderableType], page: Callable[[], str], html: Path | None,
     json_: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Writes the page of a document where one is asked for; prints `parts` for people, or the document."""
     if html is not None:
         replace_file(html, page(), "page-unwritable")
@@ -86,13 +83,9 @@ def grid(rows: Iterable[tuple[str, Any]], style: str = "") -> Table:
 
 
 def table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[Any]] = (),
-    *,
-    left: Sequence[str] = (),
-    fold: Sequence[str] = (),
-    **style: Any,
-) -> Table:
+    columns: Sequence[str], rows: Iterable[Sequence[Any]] = (), *, left: Sequence[str] = (),
+    fold: Sequence[str] = (), **style: Any,
+) -> Table:  # fmt: skip
     """A table: numbers stand right, the columns `left` left, and those of `fold` may break."""
     rich = Table(box=None, pad_edge=False, **style)
     for name in columns:

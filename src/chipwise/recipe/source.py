@@ -121,7 +121,8 @@ def narrow(name: str, values: Any) -> np.ndarray:
     except (ValueError, TypeError) as error:
         raise DataError("column-not-array", column=name, reason=one_line(error)) from error
     if not (array.dtype == np.bool_ or jax.dtypes.issubdtype(array.dtype, np.number)):
-        raise DataError("column-not-numbers", column=name, dtype=str(array.dtype))
+        kind = "text" if array.dtype.kind == "U" else str(array.dtype)
+        raise DataError("column-not-numbers", column=name, dtype=kind)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     target = NARROW.get(array.dtype.name)

@@ -150,8 +150,12 @@ class Task:
                 continue
             if hasattr(given, "dataset") and hasattr(given, "batch_sampler"):
                 raise RecipeError("data-loader-given", name=name)
-            if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
-                expected = "len() and [i] -> dict of arrays, such as cw.Arrays(image=images, label=labels)"
+            if isinstance(given, Mapping) or not (
+                hasattr(given, "__len__") and hasattr(given, "__getitem__")
+            ):
+                expected = (
+                    "len() and [i] -> dict of arrays, as cw.Arrays(image=x, label=y), or one of its splits"
+                )
                 raise invalid("task-source-expected", f"Task.{name}", given, expected, name=name)
 
     @property

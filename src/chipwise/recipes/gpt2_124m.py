@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from ..errors import invalid
 from ..models.transformer import GPT2, KEPT, kernels
+from ..recipe import schedules
 from ..recipe.optimizers import adamw
 from ..recipe.recipe import Recipe, Validated
-from ..recipe.schedules import cosine, warmup
 from .tokens import end_of, language
 
 _BATCH, _STEPS = 512, 19_560
@@ -32,12 +32,12 @@ _EVAL = 10_240  # sequences, 10.5 million tokens
 
 def recipe(
     data: str | None = None, context: int = 1024, vocabulary: int = 50_257, depth: int = 12, width: int = 768,
-    heads: int = 12, remat: str = KEPT, documents: bool = False,
+    heads: int = 12, remat: str = KEPT, documents: bool = False, warmup: str = "700st",
 ) -> Recipe:  # fmt: skip
     """*Arguments:* `context`: predicted tokens of a sequence; `vocabulary`: its size; `depth`: blocks;
     `width`: entries of a token's state; `heads`: of attention, a divisor of `width`; `remat`: what a block
     saves for its gradient, a policy of `cw.models.remat` such as `context+mlpwi`; `documents`: no token sees
-    one of another document, see `tokens.end_of`."""
+    one of another document, see `tokens.end_of`; `warmup`: of the rate, such as `5%` for a short run."""
     if width % heads or not 1 <= vocabulary <= 65_536:
         expected = "heads that divide the width, and at most 65,536 kinds of tokens"
         raise invalid("gpt2-sizes", "width, heads, vocabulary", (width, heads, vocabulary), expected)
@@ -49,13 +49,14 @@ def recipe(
         return GPT2(**sizes, keep=remat, end=end, rngs=rngs)
 
     same = (context, vocabulary, depth, width, heads) == (1024, 50_257, 12, 768, 12)
+    rate = schedules.warmup(schedules.cosine(6e-4), warmup)
     return Recipe(
         name="gpt2-124m" if same else "gpt2",
         task=language(net, "words", data, context, vocabulary, (_BATCH * _STEPS, _EVAL)),
         batch=_BATCH,
         replicas=64,
         duration=f"{_STEPS}st",
-        optimizer=adamw(lr=warmup(cosine(6e-4), "700st"), b2=0.95, weight_decay=0.1, decay=kernels, clip=1.0),
+        optimizer=adamw(lr=rate, b2=0.95, weight_decay=0.1, decay=kernels, clip=1.0),
         precision="bf16",
         validated=Validated(source="a loss of 3.28 on FineWeb, llm.c"),
     )

@@ -107,7 +107,8 @@ def packed(
         ):
             columns = [f"{name} {c.dtype}{list(c.shape)}" for name, c in source.spec.items()]
             expected = f"token {token.dtype}{list(token.shape)}{' and label' if labelled else ''}"
-            sentence = "{path} has {columns:and} below {below}: expected {expected} below {vocabulary}."
+            size = f"length={(column or token).size}" if labelled else f"context={(column or token).size - 1}"
+            size += f" --set vocabulary={below}" * (below is not None)
             about = {"columns": columns, "below": below, "expected": expected, "vocabulary": vocabulary}
-            raise DataError("tokens-differ", sentence, path=str(source.path), **about)
+            raise DataError("tokens-differ", path=str(source.path), size=size, **about)
     return sources

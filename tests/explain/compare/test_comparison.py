@@ -181,6 +181,17 @@ def test_pairs_are_those_of_seeds_that_both_finished(tmp_path):
     assert final["by_pairs"] and final["n"] == 2 and final["difference"]["value"] == pytest.approx(0.01)
 
 
+def test_the_folds_of_a_cross_validation_are_pairs(tmp_path):
+    """Their seeds are alike, so folders of the same names are. Folds differ by more than the two nets do."""
+    for fold, value in enumerate((0.95, 0.90, 0.80, 0.70)):
+        run(tmp_path / "small" / f"fold-{fold}", (value,))
+        run(tmp_path / "large" / f"fold-{fold}", (value + 0.01 + 0.001 * fold,), name="larger")
+    found = compared(tmp_path / "small", tmp_path / "large")
+    assert headline(found)[0] == "better-by-pairs"
+    final = found["rows"][1]["metric"]
+    assert final["by_pairs"] and final["n"] == 4 and final["difference"]["value"] == pytest.approx(0.0115)
+
+
 def test_few_seeds_and_many_comparisons_are_said(tmp_path):
     few = compared(study(tmp_path / "few", seeds=(0, 1)))
     assert [f["code"] for f in few["sentences"]["metric"]] == ["final", "final", "few-seeds"]

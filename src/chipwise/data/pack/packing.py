@@ -305,9 +305,8 @@ class Packing:
         if image and other and image != other:
             facts = {"first_height": image[0], "first_width": image[1], "height": other[0], "width": other[1]}
             raise DataError("pack-image-sizes", first=first, name=name, size=min(image[:2]), **facts)
-        wrong = "Examples must be alike: {first:plain} has {expected:list}, {name:plain} {columns:list}."
         there, here = ([f"{c} {list(s)}" for c, s in each.items()] for each in (expected, shapes))
-        raise DataError("examples-differ", wrong, first=first, expected=there, name=name, columns=here)
+        raise DataError("examples-differ", first=first, expected=there, name=name, columns=here)
 
 
 def pack(

@@ -81,7 +81,7 @@ def read_table(path: Path) -> LabelTable:
     files = [row.cells[file_at].replace("\\", "/").removeprefix("./") for row in rows]
     for row, name in zip(rows, files, strict=True):
         if name.startswith("/") or ".." in name.split("/") or not name:
-            raise row.wrong(name, "a file inside its folder, such as images/1.jpg")
+            raise row.wrong(name, "a file in its folder, images/1.jpg; numbers alone go into cw.Arrays")
     refuse_duplicates(files, path)
     label_at = [i for i in range(len(header)) if i not in (file_at, split_at)]
     if not label_at:

@@ -70,12 +70,9 @@ BYTES = Tokenizer(
 
 
 def text_listing(
-    path: Path | str,
-    form: TextForm,
-    where: Path,
-    columns: Mapping[str, str] | None = None,
+    path: Path | str, form: TextForm, where: Path, columns: Mapping[str, str] | None = None,
     share: float | None = None,
-) -> Listing:
+) -> Listing:  # fmt: skip
     """The examples of the text at `path`: a file, a folder of files, or a column of a table or, named by a
     string, of a data set of the Hub. With a column "prompt" they have a `mask`, 1 for tokens of the answers.
 
@@ -121,13 +118,9 @@ def _encode(path: Path | str, document: Document, tokens: Tokenizer, spool: _Spo
 
 
 def _joined(
-    path: Path | str,
-    form: TextForm,
-    tokens: Tokenizer,
-    spools: dict[str, _Spool],
-    documents: int,
+    path: Path | str, form: TextForm, tokens: Tokenizer, spools: dict[str, _Spool], documents: int,
     share: float | None,
-) -> Listing:
+) -> Listing:  # fmt: skip
     step = form.tokens - 1
     splits: dict[str, Split] = {}
     for name, spool in spools.items():
@@ -141,10 +134,8 @@ def _joined(
             splits = {"train": _sequences(spool, form, 0, first)}
             splits["eval"] = _sequences(spool, form, first, rows)
             break
-    if share is not None and len(splits) < 2:
-        raise DataError(
-            "split-empty", share=share, examples=documents, empty=({"train", "eval"} - set(splits)).pop()
-        )
+    if share is not None and (empty := {"train", "eval"} - set(splits)):
+        raise DataError("split-empty", share=share, examples=documents, empty=empty.pop())
     if "train" not in splits:
         raise DataError("pack-no-train", src=str(path), splits=list(splits))
     return Listing(splits, (), {"token": tokens.kinds})

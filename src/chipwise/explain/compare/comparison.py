@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from ...errors import RecipeError, near
@@ -187,8 +188,11 @@ def _final(row: Row, base: Row, metric: str | None) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _finals(row: Row, metric: str | None) -> list[tuple[int | None, float]]:
-    return [(r.seed, r.metrics[metric]) for r in row.sound if r.complete and metric and metric in r.metrics]
+def _finals(row: Row, metric: str | None) -> list[tuple[Any, float]]:
+    """What pairs a repeat, its seed, or its folder's name where seeds are alike, as in folds; its value."""
+    alike = len({r.seed for r in row.sound}) < len(row.sound) and row.form == "study"
+    finals = [r for r in row.sound if r.complete and metric and metric in r.metrics]
+    return [(Path(r.name).name if alike else r.seed, r.metrics[metric or ""]) for r in finals]
 
 
 def _sections(row: Row) -> dict[str, float]:
