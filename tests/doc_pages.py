@@ -23,7 +23,7 @@ SMALL = {
     "(train|sweep) mnist|train cifar10": "--set duration=3st",
     "train examples/own_photos": "--set duration=2st --set batch=8",
     "train examples/own_text": "--set duration=2st",
-    "bench (mnist|cifar10)": "--steps 2",
+    "bench (mnist|cifar10)": "--steps 2 --warmup 2",
 }
 """Settings that make the commands small that begin like this."""
 NOT_HERE = {
