@@ -534,7 +534,7 @@ def values(root: Path, draw: random.Random) -> Iterator[Case]:
             option = one.opts[0] if one.opts[0].startswith("-") else None
             if option in ("--run", "--out", "--html", "--help") or getattr(one, "is_flag", False):
                 continue
-            if option in ("--hosts", "--host", "--coordinator", "--warmup"):  # read once in a process
+            if option in ("--hosts", "--host", "--coordinator"):  # read once in a process
                 continue
             for junk in draw.sample(JUNK, 8):
                 given = (*words, f"{option}={junk}") if option else (junk, *words[1:])

@@ -128,7 +128,9 @@ def test_a_loss_that_is_not_finite_names_its_step():
         measured(recipe)
 
 
-@pytest.mark.parametrize("wrong", [{"steps": 0}, {"warmup": 0}, {"seconds": 0}, {"seconds": math.inf}])
+@pytest.mark.parametrize(
+    "wrong", [{"steps": 0}, {"steps": 10**400}, {"warmup": 0}, {"seconds": 0}, {"seconds": math.inf}]
+)
 def test_what_cannot_be_measured_is_told(wrong):
     with refused(cw.errors.RecipeError, "bench-nothing-to-time", **wrong):
         measured(**wrong)

@@ -58,7 +58,7 @@ def measure_train(
     Raises `RecipeError`, `DataError` or `DeviceError` before anything is compiled; `DivergedError` for a loss
     that is not finite, with the step if it is one of the first.
     """
-    if warmup < 1 or (steps is not None and steps < 1) or not 0 < seconds < math.inf:
+    if not (1 <= warmup <= 1e9 and 1 <= (1 if steps is None else steps) <= 1e9 and 0 < seconds < math.inf):
         raise RecipeError("bench-nothing-to-time", steps=steps, seconds=seconds, warmup=warmup)
     if not recipe.clock.total:
         text = 'Recipe {recipe} lasts "{duration}", which is less than one step. Give it a longer duration.'
