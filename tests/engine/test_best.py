@@ -203,5 +203,6 @@ def test_what_makes_no_sense_is_refused(tmp_path):
         cw.fit(tasks.recipe(), tmp_path / "b", keep_best="train/loss", **one)
     with refused(RecipeError, "best-metric-unknown", metric="eval/los", hint="eval/loss"):
         cw.fit(tasks.recipe(), tmp_path / "c", keep_best="eval/los", **one)
+    assert not (tmp_path / "c").exists()  # known before anything is trained
     with refused(CheckpointError, "run-without-best"):
         restore_run(tasks.recipe(), tmp_path, best=True)

@@ -66,6 +66,12 @@ class Best:
             raise RecipeError("best-of-evaluation", metric=metric)
         return cls(recipe, metric, patience)
 
+    def check(self, known: list[str]) -> None:
+        """Raises `RecipeError` for a metric that is none of the evaluation's, before anything is computed."""
+        if self.metric and self.metric not in known:
+            hint = near(self.metric, known)
+            raise RecipeError("best-metric-unknown", metric=self.metric, known=sorted(known), hint=hint)
+
     def go_on(
         self, rows: Iterable[Mapping[str, Any]], kept: Collection[int], step: int,
         agree: Callable[[str, bool], bool],
@@ -82,11 +88,6 @@ class Best:
 
     def improved(self, step: int, metrics: Mapping[str, Any]) -> bool:
         """Whether the evaluation after `step` is the best so far. The first is, if finite."""
-        if self.metric not in metrics:
-            known = sorted(name for name in metrics if name.startswith("eval/"))
-            raise RecipeError(
-                "best-metric-unknown", metric=self.metric, known=known, hint=near(self.metric, known)
-            )
         value = metrics[self.metric]
         if np.ndim(value):
             raise RecipeError("best-metric-array", metric=self.metric, shape=list(np.shape(value)))

@@ -63,9 +63,9 @@ def evaluate(
 
 def evaluation(
     recipe: Recipe, source: Source, device: jax.Device | None = None
-) -> tuple[int, Callable[..., dict[str, Sum]]]:
+) -> tuple[int, Callable[..., dict[str, Sum]], list[str]]:
     """The size of the blocks of `source`, and a traceable function `(params, state, columns, count)`: the
-    sums of the first `count` `()` examples of a block with columns `(size, ...)`.
+    sums of the first `count` `()` examples of a block with columns `(size, ...)`; and the metrics' names.
 
     *Arguments:* `device`: for which kernels are chosen, by default that of `models.chip_traits`.
     """
@@ -92,9 +92,12 @@ def evaluation(
         made = jax.vmap(one, (None, None, 0))(params, state, columns)
         return {name: added(s) for name, s in made.items()}
 
-    alone = jax.make_jaxpr(lambda params, *given: one(precision.cast(params, recipe.precision), *given))
-    size = block_size(recipe, len(source), alone(*abstract_model(recipe), spec_of(source)))
-    return size, block
+    alone = jax.make_jaxpr(
+        lambda p, *given: one(precision.cast(p, recipe.precision), *given), return_shape=True
+    )
+    jaxpr, sums = alone(*abstract_model(recipe), spec_of(source))
+    size = block_size(recipe, len(source), jaxpr)
+    return size, block, [f"eval/{name}" for name in sums]
 
 
 class Evaluator:
@@ -121,7 +124,7 @@ class Evaluator:
         self.resident = placement.all("resident evaluation", feed.fits(source, placement.memory_bytes))
         self._spec = spec_of(source)
         # A loss that cannot evaluate fails now, not after the training.
-        size, self._block = evaluation(recipe, source, placement.lead)
+        size, self._block, self.names = evaluation(recipe, source, placement.lead)
         self.blocks = ExampleBlocks(placement, size, len(source), None if self.resident else batch)
         self._data = None
         if self.resident:

@@ -67,7 +67,7 @@ def moments(
         agenda = Agenda.of(recipe.clock, eval_every, log_every, checkpoint_every, stop_after, keep, ledger)
         session = closing.enter_context(Session(recipe, on))
         reporter.introduce(session.start, session.warnings)
-        session.read(evaluation=True)
+        best.check(session.read(evaluation=True))
 
         # ---- the run folder, and the state: resumed or new
         folder = closing.enter_context(RunFolder.opened(run, session, fresh))

@@ -131,13 +131,12 @@ class Session:
 
     # ---- data and state
 
-    def read(self, *, evaluation: bool = False) -> None:
-        """Reads training data for the devices, and evaluation data if wanted now. Raises `DataError`."""
+    def read(self, *, evaluation: bool = False) -> list[str]:
+        """Reads training data, and evaluation data if wanted, whose metrics it names. Raises `DataError`."""
         task = self.recipe.task
         if self.resident and self._columns is None and self._placed is None:
             self._columns = feed.read(task.train, task.classes, "training")
-        if evaluation and task.eval is not None:
-            self._opened_evaluator()
+        return self._opened_evaluator().names if evaluation and task.eval is not None else []
 
     def begin(
         self, state: TrainState | None = None, recipe: Recipe | None = None, *, last: int | None = None

@@ -83,13 +83,9 @@ _CUBE = 4  # v4, v5p and 7x have rings if all axes are multiples of it
 
 
 def sum_seconds(
-    bytes_per_device: float,
-    target: Target,
-    devices: int,
-    exact: bool = True,
-    shards: int = 1,
+    bytes_per_device: float, target: Target, devices: int, exact: bool = True, shards: int = 1,
     vectors: int = 1,
-) -> float:
+) -> float:  # fmt: skip
     """Seconds to sum an array of `bytes_per_device` over `devices` of `target`, with the result on each.
 
     *Arguments:* `shards`: the size of the groups, in devices. The first devices of all groups sum one array,

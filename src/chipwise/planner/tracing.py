@@ -121,7 +121,7 @@ def _with_evaluation(step: TracedStep, resident: bool) -> TracedStep:
     """`step` and a block of the evaluation, whose data is on the device if `resident`."""
     recipe, source = step.recipe, step.recipe.task.eval
     assert source is not None
-    size, block = evaluation(recipe, source)
+    size, block, _ = evaluation(recipe, source)
     columns = rows_of(spec_of(source), size)
     specs = (*abstract_model(recipe), columns, jax.ShapeDtypeStruct((), jnp.int32))
     read = nbytes(columns)
