@@ -149,7 +149,13 @@ done("pack photos PACK --size 32 --store raw")
 done("pack photos PACK_OF_JPEGS --size 32 --store jpeg")
 """,
     "metrics": PLAIN,
-    "overview": 'mnist(); photographs("PHOTOS")',
+    "overview": """
+mnist(); photographs("PHOTOS")
+Path("book.txt").write_text("One morning he woke up and was still a classifier. " * 100)
+done("pack book.txt tokens --tokens 65 --split 0.1")
+sizes = "--set context=64 --set vocabulary=257 --set depth=1 --set width=16 --set heads=2 --set batch=64"
+done(f"train gpt2-124m --data tokens {sizes} --set duration=2st --run runs/text --quiet")
+""",
     "packing": """
 import shutil, tokenizers
 photographs("photos")
@@ -258,6 +264,7 @@ def run(page):
                 names |= {} if door[1] else {"loss": names["recipe"]().task.loss}
             exec(compile(text, f"{page.name}", "exec"), names)
         elif kind == "program":
+            sys.argv[1:] = []  # those of the page
             runpy.run_path(text, run_name="__main__")
         else:
             more = next((s for begin, s in SMALL.items() if re.match(begin, text)), "")

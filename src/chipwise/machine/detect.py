@@ -173,10 +173,10 @@ def simulate(n: int) -> None:
     Call it before the first JAX operation, with which JAX fixes its devices. Overrides the number in
     `XLA_FLAGS`. Calling it again with the same `n` does nothing.
 
-    Raises `DeviceError` if `n` is not an integer of at least 1, or if JAX has already started with other
+    Raises `DeviceError` if `n` is not an integer from 1 to 65,536, or if JAX has already started with other
     devices.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 1 << 16:
         raise DeviceError("device-count-not-whole", count=n)
     if not started():
         # Not with XLA_FLAGS, which XLA may have read already, and which may have the user's flags.
