@@ -91,10 +91,11 @@ class GroupedQueryAttention(nnx.Module):
     as of `Llama`."""
 
     def __init__(
-        self, width: int, heads: int, kv_heads: int, head_dim: int, rope_theta: float, rope_factor: float,
-        norm: float | None, *, rngs: nnx.Rngs,
+        self, width: int, heads: int, kv_heads: int, rope_theta: float, rope_factor: float = 1.0,
+        head_dim: int = 0, norm: float | None = None, *, rngs: nnx.Rngs,
     ):  # fmt: skip
         linear = partial(nnx.Linear, use_bias=False, kernel_init=_NORMAL, rngs=rngs)
+        head_dim = head_dim or width // heads
         self.q, self.out = linear(width, heads * head_dim), linear(heads * head_dim, width)
         self.k, self.v = (linear(width, kv_heads * head_dim) for _ in range(2))
         self.heads, self.kv_heads, self.rope_theta, self.rope_factor = (
@@ -167,8 +168,8 @@ class Llama(nnx.Module):
         if not tied:
             self.head = Embedding(vocabulary, width, rngs=rngs)
         attention = partial(
-            GroupedQueryAttention, width, heads, kv_heads, head_dim or width // heads, rope_theta,
-            rope_factor, epsilon if qk_norm else None,
+            GroupedQueryAttention, width, heads, kv_heads, rope_theta, rope_factor, head_dim,
+            epsilon if qk_norm else None,
         )  # fmt: skip
         block = partial(LlamaBlock, width, hidden, epsilon, attention)
         self.blocks = Blocks(depth, block, keep=keep, rngs=rngs)
