@@ -16,14 +16,12 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parents[1]
-SMALL_GPT2 = "context=128 vocabulary=512 depth=2 width=128 heads=4 batch=32 replicas=8 precision=f32"
 NETS = {
     "digits": [],
     "mnist": [],
     "cifar10-davidnet": ["width=16", "precision=f32"],
-    "gpt2-124m": SMALL_GPT2.split(),
 }
-EXAMPLES = {"gpt2-124m": 1024, "cifar10-davidnet": 2000}  # of the evaluation, made up
+EXAMPLES = {"cifar10-davidnet": 2000}  # of the evaluation, made up
 CHILD = """
 import dataclasses, json, sys, tempfile
 from pathlib import Path
