@@ -165,7 +165,7 @@ def _one(
     from ..engine.fit import fit
     from ..study.study_runs import Origin
 
-    weights, sizes = None, list[str]()
+    weights, sizes, begun = None, list[str](), dict[str, Any]()
     if start is not None:
         from ..deploy.huggingface import settings_of
         from ..deploy.pretrained import pretrained
@@ -180,6 +180,8 @@ def _one(
             text = "{path} has weights for {theirs}, not for {recipe}: type chipwise train {theirs}."
             raise RecipeError("weights-of-another-recipe", text, path=start, theirs=name, recipe=given.recipe)
         sizes = found if name == given.recipe else []
+        begun = {"from": start if "://" in start else str(Path(start).absolute())}
+        begun |= {"with_optimizer": True} if with_optimizer else {}
     recipe = Origin(given.recipe, (*sizes, *given.settings), given.data, given.synthetic).make()
     if eval_data is not None:
         from ..deploy.inputs import with_evaluation
@@ -187,9 +189,8 @@ def _one(
         recipe = with_evaluation(recipe, eval_data)
         place = eval_data if "://" in eval_data else str(Path(eval_data).absolute())
         recipe = replace(recipe, source={**(recipe.source or {}), "eval_data": place})
-    if start is not None and weights is not None:
-        source = {**(recipe.source or {}), "from": start if "://" in start else str(Path(start).absolute())}
-        source |= {"with_optimizer": True} if with_optimizer else {}
+    if weights is not None:
+        source = (recipe.source or {}) | begun
         recipe = replace(recipe, task=weights.start(recipe.task), source=source)
     if not quiet:
         console(sys.stderr, width=None).print(grid(recipe.rows()))

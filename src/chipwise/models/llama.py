@@ -98,13 +98,8 @@ class GroupedQueryAttention(nnx.Module):
         head_dim = head_dim or width // heads
         self.q, self.out = linear(width, heads * head_dim), linear(heads * head_dim, width)
         self.k, self.v = (linear(width, kv_heads * head_dim) for _ in range(2))
-        self.heads, self.kv_heads, self.rope_theta, self.rope_factor = (
-            heads,
-            kv_heads,
-            rope_theta,
-            rope_factor,
-        )
-        self.normed = norm is not None
+        self.heads, self.kv_heads, self.normed = heads, kv_heads, norm is not None
+        self.rope_theta, self.rope_factor = rope_theta, rope_factor
         if norm is not None:
             self.q_norm, self.k_norm = (RMSNorm(head_dim, epsilon=norm) for _ in range(2))
 

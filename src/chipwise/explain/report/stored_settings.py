@@ -146,7 +146,6 @@ def next_commands(
         yield fact("next-repeat", command=f"chipwise train {recipe}{more} --run {again}")
     if run.checkpoints:
         more = " --best" * (kept is not None and bool(kept.step))
-        more += f" {command('--recipe', source['recipe'])}" * (
-            ":" in source["recipe"]
-        )  # a file runs if named
+        if ":" in source["recipe"]:  # a file runs only if it is named
+            more += f" {command('--recipe', source['recipe'])}"
         yield fact("next-evaluate", command=f"chipwise eval {path}{more}")
