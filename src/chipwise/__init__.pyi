@@ -1,19 +1,19 @@
 """The public names: what `cw.` shows, and what types see. `__init__.py` reads this list."""
 
+from . import augment as augment
+from . import compile as compile
 from . import data as data
 from . import deploy as deploy
-from . import engine as engine
-from . import errors as errors
 from . import interop as interop
 from . import machine as machine
 from . import models as models
 from . import planner as planner
 from . import recipe as recipe
-from . import referee as referee
+from . import run as run
 from . import study as study
+from .base import errors as errors
 from .data import Arrays as Arrays
 from .data import PackedFolder as PackedFolder
-from .data import augment as augment
 from .data import datasets as datasets
 from .data.pack.packing import pack as pack
 from .deploy.evaluation import evaluate as evaluate
@@ -21,10 +21,6 @@ from .deploy.export import export as export
 from .deploy.model import result as result
 from .deploy.predictions import predict as predict
 from .deploy.pretrained import pretrained as pretrained
-from .engine.fit import fit as fit
-from .engine.moments import moments as moments
-from .engine.on import On as On
-from .engine.stepper import Stepper as Stepper
 from .explain.display import compare as compare
 from .explain.display import report as report
 from .interop import equinox as equinox
@@ -44,9 +40,14 @@ from .recipe.optimizers import from_optax as from_optax
 from .recipe.optimizers import sgd as sgd
 from .recipe.recipe import Recipe as Recipe
 from .recipe.schedules import one_cycle as one_cycle
-from .recipe.settings import load as load
 from .recipe.task import Sum as Sum
 from .recipe.task import Task as Task
+from .recipes.load import load as load
+from .run.fit import fit as fit
+from .run.on import On as On
+from .run.stepper import Stepper as Stepper
+from .run.training_loop import training as training
+from .study import referee as referee
 from .study.find_lr import find_lr as find_lr
 from .study.sweep import sweep as sweep
 from .study.transfer import transfer as transfer

@@ -1,4 +1,10 @@
-"""Figures of chips, names of targets, and prices."""
+"""Figures of chips, names of targets, and prices.
+
+`chips.csv` has a row for each chip, and `prices.csv` one for each offer. `slices.csv` has the
+topologies of TPU slices, `generations.csv` the figures of GPUs by compute capability, and
+`product_rates.csv` the measured rates of matrix products. `figure_units.csv` labels the figures
+with their units.
+"""
 
 from .catalogue import CHIPS as CHIPS
 from .catalogue import Chip as Chip

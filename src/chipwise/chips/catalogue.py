@@ -1,25 +1,27 @@
 """Reads `chips.csv`, and finds the chip of a device or a name, with its figures.
 
 **Scope.** Every figure is per chip, or per GPU (a K80 board is two GPUs). A JAX device is a whole
-chip except on TPU v2, v3 and 7x, where it is half a chip: `jax_devices_per_chip` says so and
-`peak_flops_per_device` divides.
+chip except on TPU v2, v3 and 7x, where it is half a chip. `jax_devices_per_chip` says so, and
+`peak_flops_per_device` divides by it.
 
-**Units** are in the column names. TFLOP/s are 1e12, GB and GB/s are 1e9 *bytes*; interconnect is the
-total of both directions. Peaks are dense: the headline figures of newer GPUs, twice as large, are
-for 2:4 sparse weights.
+**Units** are in the column names. TFLOP/s are 1e12. GB and GB/s are 1e9 *bytes*. Interconnect is
+the total of both directions. Peaks are dense: the headline figures of newer GPUs, twice as large,
+are for 2:4 sparse weights.
 
-**Where sources disagree**, the vendor's current documentation wins over tables in other programs, and the
-column `notes` says what these have. `verified` says how a row was checked, `source` where it was read.
+**Where sources disagree**, the vendor's current documentation wins over tables in other programs.
+The column `notes` has the figures of those tables. `verified` says how a row was checked, `source`
+where it was read.
 
 - GeForce cards have the tensor-core figure with float32 accumulation, which training uses.
 - No peak is published for float32 on TPUs, so there is none here.
-- TPU clocks agree with the peak: cores x matrix units x products a cycle x 2 x clock. TPU v6e and 7x then
-  need four units of 256 x 256 a core, where Google's page of v6e counts two. Their compiler agrees: libtpu
-  0.0.42 states 1.42 and 1.24 times the cycles of four for a product of side 8192; two would take more.
+- TPU clocks agree with the peak: cores x matrix units x products a cycle x 2 x clock. TPU v6e and
+  7x then need four units of 256 x 256 a core, where Google's page of v6e counts two. Their compiler
+  agrees: libtpu 0.0.42 states 1.42 and 1.24 times the cycles of four for a product of side 8192.
+  Two would take more.
 - `cuda_MiB` is less than `memory_GB` where error correction takes some of it (T4, A10G, L40S).
 
-An empty cell is unknown. A new GPU is a new row, a TPU also needs its slices in `slices.csv`; a new kind of
-figure is a new column and a field of the same name.
+An empty cell is unknown. A new GPU needs a new row. A TPU also needs its slices in `slices.csv`. A
+new kind of figure needs a new column and a field of the same name.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
 
-from ..errors import RecipeError
+from ..base import RecipeError
 
 
 @dataclass(frozen=True)
 class Chip:
-    """One row of `chips.csv`. `None` is unknown or not applicable; units are in the names."""
+    """One row of `chips.csv`. `None` is unknown or not applicable. Units are in the names."""
 
     name: str
     names: tuple[str, ...]  # names to type, the shortest first
@@ -55,7 +57,8 @@ class Chip:
     chips_per_host: int  # at most, in one machine that clouds offer
     tensorcores: int | None  # of a TPU chip: 1, or 2
     streaming_multiprocessors: int | None  # of a GPU
-    clock_GHz: float | None  # of a TPU's TensorCore: what its compiler's cycles count; of a GPU: boost
+    # TPU: the clock of a TensorCore that its compiler's cycles count. GPU: the boost clock
+    clock_GHz: float | None
     compute_capability: str  # of an NVIDIA GPU, "8.0"
     l2_MiB: float | None  # of a GPU
     interconnect_GBps_both_ways: float | None
@@ -67,8 +70,8 @@ class Chip:
 
 
 def cell(type_name: str, text: str):
-    """A CSV file's cell as a value of a field's type: ";" separates the parts of a tuple, an empty number is
-    `None`."""
+    """A CSV file's cell as a value of a field's type. A semicolon separates the parts of a tuple.
+    An empty number is `None`."""
     if type_name.startswith("tuple"):
         return tuple(map(float if "float" in type_name else str, filter(None, text.split(";"))))
     if type_name == "str":
@@ -86,7 +89,8 @@ def rows(name: str) -> list[dict[str, str]]:
 def _read() -> tuple[Chip, ...]:
     types = {f.name: str(f.type) for f in fields(Chip)}
     return tuple(
-        Chip(**{name: cell(types[name], value) for name, value in row.items()}) for row in rows("chips.csv")
+        Chip(**{name: cell(types[name], value) for name, value in row.items()})
+        for row in rows("chips.csv")
     )
 
 
@@ -98,8 +102,8 @@ _HARMLESS = re.compile(r"\d+gb|hbm\w*|gddr\w*", re.IGNORECASE)
 
 
 def _normal(device_kind: str) -> str:
-    """Lower case, single spaces, without the brand: drivers before 450 wrote `A100-...` and `Tesla T4`,
-    later ones `NVIDIA A100-...`."""
+    """Lower case, single spaces, without the brand: drivers before 450 wrote `A100-...` and `Tesla
+    T4`, later ones `NVIDIA A100-...`."""
     words = device_kind.lower().split()
     while len(words) > 1 and words[0] in ("nvidia", "tesla"):
         words = words[1:]
@@ -110,12 +114,14 @@ def _normal(device_kind: str) -> str:
 def find(device_kind: str) -> Chip | None:
     """The chip of JAX's `Device.device_kind`, or `None` if the catalogue does not have it.
 
-    1. Exactly one of a row's `device_kinds`, leaving aside letter case and a leading `NVIDIA` or `Tesla`.
+    1. Exactly one of a row's `device_kinds`, leaving aside letter case and a leading `NVIDIA` or
+       `Tesla`.
     2. Otherwise the longest such kind that the name begins with, if only memory words follow:
        `NVIDIA H200 141GB HBM3e` is an `NVIDIA H200`.
 
-    Nothing looser: `A10` begins `A100`, `L4` begins `L40S`, `TPU v5` begins `TPU v5 lite`, a
-    `4090 Laptop GPU` is another chip and a `MIG 1g.5gb` is a seventh of one. Unknown is better than wrong.
+    Nothing looser: `A10` begins `A100`, `L4` begins `L40S`, `TPU v5` begins `TPU v5 lite`, a `4090
+    Laptop GPU` is another chip and a `MIG 1g.5gb` is a seventh of one. Unknown is better than
+    wrong.
     """
     name = _normal(device_kind)
     known = {_normal(kind): chip for chip in CHIPS for kind in chip.device_kinds}
@@ -129,8 +135,8 @@ def find(device_kind: str) -> Chip | None:
 
 
 def spelled(text: str) -> str:
-    """`text` in the spelling of `Chip.names`: lower case, dashes for spaces and underscores, without the
-    maker's name: `Tesla T4` is `t4`, `TPU_v3` is `v3`."""
+    """`text` in the spelling of `Chip.names`: lower case, dashes for spaces and underscores,
+    without the maker's name: `Tesla T4` is `t4`, `TPU_v3` is `v3`."""
     word = re.sub(r"[\s_-]+", "-", text.strip().lower()).strip("-")
     word = re.sub(r"^(?:(?:nvidia|google|cloud|tesla|geforce)-)+", "", word)
     return re.sub(r"^tpu-?(?=v\d|7x)", "tpu" if re.match(r"tpu-?7x", word) else "", word)
@@ -140,7 +146,8 @@ def spelled(text: str) -> str:
 def named(text: str) -> Chip | None:
     """The chip called `text`, or `None`: one of its `names`, its `name`, or a `device_kind`.
 
-    Here an `a100` is the 40 GB SXM one and a `v100` the 16 GB SXM one: what clouds mean by the bare name.
+    Here an `a100` is the 40 GB SXM one and a `v100` the 16 GB SXM one: what clouds mean by the bare
+    name.
     """
     word = spelled(text).replace("-", "")  # h100sxm is h100-sxm
     for chip in CHIPS:
@@ -152,12 +159,12 @@ def named(text: str) -> Chip | None:
 def peak_flops_per_device(chip: Chip, precision: str) -> float | None:
     """Dense peak of one JAX device in FLOP/s for a recipe's precision, or `None` when unknown.
 
-    - `"bf16"`, `"f16"`: the matrix peak in that type. GPUs before Ampere have none in bfloat16, TPUs none in
-      float16.
-    - `"tf32"`: the TF32 peak; on GPUs without TF32 the products run in float32, so that peak. Unknown on
-      TPUs.
-    - `"f32"`: the GPU's float32 peak without tensor cores, which is what full float32 products use;
-      unknown on TPUs (they run as several bfloat16 passes and no peak is published) and on CPUs.
+    - `"bf16"`, `"f16"`: the matrix peak in that type. GPUs before Ampere have none in bfloat16,
+      TPUs none in float16.
+    - `"tf32"`: the TF32 peak. GPUs without TF32 compute the products in float32, so it is their
+      float32 peak. Unknown on TPUs.
+    - `"f32"`: the GPU's float32 peak without tensor cores, which full float32 products use. Unknown
+      on TPUs, where they run as several bfloat16 passes and no peak is published, and on CPUs.
 
     Raises `RecipeError` for any other precision.
     """

@@ -2,15 +2,17 @@
 
 A price is a row of a CSV file: the bundled `prices.csv`, or a file of the same columns.
 
-    chip,chips,cloud,instance,region,usd_per_hour,spot_usd_per_hour,spot_region,includes,source,date,note
-    a100,8,aws,p4d.24xlarge,us-east-1,21.957642,,,whole VM,https://aws.amazon.com/ec2/pricing,2026-07-20,
+    chip,chips,cloud,instance,region,usd_per_hour,spot_usd_per_hour,spot_region,includes,...
+    a100,8,aws,p4d.24xlarge,us-east-1,21.957642,,,whole VM,...
 
-- `chip` is any name of the catalogue, `chips` how many the price is for, `region` where
-  the on-demand price is lowest, `spot_region` where the spot price is.
-- `includes`: `accelerator alone` (its host is another row, or unknown), `whole VM`, `slice with its host`
-  (TPU VMs), or `owned`: what an hour of your own hardware costs you.
-- `source` and `date` are never empty. A date may say more than a day ("2026-02-26..2026-03-15 (inferred)");
-  the first one in it counts.
+The last columns are `source`, `date` and `note`.
+
+- `chip` is any name of the catalogue, `chips` how many the price is for, `region` where the
+  on-demand price is lowest, `spot_region` where the spot price is.
+- `includes`: `accelerator alone` (its host is another row, or unknown), `whole VM`,
+  `slice with its host` (TPU VMs), or `owned`, the cost of an hour of your own hardware.
+- `source` and `date` are never empty. A date may say more than a day ("2026-02-26..2026-03-15
+  (inferred)"). The first day in it counts.
 - Empty prices are unknown. Nothing is free: a price of 0 is an error.
 """
 
@@ -27,18 +29,19 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ..atomic import read_regular
-from ..errors import DataError, near
-from ..words.facts import Fact, fact
+from ..base import DataError, Fact, fact, near
+from ..base.files import read_regular
 from .catalogue import CHIPS, named
 from .targets import Target, parse
 
 OWNED = "owned"
 INCLUDES = ("accelerator alone", "whole VM", "slice with its host", OWNED)
 OLD_DAYS = 90
-"""From this age on a price may have changed, and a verdict that it decides says so."""
+"""The age in days above which a price may have changed. A verdict that such a price decides says
+so."""
 LARGE = ("aws", "azure", "gcp")
-"""The clouds whose prices decide a verdict where they have the chip: anybody can rent there at any time."""
+"""The clouds whose prices decide a verdict where they have the chip: anybody can rent there at any
+time."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +69,16 @@ class Price:
         return _day(self.date)
 
     def old(self, today: datetime.date, spot: bool = False) -> bool:
-        """Whether it was read more than `OLD_DAYS` days before `today`; a spot price may have its own
-        date."""
+        """Whether it was read more than `OLD_DAYS` days before `today`. A spot price may have its
+        own date."""
         own = self.date.partition("spot")[2]
         day = _day(own) if spot and _DATE.search(own) else self.day
         return (today - day).days > OLD_DAYS
 
     @property
     def market(self) -> bool:
-        """Whether it is the lowest offer of a marketplace, a single machine that may soon be taken."""
+        """Whether it is the lowest offer of a marketplace, a single machine that may soon be
+        taken."""
         return "marketplace" in self.cloud.lower() or "offer" in self.region.lower()
 
     @property
@@ -106,8 +110,9 @@ COLUMNS = tuple(f.name for f in fields(Price) if f.name not in ("machines", "rec
 def load(path: str | Path | None = None) -> tuple[Price, ...]:
     """The bundled prices, or those of the CSV file at `path`.
 
-    Raises `DataError` with file and line if the file is missing or not UTF-8, or a row is invalid: a missing
-    or unknown column, no source or date, a bad number, a chip that is not in the catalogue.
+    Raises `DataError` with file and line if the file is missing or not UTF-8, or a row is invalid:
+    a missing or unknown column, no source or date, a bad number, a chip that is not in the
+    catalogue.
     """
     if path is None:
         bundled = files(__package__).joinpath("prices.csv")
@@ -121,7 +126,8 @@ def load(path: str | Path | None = None) -> tuple[Price, ...]:
 
 
 def read(text: str, name: str) -> tuple[Price, ...]:
-    """The prices in a CSV file's text; `name`: of the file, for errors. Raises as `load` does."""
+    """The prices in a CSV file's text. `name` is the file's name, for errors. Raises as `load`
+    does."""
     rows = csv.DictReader(io.StringIO(text, newline=""), restval="")
     rows.fieldnames = header = [column.strip() for column in rows.fieldnames or ()]
     first = _Line(name, 1, {})
@@ -129,15 +135,23 @@ def read(text: str, name: str) -> tuple[Price, ...]:
         if column not in COLUMNS:
             hint, known = near(column, COLUMNS), COLUMNS
             sentence = "no column is called {column:plain}.{hint:near} Columns: {known:list}."
-            raise first.error("price-column-unknown", sentence, column=column, hint=hint, known=known)
+            raise first.error(
+                "price-column-unknown", sentence, column=column, hint=hint, known=known
+            )
     for column in ("chip", "chips", "source", "date", "usd_per_hour"):
         if column not in header:
-            raise first.error("price-column-missing", "the column {column} is missing.", column=column)
+            raise first.error(
+                "price-column-missing", "the column {column} is missing.", column=column
+            )
     prices = []
     for row in rows:
-        line = _Line(name, rows.line_num, {k: (v or "").strip() for k, v in row.items() if k is not None})
+        line = _Line(
+            name, rows.line_num, {k: (v or "").strip() for k, v in row.items() if k is not None}
+        )
         if None in row:
-            raise line.error("price-cells", "more cells than columns; quote a cell that holds a comma.")
+            raise line.error(
+                "price-cells", "more cells than columns; quote a cell that holds a comma."
+            )
         prices.append(line.price())
     return tuple(prices)
 
@@ -151,7 +165,9 @@ class _Line:
     cells: Mapping[str, str]
 
     def error(self, code: str, sentence: str, **facts: Any) -> DataError:
-        return DataError(code, "{file}, line {line}: " + sentence, file=self.file, line=self.number, **facts)
+        return DataError(
+            code, "{file}, line {line}: " + sentence, file=self.file, line=self.number, **facts
+        )
 
     def bad(self, column: str, expected: str) -> DataError:
         value = self.cell(column)
@@ -175,7 +191,11 @@ class _Line:
         return value
 
     def price(self) -> Price:
-        chip, chips, includes = named(self.cell("chip") or "?"), self.cell("chips"), self.cell("includes")
+        chip, chips, includes = (
+            named(self.cell("chip") or "?"),
+            self.cell("chips"),
+            self.cell("includes"),
+        )
         if chip is None:
             name = self.cell("chip")
             hint = near(name, [name for chip in CHIPS for name in chip.names])
@@ -201,17 +221,18 @@ class _Line:
 
 
 def prices_for(target: Target, table: Sequence[Price]) -> list[Price]:
-    """The prices of a target, cheapest first, then estimates and unknown on-demand prices.
+    """The prices of a target: first those of one machine, then estimates for several, each from the
+    cheapest to unknown on-demand prices.
 
-    If a cloud lists exactly its chips, that price is used. Otherwise a price is computed from the cloud's
-    nearest row, as `reckoned` says:
+    If a cloud lists exactly its chips, that price is used. Otherwise a price is computed from the
+    cloud's nearest row, as `reckoned` says:
 
-    - a TPU slice in proportion to its chips, as slices are sold; for v2 and v3, where several boards cost
-      more per chip, from the row nearest in size;
-    - GPUs as several machines with fewer: an estimate, without the network between them.
+    - For a TPU slice, in proportion to its chips, as slices are sold, from the row nearest in size.
+      That matters on v2 and v3, where several boards cost more per chip.
+    - For GPUs, as several machines with fewer: an estimate, without the network between them.
 
-    A part of a machine has no price. A TPU core costs as much as the target that it is rented as. Prices of
-    owned hardware are not scaled.
+    A part of a machine has no price. A TPU core costs as much as the target that it is rented as.
+    Prices of owned hardware are not scaled.
     """
     if target.rented_as:
         whole = parse(target.rented_as)
@@ -231,7 +252,9 @@ def _scaled(target: Target, listed: Sequence[Price]) -> list[Price]:
     if target.chip.kind == "TPU":
         if not listed:
             return []
-        one = min(listed, key=lambda price: (abs(math.log(price.chips / target.chips)), price.chips))
+        one = min(
+            listed, key=lambda price: (abs(math.log(price.chips / target.chips)), price.chips)
+        )
         how = fact("price-in-proportion", instance=one.instance)
         return [_times(one, target.chips / one.chips, how, target.name)]
     parts = [price for price in listed if target.chips % price.chips == 0]
@@ -257,8 +280,8 @@ def _times(price: Price, factor: float, how: Fact, instance: str, machines: int 
 def cheapest(prices: Iterable[Price], spot: bool = False) -> Price | None:
     """The lowest on-demand (or spot) price, or `None` if none is known.
 
-    Complete machines come before accelerators without a host, and before several machines without a network
-    between them, whatever the price.
+    Complete machines come before accelerators without a host, and before several machines without a
+    network between them, whatever the price.
     """
 
     def usd(price: Price) -> float | None:

@@ -1,14 +1,14 @@
-"""The `chipwise` command: errors on one line, with the exit codes of `chipwise.errors`.
+"""The `chipwise` command: errors on one line, with the exit codes of `base.errors`.
 
 Each command imports its libraries when it is called, so that help and usage errors are fast.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
-import resource
 import sys
 import tomllib
 from importlib.metadata import version
@@ -18,52 +18,39 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from .. import errors
+from ..base import ending, errors, fact
+from ..base.figures import one_line, printable
 from ..machine.cluster import check_threads
 from ..machine.plugins import hidden
-from ..words.facts import fact
-from ..words.figures import one_line, printable
+from .exit_codes import INTERRUPTED, exit_codes
 from .standard_output import prepare
 
-INTERRUPTED = 130
-LEAST_ADDRESSES = 4_000_000_000  # bytes; of 2 GB, threads that XLA cannot start end the process by a signal
+# Bytes. With 2 GB, XLA cannot start its threads, and the process ends by a signal
+LEAST_ADDRESSES = 4_000_000_000
 LONGEST = 300  # characters of an error's line, since an argument may be very long
 _WORD = re.compile(r"\S{120,}")
 
-
-def exit_codes() -> str:
-    """Every exit code and its meaning, which is the first line of the error's docstring."""
-    kinds: list[type[errors.ChipwiseError]] = [errors.ChipwiseError, *errors.ChipwiseError.__subclasses__()]
-    meanings = {0: str(fact("exit-done")), INTERRUPTED: str(fact("exit-interrupted"))}
-    meanings |= {kind.exit_code: str(kind.__doc__).splitlines()[0] for kind in kinds}
-    rows = [f"  {code:<4} {meanings[code]}" for code in sorted(meanings)]
-    return "\n".join(["\b", "Exit codes:", *rows])  # \b: the following lines are not wrapped
-
-
-_COMMANDS = tomllib.loads(Path(__file__).with_name("commands.toml").read_text("utf-8"))
-GROUPS: dict[str, list[str]] = _COMMANDS["groups"]
+GROUPS: dict[str, list[str]] = tomllib.loads(
+    Path(__file__).with_name("commands.toml").read_text("utf-8")
+)
 """The commands in the order of the help: first those for newcomers, then by purpose."""
-
-RENAMED: dict[str, str] = _COMMANDS["renamed"]
-"""Commands of earlier versions, and what to type now."""
 
 
 class _Grouped(typer.core.TyperGroup):
-    """The main help with its commands in groups; an earlier command is answered with its new name."""
+    """The main help with its commands in groups."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, self.commands))
         for title, names in GROUPS.items():
             with formatter.section(str(fact(title))):
                 formatter.write_dl(
-                    [(f"{name:<{width}}", self.commands[name].get_short_help_str(90)) for name in names]
+                    [
+                        (f"{name:<{width}}", self.commands[name].get_short_help_str(90))
+                        for name in names
+                    ]
                 )
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] in RENAMED:
-            new = RENAMED[args[0]]
-            text = "chipwise {old} is now: chipwise {new}"
-            raise errors.RecipeError("command-renamed", text, old=args[0], new=new)
         given = ctx.params
         if given.get("processes") or given.get("restart"):
             from .local import run_local
@@ -81,6 +68,7 @@ def _version(requested: bool) -> None:
 def app() -> typer.Typer:
     """The command line as a Typer application."""
     from .advise import check, transfer
+    from .audits import audit
     from .chips import chips
     from .deploy import export, generate, predict
     from .devices import devices
@@ -93,7 +81,6 @@ def app() -> typer.Typer:
     from .skill import skill
     from .speed import bench
     from .train import evaluate_run, sweep, train
-    from .trust import audit
 
     commands = typer.Typer(
         cls=_Grouped, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -106,32 +93,59 @@ def app() -> typer.Typer:
     def chipwise(
         version: Annotated[
             bool,
-            typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit."),
+            typer.Option(
+                "--version", callback=_version, is_eager=True, help="Print the version and exit."
+            ),
         ] = False,
         processes: Annotated[
             int | None,
-            typer.Option(min=1, metavar="N", help="Run COMMAND in N processes here, the hosts of one run."),
+            typer.Option(
+                min=1, metavar="N", help="Run COMMAND in N processes here, the hosts of one run."
+            ),
         ] = None,
         restart: Annotated[
-            int, typer.Option(min=0, metavar="N", help="So often, go on after a loss with what is left.")
+            int,
+            typer.Option(
+                min=0, metavar="N", help="Continue up to N times with the processes that are left."
+            ),
         ] = 0,
         rejoin: Annotated[
-            bool, typer.Option("--rejoin", help="With --processes: a lost one begins again at once.")
+            bool,
+            typer.Option("--rejoin", help="Restart a lost process at once, with --processes."),
         ] = False,
     ) -> None:
         pass
 
     for command in (
-        train, evaluate_run, predict, generate, export, devices, plan, launch, sweep, find_lr, transfer,
-        check, pack, bench, compare, report, referee, chips, audit, skill, track,
-    ):  # fmt: skip
+        train,
+        evaluate_run,
+        predict,
+        generate,
+        export,
+        devices,
+        plan,
+        launch,
+        sweep,
+        find_lr,
+        transfer,
+        check,
+        pack,
+        bench,
+        compare,
+        report,
+        referee,
+        chips,
+        audit,
+        skill,
+        track,
+    ):
         name = "eval" if command is evaluate_run else command.__name__.replace("_", "-")
         commands.command(name)(command)
     return commands
 
 
 def _shown(error: errors.ChipwiseError) -> bool:
-    """Whether this host is to show `error`. Ends the other hosts too."""
+    """Whether this host shows `error`. Ends the other hosts too."""
     from ..machine.hosts import joined
 
     here = joined()
@@ -142,7 +156,8 @@ def _shown(error: errors.ChipwiseError) -> bool:
 
 
 def error_line(error: errors.ChipwiseError) -> str:
-    """The error on one line. Shortens first long words, then the middle, since the end says what to do."""
+    """The error on one line. Shortens first long words, then the middle, since the end says what to
+    do."""
     text = printable(" ".join(str(error).splitlines()))
     if len(text) <= LONGEST or isinstance(error, errors.Stopped):  # it ends with a command to copy
         return text
@@ -151,8 +166,9 @@ def error_line(error: errors.ChipwiseError) -> str:
 
 
 def own_code(error: Exception) -> errors.ChipwiseError | None:
-    """An error with the line of the user's code that raised `error`: the innermost one in a file that is not
-    installed. Or one about a variable that JAX refuses. `None` for others; then it is a bug of chipwise."""
+    """The error to show in place of `error`, with the line of the user's code that raised it: the
+    innermost one in a file that is not installed. Or an error about a variable that JAX refuses.
+    Returns `None` for other errors, which are bugs of chipwise."""
     if isinstance(error, ValueError) and re.search("environment 'JAX_|JAX flag", str(error)):
         text = "{reason:plain}: unset the variable, or correct it."
         return errors.DeviceError("jax-setting", text, reason=one_line(error))
@@ -161,18 +177,28 @@ def own_code(error: Exception) -> errors.ChipwiseError | None:
     if (at := line_of(error, installed=False)) is None:
         return None
     facts = {"file": at[0].partition(":")[0], "line": at[1].lineno, "function": at[1].name}
-    return errors.RecipeError("own-code", **facts, error=type(error).__name__, reason=one_line(error))
+    return errors.RecipeError(
+        "own-code", **facts, error=type(error).__name__, reason=one_line(error)
+    )
 
 
 def _show(error: errors.ChipwiseError) -> int:
     """Shows an error and returns its exit code."""
     if _shown(error):
-        print(f"error: {error_line(error)}", file=sys.stderr)
+        _print(f"error: {error_line(error)}")
     return error.exit_code
 
 
+def _print(line: str) -> None:
+    """Prints a line to standard error, if anybody reads it."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr)
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line. *Returns* its exit code; without `arguments`, exits with it."""
+    """Runs the command line. *Returns* its exit code. Without `arguments`, exits with it
+    instead."""
+    ending.own = arguments is None
     with hidden():
         code = _run(arguments)
     if arguments is None:
@@ -181,10 +207,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _check_addresses() -> None:
-    """Raises `DeviceError` under a limit with which XLA would end the process by a signal."""
+    """Raises `DeviceError` if the limit of addresses is one with which XLA would end the process by
+    a signal."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and limit < LEAST_ADDRESSES:
-        text = "A process may have {limit:bytes} of addresses, JAX takes {least:bytes}: ulimit -v unlimited."
+        text = (
+            "A process may have {limit:bytes} of addresses, JAX takes {least:bytes}: ulimit "
+            "-v unlimited."
+        )
         raise errors.DeviceError("addresses-few", text, limit=limit, least=LEAST_ADDRESSES)
 
 
@@ -203,7 +237,7 @@ def _run(arguments: list[str] | None) -> int:
     except SystemExit as end:  # raised by typer: help, usage errors (2), typer.Exit
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if code == INTERRUPTED:  # not while training, where Ctrl-C is a request to stop
-            print("interrupted", file=sys.stderr)
+            _print("interrupted")
     except Exception as error:
         in_own_code = own_code(error)
         if getattr(error, "errno", None) == errno.ENAMETOOLONG or "embedded null" in str(error):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import RecipeError
+from ..base import Fact, RecipeError, fact
 from ..explain.terminal import console, lines, printed
-from ..words.facts import Fact, fact
 from . import options
 from .options import flag, option
 from .standard_output import print_json
@@ -23,7 +22,8 @@ def check(
     summary: bool = flag("The model: layers, shapes, parameters, FLOPs and bytes."),
     json_: bool = options.JSON,
 ) -> None:
-    """Warn about settings that are probably mistakes, one line each. Exit code 0 even with warnings.
+    """Warn about settings that are probably mistakes, one line each. Exit code 0 even with
+    warnings.
 
     \b
     Examples:
@@ -57,16 +57,20 @@ def check(
 
 @options.taking
 def transfer(
+    *,
     recipe: options.Given,
     batch: int | None = option("The new global batch.", "N"),
     replicas: int | None = option("The new number of replicas.", "N"),
     duration: str | None = option("The new length, such as 48ep.", "DURATION"),
     lr: float | None = option("Peak rate to use instead of the rule's; the decay compensates."),
-    like: str | None = option("As long as the noise scale of this run says: --batch, --target.", "RUN"),
-    target: str | None = option("What --like is to reach.", "METRIC=VALUE"),
+    like: str | None = option(
+        "Derive the length from this run's noise scale; needs --batch, --target.", "RUN"
+    ),
+    target: str | None = option("Goal of --like.", "METRIC=VALUE"),
+    better: options.Better,
     json_: bool = options.JSON,
 ) -> None:
-    """Move a recipe to another batch, number of replicas or length, and say why each number changes.
+    """Move a recipe to another batch, number of replicas or length, and explain each change.
 
     \b
     Examples:
@@ -78,15 +82,14 @@ def transfer(
     options.only_look()
     from ..explain import advice
     from ..study.critical_batch import critical_batch
-    from ..study.goal import Goal
     from ..study.transfer import transfer as move
 
     old, told = recipe.load(), list[Fact]()
-    if like is not None or target is not None:
+    if like is not None or target is not None or better.given:
         if like is None or target is None or batch is None or duration is not None:
             text = "--like RUN takes --target METRIC=VALUE and --batch N, and says the duration."
             raise RecipeError("transfer-like", text)
-        law = critical_batch(old, like, Goal.parse(target))
+        law = critical_batch(old, like, target, better.given)
         told, duration = [law.told(steps := law.steps(batch))], f"{steps.steps}st"
     moved = move(old, batch=batch, replicas=replicas, duration=duration, lr=lr)
     if json_:
@@ -99,8 +102,9 @@ def transfer(
 
 
 def next_line(given: options.Given, moved: Transfer, **asked: object) -> Fact:
-    """What trains the recipe that `moved` made of `given`: a command with `--set`, or a line of Python if a
-    length within a schedule changed. *Arguments:* `asked`: what `transfer` was called with."""
+    """The next step, which trains the recipe that `moved` made of `given`: a command with `--set`,
+    or a line of Python if a length within a schedule changed. *Arguments:* `asked`: the arguments
+    that `transfer` was called with."""
     again = replace(given, set_=[*given.settings, *moved.settings])
     try:
         same = again.load().describe() == moved.recipe.describe()
@@ -110,5 +114,5 @@ def next_line(given: options.Given, moved: Transfer, **asked: object) -> Fact:
         return fact("next", command=given.line("train", moved.settings))
     words = ", ".join(f"{name}={value!r}" for name, value in asked.items() if value is not None)
     settings = f", {given.settings}" if given.settings else ""
-    code = f"cw.fit(cw.load({given.recipe!r}{settings}).transfer({words}))"
+    code = f"cw.fit(cw.transfer(cw.load({given.recipe!r}{settings}), {words}).recipe)"
     return fact("next-in-python", code=code)

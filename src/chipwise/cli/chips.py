@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from ..base import DeviceError, Fact, fact, near, plain
 from ..chips.catalogue import CHIPS, Chip, named
 from ..chips.catalogue import rows as rows_of
 from ..chips.prices import Price, load, prices_for
 from ..chips.targets import SLICES, Target, parse
-from ..errors import DeviceError, near
 from ..explain.terminal import console, lines, table
-from ..words.facts import Fact, fact, plain
 from . import options
 from .options import argument
 from .standard_output import print_json
@@ -22,17 +20,19 @@ from .standard_output import print_json
 WIDE = 170
 """The width of a table of prices if standard output is not a terminal."""
 
-FIGURES = {row["figure"]: (row["unit"], row["what"]) for row in rows_of("figures.csv")}
+FIGURES = {row["figure"]: (row["unit"], row["what"]) for row in rows_of("figure_units.csv")}
 """The unit and the description of each figure."""
 
 
 @options.taking
 def chips(
-    name: str | None = argument("A chip such as h100 or v5e, or a target such as v3-8.", default=None),
+    name: str | None = argument(
+        "A chip such as h100 or v5e, or a target such as v3-8.", default=None
+    ),
     prices: str | None = options.PRICES,
     json_: bool = options.JSON,
 ) -> None:
-    """Show the catalogue of chips, or all figures and current prices of a chip, each with its source.
+    """Show the catalogue of chips, or the figures and prices of one, with their sources.
 
     \b
     chipwise chips
@@ -62,10 +62,15 @@ def chips(
     about = {"chip-notes": chip.notes, "chip-checked": chip.verified, "chip-source": chip.source}
     lines(to, *(fact(code, text=text) for code, text in about.items()))
     if chip.kind == "TPU":
-        lines(to, fact("chip-slices", sizes=[f"{chip.names[0]}-{size}" for size in SLICES[chip.names[0]]]))
+        lines(
+            to,
+            fact(
+                "chip-slices", sizes=[f"{chip.names[0]}-{size}" for size in SLICES[chip.names[0]]]
+            ),
+        )
     lines(to, "", fact("prices-in-force" if listed else "prices-none"))
     if listed:
-        _show_prices(to, listed)
+        to.print(_prices(listed))
 
 
 def _find(name: str) -> tuple[Chip, Target | None]:
@@ -98,11 +103,18 @@ def _figure(value: float | int | None) -> str:
 
 def _all() -> Table:
     shown = {
-        "year": "year", "bf16 TFLOP/s": "bf16_dense_tflops", "fp32 TFLOP/s": "fp32_tflops", "GB": "memory_GB",
-        "GB/s": "memory_GBps", "links GB/s": "interconnect_GBps_both_ways",
+        "year": "year",
+        "bf16 TFLOP/s": "bf16_dense_tflops",
+        "fp32 TFLOP/s": "fp32_tflops",
+        "GB": "memory_GB",
+        "GB/s": "memory_GBps",
+        "links GB/s": "interconnect_GBps_both_ways",
         "JAX devices": "jax_devices_per_chip",
-    }  # fmt: skip
-    cells = [[c.names[0], c.name, *(_figure(getattr(c, field)) for field in shown.values())] for c in CHIPS]
+    }
+    cells = [
+        [c.names[0], c.name, *(_figure(getattr(c, field)) for field in shown.values())]
+        for c in CHIPS
+    ]
     columns = ("name", "chip", *shown)
     return table(columns, cells, left=columns[:2], fold=columns)
 
@@ -117,27 +129,31 @@ def _one(chip: Chip) -> Table:
     if chip.interconnect_kind:
         cells.append(("", "", f"links: {chip.interconnect_kind}"))
     cells.append(("", "", f"JAX calls it: {', '.join(chip.device_kinds)}"))
-    return table(("figure", "unit", "what"), cells, left=("unit", "what"), fold=("what",), show_header=False)
+    return table(
+        ("figure", "unit", "what"), cells, left=("unit", "what"), fold=("what",), show_header=False
+    )
 
 
-def _show_prices(to: Console, listed: list[Price]) -> None:
-    """Prints a table of prices with dates, then their sources by number, then their notes."""
+def _prices(listed: list[Price]) -> Table:
+    """The prices with their dates, sources and notes."""
     numbers = ("chips", "USD/h", "spot USD/h")
-    words = ("cloud", "instance", "region", "includes", "date", "source")
-    sources = list(dict.fromkeys(price.source for price in listed))
+    words = ("cloud", "instance", "region", "includes", "date", "source and notes")
     cells = [
-        (p.chip, p.chips, _usd(p.usd_per_hour), _usd(p.spot_usd_per_hour), p.cloud, p.instance, p.region,
-         p.includes, p.day.isoformat(), sources.index(p.source) + 1)
+        (
+            p.chip,
+            p.chips,
+            _usd(p.usd_per_hour),
+            _usd(p.spot_usd_per_hour),
+            p.cloud,
+            p.instance,
+            p.region,
+            p.includes,
+            p.date,
+            "; ".join(text for text in (p.source, *map(str, p.reckoned), p.note) if text),
+        )
         for p in listed
-    ]  # fmt: skip
-    to.print(table(("chip", *numbers, *words), cells, left=("chip", *words), fold=words))
-    lines(to, *(fact("price-source", number=n, source=source) for n, source in enumerate(sources, 1)))
-    for price in listed:
-        remarks = [*price.reckoned, price.note]
-        if price.date != price.day.isoformat():
-            remarks.append(fact("price-dated", date=price.date))
-        if remark := "; ".join(text for text in map(str, remarks) if text):
-            lines(to, fact("price-remark", instance=price.instance or price.cloud, remark=remark))
+    ]
+    return table(("chip", *numbers, *words), cells, left=("chip", *words), fold=words)
 
 
 def _usd(value: float | None) -> str:
@@ -147,10 +163,15 @@ def _usd(value: float | None) -> str:
 def _json(chip: Chip, target: Target | None, listed: list[Price]) -> dict[str, Any]:
     return {
         "chip": asdict(chip),
-        "units": {field: f"{unit} per {chip.scope}".strip() for field, (unit, _) in FIGURES.items()},
+        "units": {
+            field: f"{unit} per {chip.scope}".strip() for field, (unit, _) in FIGURES.items()
+        },
         "target": target
         and {
-            **{name: getattr(target, name) for name in ("name", "chips", "devices", "hosts", "topology")},
+            **{
+                name: getattr(target, name)
+                for name in ("name", "chips", "devices", "hosts", "topology")
+            },
             "topology_arguments": target.topology_arguments(),
             "rented_as": target.rented_as or target.name,
             "note": target.note and target.note.json(),

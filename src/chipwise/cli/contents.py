@@ -1,4 +1,4 @@
-"""`chipwise pack PACK`: what a packed folder holds, and whether it is whole."""
+"""`chipwise pack PACK`: the contents of a packed folder, and whether it is complete."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import DataError
+from ..base import DataError, Fact, fact
+from ..base.figures import byte_size
 from ..explain.terminal import console, lines, table
-from ..words.facts import Fact, fact
-from ..words.figures import byte_size
 from .standard_output import print_json
 
 if TYPE_CHECKING:
@@ -26,8 +25,8 @@ _SKIPPED = 10
 def show(path: str, verify: bool, json_: bool) -> None:
     """Prints the content of the packed folder, or of the one split, at a path or URL.
 
-    Raises `DataError` if it is no pack, if a split is missing, and, with `verify`, which reads every byte,
-    for damage.
+    Raises `DataError` if it is no pack, if a split is missing, and, with `verify`, which reads
+    every byte, for damage.
     """
     from ..data import remote
 
@@ -42,7 +41,9 @@ def show(path: str, verify: bool, json_: bool) -> None:
             except DataError as error:
                 faults.append(error)
     if len(faults) > 1:
-        raise DataError("pack-faults", "{faults:sentences}", faults=[str(fault) for fault in faults])
+        raise DataError(
+            "pack-faults", "{faults:sentences}", faults=[str(fault) for fault in faults]
+        )
     if faults:
         raise faults[0]
     if verify:
@@ -57,8 +58,8 @@ def document(path: str | Path, splits: dict[str, PackedFolder]) -> dict[str, Any
 
 
 def summary(folder: Path, to: Console) -> dict[str, PackedFolder]:
-    """Prints what a pack or a split holds: sizes, classes, settings, and what was skipped. *Returns* its
-    splits. Raises `DataError` if it is neither."""
+    """Prints the contents of a pack or a split: sizes, classes, settings, and what was skipped.
+    *Returns* its splits. Raises `DataError` if it is neither."""
     splits = _splits(folder)
     to.print(_contents(splits))
     if any(source.names for source in splits.values()):
@@ -68,7 +69,8 @@ def summary(folder: Path, to: Console) -> dict[str, PackedFolder]:
 
 
 def _splits(path: Path) -> dict[str, PackedFolder]:
-    """Split to its reader; only `path` itself if it is a split. Raises `DataError` if there is none."""
+    """The reader of each split by name. If `path` itself is a split, only its own. Raises
+    `DataError` if there is none."""
     from ..data.manifest import MANIFEST
     from ..data.packed import PackedFolder
 
@@ -77,27 +79,35 @@ def _splits(path: Path) -> dict[str, PackedFolder]:
     found = (manifest.parent.name for manifest in path.glob(f"*/{MANIFEST}"))
     names = sorted(found, key=lambda name: (name != "train", name))
     if not names and (path.parent / f".{path.name}.partial").is_dir():
-        text = "{path} is an unfinished pack: run the same `chipwise pack` command again to continue."
+        text = (
+            "{path} is an unfinished pack: run the same `chipwise pack` command again to continue."
+        )
         raise DataError("pack-not-finished", text, path=path)
     if not names:
-        text = "{path} is not a pack: expected a folder with train/{manifest}, or a DST to pack it to."
+        text = (
+            "{path} is not a pack: expected a folder with train/{manifest}, or a DST to pack it to."
+        )
         raise DataError("pack-not-found", text, path=path, manifest=MANIFEST)
     return {name: PackedFolder(path, name, size=_size(path / name)) for name in names}
 
 
 def _missing(path: Path, splits: dict[str, PackedFolder]) -> Iterator[DataError]:
-    """An error for each missing split of a packed folder; none if `path` is a single split."""
+    """Yields an error for each missing split of a packed folder, and nothing if `path` is a single
+    split."""
     from ..data.manifest import MANIFEST
 
     if not (path / MANIFEST).is_file():
         packed = {name for source in splits.values() for name in source.manifest.get("splits", ())}
         for name in sorted(packed - set(splits)):
-            text = "{path} is missing, although it was packed with {splits:list}: copy the folder again."
+            text = (
+                "{path} is missing, although it was packed with {splits:list}: copy the "
+                "folder again."
+            )
             yield DataError("pack-split-missing", text, path=path / name, splits=list(splits))
 
 
 def _size(split: Path) -> int | None:
-    """The size at which images are shown if their sizes vary; otherwise None."""
+    """The size at which images are shown if their sizes vary. Otherwise None."""
     from ..data.manifest import read_manifest
 
     columns = read_manifest(split)["columns"]
@@ -110,9 +120,13 @@ def _contents(splits: dict[str, PackedFolder]) -> Table:
         manifest = source.manifest
         files = [file for shard in manifest["shards"] for file in shard["files"].values()]
         shapes = "\n".join(f"{column} {_kind(c)}" for column, c in manifest["columns"].items())
-        moments = [Text("\n".join(f"{value:.2f}" for value in many)) for many in (source.mean, source.std)]
+        moments = [
+            Text("\n".join(f"{value:.2f}" for value in many)) for many in (source.mean, source.std)
+        ]
         size, shards = byte_size(sum(file["bytes"] for file in files)), len(manifest["shards"])
-        cells.append([name, f"{len(source):,}", manifest["store"], Text(shapes), shards, size, *moments])
+        cells.append(
+            [name, f"{len(source):,}", manifest["store"], Text(shapes), shards, size, *moments]
+        )
     columns = ("split", "examples", "stored as", "columns", "shards", "bytes", "mean", "std")
     words = ("split", "stored as", "columns", "mean", "std")
     return table(columns, cells, left=words, fold=words)
@@ -121,7 +135,9 @@ def _contents(splits: dict[str, PackedFolder]) -> Table:
 def _notes(splits: dict[str, PackedFolder]) -> Iterator[Fact]:
     settings: dict[str, Any] = {}
     for source in splits.values():
-        settings |= {key: value for key, value in source.manifest["settings"].items() if value is not None}
+        settings |= {
+            key: value for key, value in source.manifest["settings"].items() if value is not None
+        }
     if settings:
         yield fact("pack-settings", settings=[f"{key} {value}" for key, value in settings.items()])
     for name, source in splits.items():
@@ -136,13 +152,18 @@ def _notes(splits: dict[str, PackedFolder]) -> Iterator[Fact]:
 
 def _kind(column: dict[str, Any]) -> str:
     shape = "sizes vary" if column["shape"] is None else ", ".join(map(str, column["shape"]))
-    return f"{column['dtype']}[{shape}]" + (f" below {column['below']}" if "below" in column else "")
+    return f"{column['dtype']}[{shape}]" + (
+        f" below {column['below']}" if "below" in column else ""
+    )
 
 
 def _classes(splits: dict[str, PackedFolder]) -> tuple[str, Table]:
-    """The number of examples by class; of many classes only the largest and the smallest."""
+    """The title and the table of the number of examples by class. With many classes, only the
+    largest and the smallest are shown."""
     names = next(source.names for source in splits.values() if source.names)
-    counts = {split: source.manifest["counts"] or [0] * len(names) for split, source in splits.items()}
+    counts = {
+        split: source.manifest["counts"] or [0] * len(names) for split, source in splits.items()
+    }
     order = sorted(range(len(names)), key=lambda i: -sum(c[i] for c in counts.values()))
     many = len(order) > _CLASSES
     shown = order[: _CLASSES // 2] + order[-_CLASSES // 2 :] if many else list(range(len(names)))

@@ -1,4 +1,5 @@
-"""`chipwise predict`, `generate` and `export`: what a trained model says, and the model in other formats."""
+"""`chipwise predict`, `generate` and `export`: the output of a trained model, and the model in
+other formats."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..words.facts import Fact, fact
-from ..words.figures import printable
+from ..base import Fact, fact
+from ..base.figures import printable
 from . import options
 from .options import flag, option
 from .standard_output import print_json
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
 def predict(
     here: options.Here,
     run: str = options.RUN,
-    data: str | None = option("Images, a packed folder, .npy or .npz. [the evaluation data]", "PATH"),
+    data: str | None = option(
+        "Images, a packed folder, .npy or .npz. [the evaluation data]", "PATH"
+    ),
     out: Path = option("A .parquet, .csv or .jsonl file.", "FILE", default=Path("predictions.csv")),
     top: int = option("Number of classes in a row.", "N", default=1, min=1),
-    probabilities: bool = flag("Also the probabilities of all classes."),
+    probabilities: bool = flag("Add the probabilities of all classes."),
     recipe: str | None = options.OF_RUN,
     best: bool = options.BEST,
     batch: int | None = option("Examples to read at a time; changes no output.", "N", min=1),
@@ -41,7 +44,7 @@ def predict(
       chipwise predict runs/flowers --data PHOTOS --out labels.parquet --top 3
       chipwise predict runs/mine --recipe my_task.py:recipe --data new.npz --out new.jsonl
 
-    The same command continues after a stop. Predictions do not depend on the number of devices.
+    Predictions do not depend on the number of devices.
     """
     on = here.on(workers=workers)
     from ..deploy.model import trained
@@ -52,7 +55,12 @@ def predict(
             options.say(message)
 
     model = trained(run, recipe, say, with_data=data is None, best=best)
-    settings: dict[str, Any] = {"top": top, "probabilities": probabilities, "fresh": fresh, "say": say}
+    settings: dict[str, Any] = {
+        "top": top,
+        "probabilities": probabilities,
+        "fresh": fresh,
+        "say": say,
+    }
     predictions = predicted(model, _source(model, data), on=on, batch=batch, out=out, **settings)
     if json_:
         shown = {"run": run, "steps": model.steps, "examples": predictions.examples}
@@ -69,19 +77,23 @@ def predict(
 def generate(
     here: options.Here,
     run: str = options.RUN,
-    prompt: list[str] | None = option("The text to go on with; may be repeated. [an empty one]", "TEXT"),
-    tokens: int = option("New ones, at most.", "N", default=200, min=1),
-    temperature: float = option("0 takes the most probable token each time.", "T", default=0.8, min=0),
-    top_k: int = option("Draw among so many tokens; 0: all.", "K", default=40, min=0),
-    seed: int = option("Another one says something else.", "N", default=0, min=0),
-    stop: list[str] | None = option("A text that ends it; may be repeated.", "TEXT"),
+    prompt: list[str] | None = option("Text to continue; may be repeated. [an empty one]", "TEXT"),
+    tokens: int = option("Most new tokens.", "N", default=200, min=1),
+    temperature: float = option(
+        "Temperature of the draws; 0 takes the most probable token.", "T", default=0.8, min=0
+    ),
+    top_k: int = option("Draw among the K most probable tokens; 0: all.", "K", default=40, min=0),
+    seed: int = option("Seed of the draws.", "N", default=0, min=0),
+    stop: list[str] | None = option("Text at which to stop; may be repeated.", "TEXT"),
     tokenizer: Path | None = option("A tokenizer.json. [that of the run's data]", "FILE"),
     recipe: str | None = options.OF_RUN,
     best: bool = options.BEST,
-    batch: int | None = option("Prompts computed together; another number rounds otherwise.", "N", min=1),
+    batch: int | None = option(
+        "Prompts computed together; another number rounds otherwise.", "N", min=1
+    ),
     json_: bool = options.JSON,
 ) -> None:
-    """Go on with a prompt, token by token, by a trained language model.
+    """Continue a prompt with a trained language model, token by token.
 
     \b
     Examples:
@@ -89,7 +101,8 @@ def generate(
       chipwise generate runs/text --prompt "He" --prompt "She" --tokens 50 --temperature 0
       chipwise generate runs/text --prompt "Q: Why? A:" --stop "Q:" --seed 1
 
-    A draw depends on the seed, the prompt and its number, not on other prompts or the number of devices.
+    A draw depends on the seed, the prompt and its number, not on other prompts or the number of
+    devices.
     """
     on = here.on()
     from ..deploy.generation import generate as generated
@@ -101,8 +114,18 @@ def generate(
     def show(number: int, piece: str) -> None:
         print(_shown(next(begun, "") + piece), end="", flush=True)
 
-    how: dict[str, Any] = {"tokens": tokens, "temperature": temperature, "top_k": top_k or None, "seed": seed}
-    how |= {"stop": stop or (), "tokenizer": tokenizer, "batch": batch, **({"show": show} if stream else {})}
+    how: dict[str, Any] = {
+        "tokens": tokens,
+        "temperature": temperature,
+        "top_k": top_k or None,
+        "seed": seed,
+    }
+    how |= {
+        "stop": stop or (),
+        "tokenizer": tokenizer,
+        "batch": batch,
+        **({"show": show} if stream else {}),
+    }
     found = generated(trained(run, recipe, options.say, best=best), prompts, on=on, **how)
     if json_:
         print_json("generate/1", {"run": run, **dataclasses.asdict(found), "prompts": prompts})
@@ -111,7 +134,9 @@ def generate(
     print(_shown(next(begun, "")) if stream else "\n\n".join(texts))
     count = sum(map(len, found.tokens))
     rate = count / max(found.seconds, 1e-9)
-    options.say(fact("generated", tokens=count, rate=rate, seconds=found.seconds, first=found.first_seconds))
+    options.say(
+        fact("generated", tokens=count, rate=rate, seconds=found.seconds, first=found.first_seconds)
+    )
 
 
 @options.taking
@@ -119,9 +144,13 @@ def export(
     run: str = options.RUN,
     to: str = option("The format.", "stablehlo|onnx|safetensors|huggingface|peft", default=MISSING),
     out: Path | None = option(
-        "The file, or for huggingface and peft the folder. [the run's name with the format's ending]", "FILE"
+        "The file, or for huggingface and peft the folder. [the run's name with the "
+        "format's ending]",
+        "FILE",
     ),
-    data: str | None = option("Examples to compare on, as in predict. [the evaluation data]", "PATH"),
+    data: str | None = option(
+        "Examples to compare on, as in predict. [the evaluation data]", "PATH"
+    ),
     examples: int = option("Number of examples to compare on.", "N", default=1000, min=1),
     recipe: str | None = options.OF_RUN,
     best: bool = options.BEST,
@@ -157,13 +186,15 @@ def export(
 
 
 def _shown(text: str) -> str:
-    """What a model wrote, which may be anything, with its lines."""
+    """The text that a model wrote, with its lines and tabs. Other control characters are
+    escaped."""
     return "".join(c if c in "\n\t" else printable(c) for c in text)
 
 
 def _source(model: Trained, data: str | None) -> Any:
-    """The source for `--data`: a folder or file of examples, or the recipe's data set in another folder."""
+    """The source for `--data`: a folder or file of examples, or the recipe's data set in another
+    folder."""
     from ..deploy.inputs import open_for
-    from ..engine.predict import inputs_of
+    from ..run.predict import inputs_of
 
     return None if data is None else open_for(model.recipe, data, inputs_of(model.recipe))

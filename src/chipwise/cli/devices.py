@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..base import fact
 from ..explain.terminal import console, grid, lines, table
-from ..words.facts import fact
 from . import options
 from .options import option
 from .standard_output import print_json
@@ -24,7 +24,8 @@ STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 @options.taking
 def devices(
-    json_: bool = options.JSON, simulate: int | None = option("Simulate and use N CPU devices.", "N", min=1)
+    json_: bool = options.JSON,
+    simulate: int | None = option("Simulate and use N CPU devices.", "N", min=1),
 ) -> None:
     """Show this machine, its devices and problems. Exit code 4 if training here would fail.
 
@@ -56,7 +57,11 @@ def render(report: DevicesReport, to: Console) -> None:
     if not (problems := report.problems):
         lines(to, fact("no-problems"))
     for problem in problems:
-        to.print(Text.assemble((f"{problem.severity}: ", STYLES[problem.severity]), (problem.what, "bold")))
+        to.print(
+            Text.assemble(
+                (f"{problem.severity}: ", STYLES[problem.severity]), (problem.what, "bold")
+            )
+        )
         to.print(grid([("  why", problem.why), ("  fix", problem.fix)]))
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ..base import fact
 from ..explain.terminal import console, printed
 from ..machine.hosts import hosts
-from ..words.facts import fact
 from . import options
 from .options import option
 from .standard_output import print_json

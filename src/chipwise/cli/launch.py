@@ -9,9 +9,8 @@ from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DeviceError, RecipeError
+from ..base import DeviceError, Fact, RecipeError, fact, say
 from ..explain.terminal import console, grid
-from ..words.facts import Fact, fact, say
 from . import options
 from .options import flag, option
 from .standard_output import print_json
@@ -26,20 +25,25 @@ if TYPE_CHECKING:
 @options.taking
 def launch(
     recipe: options.Given,
-    to: str = option("skypilot, slurm, gcloud, docker, kaggle or colab.", "PLACE", default=MISSING),
-    on: str = option("Such as v5e-8, a100:8 or t4.", "TARGET", default=MISSING),
+    to: str = option(
+        "Where to run: skypilot, slurm, gcloud, docker, kaggle, colab.", "PLACE", default=MISSING
+    ),
+    on: str = option("Target such as v5e-8, a100:8 or t4.", "TARGET", default=MISSING),
     spot: bool = flag("Machines that may be preempted; the run resumes."),
     bucket: str | None = option("A bucket for the run folder, such as gs://NAME/FOLDER.", "URL"),
     zone: str | None = option("Google's zone of the TPU.", "ZONE"),
     partition: str | None = option("SLURM's partition.", "NAME"),
-    account: str | None = option("What SLURM charges.", "NAME"),
-    package: str | None = option("What pip installs as chipwise: a wheel, its URL, or git+URL.", "SPEC"),
+    account: str | None = option("SLURM account to charge.", "NAME"),
+    package: str | None = option(
+        "Source of chipwise for pip: a wheel, its URL, or git+URL.", "SPEC"
+    ),
     also: list[str] | None = option("Another package for pip; may be repeated.", "SPEC"),
     out: Path = option("Folder for the files.", "DIR", default=Path("launch")),
     prices: str | None = options.PRICES,
     json_: bool = options.JSON,
 ) -> None:
-    """Write job files for a place that rents chips, with the plan's time and cost. Nothing is started.
+    """Write job files for a place that rents chips, with the plan's time and cost. Nothing is
+    started.
 
     \b
     Examples:
@@ -48,7 +52,7 @@ def launch(
       chipwise launch mnist --on t4:2 --to kaggle
     """
     options.only_look()
-    from ..atomic import replace_file
+    from ..base.files import replace_file
     from ..chips.targets import parse
     from ..launch import carried, places
     from ..launch import launch_job as jobs
@@ -65,10 +69,19 @@ def launch(
     more = [*carried.requirements(imports, also or ()), *(also or ())]
     packages = jobs.packages(target, recipe.data, next(iter(brought), package), more)
     to_launch = jobs.LaunchJob(
-        name=jobs.name_of(recipe.recipe), target=target, words=(recipe.recipe, *words),
-        packages=packages, spot=spot, file=file, data=data, bucket=bucket, zone=zone,
-        partition=partition, account=account, carried={**own, **brought},
-    )  # fmt: skip
+        name=jobs.name_of(recipe.recipe),
+        target=target,
+        words=(recipe.recipe, *words),
+        packages=packages,
+        spot=spot,
+        file=file,
+        data=data,
+        bucket=bucket,
+        zone=zone,
+        partition=partition,
+        account=account,
+        carried={**own, **brought},
+    )
     jobs.check(to_launch)  # before the plan, which takes minutes
     places.check(where, to_launch)
     (chosen,) = plan(loaded, [target.name], prices=prices)
@@ -91,16 +104,25 @@ def about(recipe: Recipe, plan: Plan, where: Place, spot: bool) -> tuple[Fact, .
         today, wall = datetime.date.today().isoformat(), plan.wall_seconds
         time = {"seconds": wall.value, "low": wall.low, "high": wall.high}
         lines.append(fact("launch-planned", date=today, version=version("chipwise"), **time))
-    there = replace(plan, costs=tuple(cost for cost in plan.costs if where.takes(cost.cloud, cost.includes)))
+    there = replace(
+        plan, costs=tuple(cost for cost in plan.costs if where.takes(cost.cloud, cost.includes))
+    )
     cost = there.cheapest(spot) or there.cheapest()
     if cost is None:
         kind = "free" if plan.target in where.free else where.unpriced
         return (*lines, fact(f"launch-price-{kind}"))
     kind = say(fact("launch-kind"), "spot" if cost.spot else "text")
     price = fact(
-        "launch-costs", usd=cost.usd.value, low=cost.usd.low, high=cost.usd.high, hour=cost.usd_per_hour,
-        kind=kind, cloud=cost.cloud, region=cost.region, day=cost.date,
-    )  # fmt: skip
+        "launch-costs",
+        usd=cost.usd.value,
+        low=cost.usd.low,
+        high=cost.usd.high,
+        hour=cost.usd_per_hour,
+        kind=kind,
+        cloud=cost.cloud,
+        region=cost.region,
+        day=cost.date,
+    )
     return (*lines, price)
 
 
@@ -119,13 +141,19 @@ def _check_used(where: Place, **values: str | None) -> None:
 
 
 def _show(where: Place, job: LaunchJob, out: Path, files: list[str], json_: bool) -> None:
-    start, stop = ([word.format(name=job.name) for word in words] for words in (where.start, where.stop))
+    start, stop = (
+        [word.format(name=job.name) for word in words] for words in (where.start, where.stop)
+    )
     if json_:
         document = {
-            "place": where.name, "target": job.target.name, "files": [str(out / name) for name in files],
-            "start": start or None, "stop": stop or None, "folder": str(out),
+            "place": where.name,
+            "target": job.target.name,
+            "files": [str(out / name) for name in files],
+            "start": start or None,
+            "stop": stop or None,
+            "folder": str(out),
             "about": [line.json() for line in job.about],
-        }  # fmt: skip
+        }
         print_json("launch/1", document)
         return
     rows: list[tuple[str, Any]] = [("job", line) for line in job.about[:1]]

@@ -1,5 +1,5 @@
-"""`chipwise --processes N --restart N COMMAND`: several processes on this machine, each a host of one run, or
-one process, which go on after a loss."""
+"""`chipwise --processes N --restart N COMMAND`: runs several processes on this machine, each a host
+of one run, or one process, and continues after a loss."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ import time
 
 import typer
 
-from ..errors import HostLost, Stopped, Stuck
+from ..base import HostLost, Stopped, Stuck, ending, fact
 from ..machine.cluster import TOKEN, TOLD
 from ..machine.hosts import SILENCE_SECONDS
-from ..words.facts import fact
 
 _AGAIN = (Stopped.exit_code, HostLost.exit_code, Stuck.exit_code)
 _GRACE_SECONDS = 10  # after the silence, in which the other processes may end by themselves
 _PARENT_DEATH = 1  # prctl's PR_SET_PDEATHSIG
 
 
-def run_local(command: list[str], processes: int | None, restart: int, rejoin: bool = False) -> None:
-    """Runs a command in several processes, as the hosts of one run, and exits with their code; with None, in
-    one, whose place among the hosts the environment or the command says.
+def run_local(
+    command: list[str], processes: int | None, restart: int, rejoin: bool = False
+) -> None:
+    """Runs a command in several processes, as the hosts of one run, and exits with their code. With
+    `processes` None, runs it in one process, whose place among the hosts the environment or the
+    command gives.
 
-    For tests, for CPUs, and for one process per GPU. With `restart`, continues up to so many times after one
-    of its processes was killed, stopped or stuck: on those that are left, while a killed one sits out until
-    the next restart, or, with `rejoin`, begins again at once. Ctrl-C, or SIGTERM to this process, stops all
-    of them after saving.
+    For tests, for CPUs, and for one process per GPU. With `restart`, continues up to that many
+    times after one of its processes was killed, stopped or stuck. It continues with those that are
+    left. A killed one sits out until the next restart, or, with `rejoin`, begins again at once.
+    Ctrl-C, or SIGTERM or SIGHUP to this process, stops all of them after saving.
     """
     signals: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ending.requests():
         signal.signal(number, lambda n, _: signals.append(n))
     count = processes
     for left in range(restart, -1, -1):
@@ -46,13 +48,15 @@ def run_local(command: list[str], processes: int | None, restart: int, rejoin: b
             break
         killed = 0 if rejoin else sum(c < 0 for c in codes)
         count = processes and ((processes - killed) or processes)
-        typer.echo(str(fact("run-local-again", codes=codes, count=count or 1, left=left - 1)), err=True)
+        typer.echo(
+            str(fact("run-local-again", codes=codes, count=count or 1, left=left - 1)), err=True
+        )
     raise typer.Exit(128 - code if code < 0 else code)
 
 
 def _run(command: list[str], processes: int | None, signals: list[int]) -> list[int]:
-    """The exit codes of `command` in `processes` processes. A signal in `signals` terminates them all,
-    once."""
+    """The exit codes of `command` in `processes` processes. A signal in `signals` terminates them
+    all, once."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
@@ -60,7 +64,9 @@ def _run(command: list[str], processes: int | None, signals: list[int]) -> list[
     for index in range(processes or 1):
         told = (str(processes), str(index), coordinator, token)
         seat = dict(zip((*TOLD, TOKEN), told, strict=True)) if processes else {}
-        begin = f"from chipwise.cli import local, main; local.end_with_parent({os.getpid()}); main()"
+        begin = (
+            f"from chipwise.cli import local, main; local.end_with_parent({os.getpid()}); main()"
+        )
         program = [sys.executable, "-P", "-c", begin, *command]  # nothing of the current folder
         # In its own session, so that it gets Ctrl-C only once, from this process
         started.append(subprocess.Popen(program, env=os.environ | seat, start_new_session=True))
@@ -80,8 +86,9 @@ def _run(command: list[str], processes: int | None, signals: list[int]) -> list[
 
 
 def end_with_parent(parent: int) -> None:
-    """Called first in the new process: gets it SIGTERM when its parent, of the process id `parent`, is killed
-    (Linux), and SIGKILL where that does not end it, since JAX keeps SIGTERM from what takes no steps."""
+    """Ends the new process when its parent, of the process id `parent`, is killed. It is called
+    first in the new process. SIGTERM comes at once (Linux). SIGKILL comes later, if SIGTERM does
+    not end it, since JAX keeps SIGTERM from code that takes no steps."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGTERM)
     if os.getppid() != parent:  # it was killed before
@@ -93,4 +100,4 @@ def _follow(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     time.sleep(SILENCE_SECONDS + _GRACE_SECONDS)
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), ending.KILL)

@@ -15,25 +15,35 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from ..atomic import to_write
-from ..errors import DeviceError
+from ..base import DeviceError, RecipeError
+from ..base.files import to_write
 from .standard_output import opened
 
 if TYPE_CHECKING:
-    from ..engine.on import On
     from ..recipe import recipe as recipes
+    from ..run.on import On
 
 
 def option(
-    help: str, metavar: str | None = None, default: Any = None, *, name: str | None = None, min: Any = None
+    help: str,
+    metavar: str | None = None,
+    default: Any = None,
+    *,
+    name: str | None = None,
+    min: Any = None,
 ) -> Any:
-    """An option, as the default of a command's parameter or of a group's field; see `taking`.
+    """An option, as the default of a command's parameter or of a group's field. See `taking`.
 
-    *Arguments:* `default`: `MISSING` if it must be given; `name`, if it is not the parameter's: `--from`.
+    *Arguments:* `default`: `MISSING` if it must be given. `name`: the option's name, if it is not
+    the parameter's, such as `--from`.
     """
 
     def made(flag: str) -> Any:
-        checked = (lambda path: Path(to_write(path, flag))) if flag in ("--run", "--out", "--html") else None
+        checked = (
+            (lambda path: Path(to_write(path, flag)))
+            if flag in ("--run", "--out", "--html")
+            else None
+        )
         return typer.Option(name or flag, metavar=metavar, help=help, min=min, parser=checked)
 
     return field(default=default, metadata={"made": made})
@@ -45,21 +55,33 @@ def flag(help: str, name: str | None = None) -> Any:
 
 
 def argument(help: str, metavar: str | None = None, default: Any = MISSING) -> Any:
-    """An argument, as `option`; it must be given unless it has a default."""
-    return field(default=default, metadata={"made": lambda _: typer.Argument(metavar=metavar, help=help)})
+    """An argument, as `option`. It must be given unless it has a default."""
+    return field(
+        default=default, metadata={"made": lambda _: typer.Argument(metavar=metavar, help=help)}
+    )
 
 
 RECIPE = argument("A built-in recipe (digits, mnist, ...) or path.py:name.")
 RUN = argument("A run folder.")
 SET = option("Change a setting of the recipe; may be repeated.", "KEY=VALUE")
-DATA = option("Folder or URL with the data set; default: download.", "DIR")
+DATA = option("Folder or URL with the data set. [MNIST and CIFAR-10 are downloaded]", "DIR")
 SYNTHETIC = flag("Random examples of the data set's shapes: speed without data.")
-WORKERS = option("What reads streamed data: 4, threads:4 or processes:4. [by trial]", "N")
-EXACT = option("Add in a fixed order: the same bits on any devices.", default=True, name="--exact/--no-exact")
-EVAL_EVERY = option("Such as 1ep, 500st, 10%, or 'end'.", "DURATION", default="1ep")
-METRIC = option("What to compare. [eval/accuracy, else eval/loss, else train/loss]", "NAME")
-OF_RUN = option("The run's recipe, if not built in: files named in a run are not executed.", "FILE:NAME")
-EVAL_DATA = option("Evaluate on this instead: a packed folder or .npz, such as a third split.", "PATH")
+WORKERS = option("Readers of streamed data: 4, threads:4, processes:4. [by trial]", "N")
+EXACT = option(
+    "Add in a fixed order: the same bits on any number of devices.",
+    default=True,
+    name="--exact/--no-exact",
+)
+EVAL_EVERY = option(
+    "Interval of evaluations: 1ep, 500st, 10%, or 'end'.", "DURATION", default="1ep"
+)
+METRIC = option("Metric to compare. [eval/accuracy, else eval/loss, else train/loss]", "NAME")
+OF_RUN = option(
+    "The run's recipe, if not built in: files named in a run are not executed.", "FILE:NAME"
+)
+EVAL_DATA = option(
+    "Evaluate on this instead: a packed folder or .npz, such as a third split.", "PATH"
+)
 BEST = flag("The checkpoint that --keep-best kept, instead of the newest.")
 PRICES = option("Your own prices instead of the bundled ones.", "FILE")
 HTML = option("Write one self-contained page.", "FILE")
@@ -67,7 +89,8 @@ QUIET = flag("No progress, only warnings and the result.")
 JSON = flag("Print one JSON object, and nothing else, on standard output.")
 
 
-# ---- groups of options: a command has a parameter for a group, and `taking` makes options of its fields
+# ---- groups of options: a command has a parameter for a group, and `taking` makes options of its
+# fields
 
 
 @dataclass(frozen=True)
@@ -84,7 +107,7 @@ class Given:
         return self.set_ or []
 
     def load(self) -> recipes.Recipe:
-        from ..recipe.settings import load
+        from ..recipes.load import load
 
         return load(self.recipe, self.settings, self.data, self.synthetic)
 
@@ -92,15 +115,43 @@ class Given:
         """The command line after a recipe: `settings`, by default its own, and its data."""
         settings = self.settings if settings is None else settings
         words = [word for text in settings for word in ("--set", text)]
-        return words + (["--data", self.data] if self.data else []) + ["--synthetic"] * self.synthetic
+        return (
+            words + (["--data", self.data] if self.data else []) + ["--synthetic"] * self.synthetic
+        )
 
     def line(self, command: str, changed: Sequence[str]) -> str:
-        """What to type for `command` of the recipe with settings `changed`."""
-        return shlex.join(["chipwise", command, self.recipe, *self.words([*self.settings, *changed])])
+        """The command line for `command` of the recipe with settings `changed`."""
+        return shlex.join(
+            ["chipwise", command, self.recipe, *self.words([*self.settings, *changed])]
+        )
+
+
+@dataclass(frozen=True)
+class Better:
+    """The directions in which metrics are better, whatever a recipe or a run says."""
+
+    lower: list[str] | None = option(
+        "Lower values of METRIC are better; may be repeated.", "METRIC"
+    )
+    higher: list[str] | None = option(
+        "Higher values of METRIC are better; may be repeated.", "METRIC"
+    )
+
+    @property
+    def given(self) -> dict[str, str]:
+        from ..recipe.direction import bare  # only for commands that are given it
+
+        lower, higher = (
+            {bare(name) for name in names or ()} for names in (self.lower, self.higher)
+        )
+        if both := sorted(lower & higher):
+            wrong = "{metrics:and}: given to both --lower and --higher."
+            raise RecipeError("better-twice", wrong, metrics=both)
+        return dict.fromkeys(lower, "lower") | dict.fromkeys(higher, "higher")
 
 
 HELD = contextlib.ExitStack()
-"""What a command changes in its process until it ends, when `main` closes it."""
+"""The changes of a command to its process. `main` undoes them when the command ends."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +166,8 @@ class Here:
     no_cache: bool = flag("Neither use nor store compiled programs.")
 
     def on(self, **how: Any) -> On:
-        """The machine's settings for a call. Applies `--simulate` to JAX, and joins the hosts; from now on,
-        only host 0 prints."""
+        """The machine's settings for a call. Applies `--simulate` to JAX, and joins the hosts. From
+        then on, only host 0 prints."""
         count, platform = None, None
         if self.devices is not None:
             if self.devices.lower() == "cpu":
@@ -132,12 +183,12 @@ class Here:
             simulate(self.simulate)
             platform = "cpu"
         if not self.no_cache:
-            from ..data.remote import home
+            from ..base.files import home
             from ..machine.compilation_cache import cached_in
 
             HELD.enter_context(cached_in(home() / "programs"))
-        from ..engine.on import On
         from ..machine.hosts import hosts
+        from ..run.on import On
 
         here = hosts(self.hosts, self.host, self.coordinator)
         if here.count > 1:
@@ -145,7 +196,8 @@ class Here:
             sys.stdout = opened(os.dup(1))
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not here.first:
-            sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (to the end of the process)
+            # Open to the end of the process
+            sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
         return On(count, platform, **how)
 
@@ -160,14 +212,16 @@ class Hardware(Here):
     """Devices of this machine, with the order of additions, the feed and the sharding."""
 
     exact: bool = EXACT
-    feed: str = option("Keep the data on the device, or stream it.", "auto|device|host", default="auto")
+    feed: str = option(
+        "Keep the data on the device, or stream it.", "auto|device|host", default="auto"
+    )
     workers: str | None = WORKERS
     shard_optimizer: bool | None = option(
         "Split the optimizer's state over the devices. [if it saves much memory]",
         name="--shard-optimizer/--no-shard-optimizer",
     )
 
-    shares: str | None = option("The blocks of each device. [equally many]", "N,N,...")
+    shares: str | None = option("Blocks for each device, such as 3,3,2. [equally many]", "N,N,...")
 
     @property
     def how(self) -> dict[str, Any]:
@@ -184,16 +238,25 @@ class Training(Hardware):
     """The options of a run: those of the machine, and intervals of steps."""
 
     eval_every: str = EVAL_EVERY
-    log_every: str | None = option("Between rows of metrics. [4% of the run, at most 200st]", "DURATION")
-    checkpoint_every: str | None = option("[5% of the run, at least 30 seconds apart]", "DURATION")
-    stuck: str = option("End a run of which nothing moves for so long; 0 never.", "SECONDS", default="300s")
-    verify: str = option("Compute 1% of the replicas also on another device.", "PERCENT", default="0%")
-    noise: bool = flag("Measure the gradient noise scale: up to which batch a larger one saves steps.")
+    log_every: str | None = option(
+        "Interval of rows of metrics. [4% of the run, at most 200st]", "DURATION"
+    )
+    checkpoint_every: str | None = option(
+        "Interval of checkpoints. [5% of the run, at least 30 seconds]", "DURATION"
+    )
+    stuck: str = option(
+        "Stop the run after this long without progress; 0 disables.", "SECONDS", default="300s"
+    )
+    verify: str = option(
+        "Share of replicas to compute again on another device, such as 1%.", "PERCENT", default="0%"
+    )
+    noise: bool = flag("Measure the gradient noise scale, for plan --like and transfer --like.")
     track: list[str] | None = option(
         "Also send rows to wandb:PROJECT, mlflow:EXPERIMENT or trackio:PROJECT; may be repeated. "
-        "Later: chipwise track RUN.", "SERVICE:NAME"
-    )  # fmt: skip
-    lines: bool = flag("A line an epoch with every metric, as in logs, instead of the bar.")
+        "Later: chipwise track RUN.",
+        "SERVICE:NAME",
+    )
+    lines: bool = flag("Print a line an epoch with every metric, instead of a bar.")
 
     def progress(self, quiet: bool) -> str:
         """The argument of `fit` and `sweep`."""
@@ -212,14 +275,17 @@ class Training(Hardware):
 
 
 def taking(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` as Typer reads it: with options for the fields of each parameter that is a group."""
+    """`command` as Typer reads it: with options for the fields of each parameter that is a
+    group."""
     types = get_type_hints(command)
     groups: dict[str, Any] = {name: kind for name, kind in types.items() if is_dataclass(kind)}
     parameters = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
             hints = get_type_hints(groups[name])
-            parameters += [_typer(part.name, hints[part.name], part) for part in fields(groups[name])]
+            parameters += [
+                _typer(part.name, hints[part.name], part) for part in fields(groups[name])
+            ]
         else:
             parameters.append(_typer(name, types[name], parameter.default))
 
@@ -238,7 +304,7 @@ def taking(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _typer(name: str, kind: Any, made: Any) -> inspect.Parameter:
-    """The parameter that Typer makes an option or an argument of."""
+    """The parameter from which Typer makes an option or an argument."""
     default: Any = inspect.Parameter.empty
     if isinstance(made, Field):
         kind = Annotated[kind, made.metadata["made"](f"--{name.strip('_').replace('_', '-')}")]

@@ -6,6 +6,7 @@ import itertools
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,10 +17,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..errors import RecipeError, Stopped
+from ..base import RecipeError, Stopped, fact
+from ..base.figures import printable
 from ..explain.terminal import console, lines
-from ..words.facts import fact
-from ..words.figures import printable
 from . import options
 from .contents import document, show, summary
 from .options import argument, flag, option
@@ -38,8 +38,14 @@ class TextOptions:
     """How text becomes examples."""
 
     tokens: int | None = option("SRC is text: N tokens in an example. [1025]", "N")
-    tokenizer: Path | None = option("From the tokenizers library; without it a byte is a token.", "FILE.json")
-    end: str | None = option("The tokenizer's token after a document.", "TOKEN", name="--end")
+    tokenizer: Path | None = option(
+        "Tokenizer of the tokenizers library; without it a byte is a token.", "FILE.json"
+    )
+    end: str | None = option(
+        "The tokenizer's token after a document. [its eos_token, or a usual one]",
+        "TOKEN",
+        name="--end",
+    )
 
     def form(self) -> TextForm | None:
         """`None` if no option was given."""
@@ -54,11 +60,13 @@ def pack(
     context: typer.Context,
     text: TextOptions,
     src: str = argument(
-        "A folder of images by class, or of train/ and test/; a .tar, .tar.gz or .tar.xz of one; a .csv of "
+        "A folder of images by class, or of train/ and test/; a .tar, .tar.gz or .tar.xz "
+        "of one; a .csv of "
         "files and labels; Parquet or TFRecord files; text; or the URL of one."
     ),
     dst: str | None = argument(
-        "The folder to create; it appears when complete. Without it, SRC is a pack, or a split, to show.",
+        "The folder to create; it appears when complete. Without it, SRC is a pack, or a "
+        "split, to show.",
         default=None,
     ),
     size: int | None = option("Height and width. [unchanged]", "PIXELS"),
@@ -71,15 +79,20 @@ def pack(
     columns: str | None = option(
         "A table's columns: image=img,label=fine_label,text=body,prompt=question.", "ROLE=NAME,..."
     ),
-    verify: bool = flag("Of a pack: read every byte, name each damaged file (exit code 3)."),
+    labels: str | None = option(
+        "What the labels of a .csv are. [what all cells say]", "classes|several|numbers"
+    ),
+    heading: str | None = option("The columns of a .csv without a heading.", "file,label"),
+    verify: bool = flag("Read every byte of a pack, name damaged files (exit code 3)."),
     json_: bool = options.JSON,
 ) -> None:
-    """Resize once and pack into a few large files; the same command continues after a kill.
+    """Pack images, text or tables into a few large files. The same command continues after a kill.
 
     \b
     Examples:
       chipwise pack photos photos-224 --size 224
       chipwise pack labels.csv scans --size 512 --store jpeg --split 0.1
+      chipwise pack ages.csv faces --size 64 --columns image=photo,label=age --labels numbers
       chipwise pack books tokens --tokens 1025 --tokenizer gpt2.json --split 0.01
       chipwise pack chats.jsonl chats --tokens 1025 --columns prompt=question,text=answer
       chipwise pack photos.parquet photos --size 224 --columns image=photo,label=kind
@@ -92,16 +105,26 @@ def pack(
     from ..data.pack.packing import Packing
 
     job = Packing(
-        src, dst, size=size, store=store, quality=quality, split=split, shards=shards,
-        max_skipped=max_skipped, workers=workers,
+        src,
+        dst,
+        size=size,
+        store=store,
+        quality=quality,
+        split=split,
+        shards=shards,
+        max_skipped=max_skipped,
+        workers=workers,
         text=text.form(),
         columns=_columns(columns),
-    )  # fmt: skip
+        labels=labels,
+        heading=heading,
+    )
     _run(job, json_)
 
 
 def _check_used(given: dict[str, str], dst: str | None) -> None:
-    """Raises `RecipeError` for options that are for packing, or for a pack, where it is the other."""
+    """Raises `RecipeError` for options that do not apply: `--verify` when packing, options of
+    packing when showing a pack."""
     allowed = ("src", "json_", "verify") if dst is None else set(given) - {"verify"}
     if other := [flag for name, flag in given.items() if name not in allowed]:
         text = "{options:and}: --verify is for a pack, without DST; all others need DST."
@@ -112,23 +135,35 @@ def _columns(text: str | None) -> dict[str, str]:
     from ..data.pack.columns import COLUMNS
 
     pairs = [part.partition("=") for part in (text or "").split(",") if part.strip()]
+    roles = {role.strip() for role, _, _ in pairs}
     for role, equals, name in pairs:
-        if role.strip() not in COLUMNS or not equals or not name.strip():
-            expected = "--columns {given:plain}: expected pairs such as image=img,label=stars of {roles:or}."
+        if role.strip() not in COLUMNS or not equals or not name.strip() or len(roles) < len(pairs):
+            expected = (
+                "--columns {given:plain}: expected pairs such as image=img,label=stars of "
+                "{roles:or}."
+            )
             raise RecipeError("pack-columns-option", expected, given=text, roles=list(COLUMNS))
     return {role.strip(): name.strip() for role, _, name in pairs}
 
 
 def _run(job: Packing, json_: bool) -> None:
     """Packs and reports."""
+    from ..data.class_names import alike
+
     to = console(quiet=json_)
     sizes = {name: len(split) for name, split in job.listing.splits.items()}
     lines(to, fact("pack-packing", src=job.src, dst=job.dst, total=sum(sizes.values())))
+    if texts := job.listing.texts:
+        begin = " ".join(texts["begin"]) or "none"
+        lines(to, fact("pack-documents", begin=begin, end=texts["end"]))
+    lines(to, *job.listing.told, *alike(job.listing.names))
     share, held = job.options.split, sizes.get("eval", 0) / max(1, sum(sizes.values()))
     if share and not share / 2 <= held <= 2 * share:
         lines(to, fact("pack-split-uneven", share=share, held=held))
     if job.listing.left_out:
-        lines(to, fact("pack-left-out", names=job.listing.left_out))
+        endings = (Path(name).suffix.lower() or name for name in job.listing.left_out)
+        counts = [f"{n:,} {ending}" for ending, n in Counter(endings).most_common()]
+        lines(to, fact("pack-left-out", counts=counts))
     bar, show_progress = _shown(job, quiet=json_)
     began = time.monotonic()
     with _stoppable(job), bar:
@@ -158,9 +193,14 @@ def _stoppable(job: Packing) -> Iterator[None]:
         yield
     except KeyboardInterrupt as error:
         if job.dst.exists():  # only the report is missing
-            stopped = Stopped("pack-interrupted-whole", "interrupted, but {dst} is complete.", dst=job.dst)
+            stopped = Stopped(
+                "pack-interrupted-whole", "interrupted, but {dst} is complete.", dst=job.dst
+            )
         else:
-            text = "interrupted: the same command continues after the last complete shard in {partial}."
+            text = (
+                "interrupted: the same command continues after the last complete shard in "
+                "{partial}."
+            )
             stopped = Stopped("pack-interrupted", text, partial=job.partial)
         if not terminated:
             stopped.exit_code = 130  # the shell's code for Ctrl-C
@@ -171,11 +211,17 @@ def _stoppable(job: Packing) -> Iterator[None]:
 
 
 def _shown(job: Packing, quiet: bool) -> tuple[Progress, Callable[[Done], None]]:
-    """A bar with the time left, and what moves it; without a terminal, a line every few seconds."""
+    """A bar with the time left, and the function that moves it. Without a terminal, that function
+    prints a line every few seconds."""
     lengths = [len(split) for split in job.listing.splits.values()]
     before = dict(zip(job.listing.splits, [0, *itertools.accumulate(lengths)], strict=False))
     to = Console(stderr=True, highlight=False, quiet=quiet)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     bar = Progress(*columns, console=to, transient=True, disable=quiet or not to.is_terminal)
     task, printed = bar.add_task("packing", total=sum(lengths)), time.monotonic()
 

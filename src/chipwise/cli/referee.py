@@ -7,9 +7,8 @@ from pathlib import Path
 
 import typer
 
-from ..errors import RecipeError, invalid
+from ..base import RecipeError, fact, invalid
 from ..explain.terminal import console, lines
-from ..words.facts import fact
 from . import options
 from .options import argument, flag, option
 from .standard_output import print_json
@@ -22,6 +21,7 @@ _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 @options.taking
 def referee(
+    *,
     here: options.Here,
     base: str = argument("A recipe: its name, path.py:name, or REVISION:path.py:name of git."),
     change: str | None = argument("What to compare it with. [BASE with --set]", default=None),
@@ -29,13 +29,18 @@ def referee(
     set_: list[str] | None = option("Change a setting of CHANGE; may be repeated.", "KEY=VALUE"),
     set_base: list[str] | None = option("Change a setting of BASE; may be repeated.", "KEY=VALUE"),
     metric: str | None = options.METRIC,
-    margin: str | None = option("A difference that does not matter: 0.001, or 0.1% of BASE.", "NUMBER|SHARE"),
-    spend: str = option("No pair begins after this.", "TIME", default="30min"),
+    better: options.Better,
+    margin: str | None = option(
+        "A difference that does not matter: 0.001, or 0.1% of BASE.", "NUMBER|SHARE"
+    ),
+    spend: str = option("Time after which no pair begins.", "TIME", default="30min"),
     data: str | None = options.DATA,
-    run: Path = option("The folder of runs and of the book of tries.", "DIR", default=Path("runs/referee")),
+    run: Path = option(
+        "The folder of runs and of the book of tries.", "DIR", default=Path("runs/referee")
+    ),
     json_: bool = options.JSON,
 ) -> None:
-    """Say what a change really did: trains both sides with the same seeds, in pairs, until that is known.
+    """Measure what a change does: train both sides with the same seeds, in pairs.
 
     \b
     Examples:
@@ -44,11 +49,11 @@ def referee(
       chipwise referee HEAD~1:my_task.py:recipe my_task.py:recipe
       chipwise referee digits --set lr=0.01 --margin 0.1%
 
-    Exit codes: 0 better, 10 the same to the bit, 11 only faster, 12 only slower, 13 equal within the margin,
-    14 worse, 15 not shown; others are errors. Looked at after each pair; all tries in --run together err in
-    at most 5 % of their verdicts.
+    Exit codes: 0 better, 10 the same to the bit, 11 only faster, 12 only slower, 13 equal within
+    the margin, 14 worse, 15 not shown. Others are errors. The verdict is checked after each pair.
+    All tries in --run together err in at most 5 % of their verdicts.
     """
-    from ..referee import referee as judge
+    from ..study.referee import referee as judge
 
     if head:
         if change is not None:
@@ -56,13 +61,26 @@ def referee(
             raise RecipeError("referee-here", text, base=base, change=change)
         base, change = f"HEAD:{base}", base
     elif change is None and not set_:
-        text = "What changed? Name a second recipe, add --set KEY=VALUE, or --here for the last commit."
+        text = (
+            "What changed? Name a second recipe, add --set KEY=VALUE, or --here for the "
+            "last commit."
+        )
         raise RecipeError("referee-no-change", text)
     say = (lambda _: None) if json_ else options.say
     verdict = judge(
-        base, change, set=set_ or (), set_base=set_base or (), metric=metric, margin=margin,
-        spend=_seconds(spend), data=data, run=run, on=here.on(), say=say,
-    )  # fmt: skip
+        base,
+        change,
+        set=set_ or (),
+        set_base=set_base or (),
+        metric=metric,
+        better=better.given,
+        margin=margin,
+        spend=_seconds(spend),
+        data=data,
+        run=run,
+        on=here.on(),
+        say=say,
+    )
     if json_:
         print_json("referee/1", verdict.to_json())
     else:

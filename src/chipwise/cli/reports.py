@@ -1,4 +1,5 @@
-"""`chipwise report RUN`, `compare A B ...`, `track RUN`: reports a run, compares runs, sends one on."""
+"""`chipwise report RUN`, `compare A B ...`, `track RUN`: reports a run, compares runs, sends one to
+a tracker."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ import sys
 from dataclasses import MISSING
 from pathlib import Path
 
-from ..errors import ChipwiseError, RecipeError, RunError
+from ..base import ChipwiseError, RecipeError, RunError
+from ..base.figures import one_line
 from ..explain.terminal import answer
-from ..words.figures import one_line
 from . import options
 from .options import argument, flag, option
 from .standard_output import print_json
@@ -19,13 +20,15 @@ from .standard_output import print_json
 def report(
     run: Path = argument("A run folder, or the folder of a study."),
     html: Path | None = options.HTML,
-    predictions: bool = flag("Also predict the evaluation data: the worst, the best, the confused classes."),
+    predictions: bool = flag(
+        "Also predict the evaluation data: the worst, the best, the confused classes."
+    ),
     recipe: str | None = options.OF_RUN,
     best: bool = options.BEST,
     eval_data: str | None = options.EVAL_DATA,
     json_: bool = options.JSON,
 ) -> None:
-    """Report a run: settings, curves, where the time went, what was slow, what to try. A study is compared.
+    """Report a run: settings, curves, where the time went, what to try. Compare a study's runs.
 
     \b
     Examples:
@@ -33,11 +36,12 @@ def report(
       chipwise report runs/mnist-1 --html report.html --predictions
       chipwise report runs/mnist-1 --json
     """
-    from ..explain.report import report_page, report_text
+    from ..explain.report.report_parts import parts
     from ..explain.report.run_report import report as make
 
     if (run / "study.json").exists():
-        compare(sources=[str(run)], baseline=None, target=None, metric=None, html=html, json_=json_)
+        unset = dict.fromkeys(("baseline", "target", "metric", "lower", "higher"))
+        compare(sources=[str(run)], **unset, html=html, json_=json_)
         return
     if predictions:
         from ..deploy.model import trained
@@ -51,24 +55,28 @@ def report(
     else:
         options.only_look()
         document = make(run)
-    answer(document, report_text.parts(document), lambda: report_page.render(document), html, json_)
+    answer(document, parts(document), html, json_)
 
 
 @options.taking
 def compare(
+    *,
     sources: list[str] = argument(
         "Runs, studies, records, folders of runs or records; LABEL=PATH names a row.", "A B ..."
     ),
     baseline: str | None = option("The row to compare the others with. [the first]", "A"),
-    target: str | None = option("Also the time to 0.94 (eval/accuracy), or to METRIC=VALUE.", "VALUE"),
+    target: str | None = option(
+        "Compare the time to 0.94 (of eval/accuracy), or to METRIC=VALUE.", "VALUE"
+    ),
     metric: str | None = option("What to compare. [eval/accuracy, else eval/loss]", "NAME"),
+    better: options.Better,
     html: Path | None = options.HTML,
     json_: bool = options.JSON,
 ) -> None:
-    """Compare runs: whose result is better and whether that means anything, who is faster, what it costs.
+    """Compare runs by result, speed and cost, and say which differences may be chance.
 
-    The result comes first, with a verdict over seeds; then examples/s with intervals, wall time, dollars
-    and the time to a target. Rows may be of two models. Then it shows what differs.
+    The result comes first, with a verdict over seeds. Then follow examples/s with intervals, wall
+    time, dollars and the time to a target. Rows may be of two models. Last comes what differs.
 
     \b
     Examples:
@@ -77,22 +85,26 @@ def compare(
       chipwise compare mine=bench/ theirs=bench-b/ --baseline mine
       chipwise compare runs/a runs/b --target eval/accuracy=0.94 --json
     """
-    from ..explain.compare import compare_page
-    from ..explain.compare.compare_table import parts
+    from ..explain.compare.compare_parts import page, parts
     from ..explain.compare.comparison import compare as document
 
-    compared = document(sources, baseline=baseline, target=target, metric=metric)
-    answer(compared, parts(compared), lambda: compare_page.render(compared), html, json_)
+    compared = document(
+        sources, baseline=baseline, target=target, metric=metric, better=better.given
+    )
+    answer(compared, parts(compared), html, json_, page(compared))
 
 
 @options.taking
 def track(
     run: Path = options.RUN,
-    to: str = option("wandb:PROJECT, mlflow:EXPERIMENT or trackio:PROJECT.", "SERVICE:NAME", MISSING),
+    to: str = option(
+        "wandb:PROJECT, mlflow:EXPERIMENT or trackio:PROJECT.", "SERVICE:NAME", MISSING
+    ),
     follow: bool = flag("Also rows to come, until standard input ends: what train --track starts."),
     json_: bool = options.JSON,
 ) -> None:
-    """Send the rows of a run, those that are not yet there, to a tracker. `train --track` does it meanwhile.
+    """Send a tracker the rows of a run that it does not have yet. `train --track` sends them during
+    training.
 
     \b
     Examples:
@@ -100,13 +112,16 @@ def track(
       chipwise track runs/mnist-1 --to mlflow:mnist --json
     """
     options.only_look()
-    from ..track import sending
+    from ..explain.track import sending
 
     try:
         if follow:
             sending.follow(run, to)
             return
-        with contextlib.redirect_stdout(sys.stderr), contextlib.closing(sending.Sending(run, to)) as one:
+        with (
+            contextlib.redirect_stdout(sys.stderr),
+            contextlib.closing(sending.Sending(run, to)) as one,
+        ):
             one.end()
     except ChipwiseError:
         raise

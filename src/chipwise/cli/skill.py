@@ -1,13 +1,14 @@
-"""`chipwise skill`: a page for programs that type commands, and the schemas of what these answer.
+"""`chipwise skill`: a page for programs that type commands, and the schemas of their JSON output.
 
-The page is the file `skill.md`; the schemas (JSON Schema 2020-12) are the files of `schemas/`.
+The page is the file `skill.md`. The schemas (JSON Schema 2020-12) are the files of `schemas/`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import unknown
+from ..base import unknown
+from .exit_codes import exit_codes
 from .options import argument, taking
 
 HERE = Path(__file__).parent
@@ -15,7 +16,9 @@ HERE = Path(__file__).parent
 
 @taking
 def skill(
-    schema_: str | None = argument("A document's `schema`: chipwise.plan/4.", "SCHEMA", default=None),
+    schema_: str | None = argument(
+        "A document's `schema`: chipwise.plan/4.", "SCHEMA", default=None
+    ),
 ) -> None:
     """Print a page for programs that type commands, or the JSON Schema of a command's --json.
 
@@ -24,8 +27,6 @@ def skill(
       chipwise skill
       chipwise skill chipwise.plan/4
     """
-    from . import exit_codes
-
     if schema_ is not None:
         print(schema(schema_))
         return
@@ -38,7 +39,8 @@ def schema(name: str) -> str:
     Raises `RecipeError` if there is none.
     """
     files = {
-        f"chipwise.{f.stem.replace('-', '/')}": f for f in sorted(HERE.joinpath("schemas").glob("*.json"))
+        f"chipwise.{f.stem.replace('-', '/')}": f
+        for f in sorted(HERE.joinpath("schemas").glob("*.json"))
     }
     if name not in files:
         raise unknown("skill-schema", "schema", name, list(files))

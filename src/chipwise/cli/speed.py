@@ -8,11 +8,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError
+from ..base import DataError, fact
+from ..base.figures import byte_size, digits, sparkline
 from ..explain.terminal import console, grid, lines
 from ..machine.hosts import hosts
-from ..words.facts import fact
-from ..words.figures import byte_size, digits, sparkline
 from . import options
 from .options import option
 from .standard_output import print_json
@@ -26,14 +25,17 @@ def bench(
     given: options.Given,
     how: options.Hardware,
     steps: int | None = option("Timed steps. [about 10 seconds of them]", "N", min=1),
-    warmup: int | None = option("Steps before the timed ones; their losses are kept. [50]", "N", min=1),
+    warmup: int | None = option(
+        "Steps before the timed ones; their losses are kept. [50]", "N", min=1
+    ),
     out: Path | None = option("The record. [bench-NAME-MACHINE.json]", "FILE.json"),
     json_: bool = options.JSON,
 ) -> None:
     """Measure how fast a recipe trains here, and save a record to compare with others.
 
-    Warm-up and compilation are timed apart, and the speed over ten or more intervals, without evaluation.
-    The record also has the losses of the first steps: compare the speeds of two only if these agree.
+    Warm-up and compilation are timed separately. The speed is measured over ten or more intervals,
+    without evaluation. The record also has the losses of the first steps. Compare the speeds of two
+    records only if these agree.
 
     \b
     Examples:
@@ -48,14 +50,20 @@ def bench(
     # The value of `time.perf_counter()` when this process started
     began = time.perf_counter() - (time.time() - psutil.Process().create_time())
     _check_writable(out)
-    chosen = {name: value for name, value in {"steps": steps, "warmup": warmup}.items() if value is not None}
+    chosen = {
+        name: value
+        for name, value in {"steps": steps, "warmup": warmup}.items()
+        if value is not None
+    }
     on = how.on(**how.how)
-    from ..measure.bench import measure_train
+    from ..study.bench import measure_train
 
     loaded = given.load()
     described = {"set": given.settings, "data_note": "" if given.synthetic else _note(given)}
     progress = "none" if json_ else "auto"
-    record = measure_train(loaded, on=on, **chosen, progress=progress, began=began, described=described)
+    record = measure_train(
+        loaded, on=on, **chosen, progress=progress, began=began, described=described
+    )
     if hosts().first:  # host 0 writes
         _finish(record, out, json_)
 
@@ -71,10 +79,21 @@ def _finish(record: Record, out: Path | None, json_: bool) -> None:
     devices = "bench-devices-simulated" if measured["devices"]["simulated"] else "bench-devices"
     common = [
         ("recipe", " ".join([record.name, *(f"--set {text}" for text in measured["set"])])),
-        ("data", ", ".join(str(text) for text in (measured["data"], measured["data_note"]) if text)),
+        (
+            "data",
+            ", ".join(str(text) for text in (measured["data"], measured["data_note"]) if text),
+        ),
         ("devices", fact(devices, **measured["devices"])),
     ]
-    to.print(grid([*common, *_rows(record), ("machine", f"{record.machine.title} ({record.machine.hash})")]))
+    to.print(
+        grid(
+            [
+                *common,
+                *_rows(record),
+                ("machine", f"{record.machine.title} ({record.machine.hash})"),
+            ]
+        )
+    )
     lines(to, "", fact("written", path=out))
 
 
@@ -87,13 +106,20 @@ def _rows(record: Record) -> list[tuple[str, Any]]:
     recipe = {name: measured[name] for name in ("batch", "replicas", "precision")}
     texts = [f"{value:.4g}" for value in losses]
     first = ", ".join(texts if len(texts) <= 6 else [*texts[:4], "...", texts[-1]])
-    over_time = f"{sparkline(speed.runs, 0.0)}  {digits(min(speed.runs))} to {digits(max(speed.runs))}"
+    over_time = (
+        f"{sparkline(speed.runs, 0.0)}  {digits(min(speed.runs))} to {digits(max(speed.runs))}"
+    )
     clock = {name: measured[name] for name in ("timed_steps", "calibration_steps")}
     clock |= {name: seconds[name] for name in ("timed", "start", "compile", "warmup")}
     return [
         ("speed", fact(exact, speed=_spread(examples), unit="examples/s", **recipe)),
         ("", fact(exact, speed=_spread(speed), unit="steps/s", **recipe)),
-        ("", fact("bench-intervals", intervals=len(speed.runs), steps=measured["steps_per_interval"])),
+        (
+            "",
+            fact(
+                "bench-intervals", intervals=len(speed.runs), steps=measured["steps_per_interval"]
+            ),
+        ),
         ("over time", over_time),
         ("clock", fact("bench-clock", **clock, warmup_steps=len(losses))),
         ("losses", f"{first} (steps 1 to {len(losses)})"),
@@ -109,8 +135,12 @@ def _spread(series: Any) -> str:
 
 
 def _memory(sizes: dict[str, int | None], host: int | None) -> str:
-    parts = {name: size for name, size in sizes.items() if name not in ("peak_measured", "available")}
-    texts = [f"{name} {'unknown' if size is None else byte_size(size)}" for name, size in parts.items()]
+    parts = {
+        name: size for name, size in sizes.items() if name not in ("peak_measured", "available")
+    }
+    texts = [
+        f"{name} {'unknown' if size is None else byte_size(size)}" for name, size in parts.items()
+    ]
     total = sum(size for size in parts.values() if size is not None)
     facts = [fact("bench-memory", total=total, parts=texts)]
     if sizes["peak_measured"] is not None:
@@ -126,7 +156,9 @@ def _check_writable(out: Path | None) -> None:
     path = out or Path("bench.json")
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise DataError("bench-out", "Cannot write the record {path}: give --out FILE.json.", path=path)
+        raise DataError(
+            "bench-out", "Cannot write the record {path}: give --out FILE.json.", path=path
+        )
 
 
 def _note(given: options.Given) -> str:

@@ -1,4 +1,5 @@
-"""Standard output as a command needs it: a closed, full or narrow one is told in a line."""
+"""Standard output and error for commands. A closed or full output is an error of one line.
+Characters that their encoding lacks are escaped."""
 
 from __future__ import annotations
 
@@ -9,27 +10,30 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import ChipwiseError
+from ..base import ChipwiseError
 
 
 class _Descriptor(io.FileIO):
-    """A descriptor whose first failed write raises `ChipwiseError`; what follows is dropped."""
+    """A descriptor whose first failed write raises `ChipwiseError`, or `OSError` for standard
+    error and for a closed pipe. Later writes are dropped, also at Python's end, whose exit code
+    would be 120."""
 
     def write(self, data: Any) -> int:
         try:
             return (super().write(data) or 0) if data else 0  # click tries with nothing
         except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
-            if isinstance(error, BrokenPipeError):  # as `head` leaves it
+            # As `head` leaves it
+            if self.fileno() == 2 or isinstance(error, BrokenPipeError):
                 raise
             text = "Cannot write to standard output: {reason}."
             raise ChipwiseError("output-unwritable", text, reason=error) from error
 
 
 def opened(descriptor: int) -> io.TextIOWrapper:
-    """A stream to `descriptor`, encoded and buffered as the process's own, that escapes what the encoding
-    lacks."""
-    like: Any = sys.__stdout__
+    """A stream to `descriptor`, encoded and buffered as the process's own, that escapes what the
+    encoding lacks."""
+    like: Any = sys.__stderr__ if descriptor == 2 else sys.__stdout__
     raw = _Descriptor(descriptor, "w", closefd=False)
     buffer: Any = raw if like.write_through else io.BufferedWriter(raw)
     how = {"line_buffering": like.line_buffering, "write_through": like.write_through}
@@ -37,24 +41,26 @@ def opened(descriptor: int) -> io.TextIOWrapper:
 
 
 def print_json(name: str, document: Mapping[str, Any]) -> None:
-    """Prints what a command answers to `--json`: one object, which names its schema.
+    """Prints the answer of a command to `--json`: one object, which names its schema.
 
-    *Arguments:* `name`: `eval/1`, of the schema in `schemas/eval-1.json`; a document that is also a file of
-    its own has its schema already.
+    *Arguments:* `name`: such as `eval/1`, of the schema in `schemas/eval-1.json`. A document that
+    is also a file of its own has its schema already.
     """
     whole = {"schema": f"chipwise.{name}", **document}
-    print(json.dumps(whole, default=lambda one: one.tolist() if hasattr(one, "tolist") else str(one)))
+    print(
+        json.dumps(whole, default=lambda one: one.tolist() if hasattr(one, "tolist") else str(one))
+    )
 
 
 def prepare() -> None:
-    """Replaces standard output by one that is `opened`, and a closed standard error, so that no other file
-    gets its number. Raises `ChipwiseError` if standard output is closed."""
+    """Replaces standard output and error by those that are `opened`, and a closed standard error,
+    so that no other file gets its number. Raises `ChipwiseError` if standard output is closed."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (to the end of the process)
     if sys.stdout is None:
         sentence = "Standard output is closed: send it to a file, or to /dev/null."
         raise ChipwiseError("output-closed", sentence)
-    if isinstance(sys.stderr, io.TextIOWrapper):
-        sys.stderr.reconfigure(errors="backslashreplace")
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = opened(2)
     if sys.stdout is sys.__stdout__:
         sys.stdout = opened(1)

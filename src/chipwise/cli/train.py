@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import DivergedError, RecipeError
+from ..base import DivergedError, RecipeError, fact
 from ..explain.terminal import console, grid, printed
-from ..words.facts import fact
 from . import options
 from .options import flag, option
 from .standard_output import print_json
@@ -18,23 +17,36 @@ from .standard_output import print_json
 
 @options.taking
 def train(
+    *,
     recipe: options.Given,
     how: options.Training,
     run: Path | None = option("Run folder; a run in it is resumed. [runs/NAME-TIME]", "DIR"),
-    stop_after: str | None = option("Stop and save after this long; schedules stay the same.", "DURATION"),
-    keep_best: str | None = option("Also keep the checkpoint with the best METRIC: eval/accuracy.", "METRIC"),
-    patience: str | None = option("With --keep-best: stop after this long without a better one.", "DURATION"),
+    stop_after: str | None = option(
+        "Stop and save after this long; schedules stay the same.", "DURATION"
+    ),
+    keep_best: str | None = option(
+        "Also keep the checkpoint with the best METRIC: eval/accuracy.", "METRIC"
+    ),
+    patience: str | None = option(
+        "With --keep-best: stop after this long without a better one.", "DURATION"
+    ),
+    better: options.Better,
     eval_data: str | None = options.EVAL_DATA,
     keep: str | None = option(
-        "Checkpoints: so many of the newest; or 5ep: also one every 5 epochs.", "N|DURATION"
+        "Newest checkpoints to keep; or 5ep: also one every 5 epochs.", "N|DURATION"
     ),
     ledger: str | None = option(
-        "Between rows of digests: 1st for every step. [with each log, evaluation and save]", "DURATION"
+        "Interval of digests: 1st for every step. [each log, evaluation and save]",
+        "DURATION",
     ),
-    start: str | None = option("Start from the weights of a run or a file, at step 0.", "RUN", name="--from"),
-    with_optimizer: bool = flag("With --from RUN: its optimizer's state too, at another rate or length."),
-    fresh: bool = flag("Discard a run in the folder."),
-    changed_code: bool = flag("Go on though code, versions or settings changed."),
+    start: str | None = option(
+        "Start from the weights of a run or a file, at step 0.", "RUN", name="--from"
+    ),
+    with_optimizer: bool = flag(
+        "With --from RUN: its optimizer's state too, at another rate or length."
+    ),
+    fresh: bool = flag("Discard the run in the folder, and start at step 0."),
+    changed_code: bool = flag("Continue although code, versions or settings changed."),
     json_: bool = options.JSON,
     quiet: bool = options.QUIET,
 ) -> None:
@@ -48,29 +60,44 @@ def train(
       chipwise train mnist --data DIR --from runs/mnist --set lr=0.001 --run runs/mnist-2
       chipwise train mnist --from runs/mnist --with-optimizer --set duration=5ep --run runs/longer
     """
-    more = {"stop_after": stop_after, "fresh": fresh, "keep_best": keep_best, "patience": patience}
+    more: dict[str, Any] = {
+        "better": better.given,
+        "stop_after": stop_after,
+        "fresh": fresh,
+        "keep_best": keep_best,
+        "patience": patience,
+    }
     more |= {"changed_code": changed_code, "keep": keep, "ledger": ledger}
     if with_optimizer and start is None:
-        raise RecipeError("optimizer-of-which-run", "--with-optimizer needs --from RUN: name a run folder.")
+        raise RecipeError(
+            "optimizer-of-which-run", "--with-optimizer needs --from RUN: name a run folder."
+        )
     _one(recipe, how, run, (start, with_optimizer), eval_data, json_, quiet, more)
 
 
 @options.taking
 def sweep(
+    *,
     how: options.Training,
     recipe: str = options.RECIPE,
     set_: list[str] | None = option(
-        "A value of a setting, or several; every combination is trained.", "KEY=VALUE,VALUE"
+        "Values of a setting; every combination is trained.", "KEY=VALUE,VALUE"
     ),
-    seeds: str = option("3 means seeds 0 to 2; or list them, such as 0,3,7.", "N|LIST", default="3"),
-    run: Path | None = option("The study's folder; finished runs are not repeated. [runs/NAME-TIME]", "DIR"),
+    seeds: str = option(
+        "3 means seeds 0 to 2; or list them, such as 0,3,7.", "N|LIST", default="3"
+    ),
+    run: Path | None = option(
+        "The study's folder; finished runs are not repeated. [runs/NAME-TIME]", "DIR"
+    ),
     metric: str | None = options.METRIC,
+    better: options.Better,
     data: str | None = options.DATA,
     synthetic: bool = options.SYNTHETIC,
+    changed_code: bool = flag("Accept existing runs although code, versions or settings changed."),
     json_: bool = options.JSON,
     quiet: bool = options.QUIET,
 ) -> None:
-    """Train with several seeds, every combination of settings, and compare them.
+    """Train every combination of settings with several seeds, and compare them.
 
     \b
     Examples:
@@ -79,10 +106,10 @@ def sweep(
       chipwise sweep digits --set lr=1e-3,3e-3 --set batch=32,64 --seeds 5
       chipwise sweep my_task.py:recipe --set warmup=5ep,10ep --metric eval/f1_macro --json
 
-    A comma in brackets or quotes, or after a backslash, is part of the value. The same command with the same
-    --run continues after a stop, and more values or seeds extend the study.
+    A comma in brackets or quotes, or after a backslash, is part of the value. The same command with
+    the same --run continues after a stop, and more values or seeds extend the study.
     """
-    from ..explain.compare.compare_table import results
+    from ..explain.compare.compare_parts import results
     from ..explain.compare.comparison import compare
     from ..study import grid as points
     from ..study.sweep import sweep as train_all
@@ -92,20 +119,32 @@ def sweep(
     run = run or _folder(Path(name or file).stem)
 
     def compared(study) -> dict[str, Any]:
-        return compare([str(study.folder)], metric=metric)
+        return compare([str(study.folder)], metric=metric, better=better.given)
 
     def after_round(study) -> None:
-        document = compared(study)  # raises for an unknown metric after the first round, not the last
-        if not quiet and not all(run.ended for point in study.points for run in point.runs.values()):
+        document = compared(study)
+        if not quiet and not all(
+            run.ended for point in study.points for run in point.runs.values()
+        ):
             printed(console(sys.stderr, width=160), results(document))
 
     study = train_all(
-        recipe, settings, data=data, synthetic=synthetic, seeds=points.seeds(seeds), run=run,
-        progress=how.progress(quiet), after_round=after_round, **arguments,
-    )  # fmt: skip
+        recipe,
+        settings,
+        data=data,
+        synthetic=synthetic,
+        seeds=points.seeds(seeds),
+        run=run,
+        progress=how.progress(quiet),
+        after_round=after_round,
+        metric=metric,
+        better=better.given,
+        changed_code=changed_code,
+        **arguments,
+    )
     if json_:
         found = compared(study)
-        about = {name: found[name] for name in ("metric", "baseline", "rows")}
+        about = {name: found[name] for name in ("metric", "better", "baseline", "rows")}
         print_json("study/1", {"run": str(study.folder), **study.to_json(), **about})
     else:
         printed(console(width=160), results(compared(study)))
@@ -137,9 +176,11 @@ def evaluate_run(
     """
     on = here.on()
     from ..deploy.model import trained
-    from ..engine.evaluate import evaluate
+    from ..run.evaluate import evaluate
 
-    model = trained(run, recipe, options.warn, data=data, with_data=True, eval_data=eval_data, best=best)
+    model = trained(
+        run, recipe, options.warn, data=data, with_data=True, eval_data=eval_data, best=best
+    )
     metrics = evaluate(model.recipe, model.params, model.state, batch=batch, on=on)
     examples = len(model.recipe.task.eval or ())
     if json_:
@@ -155,14 +196,20 @@ def _folder(name: str) -> Path:
 
 
 def _one(
-    given: options.Given, how: options.Training, run: Path | None, begin: tuple[str | None, bool],
-    eval_data: str | None, json_: bool, quiet: bool, more: dict[str, Any],
-) -> None:  # fmt: skip
-    """Trains one run and prints its result. *Arguments:* `begin`: a run or a file with the weights to start
-    from, and whether its optimizer's state goes on too."""
+    given: options.Given,
+    how: options.Training,
+    run: Path | None,
+    begin: tuple[str | None, bool],
+    eval_data: str | None,
+    json_: bool,
+    quiet: bool,
+    more: dict[str, Any],
+) -> None:
+    """Trains one run and prints its result. *Arguments:* `begin`: a run or a file with the weights
+    to start from, and whether its optimizer's state continues too."""
     start, with_optimizer = begin
     arguments = how.arguments
-    from ..engine.fit import fit
+    from ..run.fit import fit
     from ..study.study_runs import Origin
 
     weights, sizes, begun = None, list[str](), dict[str, Any]()
@@ -172,13 +219,20 @@ def _one(
         from ..recipes import BUILT_IN
 
         if run is not None and run.absolute() == Path(start).absolute():
-            text = "--from {run} is also --run: give another folder, or leave out --from to resume the run."
+            text = (
+                "--from {run} is also --run: give another folder, or leave out --from to resume "
+                "the run."
+            )
             raise RecipeError("from-itself", text, run=run)
         weights = pretrained(start, optimizer=with_optimizer)
         name, found = settings_of(start, weights.config) if weights.config else (given.recipe, [])
         if given.recipe in BUILT_IN and given.recipe != name:
-            text = "{path} has weights for {theirs}, not for {recipe}: type chipwise train {theirs}."
-            raise RecipeError("weights-of-another-recipe", text, path=start, theirs=name, recipe=given.recipe)
+            text = (
+                "{path} has weights for {theirs}, not for {recipe}: type chipwise train {theirs}."
+            )
+            raise RecipeError(
+                "weights-of-another-recipe", text, path=start, theirs=name, recipe=given.recipe
+            )
         sizes = found if name == given.recipe else []
         begun = {"from": start if "://" in start else str(Path(start).absolute())}
         begun |= {"with_optimizer": True} if with_optimizer else {}
@@ -194,16 +248,22 @@ def _one(
         recipe = replace(recipe, task=weights.start(recipe.task), source=source)
     if not quiet:
         console(sys.stderr, width=None).print(grid(recipe.rows()))
-    result = fit(recipe, run or _folder(recipe.name), **arguments, **more, progress=how.progress(quiet))
+    result = fit(
+        recipe, run or _folder(recipe.name), **arguments, **more, progress=how.progress(quiet)
+    )
     if json_:
         print_json("train/1", result.to_json())
         return
-    rows: list[tuple[str, Any]] = [(k, f"{v:.6g}") for k, v in result.metrics.items() if isinstance(v, float)]
+    rows: list[tuple[str, Any]] = [
+        (k, f"{v:.6g}") for k, v in result.metrics.items() if isinstance(v, float)
+    ]
     speed, share = result.speed, result.speed["share_of_peak"]
     if speed.get("examples_per_second"):
         low, high = speed["examples_per_second_quartiles"]
         median = speed["examples_per_second"]
-        rows.append(("speed", fact("train-speed", median=median, low=low, high=high, batch=recipe.batch)))
+        rows.append(
+            ("speed", fact("train-speed", median=median, low=low, high=high, batch=recipe.batch))
+        )
     rows.append(("share of peak", "unknown" if share is None else f"{share:.1%}"))
     rows.append(("seconds", ", ".join(f"{k} {v:.1f}" for k, v in result.seconds.items())))
     if result.feed:

@@ -1,6 +1,6 @@
-from . import augment as augment
 from . import datasets as datasets
 from .cached import Cached as Cached
+from .class_names import Renamed as Renamed
 from .image_folder import ImageFolder as ImageFolder
 from .pack.writer import write_packed as write_packed
 from .packed import PackedFolder as PackedFolder
@@ -15,3 +15,4 @@ from .sources import take as take
 from .stages import stage as stage
 from .synthetic import Synthetic as Synthetic
 from .weighted import Weighted as Weighted
+from .windows import Windows as Windows

@@ -1,9 +1,9 @@
 """Reused memory for batches.
 
-Fresh memory costs a page fault every 4 KiB, which makes copying into it some ten times slower than copying
-into memory already in use. So a few buffers are reused. A buffer is free when nothing refers to its memory:
-JAX keeps a NumPy array alive until its transfer is over or, on the CPU, where a device's array may share the
-host's memory, until that array is gone.
+Fresh memory costs a page fault every 4 KiB, which makes copying into it some ten times slower than
+copying into memory already in use. So a few buffers are reused. A buffer is free when nothing
+refers to its memory: JAX keeps a NumPy array alive until its transfer is over or, on the CPU, where
+a device's array may share the host's memory, until that array is gone.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _numbers = itertools.count()
 class Buffer:
     """Memory for a batch of `examples` of `spec`.
 
-    *Arguments:* `shared`: in a file that other processes map by its `path`; the file is in memory if the
-    system supports it.
+    *Arguments:* `shared`: whether the memory is a file that other processes map by its `path`. The
+    file is in memory if the system supports it.
     """
 
     def __init__(self, spec: Spec, examples: int, shared: bool = False):
@@ -55,19 +55,20 @@ class Buffer:
         return sys.getrefcount(self._owner) <= self._idle
 
     def columns(self) -> Columns:
-        """New arrays `(examples, ...)` over this memory. The buffer is free when all of them are gone."""
+        """New arrays `(examples, ...)` over this memory. The buffer is free when all of them are
+        gone."""
         return columns(self._owner, self.start, self.layout)
 
     def close(self) -> None:
-        """Closes the shared file; its memory is freed with the last array over it."""
+        """Closes the shared file. Its memory is freed with the last array over it."""
         if self.path is not None:
             self._forget()
             self.path = None
 
 
 def _memory_file() -> tuple[int, str]:
-    """An open file and its path; in memory if the system supports it, so that it ends with its last
-    process."""
+    """An open file and its path. If the system supports it, the file is in memory, so that it ends
+    with its last process."""
     if hasattr(os, "memfd_create"):  # Linux: nothing stays behind even if the processes are killed
         handle = os.memfd_create("chipwise-batch")
         return handle, f"/proc/{os.getpid()}/fd/{handle}"
@@ -81,7 +82,8 @@ def _close(handle: int, path: str) -> None:
 
 
 def mapped(handle: int) -> np.ndarray:
-    """The memory of the open file `handle`, `(bytes,)` uint8, shared with other processes that map it."""
+    """The memory of the open file `handle`, `(bytes,)` uint8, shared with other processes that map
+    it."""
     return np.frombuffer(mmap.mmap(handle, 0), np.uint8)
 
 
@@ -93,7 +95,7 @@ class Pool:
         self._buffers: list[Buffer] = []
 
     def get(self, closed: threading.Event) -> Buffer | None:
-        """A free buffer; waits for one. `None` once `closed` is set."""
+        """Waits for a free buffer and returns it. Returns `None` once `closed` is set."""
         while not closed.is_set():
             for buffer in self._buffers:
                 if buffer.free:
@@ -102,7 +104,8 @@ class Pool:
                 self._buffers.append(self._make())
                 return self._buffers[-1]
             closed.wait(_POLL_SECONDS)
-            # JAX releases memory of its threads at its next call or, as here, when Python collects garbage
+            # JAX releases memory of its threads at its next call or, as here, when Python collects
+            # garbage
             gc.collect(0)
         return None
 
@@ -111,7 +114,8 @@ class Pool:
             buffer.close()
 
 
-Layout = dict[str, tuple[tuple[int, ...], np.dtype, int]]  # column to shape, type and offset in bytes
+# Column to shape, type and offset in bytes
+Layout = dict[str, tuple[tuple[int, ...], np.dtype, int]]
 
 
 def layout(spec: Spec, examples: int) -> tuple[Layout, int]:

@@ -1,23 +1,26 @@
-"""Which data sets give the same examples in every epoch, so that they may be read once."""
+"""Decides which data sets give the same examples in every epoch, so that they may be read once."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from .class_names import Renamed
 from .draws import Drawn, Wrapped
 from .padded import Padded
 from .sources import has
 
-_OF_TORCH = ("TensorDataset", "Subset", "ConcatDataset", "StackDataset")  # their own code draws nothing
+# Their own code draws nothing
+_OF_TORCH = ("TensorDataset", "Subset", "ConcatDataset", "StackDataset")
 
 
 class Cached(Wrapped):
-    """Says that `source` gives the same examples in every epoch, so they may be kept on the devices.
+    """Declares that `source` gives the same examples in every epoch, so that they may stay on the
+    devices.
 
         train = cw.data.Cached(MyDataset("photos"))
 
-    Needed only for a data set with code of its own in `[i]`, such as a PyTorch `Dataset`. Such code may draw
-    at random, so it is otherwise called in every epoch.
+    Needed only for a data set with code of its own in `[i]`, such as a PyTorch `Dataset`. Such code
+    may draw at random, so it is otherwise called in every epoch.
     """
 
     def __init__(self, source: Any):
@@ -29,11 +32,11 @@ class Cached(Wrapped):
 def constant(source: Any) -> bool:
     """Whether `source` is known to give the same examples in every epoch.
 
-    Such are chipwise's own sources and others with `spec` and `fill` or `take`, lists, `Cached`, Hugging Face
-    data sets without a transform, and PyTorch's of tensors.
+    This is known of chipwise's own sources and others with `spec` and `fill` or `take`, of lists,
+    `Cached`, Hugging Face data sets without a transform, and PyTorch's data sets of tensors.
     """
     kind = type(source)
-    if kind is Padded:
+    if kind in (Padded, Renamed):
         return constant(source.source)
     if kind in (list, tuple, Cached) or has(source, "fill") or has(source, "take"):
         return True
@@ -46,6 +49,6 @@ def constant(source: Any) -> bool:
 
 
 def steady(source: Any) -> Any:
-    """`source`, read with the draws of its first epoch for seed 0: for evaluation and predictions, which see
-    the same examples each time."""
+    """`source`, read with the draws of its first epoch for seed 0: for evaluation and predictions,
+    which see the same examples each time."""
     return source if constant(source) else Drawn(source, 0)

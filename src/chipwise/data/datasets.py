@@ -1,9 +1,10 @@
 """The built-in data sets: digits, MNIST, CIFAR-10, and a packed ImageNet of your own.
 
-Lengths, shapes and statistics are known without files, so planning and listing need no data. Examples are
-read at the first access, from a folder (`data=`, or the environment variable CHIPWISE_DATA). Otherwise they
-are downloaded from their public sources, with checksums, into the user's cache. ImageNet may not be
-redistributed and needs an account, so it is read from a packed folder.
+Lengths, shapes and statistics are known without files, so planning and listing need no data.
+Examples are read at the first access, from a folder (`data=`, or the environment variable
+CHIPWISE_DATA). Otherwise they are downloaded from their public sources, with checksums, into the
+user's cache. ImageNet may not be redistributed and needs an account, so it is read from a packed
+folder.
 """
 
 from __future__ import annotations
@@ -20,51 +21,66 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import DataError
+from ..base import DataError, fact
+from ..base.figures import one_line
+from ..base.files import home
 from ..recipe.source import Source
-from ..words.facts import fact
-from ..words.figures import one_line
 from . import originals
 from .image_folder import ImageFolder
 from .packed import PackedFolder
-from .remote import home, local
+from .remote import local
 from .sources import Columns, Lazy, Spec, described, materialize
 from .synthetic import Absent
 
 _MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/"
-CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-JPEG_NOTE = "CIFAR-10 (JPEG copy)"  # lossy: accuracies are a little lower than on the original arrays
+CIFAR10_CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
+# Lossy: accuracies are a little lower than on the original arrays
+JPEG_NOTE = "CIFAR-10 (JPEG copy)"
 _IMAGENET = {"train": 1_281_167, "eval": 50_000}
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training and an evaluation source, with their statistics.
-
-    *Fields:* `train`, `eval`: sources with columns `image` uint8 and `label` int32; `classes`: their number;
-    `mean`, `std`: of the training pixels, one per channel, in pixel units (0 to 255; digits 0 to 16); `name`;
-    `class_names`; `note`: a caution to show with every figure measured on it, or "".
-    """
+    """A training and an evaluation source, with their statistics."""
 
     train: Source
+    """A source with columns `image` uint8 and `label` int32."""
     eval: Source
+    """A source with the same columns."""
     classes: int
+    """The number of classes."""
     mean: tuple[float, ...]
+    """The mean of the training pixels, one per channel, in pixel units (0 to 255, for digits 0 to
+    16)."""
     std: tuple[float, ...]
+    """The standard deviation of the training pixels, as `mean`."""
     name: str
     class_names: tuple[str, ...] = ()
     note: str = ""
+    """A caution to show with every figure measured on the data, or ""."""
 
 
 def digits() -> Dataset:
     """1,797 handwritten digits of 8×8 pixels, 0 to 16, included in chipwise.
 
-    Every fifth example, starting with the first, is for evaluation: 1,437 to train and 360 to evaluate.
+    Every fifth example, starting with the first, is for evaluation: 1,437 to train and 360 to
+    evaluate.
 
-    Source: E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository
-    (1998), https://doi.org/10.24432/C50P49, its test set, CC BY 4.0; values and order as in scikit-learn's
-    `load_digits`.
+    Source: E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning
+    Repository (1998), https://doi.org/10.24432/C50P49, its test set, CC BY 4.0. Values and order
+    are those of scikit-learn's `load_digits`.
     """
 
     @functools.cache
@@ -76,15 +92,18 @@ def digits() -> Dataset:
         rows = (np.arange(1797) % 5 == 0) == held_out
         return {name: column[rows] for name, column in read().items()}
 
-    train, held_out = _lazy(1437, (8, 8), lambda: part(False)), _lazy(360, (8, 8), lambda: part(True))
+    train, held_out = (
+        _lazy(1437, (8, 8), lambda: part(False)),
+        _lazy(360, (8, 8), lambda: part(True)),
+    )
     return Dataset(train, held_out, 10, (4.883,), (6.021,), "digits", tuple("0123456789"))
 
 
 def mnist(data: str | Path | None = None) -> Dataset:
     """MNIST: 60,000 training and 10,000 evaluation images `(28, 28)` of handwritten digits.
 
-    `data`: a folder with the four IDX files, plain or `.gz`, directly, in `mnist/` or in `MNIST/raw/`;
-    `None`: CHIPWISE_DATA if it has them, else a download of 11 MB at first use.
+    `data`: a folder with the four IDX files, plain or `.gz`, directly, in `mnist/` or in
+    `MNIST/raw/`. `None` means CHIPWISE_DATA if it has them, else a download of 11 MB at first use.
 
     Raises `DataError` if `data` lacks a file, and at first use for a wrong checksum or no network.
     """
@@ -95,9 +114,13 @@ def mnist(data: str | Path | None = None) -> Dataset:
             paths = files
             if paths is None:
                 zipped = {f"{name}.gz": sums[0] for name, sums in originals.MNIST_FILES.items()}
-                paths = dict(zip(originals.MNIST_FILES, published("MNIST", _MNIST_URL, zipped), strict=True))
+                paths = dict(
+                    zip(originals.MNIST_FILES, published("MNIST", _MNIST_URL, zipped), strict=True)
+                )
             names = [name for name in originals.MNIST_FILES if name.startswith(part)]
-            image, label = (originals.read_idx(paths[name], originals.MNIST_FILES[name][1]) for name in names)
+            image, label = (
+                originals.read_idx(paths[name], originals.MNIST_FILES[name][1]) for name in names
+            )
             return {"image": image, "label": label.astype(np.int32)}
 
         return load
@@ -109,10 +132,10 @@ def mnist(data: str | Path | None = None) -> Dataset:
 def cifar10(data: str | Path | None = None) -> Dataset:
     """CIFAR-10: 50,000 training and 10,000 evaluation images `(32, 32, 3)` of ten kinds of things.
 
-    `data`: the original batches (`cifar-10-batches-py` or `cifar-10-python.tar.gz`), an image folder with
-    `train/` and `test/`, or a tar archive of one; or a folder with one of these in it. Originals are
-    preferred; for an image folder `note` is "CIFAR-10 (JPEG copy)". `None`: CHIPWISE_DATA if it has one of
-    these, else a download of 170 MB at first use.
+    `data`: the original batches (`cifar-10-batches-py` or `cifar-10-python.tar.gz`), an image
+    folder with `train/` and `test/`, a tar archive of one, or a folder that contains one of these.
+    Originals are preferred. For an image folder `note` is "CIFAR-10 (JPEG copy)". `None` means
+    CHIPWISE_DATA if it has one of these, else a download of 170 MB at first use.
 
     Raises `DataError` if `data` has none of these, and at first use for damage or no network.
     """
@@ -140,9 +163,10 @@ def cifar10(data: str | Path | None = None) -> Dataset:
 def imagenet(data: str | Path | None = None, image: int = 224) -> Dataset:
     """ImageNet-1k for a net whose input is `image` × `image` pixels.
 
-    `data`: a packed folder with `train/` and `eval/`, with columns `image` `(h, w, 3)` uint8, both sides at
-    least `image`, and `label`. It may have any images; its classes are the net's. `None`: only shapes, `image
-    * 8 / 7` pixels square (256 for 224), which is enough for plans. `mean` and `std` are torchvision's.
+    `data`: a packed folder with `train/` and `eval/`, with columns `image` `(h, w, 3)` uint8, both
+    sides at least `image`, and `label`. It may have any images. Its classes are those of the net.
+    `None` gives only shapes, `image * 8 / 7` pixels square (256 for 224), which is enough for
+    plans. `mean` and `std` are torchvision's.
 
     Raises `DataError` if `data` is not such a folder.
     """
@@ -156,12 +180,23 @@ def imagenet(data: str | Path | None = None, image: int = 224) -> Dataset:
         shape = source.spec["image"].shape if "image" in source.spec else ()
         fits = len(shape) == 3 and min(shape[:2]) >= image
         if source.classes is None or not fits or source.spec != _image_spec((*shape[:2], 3)):
-            wrong = "{path} has {columns:few}: expected images [h, w, 3] of {image} or more, and classes."
-            facts = {"path": source.path, "columns": described(source.spec), "classes": source.classes}
+            wrong = (
+                "{path} has {columns:few}: expected images [h, w, 3] of {image} or more, and "
+                "classes."
+            )
+            facts = {
+                "path": source.path,
+                "columns": described(source.spec),
+                "classes": source.classes,
+            }
             raise DataError("imagenet-pack", wrong, image=image, **facts)
     classes = [source.classes for source in packed]
-    if classes[0] is None or classes[0] != classes[1]:
-        wrong = "{data} has {train} classes in train and {eval} in eval: pack both with the same classes."
+    named = all(source.names for source in packed)  # then labels are joined by names
+    if classes[0] is None or (classes[0] != classes[1] and not named):
+        wrong = (
+            "{data} has {train} classes in train and {eval} in eval: pack both with the same "
+            "classes."
+        )
         raise DataError("classes-differ", wrong, data=str(data), train=classes[0], eval=classes[1])
     return _imagenet(packed[0], packed[1], classes[0])
 
@@ -172,7 +207,10 @@ def _imagenet(train: Source, held_out: Source, classes: int) -> Dataset:
 
 
 def _image_spec(shape: tuple[int, ...]) -> Spec:
-    return {"image": jax.ShapeDtypeStruct(shape, np.uint8), "label": jax.ShapeDtypeStruct((), np.int32)}
+    return {
+        "image": jax.ShapeDtypeStruct(shape, np.uint8),
+        "label": jax.ShapeDtypeStruct((), np.int32),
+    }
 
 
 def _lazy(length: int, shape: tuple[int, ...], load: Callable[[], Columns]) -> Lazy:
@@ -180,12 +218,13 @@ def _lazy(length: int, shape: tuple[int, ...], load: Callable[[], Columns]) -> L
 
 
 def published(name: str, url: str, files: Mapping[str, str]) -> list[Path]:
-    """The local paths of `files` (file name to SHA-256) found under `url`, downloaded if not cached.
+    """The local paths of `files` (file name to SHA-256) under `url`, downloaded if not cached.
 
-    `name` is the data set's name in errors. A file appears in the cache only if its checksum is right, so an
-    interrupted download leaves no file that looks complete.
+    `name` is the data set's name in errors. A file appears in the cache only if its checksum is
+    right, so an interrupted download leaves no file that looks complete.
 
-    Raises `DataError` without network, for a wrong checksum, and for a cache that cannot be written.
+    Raises `DataError` without network, for a wrong checksum, and for a cache that cannot be
+    written.
     """
     import pooch
     import requests
@@ -199,11 +238,21 @@ def published(name: str, url: str, files: Mapping[str, str]) -> list[Path]:
             print(fact("downloading", url=url + file), file=sys.stderr, flush=True)
         try:
             logger.setLevel(logging.WARNING)
-            path = pooch.retrieve(url + file, f"sha256:{sha256}", file, home(), downloader=downloader)
+            path = pooch.retrieve(
+                url + file, f"sha256:{sha256}", file, home(), downloader=downloader
+            )
         except (requests.RequestException, OSError, ValueError) as error:
-            # ValueError is pooch's for a wrong checksum; of no connection requests writes a paragraph
-            why = "no connection" if isinstance(error, requests.ConnectionError) else one_line(error, 200)
-            wrong = "Cannot get {data} ({url}: {reason}): put {files:list} into DIR and give --data DIR."
+            # ValueError is pooch's for a wrong checksum; of no connection requests writes a
+            # paragraph
+            why = (
+                "no connection"
+                if isinstance(error, requests.ConnectionError)
+                else one_line(error, 200)
+            )
+            wrong = (
+                "Cannot get {data} ({url}: {reason}): put {files:list} into DIR and give "
+                "--data DIR."
+            )
             numbers = {"data": name, "url": url + file, "reason": why, "files": list(files)}
             raise DataError("download-failed", wrong, **numbers) from error
         finally:
@@ -212,8 +261,13 @@ def published(name: str, url: str, files: Mapping[str, str]) -> list[Path]:
     return paths
 
 
-def _look(data: str | Path | None, find: Callable[[Path], Any], missing: str, **expected: Any) -> Any:
-    """The result of `find` in `data` or CHIPWISE_DATA; `None` to download. `missing`: the error's code."""
+def _look(
+    data: str | Path | None, find: Callable[[Path], Any], missing: str, **expected: Any
+) -> Any:
+    """The result of `find` in `data` or CHIPWISE_DATA, or `None` if the data is to be downloaded.
+
+    Raises `DataError` with the code `missing` if `data` does not have it.
+    """
     if data is not None:
         root = local(data)
         if not root.exists():
@@ -261,6 +315,11 @@ def _images(path: Path, split: str) -> Columns:
     folder = ImageFolder(path, split=split)
     if folder.names != CIFAR10_CLASSES:
         wrong = "{path}/{split} has the classes {names:few}, expected {expected:list}."
-        facts = {"path": path, "split": split, "names": folder.names[:20], "expected": CIFAR10_CLASSES}
+        facts = {
+            "path": path,
+            "split": split,
+            "names": folder.names[:20],
+            "expected": CIFAR10_CLASSES,
+        }
         raise DataError("cifar10-classes", wrong, **facts)
     return materialize(folder)

@@ -12,13 +12,15 @@ T = TypeVar("T")
 
 
 class TooSlow(TimeoutError):
-    """A call took too long: another attempt would take as long."""
+    """A call took too long, and another attempt would take as long."""
 
 
 def in_time(do: Callable[[], T], late: Callable[[float], str | None]) -> T:
-    """`do()`, in a thread that is abandoned when it is late, and may then go on for ever.
+    """The result of `do()`, which runs in a thread. A late thread is abandoned, and may then run
+    forever.
 
-    *Arguments:* `late`: from the seconds so far to why they are too many, if they are. Raises `TooSlow`.
+    *Arguments:* `late`: a function of the seconds so far that returns why they are too many, or
+    `None`. Raises `TooSlow`.
     """
     future: Future[T] = Future()
 

@@ -1,8 +1,8 @@
 """Random draws of the user's own code in `[i]`, keyed by seed, epoch and example.
 
-A data set with a random flip in `__getitem__` draws from the global generators of Python, NumPy or torch.
-They are seeded before each example and put back afterwards, so an example is a function of its key: the same
-in a thread, in any process, and after a stop, whatever was read before.
+A data set with a random flip in `__getitem__` draws from the global generators of Python, NumPy or
+torch. They are seeded before each example and restored afterwards. So an example is a function of
+its key: the same in a thread, in any process, and after a stop, whatever was read before.
 """
 
 from __future__ import annotations
@@ -18,21 +18,27 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError
+from ..base import DataError
 from ..recipe.source import Spec, read_example, spec_of
+from .order import spread
 
-_LOCK = threading.RLock()  # the generators are the process's, so its threads draw one example after another
+# The generators are the process's, so its threads draw one example after another
+_LOCK = threading.RLock()
 _TRIED = 8  # examples that are read twice; a flip of half of them escapes once in 256
 
 
 @contextmanager
 def seeded(*key: int) -> Iterator[None]:
-    """A context in which Python's `random`, NumPy's global generator and torch's, if it is imported, are
-    seeded by `key`. Their states are put back at its end."""
+    """A context in which Python's `random`, NumPy's global generator and torch's, if it is
+    imported, are seeded by `key`. Restores their states at its end."""
     words = np.frombuffer(hashlib.blake2b(repr(key).encode(), digest_size=16).digest(), "<u4")
     with _LOCK:
         torch = _torch_generators()
-        kept = random.getstate(), np.random.get_state(), [generator.get_state() for generator in torch]
+        kept = (
+            random.getstate(),
+            np.random.get_state(),
+            [generator.get_state() for generator in torch],
+        )
         try:
             random.seed(words.tobytes())
             np.random.seed(words)
@@ -50,7 +56,10 @@ def _torch_generators() -> list[Any]:
     if "torch" not in sys.modules:
         return []
     torch = importlib.import_module("torch")  # or waits for the thread that is importing it
-    return [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
+    return [
+        torch.default_generator,
+        *(torch.cuda.default_generators if torch.cuda.is_initialized() else ()),
+    ]
 
 
 class Wrapped:
@@ -74,10 +83,10 @@ class Wrapped:
 class Drawn(Wrapped):
     """A source whose examples differ from epoch to epoch.
 
-    It is read by position: `epoch * len(self) + place`, where each place occurs once in an epoch. The random
-    draws of a position are a function of `seed`, epoch and place.
+    It is read by position: `epoch * len(self) + place`, where each place occurs once in an epoch.
+    The random draws of a position are a function of `seed`, epoch and place.
 
-    *Arguments:* `source`: with code of the user's in `[i]`; `seed`: of the recipe.
+    *Arguments:* `source`: a source with the user's code in `[i]`. `seed`: the recipe's seed.
     """
 
     def __init__(self, source: Any, seed: int):
@@ -102,11 +111,12 @@ class Drawn(Wrapped):
             yield index, example
 
     def check(self) -> None:
-        """Raises `DataError` with the column if a second reading under the same keys gives other values.
+        """Raises `DataError` with the column if a second reading under the same keys gives other
+        values.
 
         `_TRIED` examples, spread over the source, are read twice.
         """
-        places = np.unique(np.linspace(0, len(self) - 1, min(_TRIED, len(self))).astype(np.int64)).tolist()
+        places = spread(len(self), _TRIED).tolist()
         first = [(index, read_example(example, index)) for index, example in self.examples(places)]
         again = [read_example(example, index) for index, example in self.examples(places)]
         for (index, one), other in zip(first, again, strict=True):
@@ -119,6 +129,7 @@ class Drawn(Wrapped):
         return {**self.__dict__, "_torch": "torch" in sys.modules}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if state.pop("_torch"):  # or the first example in a new process might be the one that imports it
+        # Or the first example in a new process might be the one that imports it
+        if state.pop("_torch"):
             importlib.import_module("torch")
         self.__dict__.update(state)

@@ -1,7 +1,7 @@
 """Lists image files on disk or in a tar archive.
 
-A plain `.tar` is read at the members' offsets, so memory stays small. A compressed one can only be read from
-its beginning, so its encoded images are kept in memory, up to a limit.
+A plain `.tar` is read at the members' offsets, so memory stays small. A compressed one can only be
+read from its beginning, so its encoded images are kept in memory, up to a limit.
 """
 
 from __future__ import annotations
@@ -18,15 +18,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from ..atomic import open_regular
-from ..errors import DataError, unreadable
+from ..base import DataError, unreadable
+from ..base.figures import one_line
+from ..base.files import open_regular
 from ..machine.limits import memory
-from ..words.figures import one_line
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+SUFFIXES = {
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
+    *(".ppm", ".pgm", ".pbm", ".pnm"),
+}
+_LITTER = {"@eadir", "#recycle", "$recycle.bin", "__macosx", "thumbs.db", "desktop.ini"}
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
 _COMPRESSED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
-MAX_BYTES = 8 << 30  # encoded images kept in memory at most, and never more than half of what is free
+# Encoded images kept in memory at most, and never more than half of what is free
+MAX_BYTES = 8 << 30
 
 
 MOST_IMAGE_BYTES = 1 << 28  # bytes of one encoded image
@@ -38,24 +43,39 @@ _MOST_EXPANDED = 1 << 28  # bytes of a small compressed archive; of a large one 
 
 @dataclass
 class Files:
-    """Image files: path parts relative to the source, bytes, and the argument of `read`; and other files."""
+    """Image files, and other files."""
 
     paths: list[tuple[str, ...]] = field(default_factory=list)
+    """The parts of each image's path, relative to the source."""
     sizes: list[int] = field(default_factory=list)
+    """The bytes of each image."""
     keys: list[Any] = field(default_factory=list)
+    """The argument of `read` for each image."""
     folders: list[tuple[str, ...]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    """The paths of other files."""
     read: Callable[[Any], bytes] = lambda key: b""
+    """Returns the bytes of the image with a key."""
 
     def add(self, parts: tuple[str, ...], size: int, key: Any) -> None:
         """Adds a file. Raises `DataError` if it is too large for an image."""
         if size > MOST_IMAGE_BYTES:
-            wrong = "{name:plain} has {bytes:bytes}, more than {limit:bytes}: remove or convert it."
+            wrong = (
+                "{name:plain} has {bytes:bytes}, more than {limit:bytes}: convert it or leave it "
+                "out."
+            )
             name = "/".join(parts)
-            raise DataError("image-file-too-large", wrong, name=name, bytes=size, limit=MOST_IMAGE_BYTES)
+            raise DataError(
+                "image-file-too-large", wrong, name=name, bytes=size, limit=MOST_IMAGE_BYTES
+            )
         self.paths.append(parts)
         self.sizes.append(size)
         self.keys.append(key)
+
+
+def is_litter(name: str) -> bool:
+    """Whether a file or a folder is hidden, or one that systems and their file managers leave."""
+    return name.startswith(".") or name.lower() in _LITTER
 
 
 def is_image(name: str) -> bool:
@@ -64,10 +84,11 @@ def is_image(name: str) -> bool:
 
 
 def walk(root: Path) -> Files:
-    """All image files below `root`, except hidden ones. Raises `DataError` for folders that cannot be read.
+    """All image files below `root`, except hidden ones and the litter of systems.
 
-    Pipes, sockets and devices are ignored: reading them might never end. So might folders that are `DEEPEST`,
-    or links to one folder from `MOST_WAYS` places.
+    Raises `DataError` for folders that cannot be read. Ignores pipes, sockets and devices, since
+    reading them might never end. Raises `DataError` for folders more than `DEEPEST` deep and for
+    links to one folder from more than `MOST_WAYS` places, for the same reason.
     """
     files = Files(read=read_file)
     ways: Counter[tuple[int, int]] = Counter()
@@ -76,7 +97,7 @@ def walk(root: Path) -> Files:
         with os.scandir(folder) as entries:
             listed = sorted(entries, key=lambda e: e.name)
         for entry in listed:
-            if entry.name.startswith("."):
+            if is_litter(entry.name):
                 continue
             if entry.is_dir():
                 status = entry.stat()
@@ -87,9 +108,12 @@ def walk(root: Path) -> Files:
                 ways[here] += 1
                 if len(parts) > DEEPEST or ways[here] > MOST_WAYS:
                     wrong = (
-                        "{path} is below {deep} folders, or reached in {ways} ways by links: name another."
+                        "{path} is below {deep} folders, or reached in {ways} ways by links: name "
+                        "another."
                     )
-                    raise DataError("folder-too-deep", wrong, path=entry.path, deep=DEEPEST, ways=MOST_WAYS)
+                    raise DataError(
+                        "folder-too-deep", wrong, path=entry.path, deep=DEEPEST, ways=MOST_WAYS
+                    )
                 files.folders.append((*parts, entry.name))
                 enter(entry.path, (*parts, entry.name), above | {here})
             elif is_image(entry.name) and (entry.is_file() or not os.path.exists(entry.path)):
@@ -108,7 +132,8 @@ def walk(root: Path) -> Files:
 
 
 def read_file(path: str) -> bytes:
-    with open(path, "rb", buffering=0) as stream:  # for a small file a buffer costs as much as reading it
+    # For a small file a buffer costs as much as reading it
+    with open(path, "rb", buffering=0) as stream:
         return stream.readall()
 
 
@@ -117,26 +142,31 @@ def refuse_duplicates(names: Sequence[str], path: Any) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            wrong = "{path} has two entries named '{name:plain}': rename or remove one."
+            wrong = "{path} has two entries named '{name:plain}': rename one or leave it out."
             raise DataError("duplicate-name", wrong, path=path, name=name)
         seen.add(name)
 
 
 def list_tar(path: Path, of: Callable[[tuple[str, ...]], bool] = lambda parts: True) -> Files:
-    """The images in an archive `.tar`, `.tar.gz`, `.tar.bz2` or `.tar.xz` for whose path parts `of` is true.
+    """The images in an archive `.tar`, `.tar.gz`, `.tar.bz2` or `.tar.xz` for whose path parts `of`
+    is true.
 
-    Raises `DataError` for links, paths that point outside, duplicate names, damage, and compressed archives
-    that do not fit in memory.
+    Raises `DataError` for links, paths that point outside, duplicate names, damage, and compressed
+    archives that do not fit in memory.
     """
     try:
         with open_regular(path) as file:
             head = file.read(6)
-        unzip = next((opener for magic, opener in _COMPRESSED.items() if head.startswith(magic)), None)
+        unzip = next(
+            (opener for magic, opener in _COMPRESSED.items() if head.startswith(magic)), None
+        )
         files = Files(read=_Places(path) if unzip is None else bytes)
         mode = "r:" if unzip is None else "r|"
         with (
             open(path, "rb") if unzip is None else unzip(path, "rb") as file,
-            tarfile.open(fileobj=file, mode=mode, tarinfo=Member) as archive,  # type: ignore[call-overload]
+            tarfile.open(  # type: ignore[call-overload]
+                fileobj=file, mode=mode, tarinfo=Member
+            ) as archive,
         ):
             if unzip is None:
                 _list_members(path, archive, files, of)
@@ -146,9 +176,18 @@ def list_tar(path: Path, of: Callable[[tuple[str, ...]], bool] = lambda parts: T
                 while file.read(1 << 20):  # the decompressor checks the checksum at the end
                     _refuse_expanding(file.tell(), most)
     except tarfile.FilterError as error:
-        wrong = "{path}: {reason}: refused. Make the archive again of plain files, inside its folder."
+        wrong = (
+            "{path}: {reason}: refused. Make the archive again of plain files, inside its folder."
+        )
         raise DataError("member-refused", wrong, path=path, reason=one_line(error, 160)) from error
-    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, RecursionError, OSError) as error:
+    except (
+        tarfile.TarError,
+        EOFError,
+        zlib.error,
+        lzma.LZMAError,
+        RecursionError,
+        OSError,
+    ) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise unreadable(path, error) from error
         chained = isinstance(error, RecursionError)  # headers that describe headers, thousands deep
@@ -159,9 +198,14 @@ def list_tar(path: Path, of: Callable[[tuple[str, ...]], bool] = lambda parts: T
 
 
 def _list_members(
-    path: Path, archive: tarfile.TarFile, files: Files, of: Callable[..., bool], expands_to: int | None = None
+    path: Path,
+    archive: tarfile.TarFile,
+    files: Files,
+    of: Callable[..., bool],
+    expands_to: int | None = None,
 ) -> None:
-    """`expands_to`: the bytes to which a compressed archive may expand; None: it is read in place."""
+    """Lists the members of an archive. `expands_to`: the bytes to which a compressed archive may
+    expand. `None` means that the archive is read in place."""
     limit, held, in_place = min(MAX_BYTES, memory().available_bytes // 2), 0, expands_to is None
     for member in archive:
         archive.members = []  # type: ignore[attr-defined]  # or it keeps 1 kB a member
@@ -170,15 +214,18 @@ def _list_members(
         held += 0 if in_place else _MEMBER_BYTES + len(member.name)
         if held > limit:  # a small compressed file may have any number of members
             raise DataError("archive-too-large", path=path, limit_bytes=limit)
-        # Refuses paths and links that lead outside, and devices. Nothing is extracted to that folder
+        # Refuses paths and links that lead outside, and devices. Nothing is extracted to that
+        # folder
         tarfile.data_filter(member, "/chipwise")
         # Strings, since pathlib costs a second more for 60,000 members
         parts = tuple(part for part in member.name.split("/") if part not in ("", "."))
         if member.name.startswith("/") or ".." in parts:
             raise tarfile.OutsideDestinationError(member, member.name)
+        if any(map(is_litter, parts)):
+            continue
         if member.isdir():
             files.folders.append(parts)
-        elif parts and not any(part.startswith(".") for part in parts):
+        elif parts:
             if not is_image(parts[-1]):
                 files.left_out.append("/".join(parts))
             elif of(parts):
@@ -207,8 +254,9 @@ _EXTENDED += (tarfile.SOLARIS_XHDTYPE,)  # type: ignore[assignment]
 
 
 class Member(tarfile.TarInfo):
-    """A member with a complete header; tarfile takes a truncated or damaged header for the archive's end,
-    reads an extended header of any size into memory, and goes round in circles at a negative size."""
+    """A member with a complete header. tarfile itself takes a truncated or damaged header for the
+    archive's end, reads an extended header of any size into memory, and loops forever at a negative
+    size."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -230,8 +278,8 @@ class Member(tarfile.TarInfo):
         return member
 
     def _sparse(self, *of: Any) -> Self:
-        # A file with holes states any size and any number of parts. In the formats of pax the first argument
-        # is the member, and `self` the header before it
+        # A file with holes states any size and any number of parts. In the formats of pax the first
+        # argument is the member, and `self` the header before it
         raise tarfile.SpecialFileError(of[0] if isinstance(of[0], Member) else self)
 
     _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _sparse

@@ -7,37 +7,44 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from ..errors import DataError, unreadable
+from ..base import DataError, unreadable
+from .compared import Compared, of_portions, sha_of_all
 from .folder import list_tar, walk
 from .images import checked_size, decode, decode_into
 from .pack.folders import arrange
 from .remote import local
-from .sources import Columns, Spec
+from .sources import ByBatch, Columns, Spec
 from .stages import stage
 
 
-class ImageFolder:
-    """The images in `path/<class>/<file>` as examples `{"image": (h, w, 3) uint8, "label": () int32}`.
+class ImageFolder(ByBatch):
+    """The images in `path/<class>/<file>` as examples
+    `{"image": (h, w, 3) uint8, "label": () int32}`.
 
-    Classes are numbered by the sorted names of their folders, examples by class and file name. Files deeper
-    inside a class's folder belong to the class, as for `pack`.
+    Classes are numbered by the sorted names of their folders, examples by class and file name.
+    Files deeper inside a class's folder belong to the class, as for `pack`.
 
     *Arguments:*
 
-    - `path`: a folder, its URL, or a `.tar`, `.tar.gz` or `.tar.xz` of one. Nothing is unpacked to disk: a
-      plain `.tar` is read in place, and the encoded images of a compressed one are kept in memory.
-    - `size`: `(height, width)` or one number for both: each image is scaled to cover it and cropped at the
-      centre. `None` keeps the sizes, and then all must be equal.
+    - `path`: a folder, its URL, or a `.tar`, `.tar.gz` or `.tar.xz` of one. Nothing is unpacked to
+      disk: a plain `.tar` is read in place, and the encoded images of a compressed one stay in
+      memory.
+    - `size`: `(height, width)` or one number for both. Each image is scaled to cover it and cropped
+      at the centre. `None` leaves the sizes as they are, and then all must be equal.
     - `split`: a folder inside `path` with the classes, such as `"train"`.
 
-    *Attributes:* `names`: the classes' names; `classes`: their number; `labels` `(n,)` int32.
+    *Attributes:* `names`: the names of the classes. `classes`: their number. `labels`: `(n,)`
+    int32.
 
-    The constructor raises `DataError` for a missing folder, no classes, a class without images, images
-    outside of classes, or unsafe archive members. Access raises it, with the file's name, for images that
-    cannot be decoded or differ in size. Hidden files and files without the suffix of an image are ignored.
+    The constructor raises `DataError` for a missing folder, no classes, a class without images,
+    images outside of classes, or unsafe archive members. Access raises it, with the file's name,
+    for images that cannot be decoded or differ in size. Hidden files and files without the suffix
+    of an image are ignored.
     """
 
-    def __init__(self, path: str | Path, size: int | tuple[int, int] | None = None, split: str | None = None):
+    def __init__(
+        self, path: str | Path, size: int | tuple[int, int] | None = None, split: str | None = None
+    ):
         self.path = local(path)
         self.size = checked_size(size)
         if self.path.is_dir():
@@ -51,7 +58,10 @@ class ImageFolder:
                 files.folders = [f[f.index(split) + 1 :] for f in files.folders if split in f]
         listing = arrange(below, files)
         if len(listing.splits) > 1:
-            wrong = "{path} holds class folders in several places (train and others): choose with split=."
+            wrong = (
+                "{path} holds class folders in several places (train and others): choose "
+                "with split=."
+            )
             raise DataError("classes-in-several-places", wrong, path=below)
         self.names, self._images = listing.names, listing.splits["train"]
         self.labels = self._images.labels["label"]
@@ -63,7 +73,8 @@ class ImageFolder:
 
     @property
     def spec(self) -> Spec:
-        """Column to the shape and type of one example; without `size`, decodes the first image once."""
+        """Column to the shape and type of one example. Without `size`, decodes the first image
+        once."""
         if self._shape is None:
             try:
                 self._shape = (*self.size, 3) if self.size else decode(self._read(0)).shape
@@ -77,16 +88,28 @@ class ImageFolder:
     def __len__(self) -> int:
         return len(self._images)
 
-    def __getitem__(self, index: int) -> Columns:
-        image = np.empty(self.spec["image"].shape, np.uint8)
-        self._decode_into(index, image)
-        return {"image": image, "label": self.labels[index]}
-
     def fill(self, indices: np.ndarray, out: Columns) -> None:
         """Decodes the examples at `indices` `(n,)` into `out`. Thread-safe."""
         out["label"][:] = self.labels[indices]
         for row, index in enumerate(indices.tolist()):
             self._decode_into(index, out["image"][row])
+
+    def compared(self) -> Compared:
+        """Compares the names, classes and sizes of all files, and the contents of some. It does not
+        notice a file that was replaced by one of the same size and is not among these."""
+        images, n = self._images, len(self)
+
+        def digests(rows: np.ndarray) -> dict[str, str]:
+            return {"contents": sha_of_all(map(self._read, rows.tolist()))}
+
+        read, contents = of_portions(n, images.sizes.mean(), digests)
+        parts = {
+            "classes": sha_of_all(self.names),
+            "files": sha_of_all(images.names),
+            "sizes": sha_of_all([images.sizes.tobytes()]),
+            **contents,
+        }
+        return Compared(parts, read, n)
 
     def _decode_into(self, index: int, out: np.ndarray) -> None:
         with stage("read"):
@@ -97,7 +120,10 @@ class ImageFolder:
         except DataError as error:
             raise self._of(index, error) from error
         if shape != out.shape:
-            wrong = "{first:plain} is of {first_size} pixels, {file:plain} of {size}: give size=224 or so."
+            wrong = (
+                "{first:plain} is of {first_size} pixels, {file:plain} of {size}: give "
+                "size=224 or so."
+            )
             sizes = {"first_size": list(out.shape[:2]), "size": list(shape[:2])}
             first, file = (self._images.names[i] for i in (0, index))
             raise DataError("image-sizes-differ", wrong, first=first, file=file, **sizes)

@@ -1,9 +1,9 @@
-"""Decodes images to RGB pixels, upright and at the requested size; unsafe files are refused.
+"""Decodes images to RGB pixels, upright and at the requested size. Refuses unsafe files.
 
-simplejpeg decodes plain JPEGs, at 1/2, 1/4 or 1/8 of their size if that is enough, several times faster than
-Pillow, which decodes everything else. Grey becomes three equal channels, palettes and CMYK become RGB,
-transparency becomes white (files have any colour below it, often black), of several frames the first is used,
-and the camera's orientation is applied.
+simplejpeg decodes plain JPEGs, at 1/2, 1/4 or 1/8 of their size if that is enough, several times
+faster than Pillow, which decodes everything else. Grey becomes three equal channels. Palettes and
+CMYK become RGB. Transparency becomes white, since files have any colour below it, often black. The
+first of several frames is used, and the camera's orientation is applied.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image, ImageOps
 
-from ..errors import DataError
+from ..base import DataError
 
 # Of Pillow's formats only these: others run programs (PostScript), or are rarely tested
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -35,10 +35,10 @@ _ORIENTATION, _TURNS = 274, range(2, 9)  # the EXIF tag, and its values that are
 
 
 class Encoded:
-    """An encoded image of which only the header was read.
+    """An encoded image. Only its header has been read.
 
-    *Attributes:* `height`, `width`: in pixels, of a JPEG upright; `plain`: whether it is a grey or colour
-    JPEG that is stored upright.
+    *Attributes:* `height`, `width`: in pixels, for a JPEG those of the upright image. `plain`:
+    whether it is a grey or colour JPEG that is stored upright.
 
     Raises `DataError`, before anything is decoded, if it is not an image, or has more pixels than
     `MAX_PIXELS` or `MAX_BYTES` allow.
@@ -61,10 +61,10 @@ class Encoded:
         _bytes(self.height * self.width, self._cost)
 
     def pixels(self, size: tuple[int, int] | None = None) -> np.ndarray:
-        """`(height, width, 3)` uint8.
+        """The pixels, `(height, width, 3)` uint8.
 
-        `size` `(height, width)`: scaled to cover it and cropped at the centre. Raises `DataError` for damage,
-        and for more than 8 bits per channel.
+        With `size` `(height, width)`, the image is scaled to cover it and cropped at the centre.
+        Raises `DataError` for damage, and for more than 8 bits per channel.
         """
         try:
             if not self._jpeg:
@@ -76,7 +76,9 @@ class Encoded:
                 height, width = width, height
             cost = _TURNED if self._turn != 1 and size is None else self._cost
             with room(_bytes(self.height * self.width, cost)):
-                pixels = simplejpeg.decode_jpeg(self._data, "RGB", min_height=height, min_width=width)
+                pixels = simplejpeg.decode_jpeg(
+                    self._data, "RGB", min_height=height, min_width=width
+                )
                 if self._turn == 1 and size in (None, pixels.shape[:2]):
                     return pixels
                 image = Image.fromarray(pixels)
@@ -90,7 +92,7 @@ class Encoded:
             raise _damaged(self._data, error) from error
 
     def _read_jpeg(self) -> bool:
-        """Reads the header of a JPEG that simplejpeg can decode; false for CMYK."""
+        """Reads the header of a JPEG that simplejpeg can decode. Returns false for CMYK."""
         self.height, self.width, space, _ = simplejpeg.decode_jpeg_header(self._data)
         if space.upper() in ("CMYK", "YCCK"):
             return False
@@ -122,14 +124,16 @@ def _cost(image: Image.Image) -> int:
 
 
 def _turn_before_pixels(image: Image.Image) -> int:
-    """The camera's orientation; 1 for a PNG that may have it behind the pixels, which Pillow would decode."""
+    """The camera's orientation. Returns 1 for a PNG that may have it behind the pixels, which
+    Pillow would decode."""
     if image.format == "PNG" and "exif" not in image.info:
         return 1
     return image.getexif().get(_ORIENTATION, 1)
 
 
 def _bytes(pixels: int, cost: int) -> int:
-    """The memory for an image of so many `pixels` of `cost` bytes. Raises `DataError` if it is too much."""
+    """The memory for an image of `pixels` pixels at `cost` bytes each. Raises `DataError` if it is
+    too much."""
     limit = min(MAX_PIXELS, MAX_BYTES // cost)
     if pixels > limit:
         raise DataError("image-too-large", limit=limit)
@@ -141,8 +145,8 @@ _taken, _given_back = 0, threading.Condition()
 
 @contextlib.contextmanager
 def room(nbytes: int) -> Iterator[None]:
-    """A context with memory for an image, or for all that there is: threads that decode or encode large ones
-    share `MAX_BYTES`. One context must not be inside another."""
+    """A context with `nbytes` of memory for an image, or `MAX_BYTES` if that is less. Threads that
+    decode or encode large images share `MAX_BYTES`. One context must not be inside another."""
     global _taken
     if (nbytes := min(nbytes, MAX_BYTES)) <= _SMALL_BYTES:
         yield
@@ -159,12 +163,14 @@ def room(nbytes: int) -> Iterator[None]:
 
 
 def _opened(data: bytes) -> Image.Image:
-    """The one place where Pillow opens a file: of pack, image folders, predictions and pictures alike."""
+    """Opens an image with Pillow. Packing, image folders, predictions and pictures all open files
+    here."""
     return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
 def checked_size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    """`(height, width)` of one number for both or of two. Raises `DataError` for less than a pixel."""
+    """`(height, width)` from one number for both or from two. Raises `DataError` for less than a
+    pixel."""
     size = (size, size) if isinstance(size, int) else size
     if size is not None and min(size) < 1:
         wrong = "size={size[0]}×{size[1]} must be at least 1 pixel in height and width."
@@ -173,14 +179,16 @@ def checked_size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
 
 
 def decode(data: bytes, size: tuple[int, int] | None = None) -> np.ndarray:
-    """An encoded image as `(height, width, 3)` uint8, RGB, upright; see `Encoded.pixels`."""
+    """An encoded image as `(height, width, 3)` uint8, RGB, upright. See `Encoded.pixels`."""
     return Encoded(data).pixels(size)
 
 
-def decode_into(data: bytes, out: np.ndarray, size: tuple[int, int] | None = None) -> tuple[int, ...]:
+def decode_into(
+    data: bytes, out: np.ndarray, size: tuple[int, int] | None = None
+) -> tuple[int, ...]:
     """Decodes an image, as `decode` does, into `out` `(height, width, 3)` uint8.
 
-    *Returns* the image's shape; if it differs from that of `out`, nothing is written.
+    *Returns* the image's shape. If it differs from the shape of `out`, nothing is written.
     """
     encoded = Encoded(data)
     height, width = encoded.height, encoded.width
@@ -204,7 +212,9 @@ def from_pillow(image: Image.Image, size: tuple[int, int] | None = None) -> np.n
 
 def _from_pillow(image: Image.Image, size: tuple[int, int] | None) -> np.ndarray:
     # Pillow keeps the high byte of 16-bit colour, which only the raw mode of the file shows
-    if image.mode.split(";")[0] in _WIDE_MODES or any(";16" in str(t[3]) for t in getattr(image, "tile", ())):
+    if image.mode.split(";")[0] in _WIDE_MODES or any(
+        ";16" in str(t[3]) for t in getattr(image, "tile", ())
+    ):
         raise DataError("image-depth", "it has more than 8 bits a channel: convert it to 8.")
     turned = image.getexif().get(_ORIENTATION, 1) in _TURNS
     upright = ImageOps.exif_transpose(image) if turned else image
@@ -216,8 +226,12 @@ def _from_pillow(image: Image.Image, size: tuple[int, int] | None) -> np.ndarray
 
 
 def _pixels(image: Image.Image) -> np.ndarray:
-    """Of `image` over white, `(height, width, 3)`; some rows at a time, since they take several copies."""
-    whole, rows = np.empty((image.height, image.width, 3), np.uint8), max(1, _ROWS_OF // image.width)
+    """The pixels of `image` over white, `(height, width, 3)`. Converts some rows at a time, since
+    converting takes several copies."""
+    whole, rows = (
+        np.empty((image.height, image.width, 3), np.uint8),
+        max(1, _ROWS_OF // image.width),
+    )
     clear = image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
     image.load()
     for top in range(0, image.height, rows):
@@ -238,7 +252,8 @@ def fitted(image: Image.Image, size: tuple[int, int] | None) -> np.ndarray:
 
 
 def covering(shape: tuple[int, int], size: tuple[int, int] | None) -> tuple[int, int]:
-    """The height and width of an image of `shape` scaled to just cover `size`; `shape` if it is None."""
+    """The height and width of an image of `shape` scaled to just cover `size`, or `shape` if `size`
+    is `None`."""
     if size is None:
         return shape
     (height, width), (to_height, to_width) = shape, size
@@ -249,8 +264,8 @@ def covering(shape: tuple[int, int], size: tuple[int, int] | None) -> tuple[int,
 
 def _damaged(data: bytes, error: Exception) -> DataError:
     if not data:
-        return DataError("image-empty", "the file is empty: replace or remove it.")
+        return DataError("image-empty", "the file is empty: replace it or leave it out.")
     # Pillow's messages contain memory addresses, which vary
     reason = " ".join(re.sub(r"<[^>]*>", "", str(error)).split())[:120]
-    wrong = "not an image, or damaged ({bytes:,} bytes: {reason}): replace or remove it."
+    wrong = "not an image, or damaged ({bytes:,} bytes: {reason}): replace it or leave it out."
     return DataError("image-damaged", wrong, bytes=len(data), reason=reason)

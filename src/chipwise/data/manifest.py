@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..atomic import read_regular
-from ..errors import DataError, unreadable
+from ..base import DataError, unreadable
+from ..base.files import read_regular
 
 FORMAT, VERSION = "chipwise-packed", 2
 MANIFEST = "manifest.json"
@@ -28,15 +28,19 @@ def record_dtype(store: str, name_bytes: int) -> np.dtype:
 
 
 def header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
-    """A `.npy` header. Its length does not depend on `shape[0]`: NumPy leaves room for it to grow."""
+    """A `.npy` header. Its length does not depend on `shape[0]`: NumPy leaves room for it to
+    grow."""
     stream = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
-    np.lib.format.write_array_header_1_0(stream, {"descr": descr, "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        stream, {"descr": descr, "fortran_order": False, "shape": shape}
+    )
     return stream.getvalue()
 
 
 def render(manifest: dict[str, Any]) -> str:
-    """The manifest's text, with `sha256` over its canonical JSON: no spaces, in the order written."""
+    """The manifest's text, with `sha256` over its canonical JSON: no spaces, in the order
+    written."""
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     digest = hashlib.sha256(json.dumps(rest, separators=(",", ":")).encode()).hexdigest()
     return json.dumps({**rest, "sha256": digest}, indent=1) + "\n"
@@ -60,10 +64,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DataError("manifest-format", wrong, path=path, expected=FORMAT)
     version = manifest.get("version")
     if type(version) is not int or version > VERSION:
-        wrong = "{path} has version {version}, this chipwise reads {known}: pip install --upgrade chipwise."
+        wrong = (
+            "{path} has version {version}, this chipwise reads {known}: pip install "
+            "--upgrade chipwise."
+        )
         raise DataError("manifest-newer", wrong, path=path, version=version, known=VERSION)
     if version < VERSION:
-        wrong = "{path} has version {version} of the format, which is now {known}: pack the data again."
+        wrong = (
+            "{path} has version {version} of the format, which is now {known}: pack the data again."
+        )
         raise DataError("manifest-older", wrong, path=path, version=version, known=VERSION)
     if text != render(manifest):
         raise DataError("manifest-damaged", path=path, reason="SHA-256")
@@ -71,7 +80,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def manifest_in(text: bytes) -> dict[str, Any]:
-    """The manifest of a packed folder; empty for other files with that name."""
+    """The manifest of a packed folder, or an empty dict for other files with that name."""
     try:
         manifest = json.loads(text)
     except (ValueError, RecursionError):
@@ -89,7 +98,8 @@ def sha256(path: Path) -> str:
 
 
 def verify(folder: Path, manifest: dict[str, Any]) -> None:
-    """Reads every file of a split. Raises a `DataError` that names those that are not as they were packed."""
+    """Reads every file of a split. Raises a `DataError` that names the files that differ from when
+    they were packed."""
     files = [file for shard in manifest["shards"] for file in shard["files"].values()]
     damaged = [file["name"] for file in files if sha256(folder / file["name"]) != file["sha256"]]
     if damaged:

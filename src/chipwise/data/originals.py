@@ -1,10 +1,11 @@
 """Reads the original files of MNIST and CIFAR-10.
 
-MNIST's are IDX: two zero bytes, a type code, the number of dimensions, each dimension as big-endian uint32,
-bytes. CIFAR's are Python pickles of images as 3 planes (red, green, blue) of 32 × 32 bytes. Only the
-published files are read, known by their digests, and by an unpickler that can make nothing but arrays.
+MNIST's are IDX: two zero bytes, a type code, the number of dimensions, each dimension as big-endian
+uint32, bytes. CIFAR's are Python pickles of images as 3 planes (red, green, blue) of 32 × 32 bytes.
+Only the published files are read. They are recognised by their digests, and read by an unpickler
+that can create only arrays.
 
-Sources: Y. LeCun, C. Cortes, C. Burges, The MNIST database (1998); A. Krizhevsky,
+Sources: Y. LeCun, C. Cortes, C. Burges, The MNIST database (1998). A. Krizhevsky,
 https://www.cs.toronto.edu/~kriz/cifar.html (2009).
 """
 
@@ -23,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from ..atomic import open_regular
-from ..errors import DataError, unreadable
-from ..words.figures import one_line
+from ..base import DataError, unreadable
+from ..base.figures import one_line
+from ..base.files import open_regular
 from .sources import Columns
 
 MOST_BYTES = 1 << 28  # read of a file; a batch has 31 MB, MNIST's images 47 MB
@@ -34,13 +35,16 @@ CIFAR_FOLDER, CIFAR_ARCHIVE = "cifar-10-batches-py", "cifar-10-python.tar.gz"
 CIFAR_SHA256 = "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
 _DIGESTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 MNIST_FILES: dict[str, list[str]] = _DIGESTS["mnist"]
-"""File to the SHA-256 of the published .gz, and of what is in it, which also fits repacked files."""
+"""File to two SHA-256: that of the published .gz, and that of its contents, which also fits
+repacked files."""
 CIFAR_BATCHES: dict[str, str] = _DIGESTS["cifar10"]
-"""The MD5 of each file (no SHA-256 is published). All digests are those of Keras and torchvision."""
+"""The MD5 of each file (no SHA-256 is published). All digests are those of Keras and
+torchvision."""
 
 
 def batches_at(path: Path) -> Path | None:
-    """CIFAR-10 as published at `path`: its archive, or the folder of its files, `path` or one below it."""
+    """The path of CIFAR-10 as published at `path`: its archive, or the folder of its files, which
+    is `path` or one below it."""
     if path.is_file():
         return path if path.name == CIFAR_ARCHIVE else None
     for place in (path, path / CIFAR_FOLDER):
@@ -53,8 +57,8 @@ def batches_at(path: Path) -> Path | None:
 def read_idx(path: str | Path, sha256: str) -> np.ndarray:
     """The bytes in a published IDX file, plain or gzip-compressed, in the shape of its header.
 
-    `sha256`: of the uncompressed file, in hexadecimal. Raises `DataError` for files that are missing or
-    damaged, and for any but the published one.
+    `sha256` is that of the uncompressed file, in hexadecimal. Raises `DataError` for files that are
+    missing or damaged, and for any but the published one.
     """
     path = Path(path)
     try:
@@ -78,26 +82,34 @@ def read_cifar(path: Path) -> dict[str, Columns]:
 
     *Returns* `train` and `test` to `{"image": (n, 32, 32, 3) uint8, "label": (n,) int32}`.
 
-    Raises `DataError` for files that are missing, or are not the published ones; nothing in them is executed.
+    Raises `DataError` for files that are missing, or are not the published ones. Nothing in them is
+    executed.
     """
     splits: dict[str, list[Columns]] = {"train": [], "test": []}
     try:
         for name, data in sorted(_in_folder(path) if path.is_dir() else _in_archive(path)):
-            _check(path / name, hashlib.md5(data, usedforsecurity=False).hexdigest(), CIFAR_BATCHES[name])
+            _check(
+                path / name,
+                hashlib.md5(data, usedforsecurity=False).hexdigest(),
+                CIFAR_BATCHES[name],
+            )
             splits["test" if "test" in name else "train"].append(read_batch(data, path / name))
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise DataError("file-damaged", path=path, reason=str(error)) from error
     except OSError as error:
         raise unreadable(error.filename or path, error) from error
     return {
-        split: {column: np.concatenate([batch[column] for batch in batches]) for column in ("image", "label")}
+        split: {
+            column: np.concatenate([batch[column] for batch in batches])
+            for column in ("image", "label")
+        }
         for split, batches in splits.items()
     }
 
 
 def read_batch(data: bytes, path: Path) -> Columns:
-    """The images and labels in the bytes of a published batch. Raises `DataError` for names in it that are
-    not those of arrays."""
+    """The images and labels in the bytes of a published batch. Raises `DataError` if it names
+    anything but what arrays need."""
     batch = unpickle(data, path)
     image = batch[b"data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return {"image": np.ascontiguousarray(image), "label": np.array(batch[b"labels"], np.int32)}
@@ -106,7 +118,10 @@ def read_batch(data: bytes, path: Path) -> Columns:
 def _check(path: Path, digest: str, expected: str) -> None:
     """Raises `DataError` unless a file's digest is the expected one."""
     if digest != expected:
-        wrong = "{path} is not the original file: its digest is {digest}, expected {expected}. Get it again."
+        wrong = (
+            "{path} is not the original file: its digest is {digest}, expected {expected}. "
+            "Get it again."
+        )
         raise DataError("not-the-original", wrong, path=path, digest=digest, expected=expected)
 
 
@@ -118,7 +133,11 @@ def _in_folder(path: Path) -> Iterator[tuple[str, bytes]]:
 
 def _in_archive(path: Path) -> Iterator[tuple[str, bytes]]:
     with open_regular(path) as file:
-        _check(path, hashlib.file_digest(file, "sha256").hexdigest(), CIFAR_SHA256)  # type: ignore[arg-type]
+        _check(
+            path,
+            hashlib.file_digest(file, "sha256").hexdigest(),  # type: ignore[arg-type]
+            CIFAR_SHA256,
+        )
         file.seek(0)
         with tarfile.open(fileobj=file, mode="r|gz") as archive:
             for member in archive:
@@ -128,10 +147,10 @@ def _in_archive(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Makes arrays of bytes, beside numbers, text, lists and dicts: all that CIFAR's pickles need."""
+    """Unpickles arrays of bytes, numbers, text, lists and dicts: all that CIFAR's pickles need."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """A new function for each name that NumPy writes for an array; nothing is imported."""
+        """A new function for each name that NumPy writes for an array. Imports nothing."""
         if (module, name) == ("numpy", "ndarray"):
             return "ndarray"  # only named, never called
 
@@ -153,7 +172,8 @@ class _ArraysOnly(pickle.Unpickler):
 def unpickle(data: bytes, path: Path) -> Any:
     """The value pickled in `data`. Strings of Python 2 are bytes.
 
-    Raises `DataError` for any name but those of NumPy's arrays of bytes: nothing in a pickle is executed.
+    Raises `DataError` for any name but those of NumPy's arrays of bytes. Nothing in a pickle is
+    executed.
     """
     try:
         return _ArraysOnly(io.BytesIO(data), encoding="bytes").load()

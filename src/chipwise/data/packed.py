@@ -1,10 +1,11 @@
 """Packed folders: examples in memory-mapped `.npy` shards, as pixels or as encoded images.
 
-    DIR/train/manifest.json, image-00000.npy, label-00000.npy, record-00000.npy, ...      and DIR/eval/
+    DIR/train/manifest.json, image-00000.npy, label-00000.npy, record-00000.npy, ...
+    DIR/eval/...
 
-Random batches are read 15 to 40 times faster than from record files, since an example is one copy from the
-page cache. `docs/format.md` has the format, how to read it without chipwise, and the measurements.
-`chipwise.data.pack` writes it. Nothing is unpickled.
+Random batches are read 15 to 40 times faster than from record files, since an example is one copy
+from the page cache. `docs/format.md` has the format, how to read it without chipwise, and the
+measurements. `chipwise.data.pack` writes it. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import DataError
+from ..base import DataError
 from . import remote
+from .compared import Compared, sha_of_all
 from .images import MAX_PIXELS, checked_size, decode_into
 from .manifest import MANIFEST, RECORD, read_manifest
 from .manifest import verify as verify_files
-from .sources import Columns, Spec, empty, first_outside
+from .sources import ByBatch, Columns, Spec, first_outside
 from .stages import stage
 
 _LARGE = 1 << 13  # bytes of a row above which copying single rows beats copying a block twice
@@ -36,12 +38,16 @@ _PREFETCHED = 1 << 14
 
 @dataclass(frozen=True)
 class _Shard:
-    """A shard's arrays: `columns` and `names` `(n, ...)`; for jpeg the images' bytes and `ends` `(n,)`."""
+    """The arrays of a shard."""
 
     columns: Columns
-    names: np.ndarray
+    """Column to `(n, ...)`."""
+    record: np.ndarray
+    """The record table, `(n,)`."""
     image: np.ndarray
+    """For jpeg the bytes of all images, else empty."""
     ends: np.ndarray
+    """For jpeg the end of each image in these bytes, `(n,)`, else empty."""
 
     def encoded(self, at: int) -> bytes:
         """The encoded image of record `at`, from the end of the previous one."""
@@ -52,27 +58,37 @@ class _Shard:
         return self.image[begin:end].tobytes()
 
 
-class PackedFolder:
+class PackedFolder(ByBatch):
     """The examples of one split of a packed folder.
 
     *Arguments:*
 
-    - `path`: the packed folder, or its URL; `split`: the folder inside it, or `None` if `path` itself has the
-      manifest.
-    - `size`: `(height, width)` or one number for both, for encoded images: each is scaled to cover it and
-      cropped at the centre. `None` keeps their size, which must then be equal.
+    - `path`: the packed folder, or its URL.
+    - `split`: the folder inside it, or `None` if `path` itself has the manifest.
+    - `size`: `(height, width)` or one number for both, for encoded images. Each is scaled to cover
+      it and cropped at the centre. `None` leaves their sizes as they are, which must then be equal.
 
-    *Attributes:* `store`: `"raw"` or `"jpeg"`; `below`: column to the exclusive upper bound of its integers;
-    `names`: the classes' names or `()`; `classes`: their number or `None`; `mean` and `std`: of the stored
-    pixels, one per channel, in pixel units, or `()`; `manifest`: of the split, as a dict.
+    *Attributes:*
 
-    The constructor reads the manifest and the files' sizes, but no data. It raises `DataError` if a file is
-    missing or has another size, or if the format is newer; access raises it for damage and values out of
-    range. Thread-safe; can be pickled for other processes.
+    - `store`: `"raw"` or `"jpeg"`.
+    - `below`: column to the exclusive upper bound of its integers.
+    - `names`: the names of the classes or `()`.
+    - `classes`: their number or `None`.
+    - `mean` and `std`: of the stored pixels, one per channel, in pixel units, or `()`.
+    - `document_ends`: of a tokenizer's tokens, those before and after a document: `begin` and
+      `end`.
+    - `manifest`: the manifest of the split, as a dict.
+
+    The constructor reads the manifest and the sizes of the files, but no data. It raises
+    `DataError` if a file is missing or has another size, or if the format is newer. Access raises
+    it for damage and values out of range. Thread-safe, and can be pickled for other processes.
     """
 
     def __init__(
-        self, path: str | Path, split: str | None = "train", size: int | tuple[int, int] | None = None
+        self,
+        path: str | Path,
+        split: str | None = "train",
+        size: int | tuple[int, int] | None = None,
     ):
         self.path = remote.local(path) / (split or "")
         self.size = checked_size(size)
@@ -96,24 +112,42 @@ class PackedFolder:
                 raise ValueError(f"column '{name}' is {dtype}")
             if name == "image" and self.store == "jpeg" and self.size is not None:
                 shape = [*self.size, 3]
-            self._spec[name] = None if shape is None else jax.ShapeDtypeStruct(tuple(map(int, shape)), dtype)
+            self._spec[name] = (
+                None if shape is None else jax.ShapeDtypeStruct(tuple(map(int, shape)), dtype)
+            )
         if self.store == "raw" and self.size is not None:
             image = self._spec.get("image")
             if image is None or image.shape[:2] != self.size:
                 pixels = None if image is None else list(image.shape)
                 wrong = "{path} holds pixels {pixels}: leave out size={size}, or pack at that size."
-                raise DataError("pack-size-fixed", wrong, path=self.path, pixels=pixels, size=list(self.size))
-        self.below = {name: int(c["below"]) for name, c in columns.items() if c.get("below") is not None}
+                raise DataError(
+                    "pack-size-fixed", wrong, path=self.path, pixels=pixels, size=list(self.size)
+                )
+        self.below = {
+            name: int(c["below"]) for name, c in columns.items() if c.get("below") is not None
+        }
         self.names = tuple(manifest["names"])
         if manifest["counts"] is not None:
             per_class = [int(count) for count in manifest["counts"]]
             if self.names and per_class and len(per_class) != len(self.names):
                 raise ValueError(f"{len(per_class)} counts of {len(self.names)} classes")
-        self.mean, self.std = (tuple(map(float, manifest.get(name, ()))) for name in ("mean", "std"))
+        self.mean, self.std = (
+            tuple(map(float, manifest.get(name, ()))) for name in ("mean", "std")
+        )
         skipped = manifest["source"].get("skipped", [])
-        texts = [*manifest.get("splits", ()), *(e[k] for e in skipped[:] for k in ("name", "reason"))]
-        if not isinstance(manifest["settings"], dict) or not all(isinstance(text, str) for text in texts):
+        texts = [
+            *manifest.get("splits", ()),
+            *(e[k] for e in skipped[:] for k in ("name", "reason")),
+        ]
+        if not isinstance(manifest["settings"], dict) or not all(
+            isinstance(text, str) for text in texts
+        ):
             raise ValueError("settings, splits or skipped entries")
+        text = manifest["settings"].get("text") or {}
+        self.document_ends: dict[str, Any] = {}
+        if text.get("tokenizer") is not None:  # an older pack does not name its begin: none
+            begin = list(map(str, text.get("begin", ())))
+            self.document_ends = {"begin": begin, "end": text.get("end")}
         record = [tuple(field) for field in manifest["record"]]
         self._record = np.dtype(record)
         self._shards = manifest["shards"]
@@ -125,9 +159,16 @@ class PackedFolder:
         for shard in self._shards:
             unknown = set(shard["files"]) ^ {*columns, RECORD}
             if unknown:
-                wrong = "{path} has a shard of other columns {columns:few} than {declared:few}: pack again."
+                wrong = (
+                    "{path} has a shard of other columns {columns:few} than {declared:few}: "
+                    "pack again."
+                )
                 raise DataError(
-                    "shard-columns", wrong, path=self.path, columns=sorted(unknown), declared=list(columns)
+                    "shard-columns",
+                    wrong,
+                    path=self.path,
+                    columns=sorted(unknown),
+                    declared=list(columns),
                 )
             for file in shard["files"].values():
                 if Path(file["name"]).name != file["name"]:
@@ -138,7 +179,8 @@ class PackedFolder:
                 self._check_declared(name, struct, shard["examples"], shard["files"][name]["bytes"])
 
     def _check_declared(self, name: str, struct: Any, examples: int, nbytes: int) -> None:
-        """Raises `ValueError` if a file cannot hold what the manifest states, before memory is asked for."""
+        """Raises `ValueError`, before memory is allocated, if a file cannot contain what the
+        manifest states."""
         if struct is None:
             return
         encoded = name == "image" and self.store == "jpeg"
@@ -149,38 +191,35 @@ class PackedFolder:
 
     @property
     def spec(self) -> Spec:
-        """Column to the shape and type of an example. Raises `DataError` if images differ in size."""
+        """Column to the shape and type of an example. Raises `DataError` if images differ in
+        size."""
         spec = {name: struct for name, struct in self._spec.items() if struct is not None}
         if len(spec) < len(self._spec):
             folder, split = str(self.path.parent), self.path.name
-            wrong = "The images of {path} differ in size: PackedFolder('{folder}', '{split}', size=224)."
+            wrong = (
+                "The images of {path} differ in size: PackedFolder('{folder}', '{split}', "
+                "size=224)."
+            )
             raise DataError("pack-sizes-differ", wrong, path=self.path, folder=folder, split=split)
         return spec
 
     @property
     def classes(self) -> int | None:
         label = self._spec.get("label")
-        if label is not None and label.ndim == 1 and self.names:  # several labels for an example, 0 or 1 each
+        # Several labels for an example, 0 or 1 each
+        if label is not None and label.ndim == 1 and self.names:
             return len(self.names)
         return self.below.get("label")
 
     def __len__(self) -> int:
         return self._ends[-1]
 
-    def __getitem__(self, index: int) -> Columns:
-        return {name: column[0] for name, column in self.take(np.asarray([index])).items()}
-
-    def take(self, indices: np.ndarray) -> Columns:
-        """The examples at `indices` `(n,)`: column to `(n, ...)`. `IndexError` outside `len()`."""
-        out = empty(self.spec, len(indices))
-        self.fill(indices, out)
-        return out
-
     def fill(self, indices: np.ndarray, out: Columns) -> None:
-        """Writes the examples at `indices` `(n,)` to `out`, column to `(n, ...)`, contiguous, as in `spec`.
+        """Writes the examples at `indices` `(n,)` to `out`, column to `(n, ...)`, contiguous, as in
+        `spec`.
 
-        `IndexError` outside `len()`; `DataError` naming the record for values out of range and images
-        that cannot be decoded.
+        Raises `IndexError` outside `len()`. Raises `DataError` with the name of the record for
+        values out of range and for images that cannot be decoded.
         """
         indices = np.asarray(indices, np.intp)
         for number, rows, local in self._places(indices):
@@ -201,8 +240,9 @@ class PackedFolder:
     def prefetch(self, indices: np.ndarray) -> None:
         """Asks the kernel to read the examples at `indices` `(n,)` from disk, without waiting.
 
-        It costs 2 µs for each example. If they were not in memory, `fill` of 224×224 pixels ran 2 times as
-        fast. Does nothing for examples below 16 KiB, for which the kernel's readahead is better.
+        It costs 2 µs for each example. If they were not in memory, `fill` of 224×224 pixels ran 2
+        times as fast. Does nothing for examples below 16 KiB, for which the kernel's readahead is
+        better.
         """
         for number, _, local in self._places(indices):
             shard = self._shard(number)
@@ -222,23 +262,28 @@ class PackedFolder:
         return shard.encoded(at)
 
     def record_name(self, index: int) -> str:
-        """The origin of example `index`, such as "cat/0123.jpg"; "" if unknown."""
+        """The origin of example `index`, such as "cat/0123.jpg", or "" if unknown."""
         shard, at = self._place(index)
-        return shard.names[at].decode("utf-8", "replace")
+        return shard.record["name"][at].decode("utf-8", "replace")
 
-    def content_digest(self) -> str:
-        """SHA-256 of what is the same however images are stored and shards are cut, and quick to read: the
-        records' names and the numbers or vectors of labels. Without images or names, of the checksums of all
-        files."""
-        columns = sorted(name for name, kind in self._spec.items() if kind is not None and kind.ndim <= 1)
-        shards = [self._shard(number) for number in range(len(self._shards))]
-        if "image" not in self._spec or not shards[0].names[0]:
-            return hashlib.sha256(json.dumps(self._shards, sort_keys=True).encode()).hexdigest()
-        digest = hashlib.sha256(json.dumps([len(self), self.names]).encode())
-        for part in (*([s.columns[name] for s in shards] for name in columns), [s.names for s in shards]):
-            for array in part:
-                digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()
+    def compared(self) -> Compared:
+        """Compares all of it, without reading images. The first digest is of the names of records
+        and the numbers or vectors of labels. These are the same however images are stored and
+        shards are cut. The second is of the checksums of the records, which are not. Without images
+        or names, compares the checksums of all files."""
+        shards, n = list(map(self._shard, range(len(self._shards)))), len(self)
+        if "image" not in self._spec or not shards[0].record["name"][0]:
+            digest = hashlib.sha256(json.dumps(self._shards, sort_keys=True).encode())
+            return Compared({"pack": digest.hexdigest()}, n, n)
+        digest = hashlib.sha256(json.dumps([n, self.names]).encode())
+        columns = sorted(
+            name for name, kind in self._spec.items() if kind is not None and kind.ndim <= 1
+        )
+        arrays = [shard.columns[name] for name in columns for shard in shards]
+        for array in [*arrays, *(shard.record["name"] for shard in shards)]:
+            digest.update(np.ascontiguousarray(array).tobytes())
+        sums = sha_of_all([b"".join(shard.record["crc32"].tobytes() for shard in shards)])
+        return Compared({"pack": digest.hexdigest(), f"records/{self.store}": sums}, n, n)
 
     def verify(self) -> None:
         """Reads everything, in bounded memory. Raises `DataError` with the damaged records."""
@@ -253,7 +298,8 @@ class PackedFolder:
         return self._shard(number), index - self._begins[number]
 
     def _places(self, indices: np.ndarray) -> list[tuple[int, np.ndarray | None, np.ndarray]]:
-        """For each shard needed: its number, the positions in `indices` (`None`: all), its rows."""
+        """The number, the positions in `indices` (`None` means all), and the rows of each shard
+        needed."""
         if not len(indices):
             return []
         low, high = int(indices.min()), int(indices.max())
@@ -282,7 +328,7 @@ class PackedFolder:
                 for name, kind in kinds.items()
                 if kind is not None
             }
-            opened = self._maps[number] = _Shard(columns, record["name"], image, ends)
+            opened = self._maps[number] = _Shard(columns, record, image, ends)
         return opened
 
     def _decode(self, shard: _Shard, indices, rows, local, out: np.ndarray) -> None:
@@ -295,7 +341,9 @@ class PackedFolder:
                     shape = decode_into(data, out[row], self.size)
                 if shape != out[row].shape:
                     wrong = "it has {size} pixels (height, width), expected {expected}."
-                    raise DataError("image-size", wrong, size=list(shape[:2]), expected=list(out.shape[1:3]))
+                    raise DataError(
+                        "image-size", wrong, size=list(shape[:2]), expected=list(out.shape[1:3])
+                    )
             except DataError as error:
                 index = int(indices[row])
                 name, problem = self.record_name(index), error.fact
@@ -304,7 +352,8 @@ class PackedFolder:
                 raise DataError("packed-record-unreadable", wrong, **facts) from error
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_maps": [None] * len(self._shards)}  # another process opens its own
+        # Another process opens its own
+        return {**self.__dict__, "_maps": [None] * len(self._shards)}
 
 
 def check_below(
@@ -314,8 +363,17 @@ def check_below(
     for name, limit in below.items():
         bad = first_outside(columns[name], limit, indices)
         if bad is not None:
-            wrong = "{data} example {example} has {column} {value}, expected 0 to {last}: pack it again."
-            facts = {"data": data, "example": bad[0], "column": name, "value": bad[1], "last": limit - 1}
+            wrong = (
+                "{data} example {example} has {column} {value}, expected 0 to {last}: pack "
+                "it again."
+            )
+            facts = {
+                "data": data,
+                "example": bad[0],
+                "column": name,
+                "value": bad[1],
+                "last": limit - 1,
+            }
             raise DataError("value-out-of-range", wrong, **facts)
 
 
@@ -354,7 +412,9 @@ def _open(path: Path, dtype: np.dtype, shape: tuple[int | None, ...]) -> np.ndar
     own = (*array.shape, *(0,) * len(shape))  # of as many dimensions at least
     expected = tuple(here if n is None else n for n, here in zip(shape, own, strict=False))
     if array.dtype != dtype or array.shape != expected:
-        wrong = "{path} holds {dtype} {shape}, expected {expected_dtype} {expected_shape}: pack again."
+        wrong = (
+            "{path} holds {dtype} {shape}, expected {expected_dtype} {expected_shape}: pack again."
+        )
         raise DataError(
             "npy-unlike",
             wrong,

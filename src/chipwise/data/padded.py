@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import DataError, RecipeError, unknown
+from ..base import DataError, RecipeError, unknown
 from ..recipe.source import Columns, Spec, read_example
 from .draws import Wrapped
 
@@ -19,20 +19,24 @@ class Padded(Wrapped):
         texts = [{"token": [5, 2, 9], "label": 1}, {"token": [7], "label": 0}]
         train = cw.data.Padded(texts, 64)  # token (64,), label (), seen (64,)
 
-    A step has one program for examples of one shape, so there is one length. Longer examples are cut after
-    it. The column `seen` `(length,)`, bool, is true for the values of the example and false for the padding:
-    a loss or a model must use it, as `jnp.where(seen, values, 0)`.
+    A step has one program for examples of one shape, so there is one length. Longer examples are
+    cut after it. The column `seen` `(length,)`, bool, is true for the values of the example and
+    false for the padding. A loss or a model must use it, as in `jnp.where(seen, values, 0)`.
 
-    *Arguments:* `columns`: those to pad along their first axis, by default all that have one; `value`: of the
-    padding.
+    *Arguments:* `columns`: the columns to pad along their first axis, by default all that have one.
+    `value`: the value of the padding.
 
     Raises `DataError` for examples whose columns differ in length.
     """
 
-    def __init__(self, source: Any, length: int, columns: Sequence[str] | None = None, value: float = 0):
+    def __init__(
+        self, source: Any, length: int, columns: Sequence[str] | None = None, value: float = 0
+    ):
         super().__init__(source)
         if length < 1:
-            raise RecipeError("padded-length", "length={length}: expected at least 1.", length=length)
+            raise RecipeError(
+                "padded-length", "length={length}: expected at least 1.", length=length
+            )
         self.length, self.columns, self.value = length, columns, value
 
     @property
@@ -46,7 +50,10 @@ class Padded(Wrapped):
             raise unknown("padded-column", "column", missing[0], list(example))
         lengths = {name: len(example[name]) for name in ragged}
         if len(set(lengths.values())) != 1:
-            text = "Example {example} has columns of the lengths {lengths}: name those to pad, columns=[...]."
+            text = (
+                "Example {example} has columns of the lengths {lengths}: name those to pad, "
+                "columns=[...]."
+            )
             raise DataError("padded-lengths", text, example=index, lengths=str(lengths))
         seen = np.arange(self.length) < lengths[ragged[0]]
         for name in ragged:

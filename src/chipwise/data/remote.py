@@ -1,15 +1,16 @@
 """Data at a URL: fetched by fsspec into a disk cache with a size limit. `local` returns the path.
 
-    local("s3://bucket/flowers")        a folder, or a packed folder: s3, gs, https, whatever fsspec supports
-    local("https://host/flowers.tar")   a single file; of a web server's folders only packed ones
+    local("s3://bucket/flowers")        a folder, or a packed folder: whatever fsspec supports
+    local("https://host/flowers.tar")   a file; of a web server's folders only packed ones
 
     CACHE/remote/.lock                               held by the one process that is fetching
-    CACHE/remote/flowers-5f0c2b71-91ab04ce/flowers   the data: the name appears when they are complete
+    CACHE/remote/flowers-5f0c2b71-91ab04ce/flowers   the data; the name appears at the end
     CACHE/remote/flowers-5f0c2b71-91ab04ce.partial/  being fetched, or left by an interrupted fetch
 
-A copy is reused until the files at the URL change: their names, sizes, and ETags or times are part of its
-name. Files that change during a fetch would give a mixture of two versions, so files without a known digest
-are listed again at the end. A web server lists nothing: the manifests of a packed folder name every file.
+A copy is reused until the files at the URL change: their names, sizes, and ETags or times are part
+of its name. Files that change during a fetch would give a mixture of two versions, so files without
+a known digest are listed again at the end. A web server lists nothing: the manifests of a packed
+folder name every file.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
-from ..atomic import MOST_BYTES, alone
-from ..errors import DataError
-from ..words.facts import fact
-from ..words.figures import one_line
+from ..base import DataError, fact
+from ..base.figures import one_line
+from ..base.files import MOST_BYTES, home
+from ..base.locks import Lock
 from .deadline import TooSlow, in_time
 from .manifest import MANIFEST, manifest_in
 
@@ -43,7 +44,8 @@ SHARE = 0.5  # default limit of the cache: this share of the free disk plus the 
 WORKERS = 16  # files fetched at once
 PAUSES = (0.3, 3.0)  # seconds before a file is asked for again
 STALL_SECONDS = 30.0  # without a byte, before a file is asked for again
-SILENCE_SECONDS = 12.0  # after which a server counts as too slow, or a web server's answer that is no file
+# After which a server counts as too slow, or a web server's answer that is no file
+SILENCE_SECONDS = 12.0
 LEAST_BYTES_PER_SECOND = 1 << 10  # of a transfer from then on, on average
 SAY_SECONDS = 10.0  # between two lines about progress
 MOST_FILES = 2_000_000  # and folders in a listing; ImageNet has 1.3 million files
@@ -52,20 +54,18 @@ _LOCAL = ("local", "simplecache", "filecache", "blockcache", "reference", "zip",
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SQUEEZED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes of one
 # Names of a file's version in filesystems: S3, HTTP, Google, Azure, Hugging Face, SFTP, memory
-_MARKS = ("ETag", "etag", "md5Hash", "blob_id", "Last-Modified", "LastModified", "last_modified") + (
-    "mtime", "created",
-)  # fmt: skip
-
-
-def home() -> Path:
-    """The folder for everything that chipwise fetches or compiles: CHIPWISE_CACHE, else the user's cache
-    folder. Raises `DataError` for a user without a home."""
-    import pooch
-
-    try:
-        return Path(os.environ.get("CHIPWISE_CACHE") or pooch.os_cache("chipwise")).expanduser().absolute()
-    except RuntimeError as error:
-        raise DataError("homeless", "This user has no home folder: set CHIPWISE_CACHE to one.") from error
+_MARKS = (
+    "ETag",
+    "etag",
+    "md5Hash",
+    "blob_id",
+    "Last-Modified",
+    "LastModified",
+    "last_modified",
+) + (
+    "mtime",
+    "created",
+)
 
 
 def is_url(text: str) -> bool:
@@ -81,18 +81,19 @@ def fetched_before(url: str) -> bool:
 def local(path_or_url: str | Path, *, say: Callable[[str], None] | None = None) -> Path:
     """The local path of data that may be at a URL.
 
-    A path, or `file://`, is returned unchanged, except that `~` is expanded. A URL is fetched: a folder with
-    all its files (for a packed folder those in its manifests), or a single file.
+    A path, or `file://`, is returned unchanged, except that `~` is expanded. A URL is fetched: a
+    folder with all its files (for a packed folder those in its manifests), or a single file.
 
     All fetched data together have at most CHIPWISE_CACHE_BYTES, else half of the free disk.
 
-    *Arguments:* `say`: called with lines about progress; `None`: standard error.
+    *Arguments:* `say`: a function to call with lines about progress. `None` prints them to standard
+    error.
 
-    An interrupted fetch continues with the missing files. Files that change meanwhile are fetched once more.
-    Where the URL cannot be read, an earlier copy is used, with a message.
+    An interrupted fetch continues with the missing files. Files that change meanwhile are fetched
+    once more. If the URL cannot be read, an earlier copy is used, with a message.
 
-    Raises `DataError` for an unknown or unreachable URL, a missing library, a cache or a disk that is full, a
-    transfer that fails again and again, and files that change again and again.
+    Raises `DataError` for an unknown or unreachable URL, a missing library, a cache or a disk that
+    is full, a transfer that fails again and again, and files that change again and again.
     """
     text = os.fspath(path_or_url)
     if not is_url(text):
@@ -117,30 +118,39 @@ def local(path_or_url: str | Path, *, say: Callable[[str], None] | None = None) 
             entry = cache / (prefix + _version(files))
             if entry.is_dir() or _fetched(url, files, entry):
                 return entry / url.name
-        wrong = "{url} changed during both attempts to fetch it: wait until nobody writes to it; try again."
+        wrong = (
+            "{url} changed during both attempts to fetch it: wait until nobody writes to it; "
+            "try again."
+        )
         raise DataError("changed-while-fetched", wrong, url=url.shown)
     except OSError as error:  # errors of the disk; those of the network are handled elsewhere
         folder = str(error.filename or "the cache")
         wrong = "{data} cannot be kept in {folder} ({reason}): make room, or set CHIPWISE_CACHE."
-        raise DataError("cache-unwritable", wrong, data=url.shown, folder=folder, reason=error) from error
+        raise DataError(
+            "cache-unwritable", wrong, data=url.shown, folder=folder, reason=error
+        ) from error
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """`name`: its path in the cache's entry; `remote`: on the filesystem; `sha256`, if a manifest states it;
-    `version`: changes with the file."""
+    """A file to fetch."""
 
     name: str
+    """The path in the cache's entry."""
     remote: str
+    """The path on the filesystem."""
     nbytes: int
     sha256: str | None = None
+    """The digest, if a manifest states it."""
     version: tuple[str, ...] = ()
+    """Marks that change with the file, such as its ETag."""
 
 
 def _fetched(url: _Url, files: list[RemoteFile], entry: Path) -> bool:
-    """Fetches `files` into `entry`, which appears when it is complete; false if they changed meanwhile."""
+    """Fetches `files` into `entry`, which appears when it is complete. Returns false if they
+    changed meanwhile."""
     elsewhere = str(fact("fetched-elsewhere", data=url.shown))
-    with alone(entry.parent / ".lock", lambda: url.say(elsewhere)):
+    with Lock(entry.parent / ".lock", lambda: url.say(elsewhere)):
         if entry.is_dir():
             return True
         partial = entry.with_name(f"{entry.name}.partial")
@@ -162,8 +172,11 @@ def _fetched(url: _Url, files: list[RemoteFile], entry: Path) -> bool:
 
 
 def _fetch(url: _Url, files: list[RemoteFile], to: Path) -> None:
-    """Fetches the missing `files`, several at once; each gets its name when it is complete and checked."""
-    missing = [f for f in files if not (to / f.name).is_file() or (to / f.name).stat().st_size != f.nbytes]
+    """Fetches the missing `files`, several at once. Each gets its name when it is complete and
+    checked."""
+    missing = [
+        f for f in files if not (to / f.name).is_file() or (to / f.name).stat().st_size != f.nbytes
+    ]
     total, done = sum(file.nbytes for file in missing), 0
     if missing:
         url.say(str(fact("fetching", data=url.shown, files=len(missing), bytes=total)))
@@ -181,14 +194,20 @@ def _fetch(url: _Url, files: list[RemoteFile], to: Path) -> None:
                 if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 if pause is None or _gone(error) or isinstance(error, TooSlow):
-                    wrong = "Cannot fetch {file:plain} of {data}: {reason}; the same command continues there."
+                    wrong = (
+                        "Cannot fetch {file:plain} of {data}: {reason}; the same command "
+                        "continues there."
+                    )
                     numbers = {"data": url.shown, "file": file.name, "reason": url.reason(error)}
                     raise DataError("fetch-failed", wrong, **numbers) from error
                 time.sleep(pause)
         with open(part, "rb") as opened:
             os.fsync(opened)  # or after a power cut the file might lack its contents
             if file.sha256 and hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
-                wrong = "{file:plain} of {data} does not have its stated digest: it is damaged at the source."
+                wrong = (
+                    "{file:plain} of {data} does not have its stated digest: it is damaged at "
+                    "the source."
+                )
                 raise DataError("fetched-not-as-listed", wrong, data=url.shown, file=file.name)
         (to / file.name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(part, to / file.name)
@@ -210,7 +229,8 @@ def _fetch(url: _Url, files: list[RemoteFile], to: Path) -> None:
 
 
 def _make_room(own: Path, nbytes: int, data: str) -> None:
-    """Raises `DataError` unless cache and disk have room. What interrupted fetches left goes first."""
+    """Raises `DataError` unless cache and disk have room. If they do not, first deletes the remains
+    of interrupted fetches."""
     limit = None
     if text := os.environ.get("CHIPWISE_CACHE_BYTES"):
         with contextlib.suppress(ValueError):
@@ -233,13 +253,15 @@ def _make_room(own: Path, nbytes: int, data: str) -> None:
 
 
 def _late(seconds: float, nbytes: int = 0) -> str | None:
-    """Why a server is too slow that has sent so many bytes, if it is."""
+    """The reason why a server that has sent `nbytes` in `seconds` is too slow, or `None` if it is
+    not."""
     late = seconds > SILENCE_SECONDS and nbytes < seconds * LEAST_BYTES_PER_SECOND
     return f"{nbytes:,} bytes in {seconds:.0f} seconds" if late else None
 
 
 class _Url:
-    """A folder or file at a URL. `shown`: the URL without passwords and signatures, for messages."""
+    """A folder or file at a URL. `shown` is the URL without passwords and signatures, for
+    messages."""
 
     def __init__(self, text: str, say: Callable[[str], None]):
         self.protocol = text.partition("://")[0].lower()
@@ -248,7 +270,10 @@ class _Url:
         self.shown = _without_secrets(text)
         try:
             place = unquote(urlsplit(text).path) if self.http else text.partition("://")[2]
-            self.name = re.sub(r"[^\w.+-]+", "_", place.rstrip("/").rsplit("/", 1)[-1]).lstrip(".") or "data"
+            self.name = (
+                re.sub(r"[^\w.+-]+", "_", place.rstrip("/").rsplit("/", 1)[-1]).lstrip(".")
+                or "data"
+            )
             if ("::" in text.partition("?")[0] and not self.http) or self.protocol in _LOCAL:
                 raise ValueError("a protocol that is not supported")
             if not text.partition("://")[2].strip("/"):
@@ -262,7 +287,8 @@ class _Url:
 
     @property
     def fs(self) -> Any:
-        """The fsspec filesystem: one for all threads if it is thread-safe, else one for each thread."""
+        """The fsspec filesystem: one for all threads if it is thread-safe, else one for each
+        thread."""
         return self._open()[0]
 
     def _open(self) -> tuple[Any, str]:
@@ -286,7 +312,10 @@ class _Url:
         if self.http or not self._text.endswith("/"):
             info = self._ask(self.path, self.fs.info)
             if self.http and info.get("mimetype") == "text/html":
-                wrong = "{url} is a web page: give the address of a file or a packed folder, s3:// or gs://."
+                wrong = (
+                    "{url} is a web page: give the address of a file or a packed folder, s3:// "
+                    "or gs://."
+                )
                 raise DataError("url-is-page", wrong, url=self.shown)
             if info["type"] != "directory":
                 return [self._file(self.name, info)]
@@ -300,19 +329,27 @@ class _Url:
                 if info["type"] == "directory":
                     folders.append(path)
                     continue
-                parts = [part for part in path.removeprefix(self.path).split("/") if part not in ("", ".")]
+                parts = [
+                    part
+                    for part in path.removeprefix(self.path).split("/")
+                    if part not in ("", ".")
+                ]
                 self._refuse_outside(parts)
                 files.append(self._file("/".join([self.name, *parts]), info))
             if len(files) + len(folders) > MOST_FILES:
                 wrong = "{url} lists more than {limit:count file}: give a packed folder or a tar."
                 raise DataError("url-lists-too-many", wrong, url=self.shown, limit=MOST_FILES)
         if not files:
-            wrong = "{url} has no files, or does not list them: check the address, or give a packed folder."
+            wrong = (
+                "{url} has no files, or does not list them: check the address, or give a "
+                "packed folder."
+            )
             raise DataError("url-empty", wrong, url=self.shown)
         return sorted(files, key=lambda file: file.name)
 
     def _packed(self) -> list[RemoteFile]:
-        """The files of a packed folder: its manifests, and what they name; empty for other folders."""
+        """The files of a packed folder: its manifests and the files that they name. Empty for other
+        folders."""
         files = []
         for split in ("train", "eval"):
             at = f"{split}/{MANIFEST}"
@@ -337,11 +374,13 @@ class _Url:
                     files.append(RemoteFile(f"{self.name}/{split}/{name}", remote, size, sha256))
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 why = f"{type(error).__name__}: {error}"
-                raise DataError("manifest-damaged", path=f"{self.shown}/{at}", reason=why) from error
+                raise DataError(
+                    "manifest-damaged", path=f"{self.shown}/{at}", reason=why
+                ) from error
         return files
 
     def _manifest(self, path: str) -> bytes:
-        """The first `MOST_BYTES` of a manifest; beyond them, it is none."""
+        """The bytes of a manifest. Raises `ValueError` for more than `MOST_BYTES`."""
         text = b""
         with self.fs.open(path, "rb", **({"block_size": 0} if self.http else {})) as file:
             while len(text) <= MOST_BYTES and (piece := file.read(MOST_BYTES + 1 - len(text))):
@@ -352,7 +391,9 @@ class _Url:
 
     def _file(self, name: str, info: Mapping[str, Any]) -> RemoteFile:
         if info.get("size") is None:
-            wrong = "{url}: the server does not state the size of {file:plain}: download it yourself."
+            wrong = (
+                "{url}: the server does not state the size of {file:plain}: download it yourself."
+            )
             raise DataError("size-untold", wrong, url=self.shown, file=name)
         version = tuple(str(info.get(mark, "")) for mark in _MARKS)
         return RemoteFile(name, info["name"], int(info["size"]), version=version)
@@ -366,7 +407,8 @@ class _Url:
         def watch(size: int | None, value: int, **_: Any) -> None:
             nonlocal came
             came = value
-            if self.stopped or slow:  # a big file may take hours, and the thread may have been abandoned
+            # A big file may take hours, and the thread may have been abandoned
+            if self.stopped or slow:
                 raise InterruptedError("stopped")
             if value > file.nbytes:  # or a server that never ends would fill the disk
                 raise EOFError(f"more than {file.nbytes:,} bytes came")
@@ -386,14 +428,20 @@ class _Url:
     def _ask(self, path: str, do: Callable[[str], T]) -> T:
         """`do(path)`. Raises `DataError` for any error of the filesystem."""
         try:
-            return in_time(lambda: do(path), _late) if self.http else do(path)  # answers but files are short
+            # Answers but files are short
+            return in_time(lambda: do(path), _late) if self.http else do(path)
         except Exception as error:  # every filesystem has its own exceptions
             where = self.shown.rstrip("/") + path.removeprefix(self.path)
-            wrong = "{url} cannot be read: {reason}. Check the address, the network, and your permission."
-            raise DataError("url-unreadable", wrong, url=where, reason=self.reason(error)) from error
+            wrong = (
+                "{url} cannot be read: {reason}. Check the address, the network, and your "
+                "permission."
+            )
+            raise DataError(
+                "url-unreadable", wrong, url=where, reason=self.reason(error)
+            ) from error
 
     def reason(self, error: BaseException) -> str:
-        """Why something failed, in one line without secrets."""
+        """The reason of a failure, in one line without secrets."""
         if (status := _status(error)) is not None:
             return f"the server answers {status}"
         if isinstance(error, FileNotFoundError):
@@ -415,13 +463,19 @@ def _status(error: BaseException | None) -> int | None:
 
 
 def _gone(error: BaseException | None) -> bool:
-    """Whether a file is not there, or may not be read: another attempt cannot help."""
+    """Whether a file is missing or may not be read, so that another attempt cannot help."""
     if (status := _status(error)) is not None:
         return 400 <= status < 500
     if type(getattr(error, "__cause__", None)).__module__.startswith("aiohttp"):
         return False  # fsspec reports every failure to read a web page as "not found"
     # S3 answers "forbidden" for a missing file if the user may not list
-    kinds = (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError, InterruptedError)
+    kinds = (
+        FileNotFoundError,
+        FileExistsError,
+        NotADirectoryError,
+        PermissionError,
+        InterruptedError,
+    )
     return isinstance(error, kinds)
 
 

@@ -1,16 +1,24 @@
 """Sources of examples: anything with `len()` and `[i] -> dict of arrays`, and three classes.
 
-A list or a PyTorch map-style dataset is a source. Optional attributes make it faster: `spec` gives shapes
-without reading anything; `take(indices)` reads a batch; `fill(indices, out)` writes a batch into existing
-memory, column to `(n, ...)` with exactly the shapes and types of `spec`, and is called by several threads;
-`prefetch(indices)` is called from another thread with the examples that will be read soon. The last three are
-used only together with `spec`. Columns are the arrays of examples, one example per row.
+A list or a PyTorch map-style dataset is a source. Optional attributes make it faster:
+
+- `spec` gives shapes without reading anything.
+- `take(indices)` reads a batch.
+- `fill(indices, out)` writes a batch into existing memory, column to `(n, ...)` with exactly the
+  shapes and types of `spec`. Several threads call it.
+- `prefetch(indices)` is called from another thread with the examples that will be read soon.
+
+The last three are used only together with `spec`. Columns are the arrays of examples, one example
+per row.
+
+A run that continues compares its data with the data at its start (`chipwise.data.compared`). A
+source can show without reading whether it is the same by `labels` or `targets`, of all examples,
+and by `digest`: a string or bytes that change with the contents, or a method that returns these.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +28,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import DataError
+from ..base import DataError
 from ..machine.limits import usable_cores
 from ..recipe.source import Columns as Columns
 from ..recipe.source import Source as Source
@@ -28,6 +36,7 @@ from ..recipe.source import Spec as Spec
 from ..recipe.source import narrow, read_example
 from ..recipe.source import spec_of as spec_of
 from .draws import Drawn
+from .order import spread
 from .stages import stage
 
 
@@ -39,18 +48,23 @@ def check_labels(
 ) -> None:
     """Raises `DataError` unless the column `label` `(n, ...)` has integers in `[0, classes)`.
 
-    Does nothing without `classes` or without that column. For the error, `data` is the name of the data, and
-    `indices` `(n,)` the numbers of the examples, if they are not the whole source.
+    Does nothing without `classes` or without that column. For the error, `data` is the name of the
+    data, and `indices` `(n,)` the numbers of the examples, if they are not the whole source.
     """
     if classes is None or "label" not in columns:
         return
     label = np.asarray(columns["label"])
     if label.dtype.kind not in "iu":
         wrong = "{data}: labels are {dtype}, expected integers from 0 to {last}."
-        raise DataError("labels-not-integers", wrong, data=data, dtype=str(label.dtype), last=classes - 1)
+        raise DataError(
+            "labels-not-integers", wrong, data=data, dtype=str(label.dtype), last=classes - 1
+        )
     bad = first_outside(label, classes, indices)
     if bad is not None:
-        wrong = "{data}: example {example} has label {label}, expected 0 to {last}: correct one of them."
+        wrong = (
+            "{data}: example {example} has label {label}, expected 0 to {last}: correct one "
+            "of them."
+        )
         raise DataError(
             "label-out-of-range", wrong, data=data, example=bad[0], label=bad[1], last=classes - 1
         )
@@ -59,7 +73,8 @@ def check_labels(
 def first_outside(
     values: np.ndarray, limit: int, indices: np.ndarray | None = None
 ) -> tuple[int, int] | None:
-    """Number and value of the first example of `values` `(n, ...)` outside `[0, limit)`."""
+    """Number and value of the first example of `values` `(n, ...)` outside `[0, limit)`, or
+    `None`."""
     bad = (values < 0) | (values >= limit)
     if not bad.any():
         return None
@@ -73,13 +88,22 @@ def empty(spec: Spec, examples: int) -> Columns:
     return {name: np.empty((examples, *s.shape), s.dtype) for name, s in spec.items()}
 
 
+def check_indices(indices: np.ndarray, examples: int) -> None:
+    """Raises `IndexError` for an index outside of that many examples."""
+    if len(indices) and not 0 <= indices.min() <= indices.max() < examples:
+        raise IndexError(f"{examples} examples, asked for {indices.min()} to {indices.max()}")
+
+
 def copy_rows(columns: Columns, indices: np.ndarray, out: Columns) -> None:
-    """Copies rows `indices` `(n,)` of arrays to `out`, without buffers. `IndexError` outside the arrays."""
+    """Copies rows `indices` `(n,)` of arrays to `out`, without buffers. `IndexError` outside the
+    arrays."""
     for name, column in columns.items():
-        if len(indices) and not 0 <= indices.min() <= indices.max() < len(column):
-            raise IndexError(f"{len(column)} examples, asked for {indices.min()} to {indices.max()}")
-        # Checked above; NumPy's own check ("raise") would copy through a buffer
-        np.take(column, indices, axis=0, out=out[name], mode="clip")
+        check_indices(indices, len(column))
+        if column.flags.c_contiguous:
+            # Checked above; NumPy's own check ("raise") would copy through a buffer
+            np.take(column, indices, axis=0, out=out[name], mode="clip")
+        else:  # which `np.take` would copy whole, such as a view of windows
+            out[name][...] = column[indices]
 
 
 def example_bytes(spec: Spec) -> int:
@@ -88,12 +112,28 @@ def example_bytes(spec: Spec) -> int:
 
 
 def described(spec: Mapping[str, Any]) -> list[str]:
-    """`["image uint8[8, 8, 3]", "label int32[]"]`: anything with shapes and types, sorted by name."""
+    """`["image uint8[8, 8, 3]", "label int32[]"]`: anything with shapes and types, sorted by
+    name."""
     return [f"{name} {np.dtype(s.dtype)}{list(s.shape)}" for name, s in sorted(spec.items())]
 
 
-_WHOLE_BYTES = 4 << 30  # of arrays, which are hashed at a gigabyte a second
 _PIECE = 2048  # examples that a thread reads at a time when reading everything
+
+
+class ByBatch:
+    """A source that reads examples together: it has `spec`, and `fill` or a `take` of its own."""
+
+    spec: Any
+    fill: Any
+
+    def __getitem__(self, index: int) -> Columns:
+        return {name: column[0] for name, column in self.take(np.asarray([index])).items()}
+
+    def take(self, indices: np.ndarray) -> Columns:
+        """The examples at `indices` `(n,)`: column to `(n, ...)`. `IndexError` outside `len()`."""
+        out = empty(self.spec, len(indices))
+        self.fill(np.asarray(indices), out)
+        return out
 
 
 class ByRow:
@@ -106,10 +146,10 @@ class ByRow:
 
     def take(self, indices: np.ndarray) -> Columns:
         """The examples at `indices` `(n,)`: column to `(n, ...)`. `IndexError` outside `len()`."""
-        return {name: np.take(column, indices, axis=0) for name, column in self.columns.items()}
+        return {name: column[indices] for name, column in self.columns.items()}
 
     def fill(self, indices: np.ndarray, out: Columns) -> None:
-        """Writes the examples at `indices` `(n,)` to `out`; several threads may do so at once."""
+        """Writes the examples at `indices` `(n,)` to `out`. Several threads may do so at once."""
         copy_rows(self.columns, indices, out)
 
 
@@ -121,16 +161,18 @@ class Arrays(ByRow):
     *Arguments:*
 
     - `classes`: if given, the column `label` must have integers in `[0, classes)`.
-    - `**columns`: each `(n, ...)`, of the same length `n >= 1`. float64 and int64 become float32 and int32;
-      other columns are used without a copy.
+    - `**columns`: each `(n, ...)`, of the same length `n >= 1`. float64 and int64 become float32
+      and int32. Other columns are used without a copy.
 
-    Raises `DataError` for no columns, no examples, unequal lengths, values that do not fit in 32 bits, and
-    labels out of range, with the first bad row.
+    Raises `DataError` for no columns, no examples, unequal lengths, values that do not fit in 32
+    bits, and labels out of range, with the first bad row.
     """
 
     def __init__(self, /, *, classes: int | None = None, **columns: Any):
         if not columns:
-            wrong = "Arrays needs at least one column, for example Arrays(image=images, label=labels)."
+            wrong = (
+                "Arrays needs at least one column, for example Arrays(image=images, label=labels)."
+            )
             raise DataError("no-columns", wrong)
         self.columns: Columns = {name: narrow(name, values) for name, values in columns.items()}
         self.classes = classes
@@ -150,7 +192,9 @@ class Arrays(ByRow):
     @property
     def spec(self) -> Spec:
         """Column to the shape and type of one example."""
-        return {name: jax.ShapeDtypeStruct(c.shape[1:], c.dtype) for name, c in self.columns.items()}
+        return {
+            name: jax.ShapeDtypeStruct(c.shape[1:], c.dtype) for name, c in self.columns.items()
+        }
 
     def __len__(self) -> int:
         return next(iter(self.columns.values())).shape[0]
@@ -165,15 +209,19 @@ class Lazy(ByRow):
 
     - `length`: number of examples.
     - `spec`: column to `jax.ShapeDtypeStruct` of one example.
-    - `load`: `() -> dict of arrays (length, ...)`, called once, by the first thread that needs it; after an
-      error the next access tries again.
+    - `load`: `() -> dict of arrays (length, ...)`, called once, by the first thread that needs it.
+      After an error the next access tries again.
     - `classes`: as in `Arrays`.
 
     Access raises `DataError` if the loaded arrays do not match `length` and `spec`.
     """
 
     def __init__(
-        self, length: int, spec: Spec, load: Callable[[], Mapping[str, Any]], classes: int | None = None
+        self,
+        length: int,
+        spec: Spec,
+        load: Callable[[], Mapping[str, Any]],
+        classes: int | None = None,
     ):
         if length < 1:
             raise DataError("length-not-positive", length=length)
@@ -185,13 +233,17 @@ class Lazy(ByRow):
 
     @property
     def arrays(self) -> Arrays:
-        """The loaded arrays; loads them if needed."""
+        """The arrays. Loads them if needed."""
         with self._lock:
             if self._arrays is None:
                 arrays = Arrays(classes=self.classes, **self._load())
                 columns, expected = described(arrays.spec), described(self.spec)
                 if (len(arrays), columns) != (self._length, expected):
-                    facts = {"examples": len(arrays), "columns": columns, "expected_examples": self._length}
+                    facts = {
+                        "examples": len(arrays),
+                        "columns": columns,
+                        "expected_examples": self._length,
+                    }
                     raise DataError("loaded-differs", expected=expected, **facts)
                 self._arrays = arrays
         return self._arrays
@@ -205,13 +257,14 @@ class Lazy(ByRow):
 
 
 def nbytes(source: Any) -> int:
-    """The bytes of the whole source as arrays, from its spec and length; reads at most example 0."""
+    """The bytes of the whole source as arrays, from its spec and length. Reads at most example
+    0."""
     return len(source) * example_bytes(spec_of(source))
 
 
 def has(source: Any, method: str) -> bool:
-    """Whether a source has the optional method `take`, `fill` or `prefetch`. Without `spec`, a method with
-    such a name may do something else, such as taking the first `n` examples."""
+    """Whether a source has the optional method `take`, `fill` or `prefetch`. Without `spec`, a
+    method with such a name may do something else, such as taking the first `n` examples."""
     # Without evaluating it: a property may read the first example
     known = hasattr(type(source), "spec") or "spec" in getattr(source, "__dict__", ())
     return known and hasattr(source, method)
@@ -220,13 +273,16 @@ def has(source: Any, method: str) -> bool:
 def take(source: Any, indices: Any) -> Columns:
     """The examples at `indices` `(n,)` of any source: column to `(n, ...)`.
 
-    Uses the source's `take` or `fill` if it has one, else stacks `source[i]` sequentially, since `[i]` may
-    not be thread-safe. Raises `DataError` if an example differs from the others in shape or type.
+    Uses the source's `take` or `fill` if it has one, else stacks `source[i]` sequentially, since
+    `[i]` may not be thread-safe. Raises `DataError` if an example differs from the others in shape
+    or type.
     """
     indices = np.asarray(indices)
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
         wrong = "Indices must be integers (n,), got {dtype} {shape}."
-        raise DataError("indices-not-integers", wrong, dtype=str(indices.dtype), shape=indices.shape)
+        raise DataError(
+            "indices-not-integers", wrong, dtype=str(indices.dtype), shape=indices.shape
+        )
     if has(source, "take"):
         return _taken(source, indices)
     out = empty(spec_of(source), len(indices))
@@ -234,12 +290,15 @@ def take(source: Any, indices: Any) -> Columns:
     return out
 
 
-def fill(source: Any, indices: np.ndarray, out: Columns, stopped: Callable[[], bool] = lambda: False) -> None:
+def fill(
+    source: Any, indices: np.ndarray, out: Columns, stopped: Callable[[], bool] = lambda: False
+) -> None:
     """Writes the examples at `indices` `(n,)` of any source to `out`, column to `(n, ...)`.
 
-    A source with PyTorch's `__getitems__(indices) -> list of examples` is called once for all. The time
-    counts as reading, except for stages that the source names (`stages`). Reading one by one ends early when
-    `stopped()`. Raises `DataError` if an example does not have the shapes and types of `out`.
+    A source with PyTorch's `__getitems__(indices) -> list of examples` is called once for all. The
+    time counts as reading, except for stages that the source names (`stages`). Reading one by one
+    ends early when `stopped()`. Raises `DataError` if an example does not have the shapes and types
+    of `out`.
     """
     with stage("read"):
         if has(source, "fill"):
@@ -247,7 +306,9 @@ def fill(source: Any, indices: np.ndarray, out: Columns, stopped: Callable[[], b
         elif has(source, "take"):
             columns = _taken(source, indices)
             if described(columns) != described(out):
-                raise DataError("columns-unlike", columns=described(columns), expected=described(out))
+                raise DataError(
+                    "columns-unlike", columns=described(columns), expected=described(out)
+                )
             for name, column in columns.items():
                 np.copyto(out[name], column)
         else:
@@ -265,8 +326,8 @@ def fill(source: Any, indices: np.ndarray, out: Columns, stopped: Callable[[], b
 
 
 def _examples(source: Any, indices: list[int]) -> Iterator[tuple[int, Any]]:
-    """Yields number and example: all at once with PyTorch's batch hook, which Hugging Face's data sets have
-    too, otherwise one by one; at positions, if the source is read by these."""
+    """Yields number and example. Reads all at once with PyTorch's batch hook, which Hugging Face's
+    data sets also have, otherwise one by one. Reads a `Drawn` source at positions."""
     if isinstance(source, Drawn):
         yield from source.examples(indices)
         return
@@ -278,50 +339,41 @@ def _examples(source: Any, indices: list[int]) -> Iterator[tuple[int, Any]]:
     if len(examples) != len(indices):
         kind = type(source).__name__
         wrong = "{source}.__getitems__ gave {examples:count example} for {indices:count index}."
-        raise DataError("batch-hook-length", wrong, source=kind, examples=len(examples), indices=len(indices))
+        raise DataError(
+            "batch-hook-length", wrong, source=kind, examples=len(examples), indices=len(indices)
+        )
     yield from zip(indices, examples, strict=True)
 
 
 def sample_digest(source: Any) -> str | None:
-    """SHA-256 of some examples spread over `source`, to compare the data of hosts. `None` for no data, and
-    for custom sources, which may return different examples each time."""
+    """SHA-256 of some examples spread over `source`, to compare the data of hosts. `None` for no
+    data, and for custom sources, which may return different examples each time."""
     known = isinstance(source, (Arrays, Lazy)) or has(source, "fill")
     if source is None or not known or not len(source):
         return None
-    indices = np.linspace(0, len(source) - 1, num=min(8, len(source))).astype(np.int32)
-    return _digest(take(source, indices))[:16]
+    return columns_digest(take(source, spread(len(source), 8)))[:16]
 
 
-def data_digest(source: Any) -> str | None:
-    """SHA-256 of all of `source`: of its arrays; after "pack:", of a packed folder's labels and names, so
-    that packs of the same images agree (`PackedFolder.content_digest`); after "manifest:", of what others
-    have as `manifest`. Of other data, and of arrays above `_WHOLE_BYTES`, that of a sample, which begins with
-    "sample:". `None` for no data, and for custom sources, which may return different examples each time."""
-    if has(source, "content_digest"):
-        return f"pack:{source.content_digest()}"
-    manifest = getattr(source, "manifest", None)
-    if isinstance(manifest, dict):
-        return f"manifest:{hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()}"
-    if isinstance(source, (Arrays, Lazy)) and nbytes(source) <= _WHOLE_BYTES:
-        return _digest(materialize(source))
-    sample = sample_digest(source)
-    return None if sample is None else f"sample:{sample}"
-
-
-def _digest(columns: Columns) -> str:
+def columns_digest(columns: Columns) -> str:
+    """SHA-256 of arrays with their names, types and shapes."""
     digest = hashlib.sha256()
     for name, column in sorted(columns.items()):
         digest.update(f"{name}:{column.dtype}:{column.shape};".encode())
-        digest.update(np.ascontiguousarray(column).reshape(-1).view(np.uint8).data)
+        # So a view that is not contiguous is never copied whole
+        pieces = np.nditer(
+            column, ["external_loop", "buffered", "zerosize_ok"], order="C", buffersize=1 << 20
+        )
+        for piece in pieces:
+            digest.update(np.ascontiguousarray(piece).view(np.uint8).data)
     return digest.hexdigest()
 
 
 def materialize(source: Any) -> Columns:
     """The whole source as contiguous arrays: column to `(len(source), ...)`.
 
-    Arrays in memory are returned without a copy, so treat the result as read-only. Sources with `fill` are
-    read by one thread per core. Labels are checked if the source has a number of classes. Raises `DataError`
-    like `take`.
+    Arrays in memory are returned without a copy, so treat the result as read-only. Sources with
+    `fill` are read by one thread per core. Labels are checked if the source has a number of
+    classes. Raises `DataError` like `take`.
     """
     if isinstance(source, Lazy):
         source = source.arrays
@@ -352,6 +404,11 @@ def _taken(source: Any, indices: np.ndarray) -> Columns:
             kind = type(source).__name__
             wrong = "{source}.take gave '{column}' {shape} for {indices:count index}."
             raise DataError(
-                "take-wrong-length", wrong, source=kind, column=name, shape=column.shape, indices=len(indices)
+                "take-wrong-length",
+                wrong,
+                source=kind,
+                column=name,
+                shape=column.shape,
+                indices=len(indices),
             )
     return columns

@@ -1,4 +1,5 @@
-"""Measures the host's time for making batches by stage: reading, decoding, transforming, transferring.
+"""Measures the host's time for making batches by stage: reading, decoding, transforming,
+transferring.
 
 A `Stages` sums the time of the threads that `watch` it. A source marks its stages:
 
@@ -38,7 +39,7 @@ class Stages:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """A context that counts the stages of this thread; they are added at its end."""
+        """A context that counts the stages of this thread. They are added at its end."""
         seen = dict.fromkeys(NAMES, 0.0)
         before = getattr(_local, "seen", None), getattr(_local, "inside", None)
         _local.seen, _local.inside = seen, None

@@ -1,7 +1,7 @@
 """Reads batches and transfers them to the devices in the background, a few ahead of their use.
 
-While one batch is transferred, the next is read. Memory is bounded: a stream owns a few buffers and waits for
-a free one before it reads on.
+While one batch is transferred, the next is read. Memory is bounded: a stream owns a few buffers and
+waits for a free one before it reads on.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _AHEAD = 3  # batches on the devices, ready for use
 
 
 def batches_in_memory(batch_bytes: int, limit_bytes: int = LIMIT_BYTES) -> int:
-    """The number of batches of `batch_bytes` that a stream holds at once, on host and devices together."""
+    """The number of batches of `batch_bytes` that a stream holds at once, on host and devices
+    together."""
     return max(FEWEST, min(MOST, limit_bytes // max(1, batch_bytes)))
 
 
@@ -41,14 +42,19 @@ class Stream:
     *Arguments:*
 
     - `order`: arrays of indices `(n,)`, `n` at most `examples`.
-    - `place`: a function of columns `(n, ...)` and their indices; `next` returns its result, such as arrays
-      on devices.
-    - `workers`: see `workers.Workers`; or such an object, which the caller then closes.
-    - `limit_bytes`: of all batches in memory at once; at least five are kept.
+    - `place`: a function of columns `(n, ...)` and their indices. `next` returns its result, such
+      as arrays on devices.
+    - `workers`: see `workers.Workers`, or such an object, which the caller then closes.
+    - `limit_bytes`: the bytes of all batches in memory at once. At least five batches are in
+      memory.
 
-    *Attributes:* `waited`: seconds in which the device was idle because its batch was missing; `stages`: the
-    seconds of reading, summed over workers; `delivered`: examples so far; `batches`: the most batches in
-    memory at once; `in_use`: how many of these the caller may keep.
+    *Attributes:*
+
+    - `waited`: seconds in which the device was idle because its batch was missing.
+    - `stages`: the seconds of reading, summed over workers.
+    - `delivered`: the number of examples so far.
+    - `batches`: the most batches in memory at once.
+    - `in_use`: how many of these the caller may use at once.
 
     `next` raises the errors of reading and placing, every time.
     """
@@ -82,7 +88,8 @@ class Stream:
     def next(
         self, idle: Callable[[], bool] = lambda: True, stopped: Callable[[], bool] = lambda: False
     ) -> Any:
-        """Waits for the next batch and returns it; `None` once `stopped()`, even while reading hangs.
+        """Waits for the next batch and returns it. Returns `None` once `stopped()`, even while
+        reading hangs.
 
         `idle()`: whether the device has no other work. Raises `EOFError` after the last batch.
         """

@@ -1,8 +1,8 @@
 """Random examples of declared shapes, for training and timing without a data set.
 
-An example is a pure function of the seed and its index, so 1,281,167 images take no storage and are equal on
-every machine. `Absent` is for data of known shapes that was not given: enough for plans, and a clear error at
-the first access.
+An example is a pure function of the seed and its index, so 1,281,167 images take no storage and are
+equal on every machine. `Absent` is for data of known shapes that was not given. It is enough for
+plans, and raises a clear error at the first access.
 """
 
 from __future__ import annotations
@@ -14,34 +14,42 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError
-from .sources import Columns, Spec, spec_of
+from ..base import DataError
+from .sources import ByBatch, Columns, Spec, check_indices, spec_of
 
 _NOISE_BYTES = 1 << 20  # range of the offsets of examples in the noise
 _LARGE = 1 << 12  # bytes of a column above which an example is a window on shared noise
 
 
-class Synthetic:
-    """`length` random examples; nothing is stored.
+class Synthetic(ByBatch):
+    """`length` random examples. Stores nothing.
 
     *Arguments:*
 
     - `length`: number of examples.
     - `spec`: column to `jax.ShapeDtypeStruct` of one example.
-    - `below`: column to `n`, for integers in `[0, n)`, such as `{"label": 1000}`; by default the type's whole
-      range. Floats are in `[0, 1)`.
-    - `seed`: of the random examples.
+    - `below`: column to `n`, for integers in `[0, n)`, such as `{"label": 1000}`. By default
+      integers have the type's whole range. Floats are in `[0, 1)`.
+    - `seed`: the seed of the random examples.
 
-    The values come from NumPy's Philox generator, keyed by seed and index. Large columns without a limit are
-    windows on shared noise, from a random byte on: copying is fast enough for any chip, drawing would not be.
+    The values come from NumPy's Philox generator, keyed by seed and index. Large uint8 columns
+    without a limit are windows on shared noise, from a random byte on, because copying is fast
+    enough for any chip and drawing would not be.
     """
 
-    def __init__(self, length: int, spec: Spec, below: Mapping[str, int] | None = None, seed: int = 0):
+    def __init__(
+        self, length: int, spec: Spec, below: Mapping[str, int] | None = None, seed: int = 0
+    ):
         if length < 1:
             raise DataError("length-not-positive", length=length)
         self.spec = dict(sorted(spec.items()))
         self.below = {name: n for name, n in (below or {}).items() if name in self.spec}
         self.seed, self._length = seed, length
+
+    @property
+    def digest(self) -> str:
+        """A text that identifies the data, for a run that continues."""
+        return repr((self.seed, self._length, self.spec, self.below))
 
     @property
     def classes(self) -> int | None:
@@ -50,15 +58,13 @@ class Synthetic:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int) -> Columns:
-        return {name: column[0] for name, column in self.take(np.asarray([index])).items()}
-
     def take(self, indices: np.ndarray) -> Columns:
         """The examples at `indices` `(n,)`: column to `(n, ...)`. `IndexError` outside `len()`."""
         indices = np.asarray(indices)
-        if indices.size and not 0 <= indices.min() <= indices.max() < self._length:
-            raise IndexError(f"{self._length} examples, asked for {indices.min()} to {indices.max()}")
-        sizes = {name: 1 if self._window(name) else math.prod(s.shape) for name, s in self.spec.items()}
+        check_indices(indices, self._length)
+        sizes = {
+            name: 1 if self._window(name) else math.prod(s.shape) for name, s in self.spec.items()
+        }
         words = np.empty((len(indices), sum(sizes.values())), np.uint64)
         for row, index in enumerate(indices.tolist()):
             words[row] = _philox(self.seed, index).random_raw(words.shape[1])
@@ -69,7 +75,9 @@ class Synthetic:
             if self._window(name):
                 out[name] = self._windows(drawn[:, 0], s)
             else:
-                out[name] = _numbers(drawn, s.dtype, self.below.get(name)).reshape(len(indices), *s.shape)
+                out[name] = _numbers(drawn, s.dtype, self.below.get(name)).reshape(
+                    len(indices), *s.shape
+                )
         return out
 
     def _window(self, name: str) -> bool:
@@ -88,8 +96,9 @@ class Synthetic:
 class Absent:
     """Data of known number, shape and range, but without examples.
 
-    *Arguments:* as in `Synthetic`, and `what`: the data's name. Any access raises `DataError`, which says how
-    to give the data.
+    *Arguments:* as in `Synthetic`, and `what`: the name of the data.
+
+    Any access raises `DataError`, which says how to give the data.
     """
 
     def __init__(self, length: int, spec: Spec, what: str, below: Mapping[str, int] | None = None):
@@ -107,10 +116,11 @@ class Absent:
 
 
 def like(source: Any, classes: int | None = None, seed: int = 0) -> Synthetic:
-    """Random examples with the length, shapes and ranges of `source`, which is not read if it has a `spec`.
+    """Random examples with the length, shapes and ranges of `source`, which is not read if it has a
+    `spec`.
 
-    `classes`: the labels' range, if the source does not have it. Raises `DataError` if it is unknown, since
-    random 32-bit labels would give a loss of NaN.
+    `classes`: the labels' range, if the source does not have it. Raises `DataError` if it is
+    unknown, since random 32-bit labels would give a loss of NaN.
     """
     spec = spec_of(source)
     below = dict(getattr(source, "below", None) or {})
@@ -124,7 +134,8 @@ def like(source: Any, classes: int | None = None, seed: int = 0) -> Synthetic:
 
 
 def _numbers(words: np.ndarray, dtype: Any, below: int | None) -> np.ndarray:
-    """Converts 64-bit random `words` to `dtype`: integers from the low bits, floats from the high bits."""
+    """Converts 64-bit random `words` to `dtype`: integers from the low bits, floats from the high
+    bits."""
     dtype = np.dtype(dtype)
     if dtype == np.bool_:
         return (words & np.uint64(1)).astype(dtype)

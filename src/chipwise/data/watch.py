@@ -6,9 +6,9 @@ import math
 import time
 from typing import Any
 
+from ..base import Fact, fact
 from ..machine.limits import usable_cores
 from ..recipe.source import Source
-from ..words.facts import Fact, fact
 from .sources import Arrays, Lazy, example_bytes, has, nbytes, spec_of
 from .stages import NAMES
 from .stream import Stream
@@ -20,8 +20,8 @@ _MOST = 0.9995  # share of waiting above which the step's own speed is unknown
 class Watch:
     """Collects statistics of a feed from now on.
 
-    *Arguments:* `source`: the training data; `stream`: its stream, `None` if the data is on the device;
-    `share`: of each batch that this host reads.
+    *Arguments:* `source`: the training data. `stream`: its stream, `None` if the data is on the
+    device. `share`: the share of each batch that this host reads.
     """
 
     def __init__(self, source: Source, stream: Stream | None, share: float = 1.0):
@@ -44,14 +44,18 @@ class Watch:
     def row(self, seconds: float) -> dict[str, float]:
         """The fields for a line of metrics, about the last `seconds` of training.
 
-        They are the share in which the device waited for data, and the workers that each stage kept busy
-        since the last line, including evaluations, since reading continues meanwhile.
+        They are the share in which the device waited for data, and the number of workers that were
+        busy in each stage since the last line. This includes evaluations, since reading continues
+        meanwhile.
         """
         if self.stream is None:
             return {"wait_data_seconds": 0.0, "wait_data_share": 0.0}
         waited, busy = self.waited, self._busy(self.stream)
         now = time.perf_counter()
-        row = {"wait_data_seconds": waited, "wait_data_share": min(1.0, (waited - self._waited) / seconds)}
+        row = {
+            "wait_data_seconds": waited,
+            "wait_data_share": min(1.0, (waited - self._waited) / seconds),
+        }
         row |= {f"feed/{n}_cores": (busy[n] - self._seconds[n]) / (now - self._at) for n in NAMES}
         self._waited, self._seconds, self._at = waited, busy, now
         return row
@@ -59,14 +63,22 @@ class Watch:
     def report(self, steps: int, batch: int, train_seconds: float) -> dict[str, Any]:
         """The statistics of `steps` steps of `batch` examples (global), which took `train_seconds`.
 
-        *Returns* JSON values, of this host: where the data was; the share and the seconds of waiting, by
-        stage; the examples/s that the host can deliver, and those of the steps without waiting; the cores
-        that each stage would need for them; `code` and `verdict`: the conclusion as a code and a line; and,
-        if the code is "input-bound", `advice`.
+        *Returns* JSON values of this host:
+
+        - where the data was,
+        - the share and the seconds of waiting, by stage,
+        - the examples/s that the host can deliver, and those of the steps without waiting,
+        - the cores that each stage would need for the latter,
+        - `code` and `verdict`: the conclusion as a code and a line,
+        - `advice`, if the code is "input-bound".
         """
         if self.stream is None:
             verdict = fact("data-resident")
-            account: dict[str, Any] = {"data": "on the device", "waited_share": 0.0, "waited_seconds": 0.0}
+            account: dict[str, Any] = {
+                "data": "on the device",
+                "waited_share": 0.0,
+                "waited_seconds": 0.0,
+            }
             return {**account, "code": verdict.code, "verdict": str(verdict)}
         stream, spent = self.stream, self._busy(self.stream)
         delivered, total = max(1, stream.delivered - self._began[1]), max(sum(spent.values()), 1e-9)
@@ -74,7 +86,8 @@ class Watch:
         share = waited / train_seconds if train_seconds > 0 else 0.0
         own = steps * batch * self._share
         needed = own / max(train_seconds - waited, 1e-9) if steps else None
-        each = {name: seconds / delivered for name, seconds in spent.items()}  # core-seconds per example
+        # Core-seconds per example
+        each = {name: seconds / delivered for name, seconds in spent.items()}
         by_workers = sum(each[name] for name in NAMES if name != "transfer") / stream.workers.count
         possible = 1 / max(by_workers, each["transfer"], 1e-9)
         cores = {name: (needed or 0.0) * each[name] for name in NAMES}
@@ -93,7 +106,9 @@ class Watch:
         if needed is None:
             verdict = fact("data-unjudged")
         elif share < FED:
-            verdict = fact("fed", share=share, workers=stream.workers.count, speeds=possible / needed)
+            verdict = fact(
+                "fed", share=share, workers=stream.workers.count, speeds=possible / needed
+            )
         else:
             stage, here = max(NAMES, key=spent.__getitem__), usable_cores()
             advice = self._advice(stage, here)
@@ -110,7 +125,7 @@ class Watch:
         return {**account, "code": verdict.code, "verdict": str(verdict)}
 
     def _advice(self, stage: str, here: int) -> Fact:
-        """Advice that reduces the load of `stage`, on a host with so many cores."""
+        """Advice that reduces the load of `stage`, on a host with `here` cores."""
         assert self.stream is not None
         ours = has(self.source, "fill")
         if stage == "decode" and ours:

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..errors import DataError
+from ..base import DataError
 from . import order
 from .cached import constant
+from .compared import Compared, compared, sha_of_all
 from .draws import Drawn, Wrapped
-from .sources import Columns, data_digest, has
+from .sources import Columns, has
 
 
 class Weighted(Wrapped):
-    """Training data of which example `i` comes in proportion to `weights[i]`.
+    """Training data in which example `i` comes in proportion to `weights[i]`.
 
         count = np.bincount(labels)
         train = cw.data.Weighted(source, 1 / count[labels])   # every class equally often
 
-    An epoch has `len(source)` examples. Example `i` comes `len(source) * weights[i] / sum(weights)` times in
-    it, rounded up or down. Which ones are rounded up, and their order, is a function of the recipe's seed and
-    the epoch, so a run is exact on any devices, and goes on after a stop. With equal weights an epoch is that
-    of `source` itself. Examples that come twice in an epoch are augmented with different keys. An evaluation
-    takes every example once.
+    An epoch has `len(source)` examples. Example `i` comes `len(source) * weights[i] / sum(weights)`
+    times in it, rounded up or down. Which ones are rounded up, and their order, is a function of
+    the recipe's seed and the epoch. So a run is exact on any devices, and continues after a stop.
+    With equal weights an epoch is that of `source` itself. Examples that come twice in an epoch are
+    augmented with different keys. An evaluation takes every example once.
 
     *Arguments:* `weights`: `(n,)`, at least 0, not all of them 0.
 
@@ -39,13 +40,12 @@ class Weighted(Wrapped):
             low, high = (float(w.min()), float(w.max())) if w.size else (0.0, 0.0)
             raise DataError("weights-wrong", shape=list(w.shape), low=low, high=high, n=n)
 
-    @property
-    def manifest(self) -> dict[str, Any]:
-        """What tells it from other data, for a run that goes on."""
-        return {
-            "weights": hashlib.sha256(self.weights.tobytes()).hexdigest(),
-            "data": data_digest(self.source),
-        }
+    def compared(self) -> Compared:
+        """Compares the source and the weights."""
+        inner = compared(self.source)
+        return replace(
+            inner, parts={**inner.parts, "weights": sha_of_all([self.weights.tobytes()])}
+        )
 
 
 class _Resampled(Drawn):
@@ -69,7 +69,8 @@ class _Resampled(Drawn):
 
 
 class _Filled(_Resampled):
-    """Of a source that several threads may read, whose examples are constant."""
+    """The epochs of a weighted source whose examples are constant and which several threads may
+    read."""
 
     def fill(self, positions: np.ndarray, out: Columns) -> None:
         self.source.fill(self.indices(positions), out)
@@ -80,7 +81,15 @@ class _Filled(_Resampled):
 
 
 def by_epoch(source: Any, seed: int) -> Any:
-    """`source` itself if its examples are constant, else a `Drawn`, which is read by position."""
+    """`source` itself if its examples are constant, else a `Drawn`, which is read by position.
+    Raises `DataError` for weights inside another source, which would not count."""
+    inner = source
+    while isinstance(inner, Wrapped) and not isinstance(inner, Weighted):
+        inner = inner.source
+    if isinstance(inner, Weighted) and inner is not source:
+        outer = type(source).__name__
+        wrong = "{outer}(cw.data.Weighted(...)): type cw.data.Weighted({outer}(...), weights)."
+        raise DataError("weights-inside", wrong, outer=outer)
     if isinstance(source, Weighted):
         kind = _Filled if has(source.source, "fill") else _Resampled
         return kind(source.source, seed, source.weights)

@@ -1,11 +1,12 @@
 """Reads examples with threads, or with processes for sources that hold the GIL.
 
-Sources with `fill` are read by one thread per core: copying, decoding JPEG and reading files release the GIL,
-and threads write into the batch. For small, quick examples the threads would mostly compete for the GIL, so
-one thread is faster (32×32 JPEGs on two cores: 29,000 a second by one thread, 19,000 by two). Other sources'
-`[i]` may not be thread-safe, and Python code does not run in parallel in threads. It is called by one thread,
-or by processes on request (`workers="processes:4"`), each with its own copy of the source. Processes write
-into shared memory, so a batch is never copied between them.
+Sources with `fill` are read by one thread per core: copying, decoding JPEG and reading files
+release the GIL, and threads write into the batch. For small, quick examples the threads would
+mostly compete for the GIL, so one thread is faster (32×32 JPEGs on two cores: 29,000 a second by
+one thread, 19,000 by two). Other sources' `[i]` may not be thread-safe, and Python code does not
+run in parallel in threads. It is called by one thread, or by processes on request
+(`workers="processes:4"`), each with its own copy of the source. Processes write into shared memory,
+so a batch is never copied between them.
 """
 
 from __future__ import annotations
@@ -27,17 +28,20 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError, RecipeError
+from ..base import DataError, RecipeError
+from ..base.ending import requests
+from ..base.figures import counted, one_line
 from ..machine.limits import usable_cores
 from ..machine.plugins import call_hidden
 from ..machine.spawned import Spawned, safe_path
+from ..recipe.recipe_file import RECIPE_MODULE, import_file
 from ..recipe.source import spec_of
-from ..words.figures import counted, one_line
 from .buffers import Buffer, Layout, columns, mapped
 from .sources import Columns, example_bytes, fill, has
 from .stages import Stages
 
-# Below that, distributing the work costs as much as the work: 300 images of 32×32 pixels, 6 of 224×224
+# Below that, distributing the work costs as much as the work: 300 images of 32×32 pixels, 6 of
+# 224×224
 _SMALLEST_PIECE_BYTES = 1 << 20
 _HANGING_SECONDS = 5.0  # seconds for a thread to end; after that its read hangs
 _TRIED = 9  # examples
@@ -48,12 +52,13 @@ _PIECES = 2  # pieces per worker and batch, so that one slow image does not dela
 class Workers:
     """Fills batches with the examples of `source`.
 
-    *Arguments:* `workers`: `None`, a number, `"threads:N"` or `"processes:N"`. A number means threads for a
-    source with `spec` and `fill`, else processes.
+    *Arguments:* `workers`: `None`, a number, `"threads:N"` or `"processes:N"`. A number means
+    threads for a source with `spec` and `fill`, else processes.
 
-    *Attributes:* `count`; `stages`: their seconds by stage.
+    *Attributes:* `count`: the number of workers. `stages`: their seconds by stage.
 
-    Raises `RecipeError` for other values, `DataError` for a source that cannot be sent to processes.
+    Raises `RecipeError` for other values, and `DataError` for a source that cannot be sent to
+    processes.
     """
 
     def __init__(self, source: Any, workers: int | str | None = None):
@@ -91,12 +96,13 @@ class Workers:
         return Batch(indices, out, futures, self.stages)
 
     def close(self) -> None:
-        """Ends the workers and drops their work: processes end at once, threads after the current example; a
-        hanging thread is abandoned."""
+        """Ends the workers and drops their work. Processes end at once, threads after the current
+        example. A hanging thread is abandoned."""
         self._readers.close()
 
     def _worth_threads(self) -> bool:
-        """Whether examples are large or slow to read, from a small sample spread over the source."""
+        """Whether examples are large or slow to read, from a small sample spread over the
+        source."""
         if example_bytes(self.spec) >= _LARGE_BYTES:
             return True
         tried = np.linspace(0, len(self.source) - 1, _TRIED).astype(np.int32)
@@ -112,12 +118,15 @@ class Workers:
 class Batch:
     """A batch being filled with the examples at `indices`."""
 
-    def __init__(self, indices: np.ndarray, columns: Columns, futures: list[Future], stages: Stages):
+    def __init__(
+        self, indices: np.ndarray, columns: Columns, futures: list[Future], stages: Stages
+    ):
         self.indices = indices
         self._columns, self._futures, self._stages = columns, futures, stages
 
     def ready(self, seconds: float) -> bool:
-        """Whether `result` would return at once; waits at most `seconds`."""
+        """Whether `result` would return at once. Waits at most `seconds` for each piece of the
+        batch."""
         for future in self._futures:
             try:
                 future.exception(seconds)
@@ -131,7 +140,9 @@ class Batch:
             try:
                 seconds = future.result()
             except BrokenProcessPool as error:
-                wrong = "A process that reads the data died (out of memory?): use fewer with --workers."
+                wrong = (
+                    "A process that reads the data died (out of memory?): use fewer with --workers."
+                )
                 raise DataError("reader-died", wrong) from error
             if seconds is not None:  # of another process
                 self._stages.add(seconds)
@@ -139,7 +150,8 @@ class Batch:
 
 
 class Threads:
-    """`count` daemon threads. Python's own pool would wait for a hanging thread when the interpreter ends."""
+    """`count` daemon threads. Python's own pool would wait for a hanging thread when the
+    interpreter ends."""
 
     shared = False
 
@@ -148,7 +160,9 @@ class Threads:
         self._closed = threading.Event()
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=_work, args=(self._tasks,), name=f"chipwise-read-{i}", daemon=True)
+            threading.Thread(
+                target=_work, args=(self._tasks,), name=f"chipwise-read-{i}", daemon=True
+            )
             for i in range(count)
         ]
         self._end = weakref.finalize(self, _dismiss, self._tasks, count)  # also if not closed
@@ -160,7 +174,10 @@ class Threads:
 
     def pieces(self, examples: int, nbytes: int) -> int:
         """The number of pieces of a batch."""
-        return max(1, min(_PIECES * self.count, examples, nbytes // _SMALLEST_PIECE_BYTES) * (self.count > 1))
+        return max(
+            1,
+            min(_PIECES * self.count, examples, nbytes // _SMALLEST_PIECE_BYTES) * (self.count > 1),
+        )
 
     def read(self, indices: np.ndarray, start: int, buffer: Buffer, out: Columns) -> Future:
         """Starts writing the examples at `indices` to `out`."""
@@ -170,7 +187,8 @@ class Threads:
         return future
 
     def close(self, seconds: float | None = None) -> None:
-        """Cancels pending work, and waits at most `seconds` for running work."""
+        """Cancels pending work, and waits at most `seconds` for the running work of each thread.
+        `None` means `_HANGING_SECONDS`."""
         self._closed.set()
         while True:
             try:
@@ -182,7 +200,9 @@ class Threads:
             thread.join(_HANGING_SECONDS if seconds is None else seconds)
 
 
-def _fill(source: Any, stages: Stages, closed: threading.Event, indices: np.ndarray, out: Columns) -> None:
+def _fill(
+    source: Any, stages: Stages, closed: threading.Event, indices: np.ndarray, out: Columns
+) -> None:
     with stages.watch():
         fill(source, indices, out, closed.is_set)
 
@@ -205,7 +225,8 @@ def _dismiss(tasks: queue.SimpleQueue, count: int) -> None:
 
 
 class Processes:
-    """`count` processes that read. They are spawned: a fork of a process with JAX's threads can deadlock.
+    """`count` processes that read. They are spawned, because a fork of a process with JAX's threads
+    can deadlock.
 
     Raises `DataError` for a source that cannot be pickled or unpickled there.
     """
@@ -231,18 +252,25 @@ class Processes:
         try:
             problem = self.pool.submit(_problem).result()
         except BrokenProcessPool as error:
-            wrong = "The reading processes did not start: put `if __name__ == '__main__':` around your calls."
+            wrong = (
+                "The reading processes did not start: put `if __name__ == '__main__':` around "
+                "your calls."
+            )
             raise DataError("readers-not-started", wrong) from error
         if problem is not None:
             self.pool.shutdown()
-            wrong = "No other process can make the source {source} ({reason}): define its class in a module."
+            wrong = (
+                "No other process can make the source {source} ({reason}): define its class in "
+                "a module."
+            )
             raise DataError("source-unmakeable", wrong, source=kind.__name__, reason=problem)
 
     def __str__(self) -> str:
         return f"{self.count} process{'es' * (self.count > 1)}"
 
     def pieces(self, examples: int, nbytes: int) -> int:
-        """The number of pieces of a batch; examples read by processes are slow."""
+        """The number of pieces of a batch. Examples read by processes are slow, so a piece may have
+        any size."""
         return min(_PIECES * self.count, examples)
 
     def read(self, indices: np.ndarray, start: int, buffer: Buffer, out: Columns) -> Future:
@@ -252,14 +280,13 @@ class Processes:
 
     def close(self) -> None:
         for process in list((self.pool._processes or {}).values()):
-            process.terminate()  # no public way before Python 3.14; a hanging process would never end
+            # No public way before Python 3.14; a hanging process would never end
+            process.terminate()
         self.pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _recipe_files() -> dict[str, str]:
     """Modules loaded from recipe files, which another process cannot import by name."""
-    from ..recipe.settings import RECIPE_MODULE  # which imports the recipes, and they the feed
-
     return {
         name: os.path.abspath(module.__file__)
         for name, module in list(sys.modules.items())
@@ -275,12 +302,14 @@ _maps: dict[int, np.ndarray] = {}  # by the buffer's number
 def _start(recipe_files: dict[str, str], sent: bytes) -> None:
     """Runs in a new process: receives the source."""
     global _source, _trouble
-    faulthandler.register(signal.SIGUSR1)  # prints where it is, for a parent that waits for it in vain
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles the terminal's Ctrl-C, and saves first
+    # Prints where it is, for a parent that waits for it in vain
+    if hasattr(signal, "SIGUSR1"):  # not on Windows
+        faulthandler.register(signal.SIGUSR1)
+    # The parent handles the terminal's Ctrl-C and its end, and saves first
+    for number in {*requests()} - {signal.SIGTERM}:
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="chipwise-parent", daemon=True).start()
     os.environ["JAX_PLATFORMS"] = "cpu"  # if the source uses JAX, it must not take the accelerator
-    from ..recipe.settings import import_file
-
     try:
         for name, file in recipe_files.items():
             import_file(name, file)
@@ -290,12 +319,12 @@ def _start(recipe_files: dict[str, str], sent: bytes) -> None:
 
 
 def _problem() -> str | None:
-    """Runs in another process: the error, if it cannot read."""
+    """The error of this process if it cannot read. Runs in another process."""
     return _trouble
 
 
 def _end_with_parent() -> None:
-    """Ends this process if the parent was killed; it would wait for work for ever."""
+    """Ends this process if the parent was killed. Otherwise it would wait for work forever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -305,8 +334,8 @@ def _end_with_parent() -> None:
 def _fill_shared(
     number: int, path: str | None, start: int, layout: Layout, first: int, indices: np.ndarray
 ) -> dict[str, float]:
-    """Runs in another process: fills rows of the buffer at `path` from `first` on. *Returns* seconds by
-    stage."""
+    """Fills rows of the buffer at `path` from `first` on. Runs in another process. *Returns*
+    seconds by stage."""
     if number not in _maps:
         assert path is not None  # of a shared buffer
         with open(path, "r+b") as file:
@@ -315,7 +344,11 @@ def _fill_shared(
     stages = Stages()
     try:
         with stages.watch():
-            fill(_source, indices, {name: c[first : first + len(indices)] for name, c in batch.items()})
+            fill(
+                _source,
+                indices,
+                {name: c[first : first + len(indices)] for name, c in batch.items()},
+            )
     except Exception as error:
         try:
             pickle.loads(pickle.dumps(error))
@@ -335,7 +368,14 @@ def chosen(source: Any, workers: int | str | None) -> tuple[str, int]:
         return "threads", usable_cores() if ours else 1
     kind, colon, number = str(workers).rpartition(":")
     kind = kind if colon else ("threads" if ours else "processes")
-    if kind not in ("threads", "processes") or not number.isdecimal() or not 1 <= int(number) <= 1024:
-        wrong = "workers={workers}: expected a number of at least 1, such as 4, threads:4 or processes:4."
+    if (
+        kind not in ("threads", "processes")
+        or not number.isdecimal()
+        or not 1 <= int(number) <= 1024
+    ):
+        wrong = (
+            "workers={workers}: expected a number of at least 1, such as 4, threads:4 or "
+            "processes:4."
+        )
         raise RecipeError("workers-unknown", wrong, workers=str(workers))
     return kind, int(number)

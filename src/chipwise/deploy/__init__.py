@@ -1,4 +1,6 @@
-"""Uses of a trained model: predictions, exports to other formats, pretrained weights."""
+"""Uses of a trained model: `predictions.py`, `evaluation.py`, `generation.py`, exports to other
+formats (`export.py`, `huggingface.py`, `onnx.py`), and weights from elsewhere (`pretrained.py`).
+"""
 
 import lazy_loader
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..engine.evaluate import evaluate as of_parameters
-from ..engine.on import ALL, On
-from ..engine.result import Result
 from ..recipe.recipe import Recipe
+from ..run.evaluate import evaluate as of_parameters
+from ..run.folder.result import Result
+from ..run.on import ALL, On
 from .inputs import with_evaluation
 from .model import Trained, trained
 
@@ -21,7 +21,7 @@ def evaluate(
     batch: int | None = None,
     on: On = ALL,
 ) -> dict[str, Any]:
-    """Metric name to value of a trained model, every example of `data` exactly once.
+    """Returns metric name to value of a trained model. Counts every example of `data` exactly once.
 
         cw.evaluate(result)  # the recipe's evaluation data
         cw.evaluate(cw.result("runs/mine").best, cw.PackedFolder("photos", "test"))
@@ -30,14 +30,15 @@ def evaluate(
 
     *Arguments:*
 
-    - `model`, `recipe`: as in `cw.predict`; `cw.deploy.Trained(recipe, params, state)` for your own arrays.
-    - `data`: a source with the columns of the training data, or the path of a packed folder or of `.npz`
-      arrays; by default the recipe's evaluation data.
-    - `batch`: the examples that are read at a time, on all devices; it changes no value. `on`: only its
-      devices matter.
+    - `model`, `recipe`: as in `cw.predict`. Use `cw.deploy.Trained(recipe, params, state)` for your
+      own arrays.
+    - `data`: a source with the columns of the training data, or the path of a packed folder or of
+      `.npz` arrays. By default the recipe's evaluation data.
+    - `batch`: the examples that are read at a time, on all devices. It changes no value.
+    - `on`: only its devices matter.
 
-    Raises `DataError` for data that the task cannot read, or without any; `RunError`, `RecipeError`,
-    `DeviceError`.
+    Raises `DataError` for data that the task cannot read and for empty data. Raises `RunError`,
+    `RecipeError` and `DeviceError`.
     """
     known = trained(model, recipe, with_data=data is None)
     there = known.recipe if data is None else with_evaluation(known.recipe, data)

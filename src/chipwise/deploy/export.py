@@ -1,30 +1,28 @@
-"""`export`: writes a trained model in another format, and runs the file before it reports success."""
+"""`export`: writes a trained model in another format, and runs the file before it reports
+success."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import os
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..atomic import check_inside, hold, to_write
+from ..base import DataError, Fact, RecipeError
+from ..base.files import to_write
+from ..base.locks import room_beside
 from ..data.sources import Source, take
 from ..data.synthetic import like
-from ..engine.predict import inputs_of
-from ..engine.result import Result
-from ..errors import DataError, RecipeError
 from ..recipe.recipe import Recipe
 from ..recipe.source import spec_of
-from ..words.facts import Fact
+from ..run.folder.result import Result
+from ..run.predict import inputs_of
 from .formats import WEIGHTS, Request, format_named
 from .inputs import open_data
 from .model import Trained, trained
@@ -32,27 +30,28 @@ from .predictions import predict
 
 EXAMPLES = 1000
 TOLERANCE = 1e-3  # relative to the largest output: float32 sums in another order
-_LEAST = 1e-3  # a smaller largest output counts as this: rounding errors of larger terms that cancel remain
+# A smaller largest output counts as this: rounding errors of larger terms that cancel remain
+_LEAST = 1e-3
 
 
 @dataclass(frozen=True)
 class Export:
-    """An exported model, and how it was checked.
-
-    *Fields:* `file`; `format`; `runs`: the library that ran it; `examples`: how many were compared with the
-    model itself, in float32; `difference`: the largest absolute difference of outputs; `largest`: the largest
-    absolute output; `labels_differ`: 0 for a classifier, None for other models; `data`: "evaluation", "given"
-    or "made-up", or "" for weights alone, which are read back.
-    """
+    """An exported model, and how it was checked."""
 
     file: Path
     format: str
     runs: str
+    """The library that ran the file."""
     examples: int
+    """The number of examples that were compared with the model itself, in float32."""
     difference: float
+    """The largest absolute difference of outputs."""
     largest: float
+    """The largest absolute output."""
     labels_differ: int | None
+    """0 for a classifier, None for other models."""
     data: str
+    """One of "evaluation", "given" and "made-up", or "" for weights alone, which are read back."""
     bytes: int
     seconds: float
 
@@ -70,23 +69,26 @@ def export(
 ) -> Export:
     """Writes a trained model as a file of another format, and checks it by running it.
 
-    The file takes the data's columns as stored, such as uint8 pixels, in batches of any size, and computes in
-    float32, whatever the recipe's precision. It gets its name only if its outputs agree with the model's:
-    equal labels, and values within 0.1 % of the largest.
+    The file takes the data's columns as stored, such as uint8 pixels, in batches of any size. It
+    computes in float32, whatever the recipe's precision. It gets its name only if its outputs agree
+    with the model's: equal labels, and values within 0.1 % of the largest.
 
     *Arguments:*
 
     - `model`, `recipe`: as in `cw.predict`.
-    - `to`: `"stablehlo"` (any model; `jax.export` reads it), `"onnx"`, `"safetensors"` (only the weights),
-      `"huggingface"` (a folder for transformers; of a built-in GPT-2, Llama, BERT, ViT or ResNet) or
-      `"peft"` (a folder of the adapters alone, for Hugging Face's PEFT; of a GPT-2 or Llama).
-    - `out`: the file; by default the run's or the recipe's name with the format's suffix.
-    - `data`: examples to compare on, as in `cw.predict`; by default the evaluation data, or made-up examples
-      if the recipe has no data. `examples`: how many at most.
-    - `fresh`: replace an existing file. `say` is called with warnings.
+    - `to`: one of `"stablehlo"` (any model, which `jax.export` reads), `"onnx"`, `"safetensors"`
+      (only the weights), `"huggingface"` (a folder for transformers, of a built-in GPT-2, Llama,
+      BERT, ViT or ResNet), `"peft"` (a folder of the adapters alone, for Hugging Face's PEFT, of a
+      GPT-2 or Llama).
+    - `out`: the file. By default the run's or the recipe's name with the format's suffix.
+    - `data`: examples to compare on, as in `cw.predict`. By default the evaluation data, or made-up
+      examples if the recipe has no data.
+    - `examples`: the largest number of examples to compare.
+    - `fresh`: replace an existing file.
+    - `say`: called with warnings.
 
-    Raises `RecipeError` if the format cannot hold the model or the file's outputs differ, `RunError` or
-    `DataError`.
+    Raises `RecipeError` if the format cannot hold the model or the file's outputs differ. Raises
+    `RunError` and `DataError`.
     """
     began = time.perf_counter()
     kind = format_named(to)
@@ -98,18 +100,22 @@ def export(
     known = dataclasses.replace(known, recipe=dataclasses.replace(known.recipe, precision="f32"))
     runs = to not in WEIGHTS
     inputs = inputs_of(known.recipe) if runs else {}
-    rows, expected, classifier, where = _compared(known, data, inputs, examples) if runs else ({}, {}, "", "")
+    rows, expected, classifier, where = (
+        _compared(known, data, inputs, examples) if runs else ({}, {}, "", "")
+    )
     names = {n: (classifier if n == "outputs" and classifier else n) for n in expected}
     compared: tuple[float, float, int | None] = (0.0, 0.0, None)
     request = Request(known, inputs, names)
     try:
-        with _place(file) as place:
+        with room_beside(file) as place:
             temporary = place / f"model{kind.suffix}"
             kind.write(request, temporary)
             if (run := kind.open(request, temporary)) is not None:
                 outputs = _run(run, rows)
                 compared = _compare(expected, {n: outputs[names[n]] for n in names}, classifier, to)
-            size = sum(one.stat().st_size for one in (temporary, *temporary.rglob("*")) if one.is_file())
+            size = sum(
+                one.stat().st_size for one in (temporary, *temporary.rglob("*")) if one.is_file()
+            )
             if file.is_dir() and temporary.is_dir():  # replaced if `fresh`
                 os.replace(file, place / "old")
             os.replace(temporary, file)
@@ -118,19 +124,6 @@ def export(
     count = len(next(iter(rows.values()), ()))
     seconds = time.perf_counter() - began
     return Export(file, to, kind.runs, count, *compared, where, size, seconds)
-
-
-@contextlib.contextmanager
-def _place(file: Path) -> Iterator[Path]:
-    """An empty folder beside `file`. At the end it goes, with what killed exports to `file` left."""
-    beside = file.parent / f".{file.name}.export"
-    check_inside(file.parent, beside.name)
-    beside.mkdir(parents=True, exist_ok=True)
-    with hold(beside):
-        try:
-            yield Path(tempfile.mkdtemp(dir=beside))
-        finally:
-            shutil.rmtree(beside)
 
 
 def _examples(known: Trained, data: Any, inputs: Any) -> tuple[Source, str]:
@@ -151,16 +144,20 @@ def _examples(known: Trained, data: Any, inputs: Any) -> tuple[Source, str]:
 
 
 def _compared(known: Trained, data: Any, inputs: Any, examples: int) -> tuple[dict, dict, str, str]:
-    """The examples to compare on, the model's own outputs, what they are if it is a classifier ("logits",
-    "probabilities"), else "", and which kind of examples they are."""
+    """The examples to compare on, the model's own outputs, their kind if it is a classifier
+    ("logits" or "probabilities"), else "", and the kind of the examples."""
     from ..data.sources import Arrays
 
     source, where = _examples(known, data, inputs)
     rows: Any = take(source, np.arange(min(len(source), max(1, examples))))
     predicted = predict(known, Arrays(**rows))
-    outputs = predicted.outputs if isinstance(predicted.outputs, dict) else {"outputs": predicted.outputs}
+    outputs = (
+        predicted.outputs if isinstance(predicted.outputs, dict) else {"outputs": predicted.outputs}
+    )
     shape = {name: value.shape[1:] for name, value in outputs.items()}
-    classifier = predicted.returns != "values" and shape == {"outputs": (known.recipe.task.classes,)}
+    classifier = predicted.returns != "values" and shape == {
+        "outputs": (known.recipe.task.classes,)
+    }
     return {n: rows[n] for n in inputs}, outputs, predicted.returns if classifier else "", where
 
 
@@ -177,8 +174,8 @@ def _run(run: Callable, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _compare(
     expected: dict[str, np.ndarray], actual: dict[str, np.ndarray], classifier: str, to: str
 ) -> tuple[float, float, int | None]:
-    """The largest difference, the largest output, and how many labels differ. Raises `RecipeError` if the
-    exported model computes something else."""
+    """The largest difference, the largest output, and how many labels differ. Raises `RecipeError`
+    if the exported model computes something else."""
     wide = {n: np.asarray(v, np.float64) for n, v in expected.items()}
     for name, value in wide.items():
         if actual[name].shape != value.shape:
@@ -192,5 +189,7 @@ def _compare(
         labels = int(np.sum(wide["outputs"].argmax(1) != actual["outputs"].argmax(1)))
     if not gap <= TOLERANCE * max(largest, _LEAST) or labels:
         facts = {"difference": gap, "largest": largest, "labels": labels or 0}
-        raise RecipeError("export-differs", format=to, examples=len(next(iter(wide.values()))), **facts)
+        raise RecipeError(
+            "export-differs", format=to, examples=len(next(iter(wide.values()))), **facts
+        )
     return gap, largest, labels

@@ -15,33 +15,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..base import DataError, RecipeError, library, near
+from ..base.figures import one_line
 from ..data.sources import Spec
-from ..engine.checkpoint import flatten
-from ..engine.predict import prediction
-from ..errors import DataError, RecipeError, library, near
+from ..recipe.random_keys import as_data
 from ..recipe.source import rows_of
 from ..recipe.user_code import any_batch
-from ..words.figures import one_line
+from ..run.folder.checkpoint import flatten
+from ..run.predict import prediction
 from .huggingface import folder_files
 from .model import Trained
 from .peft import adapter_files
-from .pretrained import pretrained
+from .pretrained import pretrained, safetensors
 
 Arrays = dict[str, np.ndarray]
 Runner = Callable[[Arrays], Arrays]
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+_ADAPTERS = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to export.
-
-    *Fields:* `model`, in float32; `inputs`; `outputs`, mapped to their names in the file.
-    """
+    """What to export."""
 
     model: Trained
+    """The trained model, in float32."""
     inputs: Spec
+    """The columns that the model reads."""
     outputs: Mapping[str, str]
+    """The name of each output, mapped to its name in the file."""
 
     @property
     def function(self) -> Callable:
@@ -60,14 +62,18 @@ class Request:
 
 @dataclass(frozen=True)
 class Format:
-    """*Fields:* `suffix` of its files or folders; `write(request, path)`; `open(request, path)`, which loads
-    the file with the library that users have, and returns a function that runs it, or None if it holds only
-    weights, which are compared; `runs`: that library's name."""
+    """An export format."""
 
     suffix: str
+    """The suffix of its files or folders."""
     write: Callable[[Request, Path], None]
+    """`write(request, path)` writes the file."""
     open: Callable[[Request, Path], Runner | None]
+    """`open(request, path)` loads the file with the library that users have. It returns a function
+    that runs the file. It returns None if the file holds only weights, after it has compared
+    them."""
     runs: str
+    """The name of that library."""
 
 
 # ---- StableHLO: every model, on every chip
@@ -106,7 +112,9 @@ def _write_onnx(request: Request, path: Path) -> None:
     import onnx
 
     if model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
-        raise RecipeError("onnx-too-large", size=model.ByteSize(), limit=onnx.checker.MAXIMUM_PROTOBUF)
+        raise RecipeError(
+            "onnx-too-large", size=model.ByteSize(), limit=onnx.checker.MAXIMUM_PROTOBUF
+        )
     onnx.checker.check_model(model)
     path.write_bytes(model.SerializeToString())
 
@@ -138,22 +146,25 @@ def _open_onnx(request: Request, path: Path) -> Runner:
 def weights_of(model: Trained) -> Arrays:
     """Parameters and state by name, such as `params.conv.kernel` and `state.norm.mean`."""
     tree = {"params": model.params, "state": model.state}
-    return {name: np.asarray(value, order="C") for name, value in flatten(tree).items()}
+    return {name: np.asarray(value, order="C") for name, value in flatten(as_data(tree)).items()}
 
 
 def _write_safetensors(request: Request, path: Path) -> None:
-    numpy = library("safetensors.numpy", "export-library", extra="export")
-    numpy.save_file(weights_of(request.model), str(path), {"format": "np", **request.about})
+    about = {"format": "np", **request.about}
+    safetensors().save_file(weights_of(request.model), path, about)
 
 
 def _open_safetensors(request: Request, path: Path) -> None:
     """Reads the weights back: they must be the same bits."""
-    read = library("safetensors.numpy", "export-library", extra="export").load_file(str(path))
-    _compare_bits(read, weights_of(request.model))
+    _compare_bits(safetensors().load_file(path), weights_of(request.model))
 
 
 def _compare_bits(read: Arrays, weights: Arrays) -> None:
-    differ = [name for name, a in weights.items() if name not in read or read[name].tobytes() != a.tobytes()]
+    differ = [
+        name
+        for name, a in weights.items()
+        if name not in read or read[name].tobytes() != a.tobytes()
+    ]
     if differ or len(read) != len(weights):
         raise RecipeError("export-weights-differ", names=differ or sorted(read))
 
@@ -162,34 +173,40 @@ def _compare_bits(read: Arrays, weights: Arrays) -> None:
 
 
 def _write_peft(request: Request, path: Path) -> None:
-    numpy = library("safetensors.numpy", "export-library", extra="export")
     config, arrays = adapter_files(request.model)
-    path.mkdir()
-    (path / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    numpy.save_file(arrays, str(path / "adapter_model.safetensors"), {"format": "pt", **request.about})
+    text = json.dumps(config, indent=2) + "\n"
+    _write_folder(request, path, {"adapter_config.json": text.encode()}, _ADAPTERS, arrays)
 
 
 def _open_peft(request: Request, path: Path) -> None:
-    """As `_open_safetensors`."""
-    numpy = library("safetensors.numpy", "export-library", extra="export")
-    _compare_bits(numpy.load_file(str(path / "adapter_model.safetensors")), adapter_files(request.model)[1])
+    """Like `_open_safetensors`, for a folder of adapters."""
+    read = safetensors().load_file(path / _ADAPTERS)
+    _compare_bits(read, adapter_files(request.model)[1])
+
+
+def _write_folder(
+    request: Request, path: Path, files: Mapping[str, bytes], name: str, arrays: Arrays
+) -> None:
+    """Writes a folder of `files`, and of `arrays` in the file `name`."""
+    path.mkdir()
+    for file, content in files.items():
+        (path / file).write_bytes(content)
+    safetensors().save_file(arrays, path / name, {"format": "pt", **request.about})
 
 
 # ---- Hugging Face: a folder that transformers loads
 
 
 def _write_huggingface(request: Request, path: Path) -> None:
-    numpy = library("safetensors.numpy", "export-library", extra="export")
     files, arrays = folder_files(request.model)
-    path.mkdir()
-    for name, content in files.items():
-        (path / name).write_bytes(content)
-    numpy.save_file(arrays, str(path / "model.safetensors"), {"format": "pt", **request.about})
+    _write_folder(request, path, files, "model.safetensors", arrays)
 
 
 def _open_huggingface(request: Request, path: Path) -> None:
-    """Reads the folder as one of transformers: the weights here must be the same bits again."""
-    weights = {n.partition(".")[2]: a.astype(np.float32) for n, a in weights_of(request.model).items()}
+    """Reads the folder like one of transformers. The weights must have the same bits again."""
+    weights = {
+        n.partition(".")[2]: a.astype(np.float32) for n, a in weights_of(request.model).items()
+    }
     _compare_bits(pretrained(path).arrays, weights)
 
 

@@ -1,12 +1,12 @@
-"""Data to predict or evaluate: opens a path and scales its images to what the model reads.
+"""Data to predict or evaluate: opens a path and scales its images to the size that the model reads.
 
-A path is a packed folder, arrays (`.npy`, `.npz`), or a folder or tar of images, without classes or labels.
+A path is a packed folder, arrays (`.npy`, `.npz`), or a folder or tar of images, without classes or
+labels.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,33 +15,34 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..atomic import open_regular
+from ..base import DataError, RecipeError, unreadable
+from ..base.figures import one_line
+from ..base.files import open_regular
 from ..data.folder import SUFFIXES, TARS, Files, list_tar, walk
 from ..data.images import decode
 from ..data.manifest import MANIFEST
 from ..data.packed import PackedFolder
 from ..data.remote import local
-from ..data.sources import Arrays, Columns, Source, Spec, described
+from ..data.sources import Arrays, ByBatch, Columns, Source, Spec, described
 from ..data.stages import stage
-from ..errors import DataError, RecipeError, unreadable
 from ..machine.limits import memory
 from ..recipe.recipe import Recipe
-from ..recipe.settings import load
 from ..recipe.source import spec_of
-from ..words.figures import one_line
+from ..recipes.load import load
 
 _MOST_EXPANDED = 1 << 28  # bytes of the arrays of a small `.npz`
 _GREY = np.asarray([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601, as Pillow's "L"
 
 
-class Pictures:
-    """All images in a folder or a tar, at any depth, sorted by path: one column, no labels.
+class Pictures(ByBatch):
+    """All images in a folder or a tar, at any depth, sorted by path, as one column without labels.
 
-    *Arguments:* `shape`: the pixels that the model reads, `(h, w, 3)`, or `(h, w)` or `(h, w, 1)` for grey;
-    each image is scaled to cover it and cropped at the centre. `column`: its name.
+    *Arguments:* `shape`: the pixels that the model reads, `(h, w, 3)`, or `(h, w)` or `(h, w, 1)`
+    for grey. Each image is scaled to cover it and cropped at the centre. `column`: the name of the
+    column.
 
-    Raises `DataError` if there is no image, and on access, with the file's name, if an image cannot be
-    decoded.
+    Raises `DataError` if there is no image. Raises `DataError` on access, with the file's name, if
+    an image cannot be decoded.
     """
 
     def __init__(self, path: Path, shape: tuple[int, ...], column: str = "image"):
@@ -58,11 +59,6 @@ class Pictures:
     def __len__(self) -> int:
         return len(self._order)
 
-    def __getitem__(self, index: int) -> Columns:
-        out = {self.column: np.empty((1, *self.shape), np.uint8)}
-        self.fill(np.asarray([index]), out)
-        return {self.column: out[self.column][0]}
-
     def fill(self, indices: np.ndarray, out: Columns) -> None:
         """Decodes the images at `indices` `(n,)` into `out`. Thread-safe."""
         height, width, *channels = self.shape
@@ -77,7 +73,9 @@ class Pictures:
                 raise unreadable(self.path / self.record_name(index), error) from error
             except DataError as error:
                 name = self.record_name(index)
-                raise DataError("image-unreadable", path=self.path, file=name, problem=error.fact) from error
+                raise DataError(
+                    "image-unreadable", path=self.path, file=name, problem=error.fact
+                ) from error
             if channels != [3]:
                 pixels = np.rint(pixels @ _GREY).astype(np.uint8).reshape(self.shape)
             out[self.column][row] = pixels
@@ -88,7 +86,8 @@ class Pictures:
 
 
 def open_data(data: Any, inputs: Spec) -> Source:
-    """The source at the path `data`, for a model that reads `inputs`. A source is returned as it is.
+    """The source at the path `data`, for a model that reads `inputs`. A source is returned as it
+    is.
 
     Raises `DataError` if the path has nothing that a model can read.
     """
@@ -106,7 +105,9 @@ def open_data(data: Any, inputs: Spec) -> Source:
     splits = sorted(p.parent.name for p in path.glob(f"*/{MANIFEST}"))
     if splits:
         if len(splits) > 1:
-            raise DataError("predict-which-split", path=path, paths=[str(path / one) for one in splits])
+            raise DataError(
+                "predict-which-split", path=path, paths=[str(path / one) for one in splits]
+            )
         return _packed(path, splits[0], size)
     if (path.is_dir() or path.name.lower().endswith(TARS)) and len(inputs) == len(images) == 1:
         ((column, s),) = images.items()
@@ -115,7 +116,8 @@ def open_data(data: Any, inputs: Spec) -> Source:
 
 
 def open_for(recipe: Recipe, data: Any, inputs: Spec) -> Source:
-    """`open_data`, and for a recipe that the command line made also another folder with its data set."""
+    """Opens `data` as `open_data` does. For a recipe from the command line, it also opens another
+    folder in the form of the recipe's data set."""
     try:
         return open_data(data, inputs)
     except DataError as error:
@@ -124,7 +126,8 @@ def open_for(recipe: Recipe, data: Any, inputs: Spec) -> Source:
             raise
         try:
             held_out = load(named["recipe"], named.get("set", ()), str(data)).task.eval
-        except (DataError, RecipeError):  # neither of the kinds that there are: the first says them all
+        except (DataError, RecipeError):
+            # neither of the kinds that there are: the first says them all
             raise error from None
         if held_out is None:
             raise
@@ -132,19 +135,21 @@ def open_for(recipe: Recipe, data: Any, inputs: Spec) -> Source:
 
 
 def with_evaluation(recipe: Recipe, data: Any) -> Recipe:
-    """`recipe` with `data` to evaluate on, as `open_for` opens it. Raises `DataError` for what it cannot
-    read, and for columns other than those of the training data."""
+    """`recipe` with `data` to evaluate on, opened by `open_for`. Raises `DataError` for data that
+    cannot be read, and for columns that differ from those of the training data."""
     expected = spec_of(recipe.task.train)
-    source = open_for(recipe, data, expected)
+    source = recipe.task.joined(open_for(recipe, data, expected))
     given = spec_of(source)
     if wrong := [n for n, s in expected.items() if n not in given or given[n].shape != s.shape]:
         raise DataError(
             "evaluation-columns",
-            "The data to evaluate has {columns:list}, but training had {wrong:and} as {expected:list}: make "
+            "The data to evaluate has {columns:list}, but training had {wrong:and} as "
+            "{expected:list}: make "
             "them match.",
-            columns=[f"{n} {list(s.shape)}" for n, s in given.items()], wrong=wrong,
+            columns=[f"{n} {list(s.shape)}" for n, s in given.items()],
+            wrong=wrong,
             expected=[f"{n} {list(expected[n].shape)}" for n in wrong],
-        )  # fmt: skip
+        )
     return dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, eval=source))
 
 
@@ -154,7 +159,9 @@ def name_of(source: Any) -> Callable[[int], str] | None:
 
 
 def _is_image(s: Any) -> bool:
-    return s.dtype == np.uint8 and (len(s.shape) == 2 or (len(s.shape) == 3 and s.shape[2] in (1, 3)))
+    return s.dtype == np.uint8 and (
+        len(s.shape) == 2 or (len(s.shape) == 3 and s.shape[2] in (1, 3))
+    )
 
 
 def _packed(path: Path, split: str | None, size: tuple[int, ...] | None) -> Source:
@@ -165,16 +172,13 @@ def _packed(path: Path, split: str | None, size: tuple[int, ...] | None) -> Sour
 
 
 def _refuse_expanding(archive: Any, size: int) -> None:
-    """Raises `ValueError` if the arrays of an `.npz` of `size` bytes, by their headers, fill the memory."""
-    total = 0
-    for name in archive.namelist():
-        with archive.open(name) as member:
-            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-            shape, _, dtype = read[np.lib.format.read_magic(member)](member)
-            total += math.prod(shape) * dtype.itemsize
+    """Raises `ValueError` if the arrays of an `.npz` of `size` bytes fill the memory."""
+    total = sum(member.file_size for member in archive.infolist())
     most = memory().available_bytes // 2
     if total > most or total > max(_MOST_EXPANDED, 100 * size):
-        raise ValueError(f"its arrays are {total:,} bytes: give .npy files, which are not read at once")
+        raise ValueError(
+            f"its arrays are {total:,} bytes: give .npy files, which are not read at once"
+        )
 
 
 def _arrays(path: Path, inputs: Spec) -> Source:
@@ -185,7 +189,8 @@ def _arrays(path: Path, inputs: Spec) -> Source:
         else:  # opened here: NumPy leaves a damaged one open
             with open_regular(path) as file, np.load(file, allow_pickle=False) as columns:
                 _refuse_expanding(columns.zip, os.fstat(file.fileno()).st_size)
-                given = {name: columns[name] for name in columns if name != "classes"}  # their names, often
+                # Their names, often
+                given = {name: columns[name] for name in columns if name != "classes"}
         return Arrays(**given)
     except DataError:
         raise

@@ -1,9 +1,9 @@
 """A JAX function as an ONNX model, with a batch of any size: `jax2onnx` translates it.
 
-The function is traced here, and what jax2onnx traces again are its operations, one by one: it would otherwise
-replace functions of `jax.numpy` in a user's code by some that need a batch of a known size. Operations that
-jax2onnx 0.17.1 writes so that ONNX Runtime cannot run them are replaced by others. Code that depends on the
-platform uses the default branch.
+The function is traced here, and jax2onnx traces its operations again, one by one. Otherwise it
+would replace functions of `jax.numpy` in a user's code by some that need a batch of a known size.
+Operations that jax2onnx 0.17.1 writes so that ONNX Runtime cannot run them are replaced by others.
+Code that depends on the platform uses the default branch.
 """
 
 from __future__ import annotations
@@ -17,22 +17,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..base import RecipeError, library
+from ..base.figures import one_line
 from ..data.sources import Spec
-from ..errors import RecipeError, library
 from ..recipe.source import rows_of
 from ..recipe.user_code import any_batch
-from ..words.figures import one_line
 
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _NO_CALLS = ("while", "scan", "reduce")
 _LONGEST_UNROLLED = 128  # turns of a loop
 
 
-def to_onnx(function: Callable, inputs: Spec, outputs: Mapping[str, str], about: Mapping[str, str]) -> Any:
-    """`function(inputs) -> outputs`, dicts of arrays `(batch, ...)`, as an `onnx.ModelProto`.
+def to_onnx(
+    function: Callable, inputs: Spec, outputs: Mapping[str, str], about: Mapping[str, str]
+) -> Any:
+    """Translates `function(inputs) -> outputs`, dicts of arrays `(batch, ...)`, to an
+    `onnx.ModelProto`.
 
-    *Arguments:* `inputs`: column to the shape and type of one example; `outputs`: the function's output names
-    to the model's; `about`: texts to store as metadata. Raises `RecipeError` for what cannot be translated.
+    *Arguments:* `inputs`: column to the shape and type of one example. `outputs`: the function's
+    output names to the model's. `about`: texts to store as metadata. Raises `RecipeError` for a
+    function that cannot be translated.
     """
     jax2onnx = library("jax2onnx", "export-library", extra="onnx")
     import onnx
@@ -99,7 +103,8 @@ def _result(equation: Any, values: list[Any]) -> Sequence[Any]:
 
 
 def _scan(params: Mapping[str, Any], values: list[Any]) -> list[Any]:
-    """The loop, unrolled if it is short: in jax2onnx's own, arrays of BERT's get a batch of another size."""
+    """The loop, unrolled if it is short: in jax2onnx's own, arrays of BERT's get a batch of another
+    size."""
     body, (constants, carried) = params["jaxpr"], _loop_inputs(params)
     fixed, carry = values[:constants], values[constants : constants + carried]
     over = [jnp.asarray(v) for v in values[constants + carried :]]
@@ -120,7 +125,8 @@ def _scan(params: Mapping[str, Any], values: list[Any]) -> list[Any]:
 
 
 def _loop_inputs(params: Mapping[str, Any]) -> tuple[int, int]:
-    """The numbers of a loop's constants and of its carried arrays. JAX 0.11 has trees instead of numbers."""
+    """The numbers of a loop's constants and of its carried arrays. JAX 0.11 has trees instead of
+    numbers."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     constants, carried, _ = map(list, params["ft_in"].unpack())
@@ -137,8 +143,9 @@ def _padded(x: jax.Array, value: jax.Array, pairs: Sequence[tuple[int, int]]) ->
 
 
 def _max_pool(params: Mapping[str, Any], x: jax.Array) -> jax.Array | None:
-    """A max pool over the axes between examples and channels, or behind both: jax2onnx pools over all axes of
-    an array, which ONNX Runtime refuses for more than three. Its pool of Flax knows no explicit padding."""
+    """A max pool over the axes between examples and channels, or behind both: jax2onnx pools over
+    all axes of an array, which ONNX Runtime refuses for more than three. Its pool of Flax knows no
+    explicit padding."""
     from flax import nnx
 
     window, rank = params["window_dimensions"], x.ndim
@@ -147,7 +154,11 @@ def _max_pool(params: Mapping[str, Any], x: jax.Array) -> jax.Array | None:
     order = [0, *range(2, rank), 1] if window[1] == 1 != window[-1] else list(range(rank))
     if window[order[-1]] != 1:
         return None
-    x = _padded(x.transpose(order), jnp.asarray(-jnp.inf, x.dtype), [params["padding"][i] for i in order])
-    size, strides = ([params[f"window_{n}"][i] for i in order[1:-1]] for n in ("dimensions", "strides"))
+    x = _padded(
+        x.transpose(order), jnp.asarray(-jnp.inf, x.dtype), [params["padding"][i] for i in order]
+    )
+    size, strides = (
+        [params[f"window_{n}"][i] for i in order[1:-1]] for n in ("dimensions", "strides")
+    )
     y = nnx.max_pool(x, window_shape=tuple(size), strides=tuple(strides), padding="VALID")
     return y.transpose([order.index(i) for i in range(rank)])

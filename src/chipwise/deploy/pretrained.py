@@ -1,7 +1,7 @@
 """Training that starts from weights in a file: `cw.pretrained("net.safetensors").start(task)`.
 
-Weights are matched by name. Nothing in a file is executed: pickles are read with PyTorch's `weights_only`,
-which refuses code.
+Weights are matched by name. Nothing in a file is executed: pickles are read with PyTorch's
+`weights_only`, which refuses code.
 """
 
 from __future__ import annotations
@@ -18,15 +18,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..engine.checkpoint import Checkpoints, digest, flatten, refuse_hollow
-from ..engine.stored import stored_recipe
-from ..errors import ChipwiseError, DataError, RecipeError, library
+from ..base import ChipwiseError, DataError, RecipeError, library
+from ..base.figures import one_line
 from ..recipe.low_rank import lora
+from ..recipe.random_keys import as_data, as_keys
 from ..recipe.recipe import Recipe
-from ..recipe.settings import load
 from ..recipe.task import Task, Tree
-from ..words.figures import one_line
-from .huggingface import HUB, check_config, from_hub, names_of, read_config, settings_of, weight_files
+from ..recipes.load import load
+from ..run.folder.checkpoint import Checkpoints, digest, flatten, refuse_hollow
+from ..run.folder.run_reader import stored_recipe
+from .huggingface import (
+    HUB,
+    check_config,
+    from_hub,
+    names_of,
+    read_config,
+    read_texts,
+    settings_of,
+    weight_files,
+)
 from .weight_names import translate
 
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt")
@@ -35,39 +45,48 @@ _INSIDE = ("state_dict", "model", "params")  # where training scripts put a stat
 
 @dataclass(frozen=True)
 class Match:
-    """Which of a task's arrays get weights from a file.
-
-    *Fields:* `matched`: the task's names to the file's; `fresh`: names that keep their initial values, as the
-    caller asked; `missing`: names that the file lacks; `unused`: names only in the file; `shapes`: name to
-    (the file's, the task's) shape if they differ; `resized`: the same for matched arrays that are scaled.
-    """
+    """The match of a task's arrays with the arrays of a file."""
 
     matched: dict[str, str]
+    """The task's names to the file's."""
     fresh: list[str]
+    """Names that keep their initial values, as the caller asked."""
     missing: list[str]
+    """Names that the file lacks."""
     unused: list[str]
+    """Names only in the file."""
     shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    """Name to (the file's shape, the task's shape) if they differ."""
     resized: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    """The same for matched arrays that are scaled."""
 
     def __str__(self) -> str:
         rows = [f"{name:<48} {source}" for name, source in self.matched.items()]
-        rows += [f"{name:<48} scaled from {old} to {new}" for name, (old, new) in self.resized.items()]
+        rows += [
+            f"{name:<48} scaled from {old} to {new}" for name, (old, new) in self.resized.items()
+        ]
         rows += [f"{name:<48} new" for name in self.fresh]
         rows += [f"{name:<48} missing" for name in self.missing]
-        rows += [f"{name:<48} {old} in the file, {new} here" for name, (old, new) in self.shapes.items()]
+        rows += [
+            f"{name:<48} {old} in the file, {new} here" for name, (old, new) in self.shapes.items()
+        ]
         return "\n".join([*rows, *(f"{'-':<48} {name} is not used" for name in self.unused)])
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Arrays by name, from a file. *Fields:* `path`; `arrays`; `digest`: SHA-256 of all arrays; `whole`: the
-    training state of a run by name, if its optimizer is to go on; `config`: a folder's `config.json`."""
+    """Arrays by name, from a file."""
 
     path: str
     arrays: dict[str, np.ndarray] = field(repr=False)
     digest: str
+    """SHA-256 of all arrays."""
     whole: Mapping[str, np.ndarray] | None = field(default=None, repr=False)
+    """The training state of a run by name, if training continues with its optimizer."""
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """A folder's `config.json`."""
+    texts: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What the folder, or the run's, says of texts: see `Task`."""
 
     def match(
         self,
@@ -76,9 +95,8 @@ class Weights:
         rename: Callable[[str], str | None] = lambda name: name,
         resize: Sequence[str] = (),
     ) -> Match:
-        """Which arrays would be used, without computing anything. Arguments as in `start`."""
-        tree = jax.eval_shape(lambda: _tree(*task.init(jax.random.key(0))))
-        shapes = {name: tuple(s.shape) for name, s in flatten(tree).items()}
+        """Matches the arrays by name and shape. Computes nothing. Arguments as in `start`."""
+        shapes = {name: tuple(leaf.shape) for name, leaf in _leaves(task).items()}
         files = {new: old for old in self.arrays if (new := rename(old)) is not None}
         if self.config.get("tie_word_embeddings") and "words.embedding" in files:
             files.setdefault("head.embedding", files["words.embedding"])
@@ -107,16 +125,21 @@ class Weights:
         rename: Callable[[str], str | None] = lambda name: name,
         resize: Sequence[str] = (),
     ) -> Task:
-        """Returns `task` with these weights as its initial values. The run's recipe.json has their digest.
+        """Returns `task` with these weights as its initial values. The run's recipe.json has their
+        digest.
 
-        *Arguments:* `fresh`: patterns of arrays that keep the values of `task.init`, such as
-        `("classifier/*",)` for a new head; `rename`: a function from a name in the file to the task's,
-        `params.conv.kernel` or `conv.kernel`, or to None to ignore it; `resize`: patterns of a transformer's
-        learned positions `(1, places, width)`, such as `("places",)`, whose square grid is scaled to the
-        task's.
+        *Arguments:*
 
-        Raises `RecipeError` if any other array is missing or has another shape, `match` shows all of them;
-        and if the built-in model of `task` would use arrays of Hugging Face's in another way.
+        - `fresh`: patterns of arrays that keep the values of `task.init`, such as
+          `("classifier/*",)` for a new head.
+        - `rename`: a function from a name in the file to the task's, `params.conv.kernel` or
+          `conv.kernel`, or to None to ignore it.
+        - `resize`: patterns of a transformer's learned positions `(1, places, width)`, such as
+          `("places",)`, whose square grid is scaled to the task's.
+
+        Raises `RecipeError` if any other array is missing or has another shape. `match` shows all
+        of them. Raises `RecipeError` for quantized arrays, and if the built-in model of `task`
+        would use Hugging Face's arrays in another way.
         """
         match = self.match(task, fresh, rename, resize)
         if match.missing or match.shapes:
@@ -132,35 +155,57 @@ class Weights:
             raise RecipeError("weights-optimizer-of-some", path=self.path)
         check_config(self.path, self.config, task)
         first, arrays = task.init, {new: self.arrays[old] for new, old in match.matched.items()}
-        arrays |= {name: _resized(arrays[name], shape) for name, (_, shape) in match.resized.items()}
+        leaves = _leaves(task)
+        if wrong := [
+            f"{match.matched[name]} {array.dtype} for {leaves[name].dtype}"
+            for name, array in arrays.items()
+            if jnp.issubdtype(leaves[name].dtype, jnp.floating)
+            and not (jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize > 1)
+        ]:
+            raise RecipeError("weights-quantized", path=self.path, some=wrong, count=len(wrong))
+        arrays |= {
+            name: _resized(arrays[name], shape) for name, (_, shape) in match.resized.items()
+        }
 
         def init(key: jax.Array) -> tuple[Tree, Tree]:
-            tree = _tree(*first(key))
+            tree = as_data(_tree(*first(key)))
             leaves = [
                 jnp.asarray(arrays[name], leaf.dtype) if name in arrays else leaf
                 for name, leaf in flatten(tree).items()
             ]
-            values = jax.tree.unflatten(jax.tree.structure(tree), leaves)
+            values = as_keys(jax.tree.unflatten(jax.tree.structure(tree), leaves))
             return values["params"], values["state"]
 
         def from_data(train: Any) -> dict[str, Any]:
-            """What the task makes of its data, but for what the file has."""
+            """The values that the task computes from its data, except those in the file."""
             made = {} if task.from_data is None else task.from_data(train)
-            return {path: a for path, a in made.items() if f"params/{path}".replace("/", ".") not in arrays}
+            return {
+                path: a
+                for path, a in made.items()
+                if f"params/{path}".replace("/", ".") not in arrays
+            }
 
         # A recipe is described by the name of the function that makes the model.
         init.__wrapped__ = getattr(first, "__wrapped__", first)  # type: ignore[attr-defined]
         weights = (*task.weights, self.digest)
         return dataclasses.replace(
-            task, init=init, from_data=task.from_data and from_data, weights=weights, going_on=self.whole
+            task,
+            init=init,
+            from_data=task.from_data and from_data,
+            weights=weights,
+            texts={**task.texts, **self.texts},
+            going_on=self.whole,
         )
 
     def recipe(
         self, data: str | None = None, settings: Sequence[str] = (), fresh: Sequence[str] = ()
     ) -> Recipe:
-        """The built-in recipe of a folder of Hugging Face's transformers: sizes of its `config.json`, these
-        weights. Arguments as of `cw.load` and `start`; raises as they do, and `DataError` without such a
-        file."""
+        """The built-in recipe of a folder of Hugging Face's transformers, with the sizes of its
+        `config.json` and these weights.
+
+        *Arguments:* as in `cw.load` and `start`. Raises the same errors, and `DataError` without
+        such a file.
+        """
         name, own = settings_of(self.path, self.config)
         made = load(name, [*own, *settings], data)
         return dataclasses.replace(made, task=self.start(made.task, fresh))
@@ -173,38 +218,49 @@ def pretrained(
 
     *Arguments:*
 
-    - `path`: a `.safetensors` file or a folder of them, a PyTorch state dict (`.pt`, `.pth`, `.bin`,
-      `.ckpt`), or a run folder of chipwise, whose newest checkpoint is read, without averages, with adapters
-      merged. A folder that Hugging Face's transformers saved, or `hf://OWNER/NAME` of its Hub. Or arrays that
-      another library has read: nested dictionaries, such as Orbax restores.
-    - `names`: a built-in model, "resnet50", "efficientnet-lite0", "vit", "bert", "gpt2" or "llama", if the
-      file has the names of torchvision, timm, Hugging Face or efficientnet-lite-pytorch. They are translated
-      to the built-in model's names and layouts. A folder's `config.json` says it otherwise.
-    - `optimizer`: of a run folder, the optimizer's state and the averages too: training goes on with them, at
-      step 0 of another rate or length. Its recipe needs the same optimizer and number of replicas.
+    - `path`: a `.safetensors` file or a folder of them, a PyTorch state dict (`.pt`, `.pth`,
+      `.bin`, `.ckpt`), or a run folder of chipwise, whose newest checkpoint is read, without
+      averages, with adapters merged. Also a folder that Hugging Face's transformers saved, or
+      `hf://OWNER/NAME` of its Hub. Also arrays that another library has read: nested dictionaries,
+      such as Orbax restores.
+    - `names`: a built-in model, "resnet50", "efficientnet-lite0", "vit", "bert", "gpt2" or "llama",
+      if the file has the names of torchvision, timm, Hugging Face or efficientnet-lite-pytorch.
+      They are translated to the built-in model's names and layouts. By default a folder's
+      `config.json` decides.
+    - `optimizer`: also read the optimizer's state and the averages of a run folder. Training
+      continues with them, at step 0 of another rate or length. Its recipe needs the same optimizer
+      and number of replicas.
 
-    Raises `DataError` if the file is missing, damaged or has no weights, `RecipeError` for unknown `names`.
-    Nothing in the file is executed.
+    Raises `DataError` if the file is missing, damaged or has no weights, `RecipeError` for unknown
+    `names`. Nothing in the file is executed.
     """
     if isinstance(path, Mapping):
-        arrays = {name: np.asarray(a) for name, a in flatten(dict(path)).items() if hasattr(a, "dtype")}
+        arrays = {
+            name: np.asarray(a) for name, a in flatten(dict(path)).items() if hasattr(a, "dtype")
+        }
         return _named_as(names, "arrays", arrays)
-    path, config = from_hub(path) if isinstance(path, str) and path.startswith(HUB) else Path(path), {}
+    path = from_hub(path) if isinstance(path, str) and path.startswith(HUB) else Path(path)
+    config: dict[str, Any] = {}
+    texts: dict[str, Any] = {}
     if not path.exists():
         raise DataError("weights-absent", path=path)
     try:
         if (path / "checkpoints").is_dir():
-            arrays, whole = _run(path)
+            arrays, whole, texts = _run(path)
             if optimizer:
-                return Weights(str(path), arrays, digest(dict(whole)), whole)
+                return Weights(str(path), arrays, digest(dict(whole)), whole, texts=texts)
         elif optimizer:
             raise DataError("weights-without-optimizer", path=path)
         elif path.is_dir():
-            config = read_config(path)
+            config, texts = read_config(path), read_texts(path)
             names = names_of(path, config) if names is None and config else names
-            arrays = {n: a for file in weight_files(path) for n, a in _safetensors(file).items()}
+            arrays = {
+                n: a
+                for file in weight_files(path)
+                for n, a in safetensors().load_file(file).items()
+            }
         elif path.suffix == ".safetensors":
-            arrays = _safetensors(path)
+            arrays = safetensors().load_file(path)
         elif path.suffix in _PICKLES:
             arrays = _state_dict(path)
         else:
@@ -213,21 +269,26 @@ def pretrained(
         raise
     except Exception as error:  # readers of damaged files raise all kinds of exceptions
         raise DataError("weights-damaged", path=path, reason=one_line(error, 160)) from error
-    return _named_as(names, str(path), arrays, config)
+    return _named_as(names, str(path), arrays, config, texts)
 
 
 def _named_as(
-    names: str | None, path: str, arrays: dict[str, np.ndarray], config: Mapping[str, Any] | None = None
+    names: str | None,
+    path: str,
+    arrays: dict[str, np.ndarray],
+    config: Mapping[str, Any] | None = None,
+    texts: Mapping[str, Any] | None = None,
 ) -> Weights:
     if not arrays:
         raise DataError("weights-none", "{path} holds no weights.", path=path)
     if names is not None:
         arrays = translate(arrays, names)
-    return Weights(path, arrays, digest(arrays), config=config or {})
+    return Weights(path, arrays, digest(arrays), config=config or {}, texts=texts or {})
 
 
-def _safetensors(file: Path) -> dict[str, np.ndarray]:
-    return library("safetensors.numpy", "export-library", extra="export").load_file(str(file))
+def safetensors() -> Any:
+    """`safetensors.numpy`. Raises `RecipeError` if it is not installed."""
+    return library("safetensors.numpy", "export-library", extra="export")
 
 
 def _state_dict(file: Path) -> dict[str, np.ndarray]:
@@ -237,14 +298,22 @@ def _state_dict(file: Path) -> dict[str, np.ndarray]:
         inner := next((k for k in _INSIDE if isinstance(read.get(k), dict)), None)
     ):
         read = read[inner]
-    tensors = {n: t for n, t in read.items() if isinstance(t, torch.Tensor)} if isinstance(read, dict) else {}
+    tensors = (
+        {n: t for n, t in read.items() if isinstance(t, torch.Tensor)}
+        if isinstance(read, dict)
+        else {}
+    )
     refuse_hollow(sum(t.nbytes for t in tensors.values()), file)  # a view may repeat one value
-    wide = {n: t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for n, t in tensors.items()}
+    wide = {
+        n: t.float() if t.dtype in (torch.bfloat16, torch.float16) else t
+        for n, t in tensors.items()
+    }
     return {str(n).removeprefix("module."): t.detach().numpy() for n, t in wide.items()}
 
 
-def _run(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """The parameters and the state of a run's newest checkpoint, and all arrays of it."""
+def _run(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Any]]:
+    """The parameters and the state of a run's newest checkpoint, all arrays of it, and what its own
+    weights brought for texts."""
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     try:
         steps = checkpoints.steps()
@@ -253,9 +322,12 @@ def _run(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         checkpoints.close()
     names = {n: n.replace("frozen.", "params.", 1) if n.startswith("frozen.") else n for n in flat}
     arrays = {new: flat[old] for old, new in names.items() if new.startswith(("params.", "state."))}
-    if (adapters := stored_recipe(folder).get("adapters")) is not None:
+    stored = stored_recipe(folder)
+    if (adapters := stored.get("adapters")) is not None:
         arrays = lora(**adapters).merged(arrays)
-    return arrays, flat
+    texts = dict(stored.get("texts", {}))
+    # Documents begin and end as in the data of the new run
+    return arrays, flat, {name: texts[name] for name in texts if name not in ("begin", "end")}
 
 
 def _named(name: str, patterns: Sequence[str]) -> bool:
@@ -263,7 +335,8 @@ def _named(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _places(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, int, int] | None:
-    """Tokens before the grid, and the sides of the old and new grid; None if they are not square grids."""
+    """The number of tokens before the grid, and the sides of the old and the new grid. None if they
+    are not square grids."""
     if len(old) != 3 or len(new) != 3 or old[0] != new[0] or old[2] != new[2]:
         return None
     for tokens in (1, 0):
@@ -274,13 +347,21 @@ def _places(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, int, int] 
 
 
 def _resized(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Positions for another grid: cubic, antialiased if it shrinks, like timm's `resample_abs_pos_embed`."""
+    """Positions for another grid: cubic, antialiased if it shrinks, like timm's
+    `resample_abs_pos_embed`."""
     sides = _places(array.shape, shape)
     assert sides is not None, (array.shape, shape)  # `match` asked
     tokens, old, new = sides
     grid = array[:, tokens:].astype(np.float32).reshape(-1, old, old, array.shape[2])
     scaled = jax.image.resize(grid, (len(grid), new, new, array.shape[2]), "cubic", antialias=True)
-    return np.concatenate([array[:, :tokens], np.asarray(scaled).reshape(len(grid), new * new, -1)], axis=1)
+    return np.concatenate(
+        [array[:, :tokens], np.asarray(scaled).reshape(len(grid), new * new, -1)], axis=1
+    )
+
+
+def _leaves(task: Task) -> dict[str, Any]:
+    """The shapes and dtypes of a task's arrays by name. Computes nothing."""
+    return flatten(jax.eval_shape(lambda: as_data(_tree(*task.init(jax.random.key(0))))))
 
 
 def _tree(params: Tree, state: Tree) -> Tree:

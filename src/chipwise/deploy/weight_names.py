@@ -1,9 +1,10 @@
-"""Translates parameters from the names and layouts of other libraries to those of the built-in models,
-and back.
+"""Translates parameters from the names and layouts of other libraries to those of the built-in
+models, and back.
 
-`weight_names.toml` has each library's names for the parts of a model and of its blocks. Common to all models:
-PyTorch's kernels are `(out, in, height, width)` and `(out, in)`, here they are `(height, width, in, out)` and
-`(in, out)`; separate arrays for queries, keys and values are joined to one.
+`weight_names.toml` has each library's names for the parts of a model and of its blocks. In all
+models, PyTorch's kernels are `(out, in, height, width)` and `(out, in)`, here they are
+`(height, width, in, out)` and `(in, out)`. Separate arrays for queries, keys and values are joined
+to one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import RecipeError, near
+from ..base import RecipeError, near
 
 _LEAVES = {"bias": "bias", "beta": "bias", "running_mean": "mean", "running_var": "var"}
 _WEIGHTS = ("weight", "gamma")
@@ -27,23 +28,27 @@ _NUMBERED = re.compile(r"blocks\.(\d+)\.(.*)")
 
 @dataclass(frozen=True)
 class WeightNames:
-    """A library's names for the parts of a model, as pairs: the name there and the name here.
+    """A library's names for the parts of a model, as pairs: the library's name and the name here.
 
-    *Fields:* `whole`: parts outside of blocks; `block`: a pattern for a block, whose groups are its number,
-    or its stage and its number in that (here blocks are numbered over all stages); `parts`: those of a block;
-    `prefix`: an optional prefix of all names; `stacked`: arrays of all blocks are stacked along a leading
-    axis here; `turned`: matrices are `(out, in)` there. A name here that ends with "embedding" is an array's.
+    A name here that ends with "embedding" is the name of an array.
     """
 
     whole: str
+    """The parts outside of blocks."""
     block: str
+    """A pattern for a block. Its groups are the number of the block, or its stage and its number in
+    the stage. Here blocks are numbered over all stages."""
     parts: str
+    """The parts of a block."""
     prefix: str = ""
+    """An optional prefix of all names."""
     stacked: bool = False
+    """Here, arrays of all blocks are stacked along a leading axis."""
     turned: bool = True
+    """The library's matrices are `(out, in)`."""
 
     def find(self, name: str) -> str | None:
-        """The name here of a module or an array; block 1 of stage 2 is `blocks.2-1`."""
+        """The name here of a module or an array. Block 1 of stage 2 is `blocks.2-1`."""
         name, pairs = name.removeprefix(self.prefix), self.whole
         place = re.match(rf"{self.block}\.", name)
         if place:
@@ -56,7 +61,8 @@ class WeightNames:
         return {new: old for old, new in _pairs(f"{self.whole} {self.parts}").items()}
 
     def begin(self, *place: int) -> str:
-        """What names there of a module begin with; `place`: the block's numbers, none for one of `whole`."""
+        """The beginning of the library's names of a module. *Arguments:* `place`: the block's
+        numbers, none for a part of `whole`."""
         block = self.block.replace(r"\.", ".") + "." if place else ""
         for number in place:
             block = block.replace(r"(\d+)", str(number), 1)
@@ -69,7 +75,9 @@ def _pairs(words: str) -> dict[str, str]:
 
 TABLES = {
     model: tuple(WeightNames(**names) for names in libraries)
-    for model, libraries in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
+    for model, libraries in tomllib.loads(
+        Path(__file__).with_suffix(".toml").read_text("utf-8")
+    ).items()
 }
 """The built-in model to the names that its weights have elsewhere."""
 
@@ -77,11 +85,13 @@ TABLES = {
 def translate(arrays: Mapping[str, np.ndarray], model: str) -> dict[str, np.ndarray]:
     """`arrays` with the names and layouts of the built-in `model`.
 
-    Arrays without a rule keep their names, so that `Weights.match` shows them. PyTorch's counters of batches
-    are dropped. Raises `RecipeError` for a model without a table.
+    Arrays without a rule keep their names, so that `Weights.match` shows them. PyTorch's counters
+    of batches are dropped. Raises `RecipeError` for a model without a table.
     """
     if model not in TABLES:
-        raise RecipeError("weights-names", given=model, known=list(TABLES), near=near(model, TABLES))
+        raise RecipeError(
+            "weights-names", given=model, known=list(TABLES), near=near(model, TABLES)
+        )
     libraries = TABLES[model]
     translated = dict(
         _translated(libraries, name, array)
@@ -95,15 +105,18 @@ def translate(arrays: Mapping[str, np.ndarray], model: str) -> dict[str, np.ndar
 def translated_back(
     arrays: Mapping[str, np.ndarray], model: str, depths: Sequence[int] = ()
 ) -> dict[str, np.ndarray]:
-    """The inverse of `translate`: all arrays of the built-in `model` with the names and layouts of the last
-    of its libraries, Hugging Face's. `depths`: the blocks of each stage, if blocks are not stacked."""
+    """The inverse of `translate`: all arrays of the built-in `model` with the names and layouts of
+    the last of its libraries, Hugging Face's. `depths`: the blocks of each stage, if blocks are not
+    stacked."""
     names = TABLES[model][-1]
     modules, back = names.there(), {new: old for old, new in _LEAVES.items() if old != "beta"}
     places = [(stage, i) for stage, depth in enumerate(depths) for i in range(depth)]
     made = {}
     for name, array in _apart(arrays, modules):
         at = _NUMBERED.fullmatch(name)
-        place, own = ((places[int(at[1])] if places else (int(at[1]),)), at[2]) if at else ((), name)
+        place, own = (
+            ((places[int(at[1])] if places else (int(at[1]),)), at[2]) if at else ((), name)
+        )
         module, _, leaf = own.rpartition(".")
         if own in modules:  # an array of the model itself, or a table
             there = modules[own] + (".weight" if leaf == "embedding" else "")
@@ -118,25 +131,34 @@ def translated_back(
     return made
 
 
-def _apart(arrays: Mapping[str, np.ndarray], modules: Mapping[str, str]) -> Iterator[tuple[str, np.ndarray]]:
-    """The inverse of `_stacked`, then of `_joined`, if queries have a name of their own among `modules`."""
+def _apart(
+    arrays: Mapping[str, np.ndarray], modules: Mapping[str, str]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The inverse of `_stacked`, then of `_joined`, if queries have a name of their own among
+    `modules`."""
     for name, array in arrays.items():
         stack = name.startswith("blocks.stack.")
         for i, layer in enumerate(array) if stack else [(0, array)]:
             one = name.replace(".stack.", f".{i}.", 1) if stack else name
             if ".qkv." in one and "attention.query" in modules:
-                for part, own in zip(("query", "key", "value"), np.split(layer, 3, axis=-1), strict=True):
+                for part, own in zip(
+                    ("query", "key", "value"), np.split(layer, 3, axis=-1), strict=True
+                ):
                     yield one.replace(".qkv.", f".{part}."), own
             else:
                 yield one, layer
 
 
-def _translated(libraries: tuple[WeightNames, ...], name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
+def _translated(
+    libraries: tuple[WeightNames, ...], name: str, array: np.ndarray
+) -> tuple[str, np.ndarray]:
     """The name and layout of one array here."""
     module, _, leaf = name.rpartition(".")
     of_module = bool(module) and leaf in {*_WEIGHTS, *_LEAVES}
     whole = module if of_module else name  # else an array of the model itself
-    of, new = next(((of, new) for of in libraries if (new := of.find(whole)) is not None), (None, None))
+    of, new = next(
+        ((of, new) for of in libraries if (new := of.find(whole)) is not None), (None, None)
+    )
     if of is None or new is None:
         return name, array
     if not of_module or new.endswith(".embedding"):
@@ -155,7 +177,11 @@ def _joined(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     whole: dict[str, np.ndarray] = {}
     for name, array in arrays.items():
         at = _PARTS.fullmatch(name)
-        parts = [arrays.get(f"{at[1]}.{part}.{at[3]}") for part in ("query", "key", "value")] if at else []
+        parts = (
+            [arrays.get(f"{at[1]}.{part}.{at[3]}") for part in ("query", "key", "value")]
+            if at
+            else []
+        )
         if at and all(part is not None for part in parts):
             whole[f"{at[1]}.qkv.{at[3]}"] = np.concatenate(parts, axis=-1)  # type: ignore[arg-type]
         else:  # if one is missing, the others keep their names
@@ -177,7 +203,8 @@ def _counted_through(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _stacked(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Stacks `blocks.3.norm.bias` of all blocks to `blocks.stack.norm.bias`, along a leading axis."""
+    """Stacks `blocks.3.norm.bias` of all blocks to `blocks.stack.norm.bias`, along a leading
+    axis."""
     rest = {name: array for name, array in arrays.items() if not _NUMBERED.fullmatch(name)}
     layers: dict[str, dict[int, np.ndarray]] = {}
     for name, array in arrays.items():

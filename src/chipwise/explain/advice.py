@@ -7,21 +7,22 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from rich.console import RenderableType
 
+from ..base import fact
+from ..base.figures import sparkline
 from ..recipe.check import Finding
 from ..study.find_lr import MARKS, LrSearch
 from ..study.transfer import UNAFFECTED, Transfer
-from ..words.facts import fact
-from ..words.figures import sparkline
 from .charts import Panel, Trace, panel, style_of
 from .terminal import table
 
 
 def rates(search: LrSearch) -> Iterator[RenderableType]:
-    """The curve in a line, the marks, and what to know of them."""
+    """The loss curve in one line, the marks, and the notes and doubts about them."""
     recipe, each, curve = search.old, search.curve.rates, search.curve.smoothed
     numbers = {"steps": len(each), "low": each[0], "high": each[-1]}
     yield str(fact("lr-sweep", recipe=recipe.name, batch=recipe.batch, **numbers))
-    shown = curve[:: max(1, -(-len(curve) // 80))].clip(max=curve[0])  # one line, cut off at its first value
+    # One line, cut off at its first value
+    shown = curve[:: max(1, -(-len(curve) // 80))].clip(max=curve[0])
     bars = sparkline(shown.tolist(), float(curve.min()), float(curve[0]))
     yield f"{bars}  {fact('lr-losses', first=curve[0], lowest=curve.min())}\n"
     marks = (search.suggestion, search.last_stable, curve.min())
@@ -34,13 +35,15 @@ def rates(search: LrSearch) -> Iterator[RenderableType]:
 
 
 def curves(search: LrSearch) -> Panel:
-    """Raw losses faint and smoothed ones strong, over the rates. The marks are dots; a dashed line is at the
-    recipe's own peak."""
+    """The losses over the rates. Raw losses are faint, smoothed ones strong, the marks are dots. A
+    dashed line is at the recipe's own peak."""
     curve = search.curve
     start = float(curve.smoothed[0])
     fall = max(start - float(curve.smoothed.min()), 1e-9 * abs(start))
     smoothed = curve.smoothed.clip(max=start + 0.6 * fall)  # a divergence is clipped
-    raw, smooth = (list(zip(curve.rates.tolist(), y.tolist(), strict=True)) for y in (curve.losses, smoothed))
+    raw, smooth = (
+        list(zip(curve.rates.tolist(), y.tolist(), strict=True)) for y in (curve.losses, smoothed)
+    )
     style = style_of(0)
     traces = [Trace("", f"{style} faint", raw, aside=True), Trace("smoothed loss", style, smooth)]
     for k, mark in enumerate(MARKS, 1):
@@ -49,16 +52,20 @@ def curves(search: LrSearch) -> Panel:
         name = f"{mark.replace('_', ' ')} {rate:.3g}"
         traces.append(Trace(name, style_of(k), [(rate, height)]))
     drawn = panel(
-        f"{search.old.name}: one step a rate, batch {search.old.batch}", traces, x="learning rate",
-        y="training loss", x_log=True, marks=[search.own_peak],
+        f"{search.old.name}: one step a rate, batch {search.old.batch}",
+        traces,
+        x="learning rate",
+        y="training loss",
+        x_log=True,
+        marks=[search.own_peak],
         mark_words=f"recipe's own peak {search.own_peak:.3g}",
-    )  # fmt: skip
+    )
     assert drawn is not None  # a search whose losses are not finite has raised
     return drawn
 
 
 def moved(move: Transfer) -> Iterator[RenderableType]:
-    """What changes and why, and where the rules are known to fail."""
+    """The changed settings with reasons, and the cases where the rules are known to fail."""
     columns = ("setting", "old", "new", "why", "source")
     changes = table(columns, left=columns, fold=("why", "source"))
     for change in move.changes:
@@ -72,7 +79,7 @@ def moved(move: Transfer) -> Iterator[RenderableType]:
 
 
 def doubts(findings: Sequence[Finding]) -> Iterator[RenderableType]:
-    """A row a doubt."""
+    """A table with a row for each doubt."""
     columns = ("given", "usual", "why", "type")
     if not findings:
         yield "No doubts."

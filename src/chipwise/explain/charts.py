@@ -1,20 +1,21 @@
-"""Computes the layout of charts as plain numbers, which `templates/charts.html.jinja` draws.
-
-Curves are in pixels, in one size for desktops and one for phones; stacks are in percent of a figure's width.
-"""
+"""Computes the layout of charts as plain numbers in pixels, which `templates/charts.html.jinja`
+draws."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ..words.figures import dollars, known, short
+from ..base.figures import dollars, known, short
 
-WIDE, NARROW = (560, 300), (330, 260)  # pixels of a plot on desktops and on phones
 LOG_FROM = 30.0  # highest over lowest value, above which curves may have a logarithmic axis
-SERIES = 6  # colours of `charts.css`; then they repeat with other dashes
+SERIES = 6  # colours of `charts.html.jinja`; then they repeat with other dashes
+CHARTS = 8  # most metrics that are drawn
+PARTS = {"train": "training", "eval": "evaluation"}
+_FIRST = ("loss", "accuracy")
+_LETTER, _LINE = 7.8, 14.0  # pixels: a wide letter, and a line of labels
 _MOST = 260  # points of a curve; longer ones keep minima and maxima
 _DOTS = 40  # most points with dots
 _WIDEST = 1e100  # a wider logarithmic axis cannot have ticks
@@ -40,8 +41,8 @@ class Tick(NamedTuple):
 
 
 def spread_out(values: Sequence[float], factor: float) -> bool:
-    """Whether a logarithmic axis is better: all values are positive, and their ratio is above `factor`, but
-    not too large for ticks."""
+    """Whether a logarithmic axis is better: all values are positive, and their ratio is above
+    `factor`, but not too large for ticks."""
     return bool(values) and min(values) > 0 and factor < max(values) / min(values) < _WIDEST
 
 
@@ -57,8 +58,8 @@ def steps(low: float, high: float, most: int) -> list[float]:
 
 
 def log_steps(low: float, high: float, most: int) -> list[float]:
-    """Powers of ten within an interval above 0; with 2 and 5 between them if there is room, or only every
-    few."""
+    """The powers of ten within an interval above 0. Adds multiples by 2 and 5, or by 3, if there is
+    room. Leaves powers out if there are too many."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits in ((1, 2, 5), (1, 3), (1,)):
         values = [d * 10.0**p for p in powers for d in digits if low <= d * 10.0**p <= high]
@@ -68,21 +69,38 @@ def log_steps(low: float, high: float, most: int) -> list[float]:
 
 
 class Axis:
-    """Maps values to pixels, or percent, between `start` and `end`; values outside are clipped.
+    """Maps values to pixels, or percent, between `start` and `end`. Clips values outside.
 
-    `unit` selects the steps and the format of ticks: "" for numbers, "s" for seconds, "$" for dollars.
+    `unit` selects the steps and the format of ticks: "" for numbers, "s" for seconds, "$" for
+    dollars.
     """
 
-    def __init__(self, low: float, high: float, start: float, end: float, log: bool = False, unit: str = ""):
-        self.low, self.high, self.start, self.end, self.log, self.unit = low, high, start, end, log, unit
+    def __init__(
+        self, low: float, high: float, start: float, end: float, log: bool = False, unit: str = ""
+    ):
+        self.low, self.high, self.start, self.end, self.log, self.unit = (
+            low,
+            high,
+            start,
+            end,
+            log,
+            unit,
+        )
         self.a, self.b = (math.log(low), math.log(high)) if log else (low, high)
 
     @classmethod
     def around(
-        cls, values: Sequence[float], start: float, end: float, *, zero: bool = False, log: bool = False,
+        cls,
+        values: Sequence[float],
+        start: float,
+        end: float,
+        *,
+        zero: bool = False,
+        log: bool = False,
         unit: str = "",
-    ) -> Axis:  # fmt: skip
-        """An axis around values, with a margin; from 0 if `zero` and all are positive."""
+    ) -> Axis:
+        """An axis around values, with a margin. It begins at 0 if `zero` is true and no value is
+        negative."""
         low, high = min(values), max(values)
         if log:
             room = max((high / low) ** 0.05, 1.1)
@@ -102,9 +120,13 @@ class Axis:
         if self.unit == "s" and self.log:
             named = [(n * size, f"{n} {unit}") for size, unit, counts in _SECONDS for n in counts]
             named = [(v, label) for v, label in named if self.low <= v <= self.high]
-            named = named or [(v, f"{short(v / 86_400)} d") for v in log_steps(self.low, self.high, most)]
+            named = named or [
+                (v, f"{short(v / 86_400)} d") for v in log_steps(self.low, self.high, most)
+            ]
         elif self.unit == "s":
-            size, unit, _ = next((u for u in reversed(_SECONDS) if self.high >= 2 * u[0]), _SECONDS[0])
+            size, unit, _ = next(
+                (u for u in reversed(_SECONDS) if self.high >= 2 * u[0]), _SECONDS[0]
+            )
             marks = steps(self.low / size, self.high / size, most)
             named = [(v * size, f"{short(v)} {unit}" if v else "0") for v in marks]
         else:
@@ -112,7 +134,8 @@ class Axis:
             named = [(v, short(v)) for v in marks]
             if self.unit == "$":
                 named = [
-                    (v, f"${v:,.0f}" if v >= 1 else dollars(v) if v >= 0.1 else f"${v:.1g}") for v in marks
+                    (v, f"${v:,.0f}" if v >= 1 else dollars(v) if v >= 0.1 else f"${v:.1g}")
+                    for v in marks
                 ]
         ticks = [Tick(self(v), label) for v, label in named]
         least = abs(self.end - self.start) / (2.0 * most)
@@ -128,13 +151,17 @@ class Axis:
 
 @dataclass(frozen=True)
 class Trace:
-    """A curve. `style`: CSS classes of `charts.css`, such as "train", "s0 faint" or `style_of(k)`; "dots" for
-    points without a line. `aside`: the axes ignore this curve, and it is clipped."""
+    """A curve."""
 
     name: str
     style: str
+    """Words of `charts.html.jinja`, such as "train", "s0 faint" or `style_of(k)`. "dots" draws
+    points without a line."""
     points: Sequence[tuple[float, float]]
     aside: bool = False
+    """The axes ignore this curve, and it is clipped."""
+    labels: Sequence[str] = ()
+    """A name for each point."""
 
 
 class Line(NamedTuple):
@@ -146,9 +173,17 @@ class Line(NamedTuple):
     dots: list[Pixels]
 
 
+class Label(NamedTuple):
+    """A name above a point: the middle of its line."""
+
+    x: float
+    y: float
+    text: str
+
+
 @dataclass(frozen=True)
-class Frame:
-    """A pair of axes in pixels, with their ticks."""
+class Plot:
+    """Curves over a pair of axes, in pixels."""
 
     width: int
     height: int
@@ -158,27 +193,29 @@ class Frame:
     bottom: float
     x_ticks: list[Tick]
     y_ticks: list[Tick]
-
-
-@dataclass(frozen=True)
-class Plot(Frame):
-    """Curves over a pair of axes. `second`: ticks below those of x, in another unit; `marks`: vertical lines;
-    `level`: the height of a horizontal line."""
-
     second: list[Tick]
+    """Ticks below those of x, in another unit."""
     y_log: bool
     lines: list[Line]
+    labels: list[Label]
     marks: list[float]
+    """Vertical lines."""
     level: float | None
+    """The height of a horizontal line."""
 
 
 @dataclass(frozen=True)
 class Panel:
     """A plot with its title, labels and key.
 
-    *Fields:* `x` and `y`: labels of the axes; `x_unit` and `y_unit` as in `Axis`; `zero`: a linear y axis
-    begins at 0; `second`: the name of another unit of x, and its number per unit of x; `marks`: values of x
-    with a vertical line; `level`: a value of y with a horizontal line; and their descriptions.
+    *Fields:*
+
+    - `x` and `y`: labels of the axes.
+    - `x_unit` and `y_unit`: as in `Axis`.
+    - `zero`: a linear y axis begins at 0.
+    - `second`: the name of another unit of x, and its number per unit of x.
+    - `marks`: values of x with a vertical line. `mark_words` describes them.
+    - `level`: a value of y with a horizontal line. `level_words` describes it.
     """
 
     title: str
@@ -201,51 +238,64 @@ class Panel:
     def below(self) -> str:
         """The labels of the axes."""
         up = f"; upwards {self.y}{' (logarithmic)' * self.y_log}" if self.y else ""
-        return f"{self.x}{' (logarithmic)' * self.x_log}{up}{'; logarithmic' * (self.y_log and not self.y)}"
+        unnamed = "; logarithmic" * (self.y_log and not self.y)
+        return f"{self.x}{' (logarithmic)' * self.x_log}{up}{unnamed}"
 
     @property
     def words(self) -> str:
         """A description for screen readers."""
-        ends = [(c.name or self.title, short(c.points[0][1]), short(c.points[-1][1])) for c in self.curves]
+        ends = [
+            (c.name or self.title, short(c.points[0][1]), short(c.points[-1][1]))
+            for c in [c for c in self.curves if c.name] or self.curves
+        ]
         return f"{self.title}. {'; '.join(f'{name}: {a} to {b}' for name, a, b in ends[:8])}."
 
     @property
     def key(self) -> dict[str, str]:
-        """Names to styles."""
-        return {c.name: c.style for c in self.curves if c.name}
+        """The style of each named curve, then those of the level and the marks."""
+        styles = {c.name: c.style for c in self.curves}
+        styles |= {self.level_words: "level", self.mark_words: "mark"}
+        return {name: style for name, style in styles.items() if name}
 
-    @property
-    def keys(self) -> list[tuple[str, str]]:
-        """Names and styles, with those of the level and the marks."""
-        lines = {self.level_words: "level", self.mark_words: "mark"}
-        return [*self.key.items(), *((name, style) for name, style in lines.items() if name)]
-
-    @property
-    def sizes(self) -> list[tuple[str, Plot]]:
-        return [("wide", self._plot(*WIDE)), ("narrow", self._plot(*NARROW))]
-
-    def _plot(self, width: int, height: int) -> Plot:
-        left, top, right, bottom = 58.0, 12.0, width - 14.0, height - (60.0 if self.second else 44.0)
+    def plot(self, width: int, height: int) -> Plot:
+        left, top, right, bottom = (
+            58.0,
+            12.0,
+            width - 14.0,
+            height - (60.0 if self.second else 44.0),
+        )
         xs, ys = _values(self.curves, self.level)
         low = min(xs) if self.x_log else min(*xs, 0.0)
-        across = Axis(low, max(xs) if max(xs) > low else low + 1, left, right, self.x_log, self.x_unit)
+        across = Axis(
+            low, max(xs) if max(xs) > low else low + 1, left, right, self.x_log, self.x_unit
+        )
         up = Axis.around(ys, bottom, top, zero=self.zero, log=self.y_log, unit=self.y_unit)
         many, each = max(width // 95, 3), self.second[1] if self.second else 0.0
         return Plot(
-            width, height, left, top, right, bottom, across.ticks(many), up.ticks(6),
-            Axis(low * each, across.high * each, left, right).ticks(many) if each else [], self.y_log,
+            width,
+            height,
+            left,
+            top,
+            right,
+            bottom,
+            across.ticks(many),
+            up.ticks(6),
+            Axis(low * each, across.high * each, left, right).ticks(many) if each else [],
+            self.y_log,
             [_line(c, across, up, len(self.curves) > 4) for c in self.curves],
-            [across(m) for m in self.marks], None if self.level is None else up(self.level),
-        )  # fmt: skip
+            _labels(self.curves, across, up),
+            [across(m) for m in self.marks],
+            None if self.level is None else up(self.level),
+        )
 
 
 def panel(
     title: str, curves: Sequence[Trace], *, x_log: bool = False, y_log: bool = False, **how: Any
 ) -> Panel | None:
-    """A plot in both sizes; `None` if there are no points.
+    """A plot in both sizes, or `None` if there are no points.
 
-    *Arguments:* `x_log` and `y_log`: the axis is logarithmic if values span more than `LOG_FROM`; others as
-    the fields of `Panel`.
+    *Arguments:* `x_log` and `y_log`: the axis is logarithmic if its values span more than
+    `LOG_FROM`. Others are fields of `Panel`.
     """
     curves = [replace(c, points=thinned(c.points)) for c in curves]
     curves = [c for c in curves if c.points]
@@ -275,14 +325,37 @@ def style_of(k: int) -> str:
 def _line(curve: Trace, across: Axis, up: Axis, crowded: bool) -> Line:
     at = [(across(a), up(b)) for a, b in curve.points]
     scattered = "dots" in curve.style.split()
-    path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in at) if len(at) > 1 and not scattered else ""
+    path = (
+        "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in at) if len(at) > 1 and not scattered else ""
+    )
     dots = at if not path or (len(at) <= _DOTS and not crowded) else []
     return Line(curve.name, curve.style + " many" * crowded, path, dots)
 
 
+def _labels(curves: Sequence[Trace], across: Axis, up: Axis) -> list[Label]:
+    """The labels of all points, lowest first. One that would cover another moves up."""
+    named = [
+        (across(x), up(y) - 9, text)
+        for curve in curves
+        for (x, y), text in zip(curve.points, curve.labels, strict=False)
+    ]
+    placed: list[Label] = []
+    for x, y, text in sorted(named, key=lambda one: -one[1]):
+        half = _LETTER * len(text) / 2
+        x = min(max(x, across.start + half), across.end - half)
+        while any(
+            abs(x - other.x) < half + _LETTER * len(other.text) / 2 and abs(y - other.y) < _LINE
+            for other in placed
+        ):
+            y -= _LINE
+        if y > -48:  # the title's room; of many points in one place the table has the names
+            placed.append(Label(x, y, text))
+    return placed
+
+
 def thinned(points: Iterable[Sequence[float]]) -> list[tuple[float, float]]:
-    """The finite points, at most about `_MOST`: the lowest and highest of each stretch, so no peak is
-    lost."""
+    """The finite points, at most about `_MOST`. Each stretch keeps its lowest and its highest
+    point, so no peak is lost."""
     finite = [(p[0], p[1]) for p in points if known(p[0]) and known(p[1])]
     if len(finite) <= _MOST:
         return finite
@@ -294,30 +367,23 @@ def thinned(points: Iterable[Sequence[float]]) -> list[tuple[float, float]]:
     return kept
 
 
-# ---- stacks, in percent
+def metric_panels(
+    curves: Mapping[str, Sequence[tuple[Any, Any]]], over: str = "steps", **how: Any
+) -> Iterator[Panel]:
+    """A plot for each of the first `CHARTS` metrics, of training and evaluation together.
 
-
-class Part(NamedTuple):
-    """A part of a bar: `x`, its start in percent of the figure's width; `share`: of all parts, 0 to 1."""
-
-    name: str
-    words: str
-    value: float
-    share: float
-    x: float
-    width: float
-
-
-def stack(parts: Iterable[tuple[str, str, float | None]], full: float | None = None) -> list[Part]:
-    """Parts of (name, words, value), one after another; those with value 0 are left out.
-
-    `full` is the value of the whole width, by default the sum; the rest is clipped.
+    *Arguments:* `curves`: points by names such as "train/loss". `over`: the word for x in the
+    titles. Others are as in `panel`.
     """
-    kept = [(name, words, value) for name, words, value in parts if value]
-    total, at, placed = sum(value for *_, value in kept), 0.0, []
-    for name, words, value in kept:
-        width = min(100 * value / (full or total), 100 - at)
-        if width > 0:
-            placed.append(Part(name, words, value, value / total, at, width))
-        at += width
-    return placed
+    for name in metric_names(curves)[:CHARTS]:
+        both = [Trace(PARTS[part], part, curves.get(f"{part}/{name}", ())) for part in PARTS]
+        drawn = panel(f"{name} over {over}", both, y_log="loss" in name, **how)
+        if drawn is not None:
+            yield drawn
+
+
+def metric_names(curves: Iterable[str]) -> list[str]:
+    """The metrics of names such as "train/loss": loss and accuracy, then by name."""
+    names = {name.partition("/")[2] for name in curves}
+    first = [name for name in _FIRST if name in names]
+    return [*first, *sorted(names.difference(first))]

@@ -1,62 +1,59 @@
-"""Renders pages with a common style, each a single self-contained HTML file; and pictures that stand alone.
+"""Shows the parts of an answer as HTML: a page of its own, or a part of a notebook. Also draws
+single pictures.
 
-Names, settings and messages come from files and are not trusted: all text is escaped, and a page's content
-security policy allows only its own script, and no requests. Unknown values read "unknown".
+Names, settings and messages come from files and are not trusted. All text is escaped. A page's
+content security policy allows no script and no requests.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
 
-from ..words import figures
-from ..words.figures import UNKNOWN, or_unknown
+from ..base.figures import UNKNOWN
 from .charts import Panel
 
-FILTERS: dict[str, Callable[..., Any]] = {
-    # The script's hash, as in a content security policy
-    "digest": lambda script: base64.b64encode(hashlib.sha256(str(script).encode()).digest()).decode(),
-    "px": lambda pixels: f"{pixels:.1f}",
-    "price": figures.price,
-    "digits": or_unknown(figures.digits),
-    "figure": or_unknown(figures.figure),
-    "whole": or_unknown(lambda value: f"{value:,.0f}"),
-    "count": or_unknown(figures.count),
-    "share": or_unknown(figures.share),
-    "ms": or_unknown(lambda seconds: figures.digits(seconds * 1e3)),
-    "bytes": or_unknown(figures.byte_size),
-    "dollars": or_unknown(figures.dollars),
-    "duration": or_unknown(lambda seconds: figures.duration(max(seconds, 0.0))),
-}
-"""What every template may apply to a number, beside what its page brings."""
+SIZE = (370, 260)
+"""Pixels of a plot: three beside each other on a desktop, one on a phone."""
 
 
-def render(name: str, filters: Mapping[str, Callable[..., Any]] | None = None, /, **values: Any) -> str:
-    """The page of `templates/NAME.html.jinja`, with `filters` in addition to `FILTERS`."""
-    return _environment(filters).get_template(f"{name}.html.jinja").render(**values)
+def render(parts: Sequence[Any], document: Mapping[str, Any]) -> str:
+    """A self-contained page of `parts`. The first part is its title. *Arguments:* `document`: says
+    when it was made."""
+    template = _environment().get_template("page.html.jinja")
+    return template.render(parts=parts, document=document)
 
 
-def picture(panel: Panel, size: str = "wide") -> str:
-    """A panel as one SVG picture without a style sheet, "wide" or "narrow", on a transparent ground."""
-    plot = dict(panel.sizes)[size]
+def fragment(parts: Sequence[Any]) -> str:
+    """The parts for a notebook, which may strip style sheets and scripts."""
+    shown = _macros("parts").shown(parts)
+    return f'<div style="overflow-x:auto">{shown}</div>'
+
+
+def picture(panel: Panel, size: tuple[int, int] = SIZE) -> str:
+    """A panel as one SVG picture without a style sheet, on a transparent ground."""
+    plot = panel.plot(*size)
     left, y = plot.left, 30 + plot.height
     keys: list[tuple[float, float, str, str]] = []
-    for name, style in panel.keys:
+    for name, style in panel.key.items():
         wide = 36 + 7 * len(name)  # the line, and a letter's usual width
         if keys and left + wide > plot.width:
             left, y = plot.left, y + 18
         keys.append((left, y, style, name))
         left += wide
-    template = _environment().get_template("charts.html.jinja")
     height = y + 12 if keys else plot.height + 14
-    return template.module.picture(panel, plot, keys, height).strip() + "\n"  # type: ignore[attr-defined]
+    return _macros("charts").picture(panel, plot, keys, height).strip() + "\n"
 
 
-def _environment(filters: Mapping[str, Callable[..., Any]] | None = None) -> jinja2.Environment:
+def _macros(name: str) -> Any:
+    return _environment().get_template(f"{name}.html.jinja").module
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         autoescape=True,
         trim_blocks=True,
@@ -64,5 +61,9 @@ def _environment(filters: Mapping[str, Callable[..., Any]] | None = None) -> jin
         finalize=lambda value: UNKNOWN if value is None else value,
         loader=jinja2.PackageLoader("chipwise.explain", "templates"),
     )
-    environment.filters |= {**FILTERS, **(filters or {})}
+    environment.filters |= {
+        "px": lambda pixels: f"{pixels:.1f}",
+        "picture": picture,
+        "rows": lambda table: zip(*(column.cells for column in table.columns), strict=True),
+    }
     return environment

@@ -1,6 +1,6 @@
 """The costliest kernels of a step: what bounds each, its source line, and what would help.
 
-They come from a plan document, so that terminal and page show the same.
+They come from a plan document, so that terminal and page show the same, or from a `Compiled`.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from ..words.facts import Fact, fact
-from ..words.figures import digits, known, share
+from ..base import Fact, fact
+from ..base.figures import digits, known, share
+from ..compile.compiled import Compiled
 from . import terminal
 
 SHOWN = 10
 GOOD_SHARE = 0.4
-"""Of the chip's peak, from which on a product is about as fast as products get."""
+"""The share of the chip's peak above which a product is about as fast as products get."""
 PRODUCTS = ("matmul", "convolution", "attention")
 
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A kernel to show. `share`: of the step on the device; `peak`: share of the chip's peak that its
-    products reach, `None` if it has none or no peak is known; `place`: the user's line, or JAX's name."""
+    """A kernel to show."""
 
     name: str
     kind: str
@@ -34,15 +34,21 @@ class KernelRow:
     count: float
     seconds: float
     share: float
+    """The share of the step's time on the device."""
     peak: float | None
+    """The share of the chip's peak that its products reach. `None` if it has none or no peak is
+    known."""
     bound: str
     place: str
+    """The user's line, or JAX's name."""
     help: Fact
 
 
-def costliest(plan: Mapping[str, Any], most: int = SHOWN) -> list[KernelRow]:
-    """The costliest kernels of a plan; may be empty."""
-    parts = {k: v for k, v in (plan.get("step_parts") or {}).items() if k != "dispatch" and known(v)}
+def costliest(plan: Mapping[str, Any]) -> list[KernelRow]:
+    """The costliest kernels of a plan, at most `SHOWN`. The list may be empty."""
+    parts = {
+        k: v for k, v in (plan.get("step_parts") or {}).items() if k != "dispatch" and known(v)
+    }
     kernels = plan.get("kernels") or []
     whole = sum(parts.values()) or sum(k["seconds"] for k in kernels) or 1.0
     # the peak FLOP/s of a device, from the whole step's share of it
@@ -50,18 +56,30 @@ def costliest(plan: Mapping[str, Any], most: int = SHOWN) -> list[KernelRow]:
     flops = plan.get("flops_per_step_per_device")
     peak = flops / step / share_of_peak if flops and step and share_of_peak else None
     rows = []
-    for kernel in kernels[:most]:
+    for kernel in kernels[:SHOWN]:
         if not (seconds := kernel["seconds"]):
             continue
         product = kernel["kind"] in PRODUCTS and kernel["flops"] and peak
         reached = kernel["flops"] * kernel["count"] / seconds / peak if product else None
         program = [] if kernel["program"] == "replica" else [kernel["program"]]
-        rows.append(KernelRow(
-            kernel["name"], kernel["kind"], " ".join([kernel["dtype"], *program]), kernel["count"], seconds,
-            seconds / whole, reached, kernel["bound"],
-            short(kernel["line"]) or kernel["source"].rpartition("/")[2],
-            would_help(kernel, reached, None if plan.get("bound") == "launch" else plan.get("precision")),
-        ))  # fmt: skip
+        rows.append(
+            KernelRow(
+                kernel["name"],
+                kernel["kind"],
+                " ".join([kernel["dtype"], *program]),
+                kernel["count"],
+                seconds,
+                seconds / whole,
+                reached,
+                kernel["bound"],
+                short(kernel["line"]) or kernel["source"].rpartition("/")[2],
+                would_help(
+                    kernel,
+                    reached,
+                    None if plan.get("bound") == "launch" else plan.get("precision"),
+                ),
+            )
+        )
     return rows
 
 
@@ -100,34 +118,59 @@ def would_help(kernel: Mapping[str, Any], reached: float | None, precision: Any)
         return fact("kernel-copy")
     if kind == "elementwise" and bound == "compute":
         return fact("kernel-arithmetic")
-    return fact("kernel-moves-f32" if kernel["dtype"] == "f32" and precision == "bf16" else "kernel-moves")
+    return fact(
+        "kernel-moves-f32" if kernel["dtype"] == "f32" and precision == "bf16" else "kernel-moves"
+    )
 
 
-# ---- in the terminal
+# ---- to show
 
 
-def parts(plans: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
-    """The output of `chipwise plan --kernels` for each plan that runs."""
+def parts(plans: Sequence[Mapping[str, Any]]) -> Iterator[terminal.Part]:
+    """The kernels of each plan that runs."""
     for plan in plans:
         if plan["problem"] is not None:
             continue
         rows = costliest(plan)
-        yield ""
         if not rows:
             yield Text(str(fact("kernels-unknown", target=plan["target"])))
             continue
-        shared = sum(row.share for row in rows)
-        yield Text(str(fact("kernels-title", target=plan["target"], kernels=len(rows), share=shared)))
-        columns = ("", "of a step", "ms", "times", "kind", "bound by", "of peak", "line, or kernel")
-        cells = [
-            (n, share(row.share), digits(1e3 * row.seconds), f"{row.count:,.0f}", f"{row.kind} {row.what}",
-             row.bound, "-" if row.peak is None else share(row.peak), row.place or row.name)
-            for n, row in enumerate(rows, 1)
-        ]  # fmt: skip
-        words = ("kind", "bound by", "line, or kernel")
-        yield terminal.table(columns, cells, left=words, fold=("line, or kernel",), padding=(0, 1))
+        about = {"kernels": len(rows), "share": sum(row.share for row in rows)}
+        yield terminal.Title(str(fact("kernels-title", target=plan["target"], **about)))
+        yield table(rows, "of a step")
         for advice, numbers in helps(rows):
             yield Text(f"{', '.join(map(str, numbers))}: {advice}")
+
+
+def compiled(answer: Compiled) -> Iterator[terminal.Part]:
+    """What `print` shows of a compiled function: seconds, memory, and the costliest kernels."""
+    memory = {"needed": answer.needed_bytes, "available": answer.available_bytes}
+    yield Text(str(fact("compiled-time", **vars(answer), **vars(answer.seconds))))
+    yield Text(str(fact("compiled-memory", **memory, **answer.memory_bytes)))
+    yield ""
+    yield table(costliest(answer.to_json()), "of all")
+    yield ""
+    yield from (Text(str(note)) for note in answer.notes)
+
+
+def table(rows: Sequence[KernelRow], of: str) -> Table:
+    """A line for each kernel. *Arguments:* `of`: the heading of the shares."""
+    columns = ("", of, "ms", "times", "kind", "bound by", "of peak", "line, or kernel")
+    cells = [
+        (
+            n,
+            share(row.share),
+            digits(1e3 * row.seconds),
+            f"{row.count:,.0f}",
+            f"{row.kind} {row.what}",
+            row.bound,
+            "-" if row.peak is None else share(row.peak),
+            row.place or row.name,
+        )
+        for n, row in enumerate(rows, 1)
+    ]
+    words = ("kind", "bound by", "line, or kernel")
+    return terminal.table(columns, cells, left=words, fold=("line, or kernel",), padding=(0, 1))
 
 
 def helps(rows: Sequence[KernelRow]) -> list[tuple[Fact, list[int]]]:

@@ -1,4 +1,5 @@
-"""Progress of a plan on standard error: a line for each answer when it is ready, and a bar on a terminal."""
+"""Progress of a plan on standard error: a line for each answer when it is ready, and a bar on a
+terminal."""
 
 from __future__ import annotations
 
@@ -8,15 +9,15 @@ from collections.abc import Iterator
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ..base import Fact, fact
+from ..base.figures import dollars
 from ..planner.plans import Plan
-from ..words.facts import Fact, fact
-from ..words.figures import dollars
 from . import terminal
 
 
 class PlanProgress:
-    """Prints the answers for so many targets above a bar, once something has to be compiled: otherwise the
-    table has them at once."""
+    """Prints the answers for a number of targets above a bar, once something has to be compiled.
+    Otherwise prints nothing, because the table shows the answers at once."""
 
     def __init__(self, targets: int, bar: Progress):
         self.targets, self.bar, self.made = targets, bar, 0
@@ -49,8 +50,15 @@ def _answer(one: Plan, **count: int) -> Fact:
 
 @contextlib.contextmanager
 def plan_progress(targets: int) -> Iterator[PlanProgress]:
-    """The progress of so many targets, whose bar is removed at the end."""
+    """Shows the progress of a plan for a number of targets. Removes the bar at the end."""
     console = terminal.console(sys.stderr)
-    columns = TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         yield PlanProgress(targets, bar)

@@ -1,5 +1,5 @@
-"""What pages and tables put side by side: a row, wherever it comes from. Speeds are examples/s of all devices
-together; empty and `None` are unknown."""
+"""Rows, which pages and tables put side by side, whatever their source. Speeds are examples/s of
+all devices together. Empty and `None` mean unknown."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError
+from ..base import DataError, Fact, fact
+from ..base.figures import known
 from ..recipe.schedules import as_typed
-from ..words.facts import Fact, fact
-from ..words.figures import known
 
-_FIELDS = ("name", "batch", "replicas", "precision", "source", "seed")  # of a recipe: a row's, or a repeat's
+# Of a recipe: a row's, or a repeat's
+_FIELDS = ("name", "batch", "replicas", "precision", "source", "seed")
+
+COMMON = (
+    *("recipe", "parameters", "batch", "replicas", "precision", "data", "framework"),
+    *("exact", "machine", "where"),
+)
+"""The fields that all repeats of a row share, and that tell rows apart, most important first."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,8 @@ class Repeat:
     speeds: tuple[tuple[int, float], ...] = ()  # (step at the end of an interval, examples/s in it)
     evaluations: tuple[Mapping[str, float], ...] = ()  # "step", "seconds" where known, "eval/..."
     metrics: Mapping[str, float] = field(default_factory=dict)  # the last of each
+    better: Mapping[str, str] = field(default_factory=dict)  # which way they are, as the run says
+    fingerprint: str | None = None  # of the trained parameters
     seconds: Mapping[str, float] = field(default_factory=dict)  # wall, by section
     best_at: int | None = None  # the step of `metrics`, where a run kept its best evaluation
     complete: bool = True
@@ -36,18 +44,19 @@ class Repeat:
 
     @cached_property
     def examples_per_second(self) -> float | None:
-        """The median over its intervals."""
+        """The median over the repeat's intervals."""
         return float(np.median([speed for _, speed in self.speeds])) if self.speeds else None
 
     @property
     def wall_seconds(self) -> float | None:
-        """Of the whole run; `None` for a benchmark, which stops early, and for a run that is not over."""
+        """The seconds of the whole run. `None` for a benchmark, which stops early, and for an
+        unfinished run."""
         return self.seconds.get("total") if self.complete else None
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is compared: one run, one benchmark, or several that differ in the seed alone."""
+    """A unit of comparison: one run, one benchmark, or several that differ only in the seed."""
 
     label: str
     form: str  # "record", "run" or "study"
@@ -74,12 +83,12 @@ class Row:
 
     @property
     def sound(self) -> tuple[Repeat, ...]:
-        """The repeats that speak for it: those that did not diverge."""
+        """The repeats that did not diverge."""
         return tuple(r for r in self.repeats if r.diverged is None)
 
     @property
     def steps(self) -> int | None:
-        """Steps of the whole run, where it is one, done by all repeats."""
+        """The steps of the whole run, if all complete repeats in `sound` did the same number."""
         done = {r.steps for r in self.sound if r.wall_seconds is not None}
         return done.pop() if len(done) == 1 else None
 
@@ -94,10 +103,10 @@ class Row:
 
 
 def identity(described: Any, path: object) -> dict[str, Any]:
-    """Fields of a `Row` from what `Recipe.describe` said; `path` is of its file.
+    """Fields of a `Row` from the output of `Recipe.describe`. `path` is its file, for errors.
 
-    The training columns count, the number of examples is a setting like any other. Raises `DataError` for
-    what describes no recipe.
+    The training columns become `columns`. The number of examples is a setting like any other.
+    Raises `DataError` if the recipe's name or a batch of at least 1 is missing.
     """
     described = described if isinstance(described, Mapping) else {}
     name, batch = text(described, "name"), whole(described, "batch")
@@ -114,7 +123,9 @@ def identity(described: Any, path: object) -> dict[str, Any]:
         "replicas": whole(described, "replicas"),
         "precision": text(described, "precision"),
         "settings": {
-            k: v for k, v in left.items() if k.removeprefix("task.train.") not in columns and v is not None
+            k: v
+            for k, v in left.items()
+            if k.removeprefix("task.train.") not in columns and v is not None
         },
     }
 
@@ -122,11 +133,15 @@ def identity(described: Any, path: object) -> dict[str, Any]:
 def ran_on(devices: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a `Row` from the devices that a run or a record states."""
     simulated = devices.get("simulated") is True
-    return {"device": text(devices, "kind"), "devices": whole(devices, "count"), "simulated": simulated}
+    return {
+        "device": text(devices, "kind"),
+        "devices": whole(devices, "count"),
+        "simulated": simulated,
+    }
 
 
 def divergence(stored: Any) -> Fact | None:
-    """When a run diverged, as its last row or its study says; `None` where it did not."""
+    """When a run diverged, according to its last row or its study. `None` if it did not."""
     if isinstance(stored, Mapping):
         first, last = whole(stored, "first"), whole(stored, "last")
         if first is not None and last is not None:
@@ -138,7 +153,8 @@ def divergence(stored: Any) -> Fact | None:
 
 
 def flat(stored: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """`{"a": {"b": 1}}` as `{"a.b": 1}`; a stored schedule as the text that one types."""
+    """Turns `{"a": {"b": 1}}` into `{"a.b": 1}`. A stored schedule becomes the text that a user
+    types."""
     leaves: dict[str, Any] = {}
     for key, value in stored.items():
         if isinstance(value, Mapping) and "schedule" not in value:
@@ -149,7 +165,7 @@ def flat(stored: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def part(stored: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
-    """An object within what was stored; empty if missing."""
+    """An object within a stored one. Empty if it is missing."""
     value = (stored or {}).get(name)
     return value if isinstance(value, Mapping) else {}
 

@@ -1,7 +1,8 @@
-"""What the arguments of `chipwise compare` name, as rows.
+"""Reads the arguments of `chipwise compare` as rows.
 
 - `FILE.json`: a record of `chipwise bench`.
-- `DIR`: a run folder; a study, a row a point; a folder of records, the repeats of one row; or of runs.
+- `DIR`: a run folder, a study (a row for each point), a folder of records (the repeats of one row),
+  or a folder of runs.
 - `LABEL=...`: any of these by another name.
 """
 
@@ -13,17 +14,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..atomic import Misfit, typed
-from ..errors import DataError, RunError
+from ..base import DataError, RunError, fact
+from ..base.figures import known
+from ..base.json_types import Misfit, typed
 from ..machine import record
-from ..words.facts import fact
-from ..words.figures import known
-from .row import Repeat, Row, identity, numbers, ran_on, whole
+from .row import COMMON, Repeat, Row, identity, numbers, ran_on, whole
 from .run_rows import folder_of_runs, run_row, study_rows
 
 
 def read(arguments: Sequence[str]) -> list[Row]:
-    """The rows that the arguments name, in their order, each with a label of its own.
+    """The rows that the arguments name, in their order, each with its own label.
 
     Raises `DataError` and `RunError` for files and folders that cannot be used.
     """
@@ -32,7 +32,9 @@ def read(arguments: Sequence[str]) -> list[Row]:
     for label, path in map(_labelled, arguments):
         rows = _read(Path(path))
         for row in rows:
-            name = row.label if label is None else label if len(rows) == 1 else f"{label} {row.label}"
+            name = (
+                row.label if label is None else label if len(rows) == 1 else f"{label} {row.label}"
+            )
             names = itertools.chain([name], (f"{name} ({n})" for n in itertools.count(2)))
             name = next(n for n in names if n not in seen)  # equal labels numbered
             seen.add(name)
@@ -41,7 +43,7 @@ def read(arguments: Sequence[str]) -> list[Row]:
 
 
 def _labelled(argument: str) -> tuple[str | None, str]:
-    """`LABEL=PATH` in its parts; a path may itself hold `=`, as a point's folder does."""
+    """Splits `LABEL=PATH`. A path may itself contain `=`, as a point's folder does."""
     label, equals, path = argument.partition("=")
     if equals and label.strip() and path and not Path(argument).exists():
         return label.strip(), path
@@ -73,7 +75,7 @@ def _folder(path: Path) -> list[Row]:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What a comparison uses of what a training record measured; docs/bench.md describes it."""
+    """The fields of a training record that a comparison uses. docs/bench.md describes them."""
 
     recipe: Mapping[str, Any] = field(default_factory=dict)
     devices: Mapping[str, Any] = field(default_factory=dict)
@@ -95,7 +97,8 @@ class _Measured:
 
 
 def _record(stored: record.Record, path: Path) -> Row:
-    """Raises `DataError` for a record that lacks the speed, or has a field of another type."""
+    """The row of a record. Raises `DataError` if the record has no speed, or a field of another
+    type."""
     try:
         given = {name: value for name, value in stored.measured.items() if value is not None}
         measured: _Measured = typed(_Measured, given, "measured")
@@ -107,7 +110,9 @@ def _record(stored: record.Record, path: Path) -> Row:
         text = "{path} has no examples_per_second above 0. Measure again with chipwise bench."
         raise DataError("record-no-speed", text, path=path)
     own = {
-        name: v for name in ("batch", "replicas", "precision") if (v := getattr(measured, name)) is not None
+        name: v
+        for name in ("batch", "replicas", "precision")
+        if (v := getattr(measured, name)) is not None
     }
     # null, and the NaN that Python writes, are losses that were not finite
     lost = [step for step, loss in enumerate(measured.first_losses, 1) if not known(loss)]
@@ -120,37 +125,51 @@ def _record(stored: record.Record, path: Path) -> Row:
         notes.append(fact("share-of-peak", share=measured.share_of_peak))
     start, each = measured.warmup_steps, measured.steps_per_interval
     repeat = Repeat(
-        name=str(path), seed=whole(measured.recipe, "seed"), steps=measured.timed_steps,
+        name=str(path),
+        seed=whole(measured.recipe, "seed"),
+        steps=measured.timed_steps,
         speeds=tuple((start + each * (k + 1), run) for k, run in enumerate(speeds.runs)),
-        seconds=numbers(measured.seconds), complete=False,
-    )  # fmt: skip
+        seconds=numbers(measured.seconds),
+        complete=False,
+    )
     versions = {"python": stored.machine.python, **stored.machine.versions}
     return Row(
-        label=path.stem, form="record", created=stored.created,
+        label=path.stem,
+        form="record",
+        created=stored.created,
         source=fact("source-record", path=str(path), day=stored.created[:10]),
-        parameters=measured.parameters, exact=measured.exact, data=measured.data or None,
-        framework=measured.framework or None, machine=stored.machine.title,
-        versions={k: v for k, v in versions.items() if v}, repeats=(repeat,), notes=tuple(notes),
-        **ran_on(measured.devices), **identity({**measured.recipe, **own, "name": stored.name}, path),
-    )  # fmt: skip
-
-
-_SHARED = ["recipe", "batch", "replicas", "precision", "exact", "data", "framework", "machine", "where"]
+        parameters=measured.parameters,
+        exact=measured.exact,
+        data=measured.data or None,
+        framework=measured.framework or None,
+        machine=stored.machine.title,
+        versions={k: v for k, v in versions.items() if v},
+        repeats=(repeat,),
+        notes=tuple(notes),
+        **ran_on(measured.devices),
+        **identity({**measured.recipe, **own, "name": stored.name}, path),
+    )
 
 
 def _repeats(rows: list[Row], folder: Path) -> Row:
-    """Records of one folder as one row. Raises `DataError` when they are not of one recipe and machine."""
+    """Records of one folder as one row. Raises `DataError` if their recipes or machines differ."""
     first = rows[0]
-    for row, name in itertools.product(rows[1:], _SHARED):
+    for row, name in itertools.product(rows[1:], COMMON):
         a, b = getattr(first, name), getattr(row, name)
         if a != b:
             files = {"file": f"{first.label}.json", "other": f"{row.label}.json"}
             field = "device" if name == "where" else name
             raise DataError(
                 "records-differ",
-                "{folder}: {file} and {other} differ in {what} ({a}, {b}), so they are no repeats. Name "
-                "the files.", folder=folder, what=field, a=a, b=b, **files,
-            )  # fmt: skip
+                "{folder}: {file} and {other} differ in {what} ({a}, {b}), so they are no "
+                "repeats. Name "
+                "the files.",
+                folder=folder,
+                what=field,
+                a=a,
+                b=b,
+                **files,
+            )
     day = (first.created or "")[:10]
     return replace(
         first,

@@ -8,22 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..engine.stored import StoredRun, metrics_of, read_run, stored_recipe
-from ..errors import DataError, RunError
+from ..base import DataError, Fact, RunError, fact
+from ..base.figures import known
 from ..machine.fingerprint import stated as machine_of
+from ..run.folder.run_reader import StoredRun, metrics_of, read_run, stored_recipe
 from ..study.study_file import Study
 from ..study.study_file import read as read_study
-from ..words.facts import Fact, fact
-from ..words.figures import known
-from .row import Repeat, Row, divergence, identity, numbers, part, ran_on, whole
+from .report.time_spent import intervals
+from .row import Repeat, Row, divergence, identity, numbers, part, ran_on, text, whole
 
 _ROUNDING = 0.01  # seconds
 
 
 def run_row(folder: Path, diverged: Any = None) -> Row:
-    """The row of one run folder. `diverged`: when, as its study says; its last row says so too.
+    """The row of one run folder. `diverged`: when the run diverged, according to its study. The
+    run's last row takes precedence.
 
-    Raises `RunError` when it is none, is damaged, or has no metrics yet.
+    Raises `RunError` if the folder is no run, is damaged, or has no metrics yet.
     """
     run = read_run(folder)
     stored, rows, result = run.recipe, run.rows, run.result or {}
@@ -50,19 +51,26 @@ def run_row(folder: Path, diverged: Any = None) -> Row:
         fields["recipe"] = fields["recipe"].removesuffix("-synthetic")
     title, versions = machine_of(where.get("machine"))
     return Row(
-        label=folder.name or str(folder), form="run", framework="chipwise",
-        source=fact("source-run", folder=str(folder)), machine=title, versions=versions,
+        label=folder.name or str(folder),
+        form="run",
+        framework="chipwise",
+        source=fact("source-run", folder=str(folder)),
+        machine=title,
+        versions=versions,
         data=("synthetic" if synthetic else "real") if isinstance(source, Mapping) else None,
         exact=devices["exact"] if isinstance(devices.get("exact"), bool) else None,
-        parameters=whole(devices, "parameters"), notes=tuple(notes),
-        repeats=(_repeat(run, when),), **ran_on(devices), **fields,
-    )  # fmt: skip
+        parameters=whole(devices, "parameters"),
+        notes=tuple(notes),
+        repeats=(_repeat(run, when),),
+        **ran_on(devices),
+        **fields,
+    )
 
 
 def study_rows(folder: Path) -> list[Row]:
-    """A row a point of a study folder, with its seeds as repeats.
+    """The rows of a study folder, one for each point, with its seeds as repeats.
 
-    Raises `RunError` when study.json is damaged, `DataError` when no run of it has metrics yet.
+    Raises `RunError` if study.json is damaged, `DataError` if none of its runs has metrics yet.
     """
     points = (read_study(folder) or Study(folder, "", None)).points
     varied = {k for p in points for k in p.settings if len({q.settings.get(k) for q in points}) > 1}
@@ -78,13 +86,14 @@ def study_rows(folder: Path) -> list[Row]:
 
 
 def folder_of_runs(folder: Path, runs: Sequence[Path]) -> list[Row]:
-    """A row for runs that differ in the seed alone, of a folder that holds runs.
+    """The rows of a folder of runs. Runs that differ only in the seed form one row.
 
-    Raises `RunError` when none has metrics yet.
+    Raises `RunError` if no run has metrics yet.
     """
     groups: dict[str, list[Path]] = {}
     for run in runs:
-        stored = {k: v for k, v in stored_recipe(run).items() if k not in ("seed", "source")}
+        apart = ("seed", "source", "classes", "texts")
+        stored = {k: v for k, v in stored_recipe(run).items() if k not in apart}
         groups.setdefault(json.dumps(stored, sort_keys=True), []).append(run)
     rows = []
     for members in groups.values():
@@ -92,13 +101,17 @@ def folder_of_runs(folder: Path, runs: Sequence[Path]) -> list[Row]:
         source = fact("source-runs", folder=str(folder), label=label)
         rows += _together(dict.fromkeys(members), label, source)
     if not rows:
-        text = "None of the {runs:count run} in {folder} has metrics yet. Continue training with --run."
+        text = (
+            "None of the {runs:count run} in {folder} has metrics yet. Continue training "
+            "with --run."
+        )
         raise RunError("runs-no-metrics", text, folder=folder, runs=len(runs))
     return rows
 
 
 def _together(folders: Mapping[Path, Any], label: str, source: Fact) -> list[Row]:
-    """Runs that differ in the seed as one row, with when they diverged; none that has metrics, no row."""
+    """Joins runs that differ in the seed into one row. `folders`: each run's divergence, by folder.
+    Returns no row if no run has metrics."""
     rows, notes = [], []
     for folder, diverged in folders.items():
         try:
@@ -114,18 +127,21 @@ def _together(folders: Mapping[Path, Any], label: str, source: Fact) -> list[Row
         if row.device is not None and (row.where, row.exact) != (first.where, first.exact):
             notes.append(fact("run-elsewhere", run=name, device=row.where, first=first.where))
     repeats = tuple(r for row in rows for r in row.repeats)
-    return [replace(first, label=label, form="study", source=source, repeats=repeats, notes=tuple(notes))]
+    return [
+        replace(
+            first, label=label, form="study", source=source, repeats=repeats, notes=tuple(notes)
+        )
+    ]
 
 
 def _repeat(run: StoredRun, diverged: Fact | None) -> Repeat:
-    rows, result = run.rows, run.result or {}
-    speeds, evaluations = [], []
+    rows, result, timed = run.rows, run.result or {}, intervals(run)
+    steady = [i for i in timed if not i.warmup]
+    evaluations = []
     metrics: dict[str, float] = {}
     for row in rows:
         step, metrics_here = row["step"], metrics_of(row)
         metrics |= metrics_here
-        if known(speed := row.get("examples_per_second")) and speed > 0:
-            speeds.append((step, speed))
         if scores := {k: v for k, v in metrics_here.items() if k.startswith("eval/")}:
             seconds = {"seconds": s} if known(s := row.get("seconds")) and s else {}
             evaluations.append({"step": step, **scores, **seconds})
@@ -133,18 +149,23 @@ def _repeat(run: StoredRun, diverged: Fact | None) -> Repeat:
         metrics |= next((e for e in evaluations if e["step"] == kept.step), {})
         metrics.pop("step", None)
         metrics.pop("seconds", None)
-    # The first interval of a process is warm-up. Its summary says how many came after, so where a run was
-    # resumed to its end, one more is known
-    after = whole(part(result, "speed"), "intervals")
-    warm = {0} if after is None else {0, len(speeds) - 1 - after}
-    steady = [speed for k, speed in enumerate(speeds) if k not in warm]
     sections = numbers(part(result, "seconds"))
     logged = max((s for row in rows if known(s := row.get("seconds"))), default=0.0)
-    if logged > sections.get("total", 0.0) + _ROUNDING:  # resumed: these are of its last process alone
+    # Resumed: these are of its last process alone
+    if logged > sections.get("total", 0.0) + _ROUNDING:
         sections = {"total": logged} if result else {}
     return Repeat(
-        name=str(run.path), seed=whole(run.recipe, "seed"), steps=rows[-1]["step"] if rows else None,
-        speeds=tuple(steady or speeds), evaluations=tuple(evaluations), metrics=metrics,
-        seconds=sections, complete=bool(result), diverged=diverged,
-        best_at=None if kept is None else kept.step, warming_up=not steady,
-    )  # fmt: skip
+        name=str(run.path),
+        seed=whole(run.recipe, "seed"),
+        steps=rows[-1]["step"] if rows else None,
+        speeds=tuple((i.last, i.speed) for i in steady or timed),
+        evaluations=tuple(evaluations),
+        metrics=metrics,
+        better=run.better,
+        seconds=sections,
+        complete=bool(result),
+        diverged=diverged,
+        best_at=None if kept is None else kept.step,
+        warming_up=not steady,
+        fingerprint=text(result, "fingerprint"),
+    )

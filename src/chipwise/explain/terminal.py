@@ -1,11 +1,17 @@
-"""How answers are given: tables and lines for people, without markup or broken lines; JSON; a page."""
+"""Gives answers: prints tables and lines for people, without markup or broken lines, or JSON. Also
+writes an answer's page.
+
+An answer has *parts*: a `Title`, lines, tables (`grid`, `table`), and pictures, which only HTML
+shows: a `charts.Panel`, or `Tiles`.
+"""
 
 from __future__ import annotations
 
 import datetime
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,39 +20,78 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import __version__
-from ..atomic import replace_file
-from ..words.facts import fact
-from ..words.figures import printable
+from ..base import fact
+from ..base.figures import printable
+from ..base.files import replace_file
+from .charts import Panel
+
+
+@dataclass(frozen=True)
+class Title:
+    """The title of an answer (level 1), or of a part of it."""
+
+    words: str
+    level: int = 2
+
+    def __rich__(self) -> Text:
+        return (
+            Text(printable(self.words), "bold")
+            if self.level == 1
+            else Text(f"\n{printable(self.words)}", "bold underline")
+        )
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Small pictures, with `name` and `image`, a data URL or `None`."""
+
+    tiles: Sequence[Mapping[str, Any]]
+
+
+Part = RenderableType | Panel | Tiles
 
 
 def console(to: IO[str] | None = None, width: int | None = 120, quiet: bool = False) -> Console:
-    """A console on `to`, standard output by default: as wide as the terminal, or `width` where it is none.
-    If `quiet`, it prints nothing."""
+    """A console on `to`, by default standard output. It is as wide as the terminal, or `width`
+    columns if `to` is no terminal. If `quiet`, it prints nothing."""
     to = sys.stdout if to is None else to
-    return Console(file=to, highlight=False, width=None if to.isatty() else width, quiet=quiet)
+    width = None if to.isatty() else width
+    return Console(file=to, highlight=False, width=width, quiet=quiet, force_jupyter=False)
 
 
 def lines(to: Console, *texts: Any) -> None:
-    """Prints texts or facts, a line each, as they are: nothing in them is markup, and the terminal breaks
-    them, so that a command can be copied whole."""
-    for text in texts:
-        to.print("\n".join(map(printable, str(text).split("\n"))), markup=False, soft_wrap=True)
+    """Prints texts or facts, a line each, as they are. Nothing in them is markup."""
+    printed(to, map(str, texts))
 
 
-def printed(to: Console, parts: Iterable[RenderableType]) -> None:
-    """Prints tables, and lines that the terminal breaks, so that a command can be copied whole."""
+def printed(to: Console, parts: Iterable[Part]) -> None:
+    """Prints tables and lines. The terminal wraps long lines, so that a command can be copied
+    whole."""
     for part in parts:
-        shown = "\n".join(map(printable, part.split("\n"))) if isinstance(part, str) else part
-        to.print(shown, markup=False, soft_wrap=not isinstance(part, Table))
+        if isinstance(part, Panel | Tiles):
+            continue
+        if isinstance(part, str):
+            part = Text(part)
+        if isinstance(part, Text):  # nothing in it moves the cursor
+            part = Text("\n".join(map(printable, part.plain.split("\n"))), part.style)
+        to.print(part, markup=False, soft_wrap=not isinstance(part, Table))
 
 
 def answer(
-    document: Mapping[str, Any], parts: Iterable[RenderableType], page: Callable[[], str], html: Path | None,
+    document: Mapping[str, Any],
+    parts: Iterable[Part],
+    html: Path | None,
     json_: bool,
-) -> None:  # fmt: skip
-    """Writes the page of a document where one is asked for; prints `parts` for people, or the document."""
+    page: Iterable[Part] | None = None,
+) -> None:
+    """Writes the page of a document if `html` is given. Prints the document with `json_`, otherwise
+    `parts` for people. *Arguments:* `page`: the page's parts, by default all `parts`."""
+    parts = list(parts)
     if html is not None:
-        replace_file(html, page(), "page-unwritable")
+        from .page import render
+
+        shown = parts if page is None else list(page)
+        replace_file(html, render(shown, document), "page-unwritable")
     if json_:
         print(json.dumps(document))
         return
@@ -57,7 +102,7 @@ def answer(
 
 
 def heading(schema: str) -> dict[str, Any]:
-    """How a document begins: its schema, and what made it when."""
+    """The first fields of a document: its schema, chipwise's version and the current time."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {"schema": schema, "chipwise": __version__, "created": now}
 
@@ -68,12 +113,12 @@ def texts(facts: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def text(value: Any) -> Text:
-    """What a cell holds: nothing in it is markup, and nothing moves the cursor."""
+    """A cell's text. Nothing in it is markup, and nothing moves the cursor."""
     return value if isinstance(value, Text) else Text(printable(str(value)))
 
 
 def grid(rows: Iterable[tuple[str, Any]], style: str = "") -> Table:
-    """Names and what they are, in two columns."""
+    """A table of two columns, names and values, without a header."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(style=style, overflow="fold")
@@ -83,10 +128,15 @@ def grid(rows: Iterable[tuple[str, Any]], style: str = "") -> Table:
 
 
 def table(
-    columns: Sequence[str], rows: Iterable[Sequence[Any]] = (), *, left: Sequence[str] = (),
-    fold: Sequence[str] = (), **style: Any,
-) -> Table:  # fmt: skip
-    """A table: numbers stand right, the columns `left` left, and those of `fold` may break."""
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]] = (),
+    *,
+    left: Sequence[str] = (),
+    fold: Sequence[str] = (),
+    **style: Any,
+) -> Table:
+    """A table. The columns `left` are aligned to the left, the others to the right. Cells of `fold`
+    may break."""
     rich = Table(box=None, pad_edge=False, **style)
     for name in columns:
         justify: Any = "left" if name in left else "right"

@@ -1,7 +1,8 @@
-"""What the adapters of all frameworks share: a model's columns, any loss as a `Sum`, and the `Task`.
+"""The parts that the adapters of all frameworks share: a model's columns, any loss as a `Sum`, and
+the `Task`.
 
-A framework's module provides `init(key) -> (params, state)` and a function `Scored`; the rest is the same for
-all.
+A framework's module provides `init(key) -> (params, state)` and a function `Scored`. The rest is
+the same for all.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from ..errors import RecipeError, invalid, near
+from ..base import RecipeError, invalid, near
 from ..models.last_activation import last_activation
 from ..recipe.source import Source, rows_of, spec_of
 from ..recipe.task import Sum, Task, Tree
@@ -26,21 +27,26 @@ from ..recipe.user_code import reason_of, user_code
 
 Batch = Mapping[str, jax.Array]
 Scored = Callable[..., tuple[Sum, Any, Tree]]
-"""`(params, state, args, kwargs, target, key, train) -> (loss, outputs, state)`. With `target` None there is
-no loss to take (`Sum` of nothing), and `key` may be None."""
+"""`(params, state, args, kwargs, target, key, train) -> (loss, outputs, state)`. With `target` None
+there is no loss (`Sum` of nothing), and `key` may be None."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """The data of a task, and which columns of it the model and the loss read.
+    """The data of a task, and the columns that the model and the loss read.
 
-    *Fields:* `train`, `eval`, `augment`, `mix`, `classes`: as in `Task`. `inputs`: the model's arguments: a
-    column's name; a tuple or list of names, in the order of the arguments; a dict of an argument's name to a
-    column's; or a function of the batch (a dict of arrays) that returns an array, a tuple of arguments or a
-    dict of keyword arguments. None: every column but the target (but `label`, if `target` is a function), by
-    name if there are several. `target`: the second argument of the loss and the metrics: a
-    column's name or a function of the batch. `metrics`: name to `(outputs, target) -> values (batch,)` or a
-    `Sum`, such as `{"accuracy": cw.losses.correct}`.
+    *Fields:*
+
+    - `train`, `eval`, `augment`, `mix`, `classes`, `better`: as in `Task`.
+    - `inputs`: the model's arguments. One of a column's name, a tuple or list of names in the order
+      of the arguments, a dict of an argument's name to a column's, or a function of the batch (a
+      dict of arrays) that returns an array, a tuple of arguments or a dict of keyword arguments.
+      None means every column but the target, by name if there are several. If `target` is a
+      function, every column but `label`.
+    - `target`: the second argument of the loss and the metrics: a column's name or a function of
+      the batch.
+    - `metrics`: name to `(outputs, target) -> values (batch,)` or a `Sum`, such as
+      `{"accuracy": cw.losses.correct}`.
     """
 
     train: Source
@@ -51,9 +57,10 @@ class Data:
     augment: Callable | None = None
     mix: Callable | None = None
     classes: int | None = None
+    better: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def arguments(self, batch: Batch, params: Tree) -> tuple[tuple, dict]:
-        """The model's arguments; floating-point arrays are cast to the dtype of its parameters."""
+        """The model's arguments. Casts floating-point arrays to the dtype of its parameters."""
         names = self.inputs
         if names is None:
             target = self.target if isinstance(self.target, str) else "label"
@@ -65,7 +72,9 @@ class Data:
         if isinstance(names, (tuple, list)):
             given: Any = tuple(_column(batch, name) for name in names)
             if not given:
-                raise invalid("adapter-no-inputs", "inputs", names, f"some of the columns {sorted(batch)}")
+                raise invalid(
+                    "adapter-no-inputs", "inputs", names, f"some of the columns {sorted(batch)}"
+                )
         elif isinstance(names, Mapping):
             given = {name: _column(batch, column) for name, column in names.items()}
         else:
@@ -81,12 +90,19 @@ class Data:
 
     def one(self) -> tuple[tuple, dict]:
         """The shapes of the model's arguments for one example."""
-        return jax.eval_shape(lambda batch: self.arguments(batch, {}), rows_of(spec_of(self.train), 1))
+        return jax.eval_shape(
+            lambda batch: self.arguments(batch, {}), rows_of(spec_of(self.train), 1)
+        )
 
     def task(self, framework: str, model: str, init: Callable, scored: Scored) -> Task:
-        """The `Task`, named for messages and for comparing runs: by the framework and the model's class."""
+        """The `Task`. Messages and comparisons of runs name it by the framework and the model's
+        class."""
         metrics = {} if self.metrics is None else self.metrics
-        if not isinstance(metrics, Mapping) or "loss" in metrics or not all(map(callable, metrics.values())):
+        if (
+            not isinstance(metrics, Mapping)
+            or "loss" in metrics
+            or not all(map(callable, metrics.values()))
+        ):
             expected = "functions of (outputs, target) by name, {'accuracy': f}, none called loss"
             given = sorted(metrics) if isinstance(metrics, Mapping) else metrics
             raise invalid("adapter-metrics", "metrics", given, expected)
@@ -105,7 +121,10 @@ class Data:
             args, kwargs = self.arguments(inputs, params)
             return scored(params, state, args, kwargs, None, None, False)[1]
 
-        loss.__qualname__, init.__qualname__ = f"{framework}.{model}.loss", f"{framework}.{model}.init"
+        loss.__qualname__, init.__qualname__ = (
+            f"{framework}.{model}.loss",
+            f"{framework}.{model}.init",
+        )
         classes = self.classes if self.classes is not None else getattr(self.train, "classes", None)
         return Task(
             init=init,
@@ -116,21 +135,27 @@ class Data:
             augment=self.augment,
             mix=self.mix,
             classes=classes,
+            better=self.better,
             class_names=tuple(getattr(self.train, "class_names", ())),
         )
 
 
 def stated(task: Task, model: str, loss: Any) -> Task:
-    """`task` with what its `predict` returns, by its last operation and by what `loss` takes.
+    """`task` with the kind of values that its `predict` returns, derived from its last operation
+    and from the values that `loss` takes.
 
-    Raises `RecipeError` if the model ends in what the loss does again, or in logits where the loss takes
-    probabilities: both would train, and badly.
+    Raises `RecipeError` if the model ends in the activation that the loss applies again, or in
+    logits where the loss takes probabilities. Both would train, and badly.
     """
     spec = {name: s for name, s in spec_of(task.train).items() if name != "label"}
     first = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
     assert task.predict is not None  # `Data.task` has made one
     traced = jax.make_jaxpr(task.predict)(*first, rows_of(spec, 2)).jaxpr
-    last, takes, named = last_activation(traced), _takes(loss), getattr(loss, "__name__", type(loss).__name__)
+    last, takes, named = (
+        last_activation(traced),
+        _takes(loss),
+        getattr(loss, "__name__", type(loss).__name__),
+    )
     if last is not None and last == takes:
         raise RecipeError("activation-twice", model=model, last=last, loss=named)
     if (last, takes) == ("linear", "probabilities"):
@@ -144,12 +169,16 @@ def stated(task: Task, model: str, loss: Any) -> Task:
 
 
 _TAKES = {
-    "softmax": "crossentropyloss crossentropy softmaxcrossentropy softmaxcrossentropywithintegerlabels",
+    "softmax": (
+        "crossentropyloss crossentropy softmaxcrossentropy softmaxcrossentropywithintegerlabels"
+    ),
     "sigmoid": "bcewithlogitsloss binarycrossentropywithlogits sigmoidbinarycrossentropy",
-    "probabilities": "bceloss binarycrossentropy categoricalcrossentropy sparsecategoricalcrossentropy",
+    "probabilities": (
+        "bceloss binarycrossentropy categoricalcrossentropy sparsecategoricalcrossentropy"
+    ),
 }
-"""What losses of PyTorch, Keras, optax and chipwise apply to outputs themselves, or that they take
-probabilities."""
+"""The activation that losses of PyTorch, Keras, optax and chipwise apply to the outputs themselves,
+or "probabilities" for losses that take probabilities."""
 
 
 def _takes(loss: Any) -> str | None:
@@ -164,9 +193,13 @@ def _takes(loss: Any) -> str | None:
 
 
 def with_loss(forward: Callable, loss: Callable, model: str) -> Scored:
-    """`Scored` for a `model` in JAX. *Arguments:* `forward`: `(params, state, args, kwargs, key, train) ->
-    (outputs, state, penalty)`; `penalty` is added to the mean loss in training, or None; `loss`: `(outputs,
-    target) ->` a `Sum`, a value for each example, or their mean `()`."""
+    """`Scored` for a `model` in JAX.
+
+    *Arguments:* `forward`:
+    `(params, state, args, kwargs, key, train) -> (outputs, state, penalty)`. In training, `penalty`
+    is added to the mean loss unless it is None. `loss`: `(outputs, target) ->` a `Sum`, a value for
+    each example, or their mean `()`.
+    """
     if not callable(loss):
         raise RecipeError("adapter-loss", given=repr(loss))
 
@@ -185,7 +218,8 @@ def with_loss(forward: Callable, loss: Callable, model: str) -> Scored:
 
 
 def as_sum(value: Any, examples: int) -> Sum:
-    """The `Sum` of a loss: a `Sum` as it is, values `(batch, ...)` summed, a mean `()` times `examples`."""
+    """The `Sum` of a loss: a `Sum` as it is, values `(batch, ...)` summed, a mean `()` times
+    `examples`."""
     if isinstance(value, Sum):
         return value
     value = jnp.asarray(value)
@@ -196,8 +230,8 @@ def as_sum(value: Any, examples: int) -> Sum:
 
 @contextlib.contextmanager
 def own_promotion() -> Iterator[None]:
-    """Allows JAX's default promotion of dtypes and ranks, which frameworks rely on, if the program forbids
-    it."""
+    """Allows JAX's default promotion of dtypes and ranks, which frameworks rely on, if the program
+    forbids it."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
@@ -212,14 +246,21 @@ def flattened(tree: Tree, separator: str) -> dict[str, Any]:
     return flatten_dict(tree, sep=separator)
 
 
-def fitting(tree: Tree, separator: str, expected: Mapping[str, tuple[int, ...]], what: str) -> dict[str, Any]:
-    """The leaves of `tree` by name. Raises `RecipeError` if names or shapes differ from `expected`."""
+def fitting(
+    tree: Tree, separator: str, expected: Mapping[str, tuple[int, ...]], what: str
+) -> dict[str, Any]:
+    """The leaves of `tree` by name. Raises `RecipeError` if names or shapes differ from
+    `expected`."""
     given = flattened(tree, separator)
     for name, shape in expected.items():
         if name not in given:
-            raise RecipeError("adapter-weight-missing", what=what, name=name, near=near(name, given))
+            raise RecipeError(
+                "adapter-weight-missing", what=what, name=name, near=near(name, given)
+            )
         if (own := tuple(np.shape(given[name]))) != tuple(shape):
-            raise RecipeError("adapter-weight-shape", what=what, name=name, shape=own, expected=tuple(shape))
+            raise RecipeError(
+                "adapter-weight-shape", what=what, name=name, shape=own, expected=tuple(shape)
+            )
     if unknown := sorted(set(given) - set(expected)):
         raise RecipeError("adapter-weight-unknown", what=what, names=unknown)
     return {name: given[name] for name in expected}
@@ -231,12 +272,12 @@ def examples(args: tuple, kwargs: dict) -> int:
 
 
 def not_a_model(framework: str, given: Any, expected: str) -> RecipeError:
-    """What to raise for a `given` that is no model."""
+    """The error for a `given` that is no model."""
     return RecipeError("adapter-no-model", framework=framework, given=given, expected=expected)
 
 
 def uncalled(model: str, args: tuple, kwargs: dict, error: Exception) -> RecipeError:
-    """What to raise for a model that fails in its own framework."""
+    """The error for a model that fails in its own framework."""
     called = _called_with(model, args, kwargs)
     return RecipeError("adapter-call-fails", model=called, reason=reason_of(error))
 
@@ -249,13 +290,17 @@ def _called_with(model: str, args: tuple, kwargs: dict) -> str:
 def _column(batch: Batch, name: Any) -> jax.Array:
     if name not in batch:
         known = sorted(batch)
-        raise RecipeError("adapter-column", column=str(name), columns=known, near=near(str(name), known))
+        raise RecipeError(
+            "adapter-column", column=str(name), columns=known, near=near(str(name), known)
+        )
     return batch[name]
 
 
 def _read(function: Any, batch: Batch, what: str) -> Any:
     if not callable(function):
-        expected = "a column's name or a function of the batch, such as lambda batch: batch['image']"
+        expected = (
+            "a column's name or a function of the batch, such as lambda batch: batch['image']"
+        )
         raise invalid("adapter-columns-expected", what, function, expected)
     try:
         with own_promotion():
@@ -263,7 +308,9 @@ def _read(function: Any, batch: Batch, what: str) -> Any:
     except KeyError as error:
         known = sorted(batch)
         column = str(error.args[0]) if error.args else ""
-        raise RecipeError("adapter-column", column=column, columns=known, near=near(column, known)) from error
+        raise RecipeError(
+            "adapter-column", column=column, columns=known, near=near(column, known)
+        ) from error
 
 
 def _in_dtype(given: Any, params: Tree) -> Any:

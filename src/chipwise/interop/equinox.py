@@ -1,11 +1,13 @@
-"""Train an Equinox module: `cw.equinox.task(make, loss, train=data)`, where `make(key)` constructs it.
+"""Train an Equinox module: `cw.equinox.task(make, loss, train=data)`, where `make(key)` constructs
+it.
 
-    task = cw.equinox.task(lambda key: Net(key), cw.losses.softmax_cross_entropy, train=train, eval=test)
+    loss = cw.losses.softmax_cross_entropy
+    task = cw.equinox.task(lambda key: Net(key), loss, train=train, eval=test)
     result = cw.fit(cw.Recipe(task=task, ...))
     model = result.to_equinox(lambda key: Net(key))
 
-The module is called with one example, as usual in Equinox, and mapped over the batch with the axis name
-"batch" that `eqx.nn.BatchNorm` needs. `state` and `key` are passed if its signature has them.
+The module is called with one example, as usual in Equinox, and mapped over the batch with the axis
+name "batch" that `eqx.nn.BatchNorm` needs. `state` and `key` are passed if its signature has them.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 
 import jax
 
-from ..errors import library
+from ..base import library
 from ..recipe import freezing
 from ..recipe.task import Task, Tree
 from . import adapter
@@ -27,25 +29,40 @@ INSTALL = "pip install 'chipwise[equinox]'"
 AXIS = "batch"
 _EXPECTED = "an eqx.Module or a function of a key that makes one: lambda key: Net(key)"
 _PAIRS = {
-    f"{kind}_state_index/{i}": name for kind in ("ema", "batch") for i, name in enumerate(("mean", "var"))
+    f"{kind}_state_index/{i}": name
+    for kind in ("ema", "batch")
+    for i, name in enumerate(("mean", "var"))
 }
-"""Batch norm's statistics are a pair; here they are called what they are."""
+"""Equinox keeps the statistics of batch norm as a pair. Here they are named "mean" and "var"."""
 
 
 def task(
-    model: Any, loss: Callable, *, train: Source, eval: Source | None = None, inputs: Any = None,
-    target: Any = "label", metrics: Mapping[str, Callable] | None = None, augment: Callable | None = None,
-    mix: Callable | None = None, classes: int | None = None,
-) -> Task:  # fmt: skip
-    """An Equinox module and a loss as a `Task`.
+    model: Any,
+    loss: Callable,
+    *,
+    train: Source,
+    eval: Source | None = None,
+    inputs: Any = None,
+    target: Any = "label",
+    metrics: Mapping[str, Callable] | None = None,
+    augment: Callable | None = None,
+    mix: Callable | None = None,
+    classes: int | None = None,
+    better: Mapping[str, str] = {},
+) -> Task:
+    """Makes a `Task` of an Equinox module and a loss.
 
-    *Arguments:* `model`: a function of a key that makes the module (`eqx.nn.make_with_state` is applied
-    here), or a module, or the pair of a module and its `eqx.nn.State`. A module's weights are the initial
-    values for every seed. `loss`: `(outputs, target)` on the whole batch: values `(batch,)`, their mean, or a
-    `Sum`. The others: as in `interop.adapter.Data`; the module's arguments have no batch axis.
+    *Arguments:*
 
-    The floating-point arrays of the module are the parameters, named by their paths; other arrays are
-    constants. Raises `RecipeError` if Equinox is missing or `model` is not a module.
+    - `model`: a function of a key that makes the module (`eqx.nn.make_with_state` is applied here),
+      or a module, or the pair of a module and its `eqx.nn.State`. A module's weights are the
+      initial values for every seed.
+    - `loss`: `(outputs, target)` on the whole batch. It returns values `(batch,)`, their mean, or a
+      `Sum`.
+    - The others: as in `interop.adapter.Data`. The module's arguments have no batch axis.
+
+    The floating-point arrays of the module are the parameters, named by their paths. Other arrays
+    are constants. Raises `RecipeError` if Equinox is missing or `model` is not a module.
     """
     eqx = _equinox()
     make = _maker(eqx, model)
@@ -70,7 +87,9 @@ def task(
         module = _holding(eqx, module) if train else module
         held = _with_state(fresh, state)
         several = key is not None  # a prediction, of a batch of any size, draws nothing
-        keys = jax.random.split(key, adapter.examples(args, kwargs)) if several else jax.random.key(0)
+        keys = (
+            jax.random.split(key, adapter.examples(args, kwargs)) if several else jax.random.key(0)
+        )
 
         def one(args, kwargs, key):
             given = {"key": key} if "key" in signature else {}
@@ -83,7 +102,7 @@ def task(
         return outputs, _state(held), None
 
     kind = type(abstract).__name__
-    columns = Data(train, eval, inputs, target, metrics, augment, mix, classes)
+    columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better)
     return stated(columns.task("equinox", kind, init, with_loss(forward, loss, kind)), kind, loss)
 
 
@@ -94,8 +113,13 @@ def to_model(model: Any, params: Tree, state: Tree) -> Any:
     """
     eqx = _equinox()
     module, fresh = _maker(eqx, model)(jax.random.key(0))
-    for kind, own, given in (("parameters", _params(eqx, module), params), ("state", _state(fresh), state)):
-        adapter.fitting(given, "/", {n: x.shape for n, x in adapter.flattened(own, "/").items()}, kind)
+    for kind, own, given in (
+        ("parameters", _params(eqx, module), params),
+        ("state", _state(fresh), state),
+    ):
+        adapter.fitting(
+            given, "/", {n: x.shape for n, x in adapter.flattened(own, "/").items()}, kind
+        )
     module = _with_params(eqx, module, params)
     return (module, _with_state(fresh, state)) if state else module
 
@@ -149,7 +173,8 @@ def _holding(eqx: Any, module: Any) -> Any:
 
 
 def _state_names(state: Any) -> list[str]:
-    """A name for each leaf, such as `Net.norm.batch_counter`, from its path in `make_with_state`."""
+    """A name for each leaf, such as `Net.norm.batch_counter`, from its path in
+    `make_with_state`."""
     values, places = state.tree_flatten()
     names = []
     for place, value in zip(places, values, strict=True):
@@ -169,4 +194,6 @@ def _state(state: Any) -> Tree:
 
 def _with_state(fresh: Any, state: Tree) -> Any:
     flat = adapter.flattened(state, "/")
-    return jax.tree.unflatten(jax.tree.structure(fresh), [flat[name] for name in _state_names(fresh)])
+    return jax.tree.unflatten(
+        jax.tree.structure(fresh), [flat[name] for name in _state_names(fresh)]
+    )

@@ -1,20 +1,23 @@
-"""Train a Keras model: `cw.keras.task(model, loss, train=data)`; `result.to_keras(model)` returns the
-weights.
+"""Train a Keras model with `cw.keras.task(model, loss, train=data)`. `result.to_keras(model)`
+returns the weights.
 
     model = keras.Sequential([keras.Input((28, 28, 1)), keras.layers.Conv2D(16, 3), ...])
-    task = cw.keras.task(model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), train=train)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    task = cw.keras.task(model, loss, train=train)
     result = cw.fit(cw.Recipe(task=task, ...))
     result.to_keras(model)
 
-Keras runs on JAX here (`KERAS_BACKEND=jax`). The states of its seed generators are replaced by values folded
-from the step's key, so dropout depends only on the seed, the step and the replica.
+Keras runs on JAX here (`KERAS_BACKEND=jax`). The states of its seed generators are replaced by
+values folded from the step's key, so dropout depends only on the seed, the step and the replica.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
+import itertools
 import os
 import re
 import sys
@@ -25,10 +28,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import RecipeError, invalid, library
+from ..base import RecipeError, invalid, library
+from ..base.figures import one_line
 from ..recipe import freezing
+from ..recipe.direction import HIGHER, LOWER
 from ..recipe.task import Sum, Task, Tree
-from ..words.figures import one_line
 from . import adapter
 from .adapter import Data, Source, own_promotion, with_loss
 
@@ -36,30 +40,50 @@ INSTALL = "pip install 'chipwise[keras]'"
 
 
 def task(
-    model: Any, loss: Any = None, *, train: Source, eval: Source | None = None, inputs: Any = None,
-    target: Any = "label", metrics: Mapping[str, Callable] | Sequence[Any] | None = None,
-    augment: Callable | None = None, mix: Callable | None = None, classes: int | None = None,
-) -> Task:  # fmt: skip
-    """A Keras model and a loss as a `Task`.
+    model: Any,
+    loss: Any = None,
+    *,
+    train: Source,
+    eval: Source | None = None,
+    inputs: Any = None,
+    target: Any = "label",
+    metrics: Mapping[str, Callable] | Sequence[Any] | None = None,
+    augment: Callable | None = None,
+    mix: Callable | None = None,
+    classes: int | None = None,
+    better: Mapping[str, str] = {},
+) -> Task:
+    """Makes a `Task` of a Keras model and a loss.
 
-    *Arguments:* `model`: its weights are the initial values for every seed; an unbuilt model is built for the
-    data's shapes. `loss`: a Keras loss, its name ("sparse_categorical_crossentropy"), or a function
-    `(outputs, target)` such as `cw.losses.softmax_cross_entropy`; None: the loss that the model was compiled
-    with. `metrics`: also a list, as `model.compile` has; None: those that it has. The others: as in
-    `interop.adapter.Data`; several inputs by their names, in their order, or as the model's list or dict.
+    *Arguments:*
 
-    Losses that layers add, such as `kernel_regularizer`, are added to the mean loss in training. The compiled
-    optimizer is not used: the recipe has its own. Raises `RecipeError` if Keras is missing or does not run on
-    JAX, if the loss sums over the batch, or if a compiled metric is no mean over examples.
+    - `model`: its weights are the initial values for every seed. An unbuilt model is built for the
+      data's shapes.
+    - `loss`: a Keras loss, its name ("sparse_categorical_crossentropy"), or a function
+      `(outputs, target)` such as `cw.losses.softmax_cross_entropy`. None: the loss that the model
+      was compiled with, with its weight. A function that the model was compiled with is called as
+      Keras calls it: with the target first, in float32, and `(b, 1)` if the outputs are.
+    - `metrics`: also a list, as in `model.compile`. None: the metrics that the model was compiled
+      with.
+    - The others: as in `interop.adapter.Data`. Several inputs are given by their names, in their
+      order, or as the model's list or dict.
+
+    Losses that layers add, such as `kernel_regularizer`, are added to the mean loss in training.
+    The compiled optimizer is not used, since the recipe has its own. Raises `RecipeError` if Keras
+    is missing or does not run on JAX, if the loss sums over the batch, if a compiled metric is no
+    mean over examples, or if Keras' own loop would do what the step does not (`_check_methods`,
+    `_check`). Its loss raises it for several outputs if Keras would add a loss of each.
     """
     keras = keras_library()
     if not isinstance(model, keras.Model):
         raise adapter.not_a_model("keras", repr(model), "a keras.Model")
+    _check_methods(keras, model)  # before it is built: it may have no `call`
+    _build(keras, model, Data(train, inputs=inputs, target=target))
+    _check(keras, model)
     given = _loss(keras, model, loss)
-    judge = _judge(keras, given)
+    judge = _judge(keras, model, given, compiled=loss is None)
     metrics = metrics if isinstance(metrics, Mapping) else _metrics(keras, model, given, metrics)
-    columns = Data(train, eval, inputs, target, metrics, augment, mix, classes)
-    _build(keras, model, columns)
+    columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better)
     trained, other, seeds = _variables(model)
     has_mode = "training" in inspect.signature(model.call).parameters
     start = {name: np.asarray(v.value) for name, v in {**trained, **other}.items()}
@@ -71,7 +95,9 @@ def task(
     def forward(params, state, args, kwargs, key, train):
         weights, held = adapter.flattened(params, "/"), adapter.flattened(state, "/")
         key = jax.random.key(0) if key is None else key
-        drawn = {id(v): jax.random.key_data(jax.random.fold_in(key, i)) for i, v in enumerate(seeds)}
+        drawn = {
+            id(v): jax.random.key_data(jax.random.fold_in(key, i)) for i, v in enumerate(seeds)
+        }
         names = {id(v): name for name, v in other.items()}
         fixed = model.non_trainable_variables
         given = [drawn[id(v)] if id(v) in drawn else held[names[id(v)]] for v in fixed]
@@ -82,18 +108,27 @@ def task(
             outputs, new, added = model.stateless_call(
                 trainable, given, *args, **kwargs, **mode, return_losses=True
             )
+        for term in added:
+            if shape := jnp.shape(term):
+                raise RecipeError("keras-added-loss", model=kind, shape=shape)
         values = {id(v): x for v, x in zip(fixed, new, strict=True)}
-        state = adapter.nested({name: values[id(v)] for name, v in other.items()}, "/") if train else state
+        state = (
+            adapter.nested({name: values[id(v)] for name, v in other.items()}, "/")
+            if train
+            else state
+        )
         return outputs, state, sum(added) if added and train else None
 
     kind = type(model).__name__
-    return adapter.stated(columns.task("keras", kind, init, with_loss(forward, judge, kind)), kind, given)
+    return adapter.stated(
+        columns.task("keras", kind, init, with_loss(forward, judge, kind)), kind, given
+    )
 
 
 def to_model(model: Any, params: Tree, state: Tree) -> Any:
     """Writes trained weights and statistics into `model` and returns it.
 
-    Raises `RecipeError` if the weights do not fit the model; then nothing is written.
+    Raises `RecipeError` if the weights do not fit the model. Then it has written nothing.
     """
     keras_library()
     trained, other, _ = _variables(model)
@@ -119,9 +154,11 @@ def keras_library() -> Any:
 
 @contextlib.contextmanager
 def _holding(keras: Any, model: Any, names: dict[int, str]) -> Iterator[None]:
-    """A context in which batch norm with frozen statistics uses them, as in a Keras layer that is not
-    trainable. *Arguments:* `names` of the variables by their `id`."""
-    norms = [one for one in model._flatten_layers() if isinstance(one, keras.layers.BatchNormalization)]
+    """A context in which batch norm with frozen statistics uses them, as in a Keras layer that is
+    not trainable. *Arguments:* `names` of the variables by their `id`."""
+    norms = [
+        one for one in model._flatten_layers() if isinstance(one, keras.layers.BatchNormalization)
+    ]
     held = [n for n in norms if n.trainable and freezing.holds([names.get(id(n.moving_mean), "")])]
     try:
         for norm in held:
@@ -130,6 +167,31 @@ def _holding(keras: Any, model: Any, names: dict[int, str]) -> Iterator[None]:
     finally:
         for norm in held:
             norm._trainable = True
+
+
+def _check_methods(keras: Any, model: Any) -> None:
+    """Raises `RecipeError` if the model's class overrides a method of Keras' own loop."""
+    methods = ("train_step", "test_step", "compute_loss", "compute_metrics")
+    kind = type(model)
+    if names := [n for n in methods if getattr(kind, n) is not getattr(keras.Model, n)]:
+        raise RecipeError("keras-own-step", model=kind.__name__, names=names)
+
+
+def _check(keras: Any, model: Any) -> None:
+    """Raises `RecipeError` for what Keras' own loop does around the model's `call`, and the step
+    does not."""
+    layers = model._flatten_layers()
+    beside = {
+        "keras-own-metrics": [metric.name for layer in layers for metric in layer._metrics],
+        "keras-constraint": [v.path for v in model.trainable_variables if v.constraint is not None],
+        "keras-mixed-precision": [
+            layer.name for layer in layers if layer.compute_dtype != layer.variable_dtype
+        ],
+        "keras-eager": ["run_eagerly"] * model.run_eagerly,
+    }
+    for code, names in beside.items():
+        if names:
+            raise RecipeError(code, model=type(model).__name__, names=names)
 
 
 def _loss(keras: Any, model: Any, loss: Any) -> Any:
@@ -145,6 +207,9 @@ def _loss(keras: Any, model: Any, loss: Any) -> Any:
     return given
 
 
+_BETTER = {"up": HIGHER, "down": LOWER}
+"""The `_direction` of metrics in Keras."""
+
 _ACCURACIES = {
     "softmax_cross_entropy": "sparse_categorical_accuracy",
     "sparse_categorical_crossentropy": "sparse_categorical_accuracy",
@@ -154,43 +219,69 @@ _ACCURACIES = {
 
 
 def _metrics(keras: Any, model: Any, loss: Any, given: Any) -> dict[str, Callable]:
-    """Metrics `given`, else those that the model was compiled with, as `(outputs, target) -> values`."""
-    if given is None:
-        given = getattr(getattr(model, "_compile_metrics", None), "_user_metrics", None)
-    given = given if isinstance(given, (list, tuple, type(None))) else [given]
+    """Metrics `given`, else those that the model was compiled with, as `(outputs, target) ->
+    values`. Without sample weights the weighted ones are like the others."""
+    lists = [given]
+    if given is None and (compiled := getattr(model, "_compile_metrics", None)) is not None:
+        lists = [compiled._user_metrics, compiled._user_weighted_metrics]
+    lists = [one if isinstance(one, (list, tuple)) else [one] for one in lists if one is not None]
     metrics: dict[str, Callable] = {}
-    for one in given or ():
-        name = one if isinstance(one, str) else getattr(one, "name", getattr(one, "__name__", repr(one)))
+    for one in itertools.chain(*lists):
+        name = (
+            one
+            if isinstance(one, str)
+            else getattr(one, "name", getattr(one, "__name__", repr(one)))
+        )
         if one in ("accuracy", "acc"):  # Keras too takes the one that belongs to the loss
             kind = getattr(getattr(loss, "fn", loss), "__name__", "")
             one = getattr(keras.metrics, _ACCURACIES.get(kind, ""), one)
         elif isinstance(one, str):
             one = keras.metrics.get(one)
+        better = _BETTER.get(getattr(one, "_direction", ""))
         if isinstance(one, keras.metrics.MeanMetricWrapper):
             one = functools.partial(one._fn, **one._fn_kwargs)
         if not callable(one) or isinstance(one, keras.metrics.Metric):
             raise RecipeError("keras-metric", model=type(model).__name__, metric=str(name))
-        metrics[name] = functools.partial(_values, one)
+        metrics[name] = functools.partial(_values, one, better)
     return metrics
 
 
-def _values(metric: Callable, outputs: Any, target: Any) -> Any:
-    return _with_promotion(metric, target, outputs)
+def _values(metric: Callable, better: str | None, outputs: Any, target: Any) -> Sum:
+    return dataclasses.replace(_summed(metric, target, outputs), better=better)
 
 
-def _judge(keras: Any, given: Any) -> Callable:
-    """The loss as `(outputs, target) -> Sum`."""
-    if not isinstance(given, keras.losses.Loss):
-        if str(getattr(given, "__module__", "")).startswith("keras"):  # they take the target first
-            return lambda outputs, target: _with_promotion(given, target, outputs)
-        return given
-    if given.reduction == "sum":
+def _judge(keras: Any, model: Any, given: Any, compiled: bool) -> Callable:
+    """The loss as `(outputs, target) -> Sum`. Keras calls its own losses, and those that a model
+    was compiled with, with the target first, both in float32 and of one rank."""
+    weight = None
+    own = isinstance(given, keras.losses.Loss)
+    if own and given.reduction == "sum":
         raise RecipeError("keras-loss-summed", loss=type(given).__name__)
+    if not (own or compiled or str(getattr(given, "__module__", "")).startswith("keras")):
+        return given
+    if compiled:
+        weights = keras.tree.flatten(model._compile_loss._user_loss_weights)
+        if not callable(given) or len(weights) != 1:
+            raise RecipeError("keras-loss-of-outputs", model=type(model).__name__)
+        (weight,) = weights
+    if not own:  # as Keras does: it leaves out what is masked, and (b,) - (b, 1) would be (b, b)
+        given = keras.src.losses.losses.LossFunctionWrapper(given)
 
-    def judged(outputs: Any, target: Any) -> Sum:
-        return adapter.as_sum(_with_promotion(given, target, outputs), len(jax.tree.leaves(target)[0]))
+    def judge(outputs: Any, target: Any) -> Sum:
+        if compiled or not own:  # Keras would add the losses of several outputs
+            single = keras.tree.flatten((outputs, target))
+            if len(single) != 2:
+                raise RecipeError("keras-loss-of-outputs", model=type(model).__name__)
+            outputs, target = single
+        value = _summed(given, target, outputs)
+        return value if weight is None else Sum(value.total * weight, value.count)
 
-    return judged
+    return judge
+
+
+def _summed(function: Callable, target: Any, outputs: Any) -> Sum:
+    examples = len(jax.tree.leaves(target)[0])
+    return adapter.as_sum(_with_promotion(function, target, outputs), examples)
 
 
 def _with_promotion(loss: Callable, target: Any, outputs: Any) -> Any:
@@ -213,13 +304,17 @@ def _build(keras: Any, model: Any, columns: Data) -> None:
 
 
 def _arranged(keras: Any, model: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """Arguments as the model takes them: Keras' models take one, which may be a list or a dict of arrays.
+    """Arranges arguments for the call of the model. Keras' models take one argument, which may be a
+    list or a dict of arrays.
 
-    *Arguments:* `args`: in the order of the model's inputs, or `kwargs` by their names; columns that it does
-    not read are left out.
+    *Arguments:* `args`: in the order of the model's inputs, or `kwargs`: by their names. Columns
+    that the model does not read are left out.
     """
-    if all(kind.__name__ != "Functional" for kind in type(model).__mro__):  # the user's class, or Sequential
-        known = [n for n in inspect.signature(model.call).parameters if n not in ("training", "mask")]
+    # The user's class, or Sequential
+    if all(kind.__name__ != "Functional" for kind in type(model).__mro__):
+        known = [
+            n for n in inspect.signature(model.call).parameters if n not in ("training", "mask")
+        ]
         if kwargs and set(known) <= set(kwargs):
             return args, {name: kwargs[name] for name in known}
         if len(known) != 1:
@@ -241,13 +336,15 @@ def _arranged(keras: Any, model: Any, args: tuple, kwargs: dict) -> tuple[tuple,
 def _variables(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
     """The trained variables and the others by name, and the states of seed generators.
 
-    Keras numbers layers over the whole process ("conv2d_7"). Here they are numbered within the model, so that
-    names do not depend on what ran before.
+    Keras numbers layers over the whole process ("conv2d_7"). Here they are numbered within the
+    model, so that names do not depend on what ran before.
     """
     seen: dict[str, int] = {}
     shown: dict[str, str] = {model.name: ""}
     for layer in model._flatten_layers(include_self=False):
-        kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(layer).__name__).lower()
+        kind = re.sub(
+            r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(layer).__name__
+        ).lower()
         plain = re.sub(r"_\d+$", "", layer.name)
         if plain.replace("_", "") == kind.replace("_", ""):
             number = seen.get(plain, 0)

@@ -1,7 +1,8 @@
 """Train a Flax Linen module: `cw.linen.task(Net(), loss, train=data)`.
 
 Variables keep Linen's structure: `params` is the collection of that name, and all other collections
-(`batch_stats`) are state. So `net.apply({"params": result.params, **result.state}, x)` is the trained model.
+(`batch_stats`) are state. So `net.apply({"params": result.params, **result.state}, x)` is the
+trained model.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import jax
 
-from ..errors import unknown
+from ..base import unknown
 from ..recipe import freezing
 from ..recipe.task import Task, Tree
 from .adapter import Data, Source, not_a_model, own_promotion, stated, with_loss
@@ -20,21 +21,34 @@ from .adapter import Data, Source, not_a_model, own_promotion, stated, with_loss
 _TRAIN = {"train": True, "training": True, "is_training": True}
 _EVAL = {"deterministic": False, "inference": False, "use_running_average": False, "eval": False}
 MODES = {**_TRAIN, **_EVAL}
-"""What a module may call its mode, to the value of that argument in training."""
+"""The names that modules give to the argument for their mode, to its value in training."""
 
 
 def task(
-    module: Any, loss: Callable, *, mode: str | None = None, rngs: tuple[str, ...] = ("dropout",),
-    train: Source, eval: Source | None = None, inputs: Any = None,
-    target: Any = "label", metrics: Mapping[str, Callable] | None = None, augment: Callable | None = None,
-    mix: Callable | None = None, classes: int | None = None,
-) -> Task:  # fmt: skip
-    """A Linen module and a loss as a `Task`.
+    module: Any,
+    loss: Callable,
+    *,
+    mode: str | None = None,
+    rngs: tuple[str, ...] = ("dropout",),
+    train: Source,
+    eval: Source | None = None,
+    inputs: Any = None,
+    target: Any = "label",
+    metrics: Mapping[str, Callable] | None = None,
+    augment: Callable | None = None,
+    mix: Callable | None = None,
+    classes: int | None = None,
+    better: Mapping[str, str] = {},
+) -> Task:
+    """Makes a `Task` of a Linen module and a loss.
 
-    *Arguments:* `loss`: `(outputs, target)`: values `(batch,)`, their mean, or a `Sum`. `mode`: the argument
-    of the module's `__call__` for training or evaluation; None: the one of `MODES` that it has. `rngs`: the
-    random streams of its layers; each gets its own key in every step and replica. The others: as in
-    `interop.adapter.Data`.
+    *Arguments:*
+
+    - `loss`: `(outputs, target)`. It returns values `(batch,)`, their mean, or a `Sum`.
+    - `mode`: the argument of the module's `__call__` for training or evaluation. None: the first
+      one of `MODES` that it has.
+    - `rngs`: the random streams of its layers. Each gets its own key in every step and replica.
+    - The others: as in `interop.adapter.Data`.
 
     Raises `RecipeError` if it is not a module, or has no argument `mode`.
     """
@@ -47,7 +61,7 @@ def task(
     if mode is not None and mode not in known:
         raise unknown("linen-mode", f"argument of {type(module).__name__}", mode, list(known)[1:])
     name = mode or (names[0] if names else None)
-    columns = Data(train, eval, inputs, target, metrics, augment, mix, classes)
+    columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better)
 
     def hold(call: Callable, given: tuple, named: dict, context: Any) -> Any:
         """Makes batch norm with frozen statistics use them."""
@@ -65,7 +79,9 @@ def task(
         args, kwargs = columns.one()
         with own_promotion():
             # Shapes only: the compiler would take minutes to fold a forward pass over constants
-            variables = module.lazy_init({"params": key, **_streams(key)}, *args, **kwargs, **flag(False))
+            variables = module.lazy_init(
+                {"params": key, **_streams(key)}, *args, **kwargs, **flag(False)
+            )
         state = {kind: values for kind, values in variables.items() if kind != "params"}
         return variables.get("params", {}), state
 
@@ -77,7 +93,12 @@ def task(
         changing = list(state) if train else False
         with linen.intercept_methods(hold):
             out = module.apply(
-                {"params": params, **state}, *args, **kwargs, **flag(train), rngs=given, mutable=changing
+                {"params": params, **state},
+                *args,
+                **kwargs,
+                **flag(train),
+                rngs=given,
+                mutable=changing,
             )
         outputs, new = out if train else (out, state)
         return outputs, dict(new), None

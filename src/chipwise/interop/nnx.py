@@ -1,6 +1,7 @@
 """Train a Flax NNX module: `cw.nnx.task(lambda rngs: Net(rngs=rngs), loss, train=data)`.
 
-`functional` gives the two plain functions behind it, for a loss that needs more than outputs and target.
+`functional` gives the two plain functions behind it, for a loss that needs more than outputs and
+target.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ import jax
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from ..errors import RecipeError, invalid
+from ..base import RecipeError, invalid
 from ..models.large import SHARD
 from ..recipe import freezing
 from ..recipe.task import Task
@@ -25,16 +26,29 @@ _EXPECTED = "a function of nnx.Rngs that makes an nnx.Module: lambda rngs: Net(r
 
 
 def task(
-    make_model: Callable[[nnx.Rngs], nnx.Module], loss: Callable, *, train: Source,
-    eval: Source | None = None, inputs: Any = None, target: Any = "label",
-    metrics: Mapping[str, Callable] | None = None, augment: Callable | None = None,
-    mix: Callable | None = None, classes: int | None = None,
-) -> Task:  # fmt: skip
-    """A Flax NNX module and a loss as a `Task`.
+    make_model: Callable[[nnx.Rngs], nnx.Module],
+    loss: Callable,
+    *,
+    train: Source,
+    eval: Source | None = None,
+    inputs: Any = None,
+    target: Any = "label",
+    metrics: Mapping[str, Callable] | None = None,
+    augment: Callable | None = None,
+    mix: Callable | None = None,
+    classes: int | None = None,
+    better: Mapping[str, str] = {},
+) -> Task:
+    """Makes a `Task` of a Flax NNX module and a loss.
 
-    *Arguments:* `make_model`: as in `functional`; `loss`: `(outputs, target)`: values `(batch,)`, their mean,
-    or a `Sum`; the others: as in `interop.adapter.Data`. The module is called with one argument, or with
-    several through `inputs`. With `shards`, parameters are sharded as the module says: see `sharding`.
+    *Arguments:*
+
+    - `make_model`: as in `functional`.
+    - `loss`: `(outputs, target)`. It returns values `(batch,)`, their mean, or a `Sum`.
+    - The others: as in `interop.adapter.Data`.
+
+    The module is called with one argument, or with several through `inputs`. With `shards`,
+    parameters are sharded by the module's annotations, see `sharding`.
 
     Raises `RecipeError` as `functional` does, and if the data lacks a column.
     """
@@ -45,14 +59,14 @@ def task(
 
     with nnx.use_eager_sharding(False):
         name = type(nnx.eval_shape(lambda: make_model(nnx.Rngs(0)))).__name__
-    columns = Data(train, eval, inputs, target, metrics, augment, mix, classes)
+    columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better)
     built = columns.task("nnx", name, init, with_loss(forward, loss, name))
     return stated(dataclasses.replace(built, sharding=sharding(make_model)), name, loss)
 
 
 def sharding(make_model: Callable[[nnx.Rngs], nnx.Module]) -> Callable[[str], PartitionSpec | None]:
-    """The value for `Task(sharding=...)`, from the module's own `nnx.with_partitioning(initializer, (None,
-    "shard"))` or similar annotations.
+    """The value for `Task(sharding=...)`, from the module's own `nnx.with_partitioning(initializer,
+    (None, "shard"))` or similar annotations.
 
     *Returns* a function from a parameter's path to its `PartitionSpec`, or None if it names no axis
     `"shard"`. Other axis names belong to other meshes and are ignored.
@@ -68,13 +82,15 @@ def sharding(make_model: Callable[[nnx.Rngs], nnx.Module]) -> Callable[[str], Pa
 def functional(make_model: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable, Callable]:
     """`init` and `apply` of the module that `make_model(rngs)` builds.
 
-    `init(key) -> (params, state)`: `params` holds the `nnx.Param` variables, `state` all others (such as
-    batch statistics) except random streams; it may be `{}`. Both are nested dictionaries with string keys.
+    `init(key) -> (params, state)`: `params` has the `nnx.Param` variables. `state` has all others
+    (such as batch statistics) except random streams, and may be `{}`. Both are nested dictionaries
+    with string keys.
 
-    `apply(params, state, x, key, train) -> (outputs, new_state)`: calls the module on `x` in training
-    mode (`train=True`, a Python bool) or evaluation mode, where `new_state` is `state` itself.
-    Dropout and any other random layer draw from `key`, a stream for each layer; in evaluation mode
-    `key` may be None unless a layer still draws. Pure: jit, grad, vmap and shard_map apply.
+    `apply(params, state, x, key, train) -> (outputs, new_state)`: calls the module on `x` in
+    training mode (`train=True`, a Python bool) or evaluation mode, where `new_state` is `state`
+    itself. Dropout and any other random layer draw from `key`, a stream for each layer. In
+    evaluation mode `key` may be None unless a layer still draws. `apply` is pure, so jit, grad,
+    vmap and shard_map accept it.
 
     >>> from flax import nnx
     >>> init, apply = functional(lambda rngs: nnx.Linear(3, 2, rngs=rngs))
@@ -83,8 +99,8 @@ def functional(make_model: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable, 
     (4, 2)
 
     Raises:
-        RecipeError: `make_model` is not a function of one `nnx.Rngs` that returns an `nnx.Module`, or
-            `params` or `state` are not those of the model.
+        RecipeError: `make_model` is not a function of one `nnx.Rngs` that returns an
+            `nnx.Module`, or `params` or `state` are not those of the model.
     """
     init, call = _functions(make_model)
 
@@ -95,8 +111,8 @@ def functional(make_model: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable, 
 
 
 def module_of(init: Callable) -> nnx.Module | None:
-    """The module whose `init` this is, also with other initial weights, with shapes for arrays; None for the
-    functions of other models."""
+    """The module that has the function `init`, also with other initial weights, with shapes in
+    place of arrays. None for the functions of other models."""
     make_model = getattr(inspect.unwrap(init), "make_model", None)
     if make_model is None:
         return None
@@ -105,22 +121,26 @@ def module_of(init: Callable) -> nnx.Module | None:
 
 
 def decoder(make_model: Callable[[nnx.Rngs], nnx.Module]) -> Callable:
-    """The value for `Task(decode=...)` of a module with a method `decode(tokens, cache, position)`, which
-    returns logits and the next cache."""
+    """The value for `Task(decode=...)` of a module with a method `decode(tokens, cache, position)`,
+    which returns logits and the next cache."""
     functions = functools.cache(lambda: _functions(make_model))
 
     def decode(params: Tree, state: Tree, tokens, cache, position):
-        return functions()[1](params, state, (tokens, cache, position), {}, None, False, "decode")[0]
+        return functions()[1](params, state, (tokens, cache, position), {}, None, False, "decode")[
+            0
+        ]
 
     return decode
 
 
 def _functions(make_model: Callable) -> tuple[Callable, Callable]:
-    """Like `functional`, for modules with any arguments: `call(params, state, args, kwargs, key, train)`."""
+    """Like `functional`, for modules with any arguments: `call(params, state, args, kwargs, key,
+    train)`."""
     if isinstance(make_model, nnx.Module) or not callable(make_model):
         raise not_a_model("nnx", type(make_model).__name__, _EXPECTED)
     graphs, shapes = _abstract(make_model)
-    holding = functools.cache(lambda patterns: _abstract(make_model)[0][True])  # NNX modules ask for them
+    # NNX modules ask for them
+    holding = functools.cache(lambda patterns: _abstract(make_model)[0][True])
 
     def init(key: jax.Array) -> tuple[Tree, Tree]:
         with nnx.use_eager_sharding(False):
@@ -130,7 +150,9 @@ def _functions(make_model: Callable) -> tuple[Callable, Callable]:
 
     init.make_model = make_model  # type: ignore[attr-defined]
 
-    def call(params: Tree, state: Tree, args: tuple, kwargs: dict, key, train: bool, method="__call__"):
+    def call(
+        params: Tree, state: Tree, args: tuple, kwargs: dict, key, train: bool, method="__call__"
+    ):
         if not isinstance(train, bool):
             expected = "True or False; under jax.jit name it in static_argnames"
             raise invalid("nnx-train-no-bool", "train", train, expected)
@@ -175,7 +197,9 @@ def _abstract(make_model):
 def _hold(model: nnx.Module) -> None:
     """Puts batch norm with frozen statistics in evaluation mode."""
     for path, module in nnx.iter_modules(model):
-        statistics = [name for name, held in vars(module).items() if isinstance(held, nnx.BatchStat)]
+        statistics = [
+            name for name, held in vars(module).items() if isinstance(held, nnx.BatchStat)
+        ]
         if freezing.holds(_name((*path, name)) for name in statistics):
             module.use_running_average = True  # type: ignore[attr-defined]
 
@@ -192,14 +216,16 @@ def _from_tree(kind: str, tree: Tree, like: nnx.State) -> nnx.State:
     """The arrays of `tree` in the variables of `like`."""
     flat = nnx.to_flat_state(like)
     given = fitting(tree, "/", {_name(path): variable.shape for path, variable in flat}, kind)
-    return nnx.from_flat_state([(path, variable.replace(given[_name(path)])) for path, variable in flat])
+    return nnx.from_flat_state(
+        [(path, variable.replace(given[_name(path)])) for path, variable in flat]
+    )
 
 
 def _streams(like: nnx.State, key, train: bool) -> nnx.State:
     """Random streams for the model, each with its own key folded from `key`, all counts at zero.
 
-    NNX copies a stream with its key into each layer, so two dropouts would draw the same mask. So the key is
-    folded with the stream's number.
+    NNX copies a stream with its key into each layer, so two dropouts would draw the same mask. So
+    the key is folded with the stream's number.
     """
     flat = nnx.to_flat_state(like)
     if key is None:

@@ -1,5 +1,5 @@
-"""Train a PyTorch module: `cw.torch.task(module, loss, train=data)`; `result.to_torch(module)` returns the
-weights.
+"""Train a PyTorch module with `cw.torch.task(module, loss, train=data)`. `result.to_torch(module)`
+returns the weights.
 
     net = torchvision.models.resnet18(num_classes=10)
     task = cw.torch.task(net, torch.nn.CrossEntropyLoss(), train=train, eval=test,
@@ -7,8 +7,8 @@ weights.
     result = cw.fit(cw.Recipe(task=task, batch=256, duration="10ep", optimizer=cw.sgd(lr=0.1)))
     result.to_torch(net)
 
-torchax traces the module into a JAX program, so replicas, the fixed order of sums and plans work as for any
-other task. PyTorch itself runs once, in `task`, for a comparison.
+torchax traces the module into a JAX program, so replicas, the fixed order of sums and plans work as
+for any other task. PyTorch itself runs once, in `task`, for a comparison.
 """
 
 from __future__ import annotations
@@ -27,30 +27,43 @@ from .torch_trace import Traced, is_torch, torch_library, totalled
 
 
 def task(
-    module: Any, loss: Any, *, check: bool = True, train: Source, eval: Source | None = None,
-    inputs: Any = None, target: Any = "label", metrics: Mapping[str, Callable] | None = None,
-    augment: Callable | None = None, mix: Callable | None = None, classes: int | None = None,
-) -> Task:  # fmt: skip
-    """A PyTorch module and a loss as a `Task`.
+    module: Any,
+    loss: Any,
+    *,
+    check: bool = True,
+    train: Source,
+    eval: Source | None = None,
+    inputs: Any = None,
+    target: Any = "label",
+    metrics: Mapping[str, Callable] | None = None,
+    augment: Callable | None = None,
+    mix: Callable | None = None,
+    classes: int | None = None,
+    better: Mapping[str, str] = {},
+) -> Task:
+    """Makes a `Task` of a PyTorch module and a loss.
 
     *Arguments:*
 
-    - `module`: a `torch.nn.Module` on the CPU, with the initial weights, or a function without arguments that
-      makes one; then the initial weights depend on the recipe's seed.
-    - `loss`: `(outputs, target)` in PyTorch (`torch.nn.CrossEntropyLoss()`, or your own function), or a
-      function of chipwise, JAX or optax (`cw.losses.softmax_cross_entropy`).
-    - `check`: compare one step on the first examples with eager PyTorch: outputs in both modes, gradients and
-      buffers.
-    - the others: as in `interop.adapter.Data`; `inputs` and `metrics` are JAX functions.
+    - `module`: a `torch.nn.Module` on the CPU, with the initial weights, or a function without
+      arguments that makes one. With a function, the initial weights depend on the recipe's seed.
+    - `loss`: `(outputs, target)` in PyTorch (`torch.nn.CrossEntropyLoss()`, or your own function),
+      or a function of chipwise, JAX or optax (`cw.losses.softmax_cross_entropy`).
+    - `check`: compare one step on the first examples with eager PyTorch: outputs in both modes,
+      gradients and buffers.
+    - The others: as in `interop.adapter.Data`. `inputs` and `metrics` are JAX functions.
 
-    Parameters and buffers that training writes keep their names, with `/` for `.` in `Recipe(frozen=...)`.
-    Other buffers are constants of the program.
+    Parameters and buffers that training writes keep their names, with `/` for `.` in
+    `Recipe(frozen=...)`. Other buffers are constants of the program.
 
-    Raises `RecipeError` if PyTorch or torchax is missing or their versions do not fit, if the module is on
-    another device, uses an operation that torchax lacks or control flow that depends on values, if tracing
-    loses a buffer's update, or if the step differs from eager PyTorch's.
+    Raises `RecipeError` if PyTorch or torchax is missing or their versions do not fit, if the
+    module is on another device, uses an operation that torchax lacks or control flow that depends
+    on values, if tracing loses a buffer's update, or if the step differs from eager PyTorch's.
     """
-    traced, columns = Traced(module), Data(train, eval, inputs, target, metrics, augment, mix, classes)
+    traced, columns = (
+        Traced(module),
+        Data(train, eval, inputs, target, metrics, augment, mix, classes, better),
+    )
     scored = _scored(traced, loss)
     built = columns.task("torch", traced.name, lambda key: traced.init(key), scored)
     compare(traced, scored, loss if is_torch(loss) else None, columns, built, check)
@@ -60,8 +73,8 @@ def task(
 def to_module(module: Any, params: Tree, state: Tree) -> Any:
     """Writes trained weights and updated buffers into `module` and returns it.
 
-    *Arguments:* `params`, `state`: of a `Result` whose task came from such a module. Raises `RecipeError` if
-    the weights do not fit the module; then nothing is written.
+    *Arguments:* `params`, `state`: of a `Result` whose task came from such a module. Raises
+    `RecipeError` if the weights do not fit the module. Then it has written nothing.
     """
     torch = torch_library()
     weights = dict(module.named_parameters())
@@ -91,7 +104,9 @@ def _scored(traced: Traced, loss: Any) -> Scored:
             total, count = judge(_wide(outputs), traced.wrapped(target), examples(args, kwargs))
             return outputs, total, count
 
-        (outputs, total, count), state = traced.call(params, state, args, kwargs, key, train, judged)
+        (outputs, total, count), state = traced.call(
+            params, state, args, kwargs, key, train, judged
+        )
         return Sum(jnp.asarray(total), jnp.asarray(count).astype(jnp.float32)), outputs, state
 
     return scored

@@ -1,7 +1,7 @@
 """Compares one step of the traced module with eager PyTorch, before training starts.
 
-This finds what tracing loses: buffer updates, gradients changed by `no_grad` or a custom `backward`, writes
-to views, and operations that are lowered to something else.
+This finds what tracing loses: buffer updates, gradients changed by `no_grad` or a custom
+`backward`, writes to views, and operations that are lowered to something else.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..base import RecipeError
 from ..data.sources import take
-from ..errors import RecipeError
 from ..recipe.source import spec_of
 from ..recipe.task import Task, Tree
 from .adapter import Data, Scored, examples, flattened, nested, uncalled
@@ -24,16 +24,18 @@ from .torch_trace import Traced, as_numpy, flags, plain, torch_library, totalled
 
 EXAMPLES = 8
 _OUTPUTS, _GRADIENTS = 1e-3, 2e-2
-"""Relative differences that float32 explains in one step, and no other lowering does: GELU by its tanh is
-1e-3 off. A gradient's is relative to the largest of its parameter, and at least to a thousandth of all."""
+"""Relative differences that float32 explains in one step. No other lowering stays within them: GELU
+by its tanh is 1e-3 off. A difference is relative to the largest value of its array, and at least to
+a thousandth of the largest value of all arrays."""
 _HALF = 50  # times as much if parameters are bfloat16
 
 
 def check(traced: Traced, scored: Scored, loss: Any, data: Data, task: Task, compare: bool) -> None:
-    """Finds the buffers that training writes, and with `compare` computes one step both ways.
+    """Determines the buffers that training writes. With `compare`, also computes one step both
+    ways.
 
-    *Arguments:* `loss`: the loss if it is PyTorch code, else None; then a weighted sum of the outputs is
-    differentiated.
+    *Arguments:* `loss`: the loss if it is PyTorch code, else None. With None, a weighted sum of the
+    outputs is differentiated.
     """
     if compare:
         count = min(EXAMPLES, len(task.train))
@@ -53,16 +55,21 @@ def check(traced: Traced, scored: Scored, loss: Any, data: Data, task: Task, com
         trained = _eager(traced, args, kwargs, target, loss, True)
         evaluated = _eager(traced, args, kwargs, target, loss, False)
         traced.find_moving(args, kwargs)
-        _compare(traced, trained, evaluated, *_traced(traced, scored, args, kwargs, target, loss is not None))
+        _compare(
+            traced,
+            trained,
+            evaluated,
+            *_traced(traced, scored, args, kwargs, target, loss is not None),
+        )
     return None
 
 
 @dataclass(frozen=True)
 class _Step:
-    """The results of a step: `outputs`; `gradients` and `buffers` by name; `value`: what was
-    differentiated."""
+    """The results of a step. `outputs` are by position, `gradients` and `buffers` by name."""
 
     value: float
+    """The value that was differentiated."""
     outputs: dict[str, np.ndarray]
     gradients: dict[str, np.ndarray]
     buffers: dict[str, np.ndarray]
@@ -114,7 +121,10 @@ def _eager(traced: Traced, args: Any, kwargs: Any, target: Any, loss: Any, train
     gradients = {n: np.zeros(p.shape, np.float32) for n, p in params.items()}
     gradients |= {n: as_numpy(s) for n, s in zip(params, slopes, strict=True) if s is not None}
     return _Step(
-        float(value.detach()), _floating(outputs), gradients, {name: as_numpy(held[name]) for name in buffers}
+        float(value.detach()),
+        _floating(outputs),
+        gradients,
+        {name: as_numpy(held[name]) for name in buffers},
     )
 
 
@@ -129,7 +139,9 @@ def _traced(
             params, state, args, kwargs, target if judged else None, jax.random.key(0), train
         )
         leaves = torch.utils._pytree.tree_leaves(plain(outputs))
-        return (total.total / total.count.astype(total.total.dtype) if judged else _weighted(leaves)), (
+        return (
+            total.total / total.count.astype(total.total.dtype) if judged else _weighted(leaves)
+        ), (
             outputs,
             state,
         )
@@ -137,7 +149,9 @@ def _traced(
     steps = []
     for train in (True, False):
         with jax.default_matmul_precision("highest"):
-            compiled = jax.jit(jax.value_and_grad(lambda p, s, train=train: value(p, s, train), has_aux=True))
+            compiled = jax.jit(
+                jax.value_and_grad(lambda p, s, train=train: value(p, s, train), has_aux=True)
+            )
             (loss, (outputs, state)), slopes = compiled(*traced.own())
         flat = {name: np.asarray(x) for name, x in flattened(slopes, ".").items()}
         moved = {name: np.asarray(x) for name, x in flattened(state, ".").items()}
@@ -147,7 +161,11 @@ def _traced(
 
 def _compare(traced: Traced, eager: _Step, judged: _Step, ours: _Step, ours_judged: _Step) -> None:
     starts = traced.buffers
-    left = [n for n, b in eager.buffers.items() if not np.array_equal(b, starts[n]) and n not in ours.buffers]
+    left = [
+        n
+        for n, b in eager.buffers.items()
+        if not np.array_equal(b, starts[n]) and n not in ours.buffers
+    ]
     if left:
         raise RecipeError("torch-buffers-unmoved", module=traced.name, names=left)
     half = _HALF if any(p.dtype.itemsize < 4 for p in traced.params.values()) else 1
@@ -157,13 +175,17 @@ def _compare(traced: Traced, eager: _Step, judged: _Step, ours: _Step, ours_judg
     pairs.append(("buffers", moved, ours.buffers, _OUTPUTS))
     pairs.append(("gradient", eager.gradients, ours.gradients, _GRADIENTS))
     for kind, theirs, mine, most in pairs:
-        least = 1e-3 * max([float(np.max(np.abs(x), initial=0)) for x in theirs.values()], default=0.0)
+        least = 1e-3 * max(
+            [float(np.max(np.abs(x), initial=0)) for x in theirs.values()], default=0.0
+        )
         for name, expected in theirs.items():
             wide = expected.astype(np.float64)
             scale = max(float(np.max(np.abs(wide), initial=0)), least, 1e-12)
             off = float(np.max(np.abs(mine[name].astype(np.float64) - wide), initial=0)) / scale
             if not off <= most * half:
-                raise RecipeError("torch-step-differs", module=traced.name, what=kind, name=name, off=off)
+                raise RecipeError(
+                    "torch-step-differs", module=traced.name, what=kind, name=name, off=off
+                )
 
 
 def _weighted(leaves: list) -> Any:
@@ -171,14 +193,18 @@ def _weighted(leaves: list) -> Any:
     torch, total = torch_library(), 0.0
     for leaf in leaves:
         if hasattr(leaf, "dtype") and "float" in str(leaf.dtype):
-            weights = np.cos(np.arange(leaf.numel() if isinstance(leaf, torch.Tensor) else leaf.size))
-            fit = torch.from_numpy(weights).to(leaf.dtype) if isinstance(leaf, torch.Tensor) else weights
-            total = total + (leaf.reshape(-1) * (fit.astype(leaf.dtype) if fit is weights else fit)).sum()
+            weights: Any = np.cos(np.arange(np.prod(leaf.shape)))
+            if isinstance(leaf, torch.Tensor):
+                weights = torch.from_numpy(weights).to(leaf.dtype)
+            else:
+                weights = weights.astype(leaf.dtype)
+            total = total + (leaf.reshape(-1) * weights).sum()
     return total
 
 
 def _floating(outputs: Any) -> dict[str, np.ndarray]:
-    """The floating-point arrays in PyTorch's outputs, or in ours of the same structure, by position."""
+    """The floating-point arrays in PyTorch's outputs, or in ours of the same structure, by
+    position."""
     torch = torch_library()
     leaves = torch.utils._pytree.tree_leaves(plain(outputs))
     arrays = [as_numpy(x) if isinstance(x, torch.Tensor) else x for x in leaves]

@@ -4,9 +4,9 @@
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.4, total_steps=2000)
     recipe = cw.Recipe(..., optimizer=cw.torch.optimizer(optimizer, scheduler, step="step"))
 
-The result is `cw.sgd`, `cw.adam` or `cw.adamw` if these compute the same. Adam with L2, and groups with
-their own settings become an optax chain. A copy of the scheduler runs here, once, and what it sets
-becomes a table: so every scheduler is exact, also those that users write.
+The result is `cw.sgd`, `cw.adam` or `cw.adamw` if these compute the same. Adam with L2, and groups
+with their own settings become an optax chain. A copy of the scheduler runs here once, and its
+settings become a table. So every scheduler is exact, also those that users write.
 """
 
 from __future__ import annotations
@@ -20,35 +20,39 @@ import jax
 import numpy as np
 import optax
 
-from ..errors import RecipeError, invalid, unknown
+from ..base import RecipeError, invalid, unknown
+from ..base.figures import one_line
 from ..recipe.optimizers import Optimizer, adam, adamw, from_optax, sgd
 from ..recipe.schedules import tabulated
-from ..words.figures import one_line
 from .torch_trace import torch_library
 
 _KINDS = ("SGD", "Adam", "AdamW")
 _INPUTS = ("lr", "momentum", "b1", "weight_decay")
-"""Settings of a group that are inputs of the step; the others are fixed in its program."""
+"""Settings of a group that are inputs of the step. The others are fixed in its program."""
 
 
 def optimizer(
-    optimizer: Any, scheduler: Any = None, *, module: Any = None, step: str | None = None,
+    optimizer: Any,
+    scheduler: Any = None,
+    *,
+    module: Any = None,
+    step: str | None = None,
     length: int | None = None,
-) -> Optimizer:  # fmt: skip
+) -> Optimizer:
     """An optimizer for a recipe, with the updates of PyTorch's `optimizer` and `scheduler`.
 
     *Arguments:*
 
     - `optimizer`: a new `torch.optim.SGD`, `Adam` or `AdamW`.
-    - `scheduler`: any new scheduler, made for `optimizer`, whose `step()` needs no argument.
+    - `scheduler`: any new scheduler of `optimizer` whose `step()` needs no argument.
     - `step`: how often the training loop calls `scheduler.step()`: "step" or "epoch".
-    - `length`: the run's length in these, for which the scheduler is run here; `OneCycleLR` knows its own. In
-      a longer run the last values stay.
-    - `module`: the module of the parameters, for their names; needed with several parameter groups.
+    - `length`: the run's length in these units. The scheduler is run here for this length.
+      `OneCycleLR` knows its own. In a longer run the last values stay.
+    - `module`: the module of the parameters, for their names. Needed with several parameter groups.
       Parameters that are in no group are not updated, as in PyTorch.
 
-    The gradient is that of the mean loss over the batch. Raises `RecipeError` for optimizers and settings
-    that have no counterpart here, and for a scheduler that cannot be run in advance.
+    The gradient is that of the mean loss over the batch. Raises `RecipeError` for optimizers and
+    settings that have no counterpart here, and for a scheduler that cannot be run in advance.
     """
     torch = torch_library()
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -57,10 +61,16 @@ def optimizer(
     kind = type(optimizer).__name__
     if kind not in _KINDS or not type(optimizer).__module__.startswith("torch.optim"):
         raise unknown(
-            "torch-optimizer-unknown", "optimizer of torch.optim", kind, _KINDS, instead="cw.from_optax"
+            "torch-optimizer-unknown",
+            "optimizer of torch.optim",
+            kind,
+            _KINDS,
+            instead="cw.from_optax",
         )
     if optimizer.state:
-        raise RecipeError("torch-optimizer-used", "This {kind} has made steps: give a new one.", kind=kind)
+        raise RecipeError(
+            "torch-optimizer-used", "This {kind} has made steps: give a new one.", kind=kind
+        )
     if scheduler is not None and scheduler.optimizer is not optimizer:
         raise RecipeError("torch-scheduler-foreign", kind=type(scheduler).__name__)
     decoupled = {bool(group.get("decoupled_weight_decay")) for group in optimizer.param_groups}
@@ -75,12 +85,18 @@ def optimizer(
     if names is None:
         return _single(kind, own[0])
     fixed = tuple({k: v for k, v in one.items() if k not in _INPUTS} for one in own)
-    hyper = {f"{k}_{i}" if i else k: v for i, one in enumerate(own) for k, v in one.items() if k in _INPUTS}
+    hyper = {
+        f"{k}_{i}" if i else k: v
+        for i, one in enumerate(own)
+        for k, v in one.items()
+        if k in _INPUTS
+    }
     return from_optax(functools.partial(groups, kind=kind, fixed=fixed, names=names), **hyper)
 
 
 class GroupNames(tuple):
-    """Pairs of a parameter and its group, with a short repr, since it is in a recipe's description."""
+    """Pairs of a parameter and its group, with a short repr, since it is in a recipe's
+    description."""
 
     def __repr__(self) -> str:
         counts = [sum(at == i for _, at in self) for i in range(1 + max(at for _, at in self))]
@@ -88,9 +104,11 @@ class GroupNames(tuple):
 
 
 def groups(kind: str, fixed: tuple[dict[str, Any], ...], names: GroupNames, **inputs: Any) -> Any:
-    """PyTorch's parameter groups as an optax transformation. *Arguments:* `fixed`: for each group the
-    settings that are not inputs; `inputs` of all groups: `lr` and others of the first, `lr_1` of the
-    second."""
+    """PyTorch's parameter groups as an optax transformation.
+
+    *Arguments:* `fixed`: for each group the settings that are not inputs. `inputs`: those of all
+    groups, named `lr` and so on for the first group, `lr_1` for the second.
+    """
     known = dict(names)
 
     def labels(params: Any) -> Any:
@@ -101,7 +119,9 @@ def groups(kind: str, fixed: tuple[dict[str, Any], ...], names: GroupNames, **in
 
     parts = {"none": optax.set_to_zero()}
     for i, own in enumerate(fixed):
-        given = {k: inputs[f"{k}_{i}" if i else k] for k in _INPUTS if (f"{k}_{i}" if i else k) in inputs}
+        given = {
+            k: inputs[f"{k}_{i}" if i else k] for k in _INPUTS if (f"{k}_{i}" if i else k) in inputs
+        }
         parts[str(i)] = chain(kind, **own, **given)
     return optax.partition(parts, labels)
 
@@ -123,17 +143,22 @@ def _single(kind: str, group: dict[str, Any]) -> Optimizer:
 def chain(kind: str, **group: Any) -> optax.GradientTransformation:
     """The update rule of one group. *Arguments:* its settings, with the inputs as arrays."""
     decay = optax.stateless(
-        lambda updates, params: jax.tree.map(lambda u, p: u + group["weight_decay"] * p, updates, params)
+        lambda updates, params: jax.tree.map(
+            lambda u, p: u + group["weight_decay"] * p, updates, params
+        )
     )
     rate = optax.scale_by_learning_rate(group["lr"])
     if kind == "SGD":
         return optax.chain(decay, optax.trace(group["momentum"], group["nesterov"]), rate)
     moments = optax.scale_by_adam(group["b1"], group["b2"], group["eps"])
-    return optax.chain(moments, decay, rate) if kind == "AdamW" else optax.chain(decay, moments, rate)
+    return (
+        optax.chain(moments, decay, rate) if kind == "AdamW" else optax.chain(decay, moments, rate)
+    )
 
 
 def _settings(kind: str, group: dict[str, Any]) -> dict[str, Any]:
-    """A group's settings by the names they have here. Raises `RecipeError` for one without a counterpart."""
+    """A group's settings by the names they have here. Raises `RecipeError` for one without a
+    counterpart."""
     for name in ("maximize", "amsgrad", "dampening"):
         if group.get(name):
             raise RecipeError("torch-optimizer-setting", kind=kind, name=name)
@@ -145,7 +170,9 @@ def _settings(kind: str, group: dict[str, Any]) -> dict[str, Any]:
     return {name: v if isinstance(v, bool) else float(v) for name, v in own.items()}
 
 
-def _scheduled(kind: str, scheduler: Any, step: str | None, length: int | None) -> list[dict[str, Any]]:
+def _scheduled(
+    kind: str, scheduler: Any, step: str | None, length: int | None
+) -> list[dict[str, Any]]:
     """The settings of each group, as tables where a copy of `scheduler` changes them."""
     name = type(scheduler).__name__
     if step not in ("step", "epoch"):
@@ -179,17 +206,19 @@ def _scheduled(kind: str, scheduler: Any, step: str | None, length: int | None) 
 
 
 def _series(name: str, values: list[Any], step: str) -> Any:
-    """A setting that stays, or the table of one that a scheduler changes."""
+    """A constant setting, or the table of a setting that a scheduler changes."""
     if all(value == values[0] for value in values):
         return values[0]
     if name not in _INPUTS:
-        raise invalid("torch-scheduler-fixed", "what a scheduler changes", name, f"one of {_INPUTS}")
+        raise invalid(
+            "torch-scheduler-fixed", "what a scheduler changes", name, f"one of {_INPUTS}"
+        )
     # As many digits as the step uses: they are stored with every run.
     return tabulated([float(str(np.float32(value))) for value in values], step)
 
 
 def _names(optimizer: Any, module: Any) -> GroupNames | None:
-    """Parameter to the number of its group; None if one group has all parameters."""
+    """Parameter to the number of its group. None if one group has all parameters."""
     groups = optimizer.param_groups
     held = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
     if module is None:

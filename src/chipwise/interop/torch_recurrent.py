@@ -1,5 +1,5 @@
-"""PyTorch's recurrent layers as loops of the compiled program: torchax would write out every time step, which
-takes a second of compiling for each."""
+"""PyTorch's recurrent layers as loops of the compiled program: torchax would write out every time
+step, which takes a second of compiling for each."""
 
 from __future__ import annotations
 
@@ -21,9 +21,18 @@ def override(env: Any, torch: Any) -> None:
 
 
 def _layers(
-    env: Any, cell: Callable, inputs: Any, first: Any, weights: Any, has_biases: bool, num_layers: int,
-    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
-) -> Any:  # fmt: skip
+    env: Any,
+    cell: Callable,
+    inputs: Any,
+    first: Any,
+    weights: Any,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
     """`torch.lstm` and the like: outputs `(time, batch, directions * size)` and the last states."""
     several = isinstance(first, (tuple, list))  # an LSTM has two states
     x = inputs.jax().swapaxes(0, 1) if batch_first else inputs.jax()
@@ -39,8 +48,11 @@ def _layers(
             b_in, b_hidden = more[:2] if has_biases else (0.0, 0.0)
             projection = more[-1] if len(more) % 2 else None
             step = functools.partial(cell, w_hidden, b_hidden, projection)
-            # The product with the inputs of all time steps is one; only the hidden state's is in the loop
-            ends, out = lax.scan(step, [s[at] for s in states], x @ w_in.T + b_in, reverse=bool(direction))
+            # The product with the inputs of all time steps is one; only the hidden state's is in
+            # the loop
+            ends, out = lax.scan(
+                step, [s[at] for s in states], x @ w_in.T + b_in, reverse=bool(direction)
+            )
             outputs.append(out)
             for those, end in zip(last, ends, strict=True):
                 those.append(end)
@@ -71,6 +83,8 @@ def _gru(w: Any, b: Any, _: Any, states: list[jax.Array], x: jax.Array) -> Any:
     return [h], h
 
 
-def _plain(activation: Callable, w: Any, b: Any, _: Any, states: list[jax.Array], x: jax.Array) -> Any:
+def _plain(
+    activation: Callable, w: Any, b: Any, _: Any, states: list[jax.Array], x: jax.Array
+) -> Any:
     h = activation(x + states[0] @ w.T + b)
     return [h], h

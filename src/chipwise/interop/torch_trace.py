@@ -1,8 +1,8 @@
 """Turns a PyTorch module into a pure function of JAX arrays, with torchax, and its loss into sums.
 
-torchax 0.0.14 discards the new running statistics of batch norm. So batch norm is implemented here, in place
-on the buffers as in PyTorch. Buffers that the training program writes to are the task's state; the others are
-constants of the program. Random layers use the step's key.
+torchax 0.0.14 discards the new running statistics of batch norm. So batch norm is implemented here,
+in place on the buffers as in PyTorch. Buffers that the training program writes to are the task's
+state. The others are constants of the program. Random layers use the step's key.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import ChipwiseError, RecipeError, invalid, library
+from ..base import ChipwiseError, RecipeError, invalid, library
+from ..base.figures import one_line
 from ..recipe import freezing
 from ..recipe.task import Tree
 from ..recipe.user_code import BY_VALUE, line_of
-from ..words.figures import one_line
 from . import torch_recurrent
 from .adapter import flattened, nested, not_a_model, own_promotion
 
@@ -32,7 +32,7 @@ INSTALL = "pip install 'chipwise[torch]'"
 _EXPECTED = "a torch.nn.Module or a function that makes one"
 _JAX = ("chipwise", "jax", "optax", "flax")
 _LOCK = threading.RLock()
-"""A module's training flags are the module's own: one trace of it at a time."""
+"""A trace changes a module's training flags. So only one trace runs at a time."""
 
 
 def torch_library() -> Any:
@@ -43,8 +43,9 @@ def torch_library() -> Any:
 class Traced:
     """A module, or a function that makes one, as `init` and `call`.
 
-    *Fields:* `module`; `params` and `buffers`: name to NumPy array, from its `named_parameters` and
-    `named_buffers`; `moving`: the names of the buffers that training writes to, set by `find_moving`.
+    *Fields:* `module`. `params` and `buffers`: name to NumPy array, from its `named_parameters` and
+    `named_buffers`. `moving`: the names of the buffers that training writes to, set by
+    `find_moving`.
     """
 
     def __init__(self, given: Any):
@@ -55,7 +56,9 @@ class Traced:
             raise not_a_model("torch", repr(given), _EXPECTED)
         self.module = given if self._make is None else self._make()
         if not isinstance(self.module, torch.nn.Module):
-            raise not_a_model("torch", f"a function that returns a {type(self.module).__name__}", _EXPECTED)
+            raise not_a_model(
+                "torch", f"a function that returns a {type(self.module).__name__}", _EXPECTED
+            )
         _refuse_elsewhere(self.module)
         self.params = {name: as_numpy(p) for name, p in self.module.named_parameters()}
         self.buffers = {name: as_numpy(b) for name, b in self.module.named_buffers()}
@@ -66,8 +69,8 @@ class Traced:
         return type(self.module).__name__
 
     def init(self, key: jax.Array) -> tuple[Tree, Tree]:
-        """`(params, state)`: the module's weights, or those of a new module from the function, initialised
-        with `key`."""
+        """`(params, state)`: the module's weights, or those of a new module from the function,
+        initialised with `key`."""
         if self._make is None:
             return self.own()
         with self._running(key), self._torch.device("jax"):
@@ -76,8 +79,8 @@ class Traced:
             except Exception as error:
                 facts = {"module": self.name, "reason": one_line(error)}
                 raise RecipeError("torch-init-untraced", **facts) from error
-        params = {name: as_jax(p, self.env) for name, p in module.named_parameters()}
-        return self._tree(params, {name: as_jax(b, self.env) for name, b in module.named_buffers()})
+        named = (dict(module.named_parameters()), dict(module.named_buffers()))
+        return self._tree(*map(self.env.t2j_iso, named))
 
     def own(self) -> tuple[Tree, Tree]:
         """`(params, state)` of `module` as it was passed."""
@@ -90,7 +93,8 @@ class Traced:
         )
 
     def find_moving(self, args: tuple, kwargs: dict) -> None:
-        """Finds the buffers that training writes to, by tracing a call. *Arguments:* arrays or shapes."""
+        """Finds the buffers that training writes to, by tracing a call. *Arguments:* arrays or
+        shapes."""
         written: set[str] = set()
 
         def watched(args: tuple, kwargs: dict) -> None:
@@ -106,9 +110,17 @@ class Traced:
             self.moving = written
 
     def call(
-        self, params: Tree, state: Tree, args: tuple, kwargs: dict, key: Any, train: bool, then: Any = None
+        self,
+        params: Tree,
+        state: Tree,
+        args: tuple,
+        kwargs: dict,
+        key: Any,
+        train: bool,
+        then: Any = None,
     ) -> tuple[Any, Tree]:
-        """`(outputs, state)` of the module. `then`, a function of PyTorch outputs, replaces the outputs."""
+        """`(outputs, state)` of the module. `then`, a function of PyTorch outputs, replaces the
+        outputs."""
         given = flattened(params, ".")
         floats = [p.dtype for p in given.values() if jnp.issubdtype(p.dtype, jnp.floating)]
         fixed = {n: _narrowed(b) for n, b in self.buffers.items() if n not in self.moving}
@@ -127,7 +139,7 @@ class Traced:
                 raise
             except Exception as error:
                 raise self._refused(error) from error
-            new = {name: as_jax(held[name], self.env) for name in flattened(state, ".")}
+            new = self.env.t2j_iso({name: held[name] for name in flattened(state, ".")})
             return self.env.t2j_iso(plain(outputs)), nested(new, ".")
 
     def wrapped(self, tree: Any) -> Any:
@@ -137,8 +149,14 @@ class Traced:
     @contextlib.contextmanager
     def _running(self, key: Any) -> Iterator[None]:
         prng = jax.random.key(0) if key is None else key
-        with _LOCK, own_promotion(), warnings.catch_warnings(), self.env.override_property(prng=prng):
-            warnings.filterwarnings("ignore", message="Explicitly requested dtype")  # int64 is int32 here
+        with (
+            _LOCK,
+            own_promotion(),
+            warnings.catch_warnings(),
+            self.env.override_property(prng=prng),
+        ):
+            # Int64 is int32 here
+            warnings.filterwarnings("ignore", message="Explicitly requested dtype")
             warnings.filterwarnings("ignore", category=DeprecationWarning)  # torchax's own
             with self.env, self._torch.no_grad():
                 yield
@@ -161,23 +179,29 @@ class Traced:
         where = at[0] if at else "PyTorch's own code"
         facts = {"module": self.name, "where": where, "reason": one_line(error)}
         if isinstance(error, torchax.tensor.OperatorNotFound):
-            operation = str(error).removeprefix("Operator with name ").removesuffix(" has no lowering")
+            operation = (
+                str(error).removeprefix("Operator with name ").removesuffix(" has no lowering")
+            )
             return RecipeError("torch-operation-missing", **facts, operation=operation)
         if isinstance(error, BY_VALUE):
             return RecipeError("torch-depends-on-values", **facts)
-        return RecipeError("torch-not-traced", "{module} cannot be traced ({where}): {reason}.", **facts)
+        return RecipeError(
+            "torch-not-traced", "{module} cannot be traced ({where}): {reason}.", **facts
+        )
 
 
 @contextlib.contextmanager
 def flags(module: Any, train: bool) -> Iterator[None]:
-    """A context with `module` in training or evaluation mode, set by its `train` method, and batch norm with
-    frozen statistics in evaluation mode. The old mode is restored afterwards."""
+    """A context with `module` in training or evaluation mode, set by its `train` method, and batch
+    norm with frozen statistics in evaluation mode. The old mode is restored afterwards."""
     before = {part: part.training for part in module.modules()}
     module.train(train)
     norm = torch_library().nn.modules.batchnorm._NormBase
     for place, part in module.named_modules() if train else ():
         names = [f"{place}.{name}" for name, _ in part.named_buffers(recurse=False)]
-        if isinstance(part, norm) and freezing.holds(name.lstrip(".").replace(".", "/") for name in names):
+        if isinstance(part, norm) and freezing.holds(
+            name.lstrip(".").replace(".", "/") for name in names
+        ):
             part.training = False
     try:
         yield
@@ -188,8 +212,8 @@ def flags(module: Any, train: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _scopes(module: Any) -> Iterator[None]:
-    """A context in which the operations of each part of `module` carry its path, which `chipwise audit A B`
-    tells. Scopes are names only: no bit depends on them."""
+    """A context in which the operations of each part of `module` carry its path.
+    `chipwise audit A B` shows the path. Scopes are names only, so no bit depends on them."""
     entered: list[tuple[str, Any]] = []
 
     def enter(place: str, *_: Any) -> None:
@@ -212,28 +236,27 @@ def _scopes(module: Any) -> Iterator[None]:
 
 
 def plain(outputs: Any) -> Any:
-    """Outputs with mappings of any kind, such as those of Hugging Face, as dicts in JAX's order of names."""
+    """Outputs with mappings of any kind, such as those of Hugging Face, as dicts in JAX's order of
+    names."""
     if isinstance(outputs, Mapping):
         return {name: plain(outputs[name]) for name in sorted(outputs)}
     return type(outputs)(map(plain, outputs)) if type(outputs) in (tuple, list) else outputs
 
 
 def as_numpy(tensor: Any) -> np.ndarray:
-    """A copy of a tensor as a NumPy array; bfloat16 becomes JAX's bfloat16."""
+    """A copy of a tensor as a NumPy array. Converts PyTorch's bfloat16 to JAX's."""
     tensor = tensor.detach()
     if str(tensor.dtype) == "torch.bfloat16":
         return tensor.float().numpy().astype(jnp.bfloat16)
     return np.array(tensor.numpy())
 
 
-def as_jax(tensor: Any, env: Any) -> jax.Array:
-    return env.t2j_iso(tensor)
-
-
 def _narrowed(value: Any) -> Any:
     """Casts 64-bit numbers as JAX does: to 32 bits unless x64 is enabled."""
     return (
-        value.astype(jax.dtypes.canonicalize_dtype(value.dtype)) if isinstance(value, np.ndarray) else value
+        value.astype(jax.dtypes.canonicalize_dtype(value.dtype))
+        if isinstance(value, np.ndarray)
+        else value
     )
 
 
@@ -274,86 +297,97 @@ def _environment() -> Any:
 
         def constant(self, x: Any) -> Any:
             """A plain PyTorch tensor as a constant of the program."""
-            return self.j2t_iso(self.t2j_copy(x)) if type(x) in (torch.Tensor, torch.nn.Parameter) else x
+            return (
+                self.j2t_iso(self.t2j_copy(x))
+                if type(x) in (torch.Tensor, torch.nn.Parameter)
+                else x
+            )
 
         def t2j_iso(self, torchtensors: Any) -> Any:
             return super().t2j_iso(pytree.tree_map_only(torch.Tensor, self.constant, torchtensors))
 
     env = Environment()
-    env.override_op_definition(torch.nn.functional.batch_norm, _batch_norm(env))
-    env.override_op_definition(torch.ops.aten.normal_, _normal_(env))
-    env.override_op_definition(torch.ops.aten.erfinv_, _erfinv_)
-    env.override_op_definition(torch.nn.functional.interpolate, _interpolate(env, torchax.OperatorNotFound))
+    for operation, own in (
+        (torch.nn.functional.batch_norm, _batch_norm),
+        (torch.nn.functional.interpolate, _interpolate),
+        (torch.ops.aten.normal_, _normal_),
+        (torch.ops.aten.erfinv_, _erfinv_),
+    ):
+        env.override_op_definition(operation, functools.partial(own, env))
     torch_recurrent.override(env, torch)
     return env
 
 
-def _erfinv_(tensor: Any) -> Any:
-    """In-place `erfinv` for `trunc_normal_`; torchax 0.0.14 lacks it."""
+def _erfinv_(env, tensor):
+    """In-place `erfinv` for `trunc_normal_`, since torchax 0.0.14 lacks it."""
     tensor._elem = jax.scipy.special.erfinv(tensor.jax())
     return tensor
 
 
-def _normal_(env: Any) -> Callable:
-    def normal_(tensor, mean=0.0, std=1.0, *, generator=None):
-        """In-place `normal_` for initialisers; torchax 0.0.14 fails on it."""
-        old = tensor.jax()
-        drawn = jax.random.normal(env.get_and_rotate_prng_key(generator), old.shape, jnp.float32)
-        tensor._elem = (mean + std * drawn).astype(old.dtype)
-        return tensor
-
-    return normal_
+def _normal_(env, tensor, mean=0.0, std=1.0, *, generator=None):
+    """In-place `normal_` for initialisers, since torchax 0.0.14 fails on it."""
+    old = tensor.jax()
+    drawn = jax.random.normal(env.get_and_rotate_prng_key(generator), old.shape, jnp.float32)
+    tensor._elem = (mean + std * drawn).astype(old.dtype)
+    return tensor
 
 
-def _interpolate(env: Any, missing: type[Exception]) -> Callable:
-    def interpolate(input, size=None, scale_factor=None, mode="nearest", *others, **more):
-        """`torch.nn.functional.interpolate` by the nearest pixel, also for a batch of any size."""
-        if mode != "nearest" or others or more.get("recompute_scale_factor"):
-            raise missing("interpolate")  # torchax has the other ones
-        x = input.jax()
-        given = scale_factor if size is None else size
-        each = given if isinstance(given, (tuple, list)) else (given,) * (x.ndim - 2)
-        for axis, want in enumerate(each, 2):
-            old = x.shape[axis]
-            new = int(old * want) if size is None else int(want)
-            step = np.float32(1 / want) if size is None else np.float32(old) / np.float32(new)
-            places = np.minimum(np.floor(np.arange(new, dtype=np.float32) * step).astype(np.int32), old - 1)
-            x = jnp.take(x, places, axis=axis)
-        return env.j2t_iso(x)
+def _interpolate(env, input, size=None, scale_factor=None, mode="nearest", *others, **more):
+    """`torch.nn.functional.interpolate` by the nearest pixel, also for a batch of any size."""
+    if mode != "nearest" or others or more.get("recompute_scale_factor"):
+        from torchax.tensor import OperatorNotFound
 
-    return interpolate
+        raise OperatorNotFound("interpolate")  # torchax has the other ones
+    x = input.jax()
+    given = scale_factor if size is None else size
+    each = given if isinstance(given, (tuple, list)) else (given,) * (x.ndim - 2)
+    for axis, want in enumerate(each, 2):
+        old = x.shape[axis]
+        new = int(old * want) if size is None else int(want)
+        step = np.float32(1 / want) if size is None else np.float32(old) / np.float32(new)
+        exact = np.floor(np.arange(new, dtype=np.float32) * step)
+        x = jnp.take(x, np.minimum(exact.astype(np.int32), old - 1), axis=axis)
+    return env.j2t_iso(x)
 
 
-def _batch_norm(env: Any) -> Callable:
-    def batch_norm(
-        input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
-    ):  # fmt: skip
-        """`torch.nn.functional.batch_norm`: normalises with the biased variance, stores the unbiased one."""
-        x = input.jax()
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        axes, spread = (0, *range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
-        if training:
-            mean, var = jnp.mean(wide, axis=axes), jnp.var(wide, axis=axes)
-            if running_mean is not None:
-                count = x.size // x.shape[1]
-                for held, new in ((running_mean, mean), (running_var, var * (count / max(count - 1, 1)))):
-                    old = held.jax()
-                    held._elem = ((1 - momentum) * old + momentum * new).astype(old.dtype)
-        else:
-            mean, var = running_mean.jax(), running_var.jax()
-        scale = jax.lax.rsqrt(var + eps)
-        if weight is not None:
-            scale = scale * weight.jax()
-        out = (wide - mean.reshape(spread)) * scale.reshape(spread)
-        if bias is not None:
-            out = out + bias.jax().reshape(spread)
-        return env.j2t_iso(out.astype(x.dtype))
-
-    return batch_norm
+def _batch_norm(
+    env,
+    input,
+    running_mean,
+    running_var,
+    weight=None,
+    bias=None,
+    training=False,
+    momentum=0.1,
+    eps=1e-5,
+):
+    """`torch.nn.functional.batch_norm`: normalises with the biased variance, stores the unbiased
+    one."""
+    x = input.jax()
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    axes, spread = (0, *range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
+    if training:
+        mean, var = jnp.mean(wide, axis=axes), jnp.var(wide, axis=axes)
+        if running_mean is not None:
+            count = x.size // x.shape[1]
+            unbiased = var * (count / max(count - 1, 1))
+            for held, new in ((running_mean, mean), (running_var, unbiased)):
+                old = held.jax()
+                held._elem = ((1 - momentum) * old + momentum * new).astype(old.dtype)
+    else:
+        mean, var = running_mean.jax(), running_var.jax()
+    scale = jax.lax.rsqrt(var + eps)
+    if weight is not None:
+        scale = scale * weight.jax()
+    out = (wide - mean.reshape(spread)) * scale.reshape(spread)
+    if bias is not None:
+        out = out + bias.jax().reshape(spread)
+    return env.j2t_iso(out.astype(x.dtype))
 
 
 def is_torch(loss: Any) -> bool:
-    """Whether `loss` is PyTorch code: a PyTorch module, or a function that is not from a JAX library.
+    """Whether `loss` is PyTorch code: a PyTorch module, or a function that is not from a JAX
+    library.
 
     Raises `RecipeError` for other objects.
     """
@@ -370,15 +404,18 @@ def is_torch(loss: Any) -> bool:
 def totalled(loss: Any) -> Callable[[Any, Any, int], tuple[Any, Any]]:
     """`(outputs, target, examples) -> (total, count)`, tensors or numbers, for a loss in PyTorch.
 
-    PyTorch's means divide by the examples (and positions), or by the sum of class weights: that divisor is
-    the count. Your own function returns a value for each example, or their mean.
+    PyTorch's means divide by the examples (and positions), or by the sum of class weights: that
+    divisor is the count. Your own function returns a value for each example, or their mean.
 
-    Raises `RecipeError` for a loss that sums over the batch: its gradient, and with it the best rate, would
-    depend on the number of replicas.
+    Raises `RecipeError` for a loss that sums over the batch: its gradient, and with it the best
+    rate, would depend on the number of replicas.
     """
     torch = torch_library()
     functional = torch.nn.functional
-    modules = {functional.cross_entropy: torch.nn.CrossEntropyLoss, functional.nll_loss: torch.nn.NLLLoss}
+    modules = {
+        functional.cross_entropy: torch.nn.CrossEntropyLoss,
+        functional.nll_loss: torch.nn.NLLLoss,
+    }
     if not isinstance(loss, torch.nn.Module) and loss in modules:
         loss = modules[loss]()
     if getattr(loss, "reduction", "mean") == "sum":
@@ -394,7 +431,8 @@ def totalled(loss: Any) -> Callable[[Any, Any, int], tuple[Any, Any]]:
 
 
 def _weighted(loss: Any, outputs: Any, target: Any, examples: int) -> tuple[Any, Any]:
-    """Cross-entropy and NLL: PyTorch's mean leaves out `ignore_index` and divides by the class weights."""
+    """Cross-entropy and NLL: PyTorch's mean leaves out `ignore_index` and divides by the class
+    weights."""
     summed = copy.copy(loss)
     summed.reduction = "sum"
     total = summed(outputs, target)

@@ -1,21 +1,23 @@
-"""What travels with a job: this chipwise as a wheel, the recipe's file, and the modules beside it."""
+"""The files that travel with a job: this chipwise as a wheel, the recipe's file, and the modules
+beside it."""
 
 from __future__ import annotations
 
 import ast
 import base64
+import functools
 import hashlib
 import importlib.util
 import io
 import json
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from ..atomic import read_regular
-from ..errors import RecipeError, invalid
+from ..base import RecipeError, invalid
+from ..base.files import read_regular
 from ..machine import host_facts
 
 Carried = dict[str, bytes]
@@ -23,10 +25,15 @@ Carried = dict[str, bytes]
 
 
 def chipwise(package: str | None) -> Carried:
-    """The wheel that the job carries: the file `package`, if it is one; without it, one of what runs here, if
-    pip took that from a folder or a URL and not by its version."""
+    """The wheel that the job carries: the file `package`, if it is one. Without `package`, a wheel
+    of the chipwise that runs here, if pip installed it from a folder or a URL and not by its
+    version."""
     if package is None:
-        return {} if metadata.distribution("chipwise").read_text("direct_url.json") is None else wheel()
+        return (
+            {}
+            if metadata.distribution("chipwise").read_text("direct_url.json") is None
+            else wheel()
+        )
     if not Path(package).exists():
         return {}
     if not package.endswith(".whl"):
@@ -35,9 +42,9 @@ def chipwise(package: str | None) -> Carried:
 
 
 def wheel() -> Carried:
-    """This chipwise as a wheel: the files that run here, so that neither their source nor a build is needed.
+    """This chipwise as a wheel of the files that run here. Needs neither their source nor a build.
 
-    Its build number is of its content: pip takes another one for another wheel. Format:
+    The build number is a hash of the content, so pip replaces one wheel by another. Format:
     https://packaging.python.org/en/latest/specifications/binary-distribution-format
     """
     installed, root = metadata.distribution("chipwise"), Path(__file__).parents[1]
@@ -49,15 +56,25 @@ def wheel() -> Carried:
     for kept in ("METADATA", "entry_points.txt"):
         files[f"{info}/{kept}"] = (installed.read_text(kept) or "").encode()
     build = f"1_{hashlib.sha256(repr(files).encode()).hexdigest()[:12]}"
-    told = {"Wheel-Version": "1.0", "Generator": name, "Root-Is-Purelib": "true", "Tag": "py3-none-any"}
-    files[f"{info}/WHEEL"] = "".join(f"{k}: {v}\n" for k, v in {**told, "Build": build}.items()).encode()
+    told = {
+        "Wheel-Version": "1.0",
+        "Generator": name,
+        "Root-Is-Purelib": "true",
+        "Tag": "py3-none-any",
+    }
+    files[f"{info}/WHEEL"] = "".join(
+        f"{k}: {v}\n" for k, v in {**told, "Build": build}.items()
+    ).encode()
     record = f"{info}/RECORD"
-    files[record] = "".join(f"{inside},{_digest(content)}\n" for inside, content in files.items()).encode()
+    files[record] = "".join(
+        f"{inside},{_digest(content)}\n" for inside, content in files.items()
+    ).encode()
     files[record] += f"{record},,\n".encode()
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         for inside, content in files.items():
-            archive.writestr(zipfile.ZipInfo(inside), content)  # dated 1980: equal files are equal bytes
+            # Dated 1980: equal files are equal bytes
+            archive.writestr(zipfile.ZipInfo(inside), content)
     return {f"{name}-{build}-py3-none-any.whl": made.getvalue()}
 
 
@@ -67,8 +84,8 @@ def _digest(content: bytes) -> str:
 
 
 def modules(file: Path) -> tuple[Carried, set[str]]:
-    """The Python file and the modules beside it that it imports, also inside functions and by each other; and
-    the first names of what else they import."""
+    """The Python file and the modules beside it that it imports, also inside functions and by each
+    other. Also the top-level names of everything else that they import."""
     root, others = file.resolve().parent, set()
     found, new = {}, [root / file.name]
     while new:
@@ -87,7 +104,8 @@ def modules(file: Path) -> tuple[Carried, set[str]]:
 
 
 def _imported(text: bytes, package: Sequence[str]) -> Iterator[str]:
-    """The names that a module of `package` imports; what it takes from a module may be one too."""
+    """The names that a module of `package` imports. A name imported from a module is included too,
+    since it may be a module."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -97,13 +115,22 @@ def _imported(text: bytes, package: Sequence[str]) -> Iterator[str]:
             yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
 
 
-def requirements(names: set[str], also: Sequence[str]) -> list[str]:
-    """What pip installs for imports of these first names, in the versions that are installed here.
+@functools.cache
+def _owners() -> Mapping[str, list[str]]:
+    """The packages that install each first name of an import. Reads all that is installed: 0.1 s
+    and more."""
+    return metadata.packages_distributions()
 
-    `also`: what the user has installed there. Raises `RecipeError` for a module that neither is beside the
-    recipe nor comes from a package index. What is not installed here is optional.
+
+def requirements(names: set[str], also: Sequence[str]) -> list[str]:
+    """The packages for pip to install for imports of the top-level `names`, in the versions that
+    are installed here.
+
+    *Arguments:* `also`: what the user has installed there. Raises `RecipeError` for a module that
+    neither is beside the recipe nor comes from a package index. A name that is not installed here
+    is optional.
     """
-    needs, owners = {}, metadata.packages_distributions()
+    needs, owners = {}, _owners()
     for name in sorted(names - sys.stdlib_module_names - {"chipwise", "__main__"}):
         packages = owners.get(name, [])
         if any(one in wanted for one in (name, *packages) for wanted in also):
@@ -112,7 +139,8 @@ def requirements(names: set[str], also: Sequence[str]) -> list[str]:
             installed = metadata.distribution(package)
             if "dir_info" in (url := json.loads(installed.read_text("direct_url.json") or "{}")):
                 raise RecipeError("launch-import-elsewhere", name=name, where=url["url"])
-            needs[package] = installed.version.partition("+")[0]  # +cpu is no version of a package index
+            # +cpu is no version of a package index
+            needs[package] = installed.version.partition("+")[0]
         if not packages and (spec := importlib.util.find_spec(name)) is not None:
             raise RecipeError("launch-import-elsewhere", name=name, where=spec.origin or "a folder")
     if "torch" in needs and (version := host_facts.installed("torchax")):  # chipwise imports it

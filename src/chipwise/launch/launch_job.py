@@ -1,4 +1,4 @@
-"""A job: what is trained, on which chip, with which software, and where its run folder is."""
+"""A job: the arguments of the training, the chip, the software, and the place of the run folder."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from ..base import DeviceError, Fact, RecipeError, invalid
 from ..chips.targets import Target
-from ..errors import DeviceError, RecipeError, invalid
 from ..machine.host_facts import installed
-from ..words.facts import Fact
 from .carried import Carried
 
 PINNED = ("jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-"""Packages that a job installs in the versions it was planned with, beside chipwise, jax and libtpu."""
+"""Packages that a job installs in the versions it was planned with, beside chipwise, jax and
+libtpu."""
 
 _SLURM = re.compile(r"[\w.,@+-]+", re.ASCII)
 _URL = re.compile(r"[a-z][a-z0-9+]*://")
@@ -25,21 +25,16 @@ BUCKET = re.compile(r"(gs|s3)://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[A-Za-z0-9._=
 
 @dataclass(frozen=True)
 class LaunchJob:
-    """Everything that the files of a place need.
-
-    `words`: the arguments of `chipwise train`, without `--run`. `file`: the user's recipe file, if any.
-    `bucket`: for the run folder, so that it outlives the machine: `gs://...` or `s3://...`. `packages`: for
-    pip; the first is chipwise, which may be one of the `carried` files.
-    """
+    """Everything that the files of a place need."""
 
     name: str
     target: Target
-    words: tuple[str, ...]
-    packages: tuple[str, ...]
+    words: tuple[str, ...]  # the arguments of `chipwise train`, without `--run`
+    packages: tuple[str, ...]  # for pip. The first is chipwise, maybe one of the `carried` files
     spot: bool = False
-    file: Path | None = None
+    file: Path | None = None  # the user's recipe file, if any
     data: Path | None = None  # a folder on this machine
-    bucket: str | None = None
+    bucket: str | None = None  # gs:// or s3://, for the run folder: it outlives the machine
     zone: str | None = None
     partition: str | None = None  # SLURM's
     account: str | None = None
@@ -49,7 +44,7 @@ class LaunchJob:
 
     @property
     def python(self) -> str:
-        """The Python version of the plan; some machines have an older one."""
+        """The Python version of the plan. Some machines have an older one."""
         return f"{sys.version_info.major}.{sys.version_info.minor}"
 
     @property
@@ -59,22 +54,32 @@ class LaunchJob:
         return ["--extra-index-url", "https://download.pytorch.org/whl/cpu"] if torch else []
 
     def train(self, run: str, data: str | None = None, restart: int = 9) -> list[str]:
-        """The command for the rented machine. *Arguments:* `run`, `data`: the folders there; `restart`: how
-        often it goes on there after a loss."""
-        words = ["chipwise", *(["--restart", str(restart)] if restart else []), "train", *self.words]
+        """The command for the rented machine.
+
+        *Arguments:* `run`, `data`: the folders there. `restart`: how often the run continues there
+        after a loss.
+        """
+        words = [
+            "chipwise",
+            *(["--restart", str(restart)] if restart else []),
+            "train",
+            *self.words,
+        ]
         return [*words, *(["--data", data] if data else []), "--run", run]
 
 
 def name_of(recipe: str) -> str:
     """A name that every place accepts: lower case, a letter first, at most 40 characters."""
     path, _, attribute = recipe.partition(":")
-    stem = f"{Path(path).stem}-{attribute}" if attribute and attribute != "recipe" else Path(path).stem
+    stem = (
+        f"{Path(path).stem}-{attribute}" if attribute and attribute != "recipe" else Path(path).stem
+    )
     clean = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")
     return f"chipwise-{clean}"[:40].rstrip("-")
 
 
 def recipe_file(recipe: str) -> Path | None:
-    """The file of `path.py:name`, no link; `None` for a built-in recipe."""
+    """The file of `path.py:name`, with links resolved. `None` for a built-in recipe."""
     path = recipe.partition(":")[0]
     return Path(path).resolve() if path.endswith(".py") else None
 
@@ -89,8 +94,8 @@ def packages(
 ) -> tuple[str, ...]:
     """The job's packages, in the versions that are installed here and were planned with.
 
-    `chipwise`: what pip installs instead of the released version, such as a wheel or a git URL. `more`: what
-    the recipe imports.
+    `chipwise`: what pip installs instead of the released version, such as a wheel or a git URL.
+    `more`: what the recipe imports.
     """
     kind = {"TPU": "tpu", "GPU": "cuda12"}.get(target.chip.kind)
     extra = f"[{kind}]" if kind else ""
@@ -103,9 +108,14 @@ def packages(
         libtpu = installed("libtpu")
         needs += [f"libtpu=={libtpu}"] if libtpu else []
     scheme = (data or "").partition("://")[0]
-    needs += {"gs": ["gcsfs"], "s3": ["s3fs"], "http": ["aiohttp"], "https": ["aiohttp"]}.get(scheme, [])
+    needs += {"gs": ["gcsfs"], "s3": ["s3fs"], "http": ["aiohttp"], "https": ["aiohttp"]}.get(
+        scheme, []
+    )
     known = ("chipwise", "jax", *PINNED)
-    return (*needs, *(one for one in more if one.partition("==")[0] not in known and one not in needs))
+    return (
+        *needs,
+        *(one for one in more if one.partition("==")[0] not in known and one not in needs),
+    )
 
 
 def check(job: LaunchJob) -> None:

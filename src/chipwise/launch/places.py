@@ -1,7 +1,7 @@
-"""Places that rent chips, and their job files. Nothing here starts anything.
+"""Places that rent chips, and their job files. Nothing here starts a job.
 
-`places.toml` has what each place needs, and its names of the chips that it has. The templates of the files
-are in `templates/`.
+`places.toml` has each place's needs and its names of the chips that it offers. The templates of the
+files are in `templates/`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from typing import Any
 
 import jinja2
 
+from ..base import DeviceError, RecipeError, fact, near
+from ..base.figures import printable
 from ..chips.prices import OWNED
 from ..chips.targets import Target, names, parse
-from ..errors import DeviceError, RecipeError, near
-from ..words.facts import fact
-from ..words.figures import printable
 from .carried import Carried
 from .launch_job import LaunchJob
 
@@ -41,7 +40,8 @@ def short(target: Target) -> str:
 
 
 def gpu(target: Target) -> bool:
-    """Whether the target has GPUs that JAX's CUDA version supports; its drivers do not support a K80."""
+    """Whether the target has GPUs that JAX's CUDA version supports. The drivers for that version do
+    not support a K80."""
     return target.chip.kind == "GPU" and float(target.chip.compute_capability or 0) >= 6
 
 
@@ -67,30 +67,36 @@ def skypilot(target: Target) -> str | None:
 
 @dataclass(frozen=True)
 class Place:
-    """A place. `templates`: of its files, by their ending. `folder`: where what the job carries is there.
-
-    `start`: the command that starts the job, none if a person does. `stop`: the command that stops the
-    billing. `keeps`: it needs a bucket for the run folder; with `google`, only a Google bucket. `sends`: a
-    local data folder can be used there. `shares`: it has this machine's files. `runs`: a notebook's folder of
-    runs. `lends`: all its targets, if they are few; of these, `free`. `clouds`: whose prices it has, by
-    default all. `unpriced`: what is said without a price.
-    """
+    """A place."""
 
     name: str
     templates: Mapping[str, str]
+    """The templates of its files, by the ending of the file."""
     folder: str
+    """The folder there of the files that the job carries."""
     start: tuple[str, ...] = ()
+    """The command that starts the job. Empty if a person starts it."""
     stop: tuple[str, ...] = ()
+    """The command that stops the billing."""
     keeps: bool = False
+    """Needs a bucket for the run folder."""
     google: bool = False
+    """Needs a Google bucket."""
     sends: bool = False
+    """A local data folder can be used there."""
     shares: bool = False
+    """Has this machine's files."""
     spot: bool = True
     runs: str | None = None
+    """A notebook's folder of runs."""
     lends: tuple[str, ...] = ()
+    """All its targets, if they are few."""
     free: tuple[str, ...] = ()
+    """The targets of `lends` that are free."""
     clouds: tuple[str, ...] | None = None
+    """The clouds whose prices it has. All by default."""
     unpriced: str = "unknown"
+    """What is reported in place of a price: "unknown", "own" or "units"."""
 
     def offers(self, target: Target) -> bool:
         if self.lends:
@@ -100,7 +106,8 @@ class Place:
         return bool({"skypilot": skypilot, "slurm": gpu, "gcloud": google_type}[self.name](target))
 
     def takes(self, cloud: str, includes: str) -> bool:
-        """Whether such a price is one of this place; those of the user's own machines are."""
+        """Whether such a price is one of this place. Prices of the user's own machines always
+        are."""
         return self.clouds is None or includes == OWNED or cloud in self.clouds
 
 
@@ -122,13 +129,14 @@ def offered(where: Place) -> list[Target]:
 
 
 def lent(where: Place, target: Target) -> Target:
-    """The target, or the one number of the chip that the place lends: `t4` is `t4:2` at Kaggle."""
+    """The target. If it has one chip and the place lends the chip in another number only, the
+    target with that number: `t4` becomes `t4:2` at Kaggle."""
     same = [one for one in offered(where) if one.chip == target.chip]
     return same[0] if not where.offers(target) and target.chips == 1 and len(same) == 1 else target
 
 
 def check(where: Place, job: LaunchJob) -> None:
-    """Raises `DeviceError` or `RecipeError` for what the place cannot do."""
+    """Raises `DeviceError` or `RecipeError` for a job that the place cannot run."""
     if not where.offers(job.target):
         has = [target.name for target in offered(where)]
         raise DeviceError("launch-not-offered", place=where.name, target=job.target.name, has=has)
@@ -171,11 +179,13 @@ def _there(where: Place, job: LaunchJob) -> LaunchJob:
         return there
     recipe = job.file.absolute() if where.shares else f"{folder}/{job.file.name}"
     attribute = job.words[0].rpartition(".py")[2]
-    return replace(there, words=(f"{_plain(job.file) if where.runs else recipe}{attribute}", *job.words[1:]))
+    return replace(
+        there, words=(f"{_plain(job.file) if where.runs else recipe}{attribute}", *job.words[1:])
+    )
 
 
 def _values(where: Place, job: LaunchJob) -> dict[str, Any]:
-    """What the templates need besides the job."""
+    """The values that the templates need besides the job."""
     version, tpu = short(job.target), job.target.chip.kind == "TPU"
     scheme, _, name, *folders = (job.bucket or "://").split("/")
     return {
@@ -203,7 +213,8 @@ def _notebook_values(where: Place, job: LaunchJob) -> dict[str, Any]:
 
 
 def _archive(files: Carried) -> str:
-    """The files as text without quotes, half as long as they are: Kaggle takes notebooks of 1 MB."""
+    """The files as text without quotes. The text has half the size of the files, since Kaggle takes
+    notebooks of 1 MB."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w:xz", preset=9) as archive:
         for name, content in files.items():
@@ -214,7 +225,8 @@ def _archive(files: Carried) -> str:
 
 
 def _plain(file: Path) -> str:
-    """The file's name as IPython takes it, which replaces braces and $ in a magic's line."""
+    """The file's name in a form that IPython does not change. It replaces braces and $ in a magic's
+    line."""
     return re.sub(r"[^\w.-]", "_", file.name)
 
 
@@ -223,7 +235,7 @@ def _markdown(line: object) -> str:
 
 
 def _yaml(value: Any) -> str:
-    """JSON, which is YAML where no character stands for itself that YAML does not print."""
+    """JSON, which YAML reads too. Escapes the characters that YAML does not print."""
     text = json.dumps(value, ensure_ascii=False)
     return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)
 

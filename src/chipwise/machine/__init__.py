@@ -1,4 +1,9 @@
-"""The devices a program runs on: found, simulated, explained, and shared out among replicas."""
+"""The machine: devices, hosts, settings and versions.
+
+`detect.py` finds or simulates devices. `hosts.py` lets several processes agree, over the messages
+of `channel.py`. `arithmetic.py` fixes or records everything of a process that can change a bit.
+`fingerprint.py` says on which machine something was measured.
+"""
 
 import lazy_loader
 

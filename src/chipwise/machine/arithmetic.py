@@ -1,5 +1,6 @@
-"""What can change a bit besides recipe and chip: JAX's settings are fixed, XLA's flags are refused, and
-versions are recorded and compared. `arithmetic.toml` has the settings and the flags."""
+"""Everything besides recipe and chip that can change a bit. JAX's settings are fixed, XLA's flags
+are refused, and versions are recorded and compared. `arithmetic.toml` has the settings and the
+flags."""
 
 from __future__ import annotations
 
@@ -11,20 +12,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import DeviceError
+from ..base import DeviceError
 from .host_facts import installed
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 _FIXED: dict[str, Any] = {"jax_default_matmul_precision": None, **_TABLE["settings"]}
 _HARMLESS = tuple(_TABLE["harmless_flags"])
-_COMPARED = ("chipwise", "jax", "jaxlib", "libtpu", "flax", "optax", "numpy", "simplejpeg", "pillow")
+_COMPARED = (
+    "chipwise",
+    "jax",
+    "jaxlib",
+    "libtpu",
+    "flax",
+    "optax",
+    "numpy",
+    "simplejpeg",
+    "pillow",
+)
 _lock, _inside, _before = threading.Lock(), 0, dict[str, Any]()
 
 
 @contextlib.contextmanager
 def fixed() -> Iterator[None]:
-    """A context, or a function's decorator, in which JAX computes as by default, whatever the process has
-    set: in this thread, and in those that it starts. The last of several contexts puts the settings back."""
+    """A context, or a function's decorator, in which JAX computes as by default, whatever the
+    process has set: in this thread, and in those that it starts. The last of several contexts puts
+    the settings back."""
     global _inside
     from jax._src.config import config_states as states
 
@@ -32,13 +44,15 @@ def fixed() -> Iterator[None]:
         with _lock:
             if _inside == 0:
                 _before.clear()
-            for name, wanted in _FIXED.items():  # inside of others too, since the caller may change one
+            # Inside of others too, since the caller may change one
+            for name, wanted in _FIXED.items():
                 if name in states and _other(states[name].get_global(), wanted):
                     _before[name] = states[name].get_global()
                     states[name]._set(wanted)
             _inside += 1
         try:
-            for name, wanted in _FIXED.items():  # those of `with jax.enable_x64(True):` in this thread
+            # Those of `with jax.enable_x64(True):` in this thread
+            for name, wanted in _FIXED.items():
                 if name in states and _other(states[name].value, wanted):
                     own.enter_context(states[name](wanted))
             yield
@@ -64,7 +78,8 @@ def check_flags(platform: str) -> None:
 
 
 def settings() -> dict[str, str]:
-    """What the environment says to compilers and libraries, and may change a bit: variable to value."""
+    """The variables of the environment for compilers and libraries that may change a bit: variable
+    to value."""
     return _flags("gpu") | {v: os.environ[v] for v in ("LIBTPU_INIT_ARGS",) if os.environ.get(v)}
 
 

@@ -1,13 +1,15 @@
-"""Messages between hosts besides their arrays: which hosts are there, shared decisions, failures and losses.
+"""Messages between hosts besides their arrays: which hosts are there, shared decisions, failures
+and losses.
 
-JAX's runtime transfers the arrays. It aborts a process some time after a peer is gone, without saying which
-one, and does not say for which hosts it waits. So each host has a plain connection to host 0, with lines of
-JSON and regular beats from both sides. A host whose connection ends without a farewell, or is silent for
-`silence` seconds, is lost, and every host is told.
+JAX's runtime transfers the arrays. It aborts a process some time after a peer is gone, without
+saying which one, and does not say for which hosts it waits. So each host has a plain connection to
+host 0, with lines of JSON and regular beats from both sides. A host is lost if its connection ends
+without a farewell, or if it is silent for `silence` seconds. Host 0 reports the loss to every host.
 
-Anybody may reach an open port. A message is one of `_MESSAGES`, from the host that it names; anything else
-ends its connection. Hosts that share a token (`CHIPWISE_TOKEN`; `chipwise --processes` makes one) prove it
-when they meet. Without one they trust their network, as JAX's own service does.
+Anybody may reach an open port. A message is one of `_MESSAGES`, from the host that it names.
+Anything else ends its connection. Hosts that share a token (`CHIPWISE_TOKEN`, set by
+`chipwise --processes`) prove it when they meet. Without one they trust their network, as JAX's own
+service does.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def _text(most: int) -> Callable[[Any], bool]:
 
 
 def _paces(value: Any) -> bool:
-    """Whether `value` has rows of four whole numbers; see `Channel.paces`."""
+    """Whether `value` has rows of four whole numbers, see `Channel.paces`."""
     whole = _whole(0, 1 << 53)
     return isinstance(value, list) and all(
         isinstance(row, list) and len(row) == 4 and all(map(whole, row)) for row in value
@@ -52,10 +54,20 @@ def _paces(value: Any) -> bool:
 
 
 _HOST, _CODE, _PROOF = _whole(0, 1 << 20), _whole(1, 255), _text(64)
-_ASKED = {"what": _text(100), "turn": _whole(1, 1 << 53), "host": _HOST, "value": lambda value: True}
-_MESSAGES: tuple[dict[str, Callable[[Any], bool]], ...] = (  # the fields of every message, with their bounds
+_ASKED = {
+    "what": _text(100),
+    "turn": _whole(1, 1 << 53),
+    "host": _HOST,
+    "value": lambda value: True,
+}
+# The fields of every message, with their bounds
+_MESSAGES: tuple[dict[str, Callable[[Any], bool]], ...] = (
     {"host": _HOST, "of": _HOST, "proof": _PROOF},
-    {"refused": lambda value: isinstance(value, list) and len(value) == 3 and all(map(_HOST, value))},
+    {
+        "refused": lambda value: (
+            isinstance(value, list) and len(value) == 3 and all(map(_HOST, value))
+        )
+    },
     *({"all": _text(1000), "proof": _PROOF}, _ASKED, {"noted": lambda value: value is True}),
     *({"bye": _HOST}, {"beat": _HOST, "paces": _paces}, {"gone": _HOST}, {"leave": _CODE}),
     {"stacks": lambda value: value is True},
@@ -71,9 +83,9 @@ class PortTaken(OSError):
 class Connection:
     """A connection that carries JSON objects as lines.
 
-    *Fields:* `since`, the time when it was made; `heard`, of the last message from the other side; `most`,
-    the longest line to receive; `ended`, whether no more will come; `garbled`, whether something else than
-    a message came.
+    *Fields:* `since`: the time of the connection. `heard`: the time of the last message from the
+    other side. `most`: the longest line to receive, in bytes. `ended`: whether no more will come.
+    `garbled`: whether the other side sent something that is not a message.
     """
 
     def __init__(self, connection: socket.socket):
@@ -96,11 +108,13 @@ class Connection:
             pass
 
     def receive(self, seconds: float | None = None) -> dict[str, Any] | None:
-        """The next message; `None` at the end, after `seconds`, and for anything but a message."""
+        """The next message. `None` at the end, after `seconds`, and for anything but a message."""
         until = None if seconds is None else time.monotonic() + seconds
         try:
             while b"\n" not in self._rest:  # however slowly it comes
-                self._socket.settimeout(None if until is None else max(0.0, until - time.monotonic()))
+                self._socket.settimeout(
+                    None if until is None else max(0.0, until - time.monotonic())
+                )
                 data = self._socket.recv(1 << 16)
                 if not data:
                     raise ConnectionError
@@ -109,7 +123,9 @@ class Connection:
                 self._rest += data
             line, _, self._rest = self._rest.partition(b"\n")
             message = json.loads(line)
-            if not (isinstance(message, dict) and any(_fits(message, fields) for fields in _MESSAGES)):
+            if not (
+                isinstance(message, dict) and any(_fits(message, fields) for fields in _MESSAGES)
+            ):
                 raise ValueError("no message of a host")
         except (TimeoutError, BlockingIOError):
             return None
@@ -123,7 +139,8 @@ class Connection:
         return message
 
     def sending_within(self, seconds: float) -> None:
-        """Limits the time of a `send`, which would otherwise block if the other side does not read."""
+        """Limits the time of a `send`, which would otherwise block if the other side does not
+        read."""
         packed = int(seconds).to_bytes(8, "little") + bytes(8)
         self._socket.settimeout(None)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, packed)
@@ -138,11 +155,15 @@ def _fits(message: dict[str, Any], fields: dict[str, Callable[[Any], bool]]) -> 
 
 def _proof(token: str, *words: Any) -> str:
     """Shows that a host has `token`, without sending it."""
-    return hmac.new(token.encode("utf-8", "surrogateescape"), repr(words).encode(), "sha256").hexdigest()
+    return hmac.new(
+        token.encode("utf-8", "surrogateescape"), repr(words).encode(), "sha256"
+    ).hexdigest()
 
 
 def _proves(message: dict[str, Any], token: str, *words: Any) -> bool:
-    return hmac.compare_digest(message["proof"].encode("utf-8", "replace"), _proof(token, *words).encode())
+    return hmac.compare_digest(
+        message["proof"].encode("utf-8", "replace"), _proof(token, *words).encode()
+    )
 
 
 def accept_hosts(
@@ -150,11 +171,12 @@ def accept_hosts(
 ) -> dict[int, Connection]:
     """On host 0: waits for the other hosts, which send their numbers. *Returns* their connections.
 
-    *Arguments:* `awaiting` is called with the numbers of the missing hosts, now and then; a connection that
-    does not prove `token` is closed.
+    *Arguments:* `awaiting` is called with the numbers of the missing hosts, now and then. A
+    connection that does not prove `token` is closed.
 
-    Raises `PortTaken`; `TimeoutError` with the missing hosts; and `ValueError` with the number of a second
-    host of that number, or of a host that expects another number of hosts.
+    Raises `PortTaken`. Raises `TimeoutError` with the missing hosts. Raises `ValueError` with a
+    host's number, the number of hosts that it expects, and `count`, if its number is taken or not
+    one of 1 to `count` - 1, or if the numbers of hosts differ.
     """
     connections: dict[int, Connection] = {}
     strangers: list[Connection] = []
@@ -172,14 +194,17 @@ def accept_hosts(
                 awaiting(missing)
                 next_report = waited + _AGAIN_SECONDS
             for i in [i for i, one in connections.items() if select.select([one], [], [], 0)[0]]:
-                connections.pop(i).close()  # which send nothing yet: the host was killed, and may start again
+                # Which send nothing yet: the host was killed, and may start again
+                connections.pop(i).close()
             reading: list[Any] = [server, *strangers]
             if select.select(reading, [], [], min(_RETRY_SECONDS, wait))[0]:
                 with contextlib.suppress(OSError):  # nobody, or already gone
                     strangers.append(Connection(server.accept()[0]))
             for one in list(strangers):
                 hello = _hello(one, token)
-                late = time.monotonic() - one.since > _HELLO_SECONDS or one in strangers[:-_STRANGERS]
+                late = (
+                    time.monotonic() - one.since > _HELLO_SECONDS or one in strangers[:-_STRANGERS]
+                )
                 if hello is None and not late and not one.ended:
                     continue
                 strangers.remove(one)
@@ -201,7 +226,8 @@ def accept_hosts(
 
 
 def _hello(connection: Connection, token: str) -> tuple[int, int] | None:
-    """The number of a host, and of all that it expects, once it has sent them with a proof of `token`."""
+    """The number of a host, and the number of hosts that it expects, once it has sent them with a
+    proof of `token`."""
     message = connection.receive(0)
     if message is None:
         return None
@@ -212,10 +238,20 @@ def _hello(connection: Connection, token: str) -> tuple[int, int] | None:
 
 
 def connect_to_first(
-    address: str, port: int, index: int, count: int, wait: float, awaiting: Awaiting, token: str = ""
+    address: str,
+    port: int,
+    index: int,
+    count: int,
+    wait: float,
+    awaiting: Awaiting,
+    token: str = "",
 ) -> dict[int, Connection]:
-    """On another host: sends its number to host 0, and waits until all hosts are there. *Returns* the
-    connection to host 0. Raises as `accept_hosts`."""
+    """On another host: sends its number to host 0, and waits until all hosts are there. *Returns*
+    the connection to host 0.
+
+    Raises `TimeoutError` with the number of host 0. Raises `ValueError` with the same numbers as
+    `accept_hosts`, if host 0 refuses this host.
+    """
     began, next_report = time.monotonic(), _FIRST_WORD_SECONDS
     while (waited := time.monotonic() - began) <= wait:
         if waited > next_report:
@@ -239,8 +275,9 @@ def connect_to_first(
 
 
 def own_interface(address: str) -> bool:
-    """Whether hosts reach this machine at `address` alone: a number of an interface of its own. A name may
-    mean another interface to other hosts."""
+    """Whether `address` is the number of one of this machine's own interfaces, so that the hosts
+    can reach this machine there alone. A name may mean another interface to other hosts, so only
+    "localhost" counts."""
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
         with socket.socket(family) as attempt:
@@ -266,13 +303,20 @@ def _listening(address: str, port: int) -> socket.socket:
 class Channel:
     """The connections of a host after all have met: to host 0, or from host 0 to each.
 
-    *Arguments:* `connections` by host; `silence`, the seconds after which a silent host is lost; `gone`,
-    called with the number of a lost host and whether it sent something else than a message, and `left`,
-    called with an exit code and a sentence. Both run in a thread of the channel and end the process.
+    *Arguments:*
 
-    *Fields:* `paces`, by host its number, its last ended step, the steps, blocks and decisions that it has
-    passed, and the milliseconds since the last of them. Who measures these sets this host's row,
-    `beat_seconds`, and `stack`, which tells what this host does.
+    - `connections`: by host.
+    - `silence`: the seconds after which a silent host is lost.
+    - `gone`: called with the number of a lost host and whether it sent something else than a
+      message.
+    - `left`: called with an exit code and a sentence.
+
+    `gone` and `left` run in a thread of the channel and end the process.
+
+    *Fields:* `paces`: for each host its number, its last ended step, the number of steps, blocks
+    and decisions that it has passed, and the milliseconds since the last of them. `beat_seconds`:
+    the time between beats. `stack`: a function that describes what this host does. The code that
+    measures these sets `beat_seconds`, `stack` and this host's row of `paces`.
     """
 
     def __init__(
@@ -312,7 +356,7 @@ class Channel:
         return self._await(what, turn, [0])[0]
 
     def everyone(self, what: str, value: Any = None) -> list[Any]:
-        """The values of all hosts, in their order; all wait for all. JSON values."""
+        """The values of all hosts, JSON values, in their order. All wait for all."""
         turn = self._next(what)
         message = {"what": what, "turn": turn, "host": self.index, "value": value}
         if self.index:
@@ -324,9 +368,11 @@ class Channel:
         return values
 
     def fail(self, code: int, sentence: str, alike: bool) -> bool:
-        """Ends all other hosts, since this one ends with an error. *Returns* whether to show `sentence` here.
+        """Ends all other hosts, since this one ends with an error. *Returns* whether to show
+        `sentence` here.
 
-        *Arguments:* `alike`, whether every host finds this error itself, so that host 0 will show it.
+        *Arguments:* `alike`: whether every host meets this error itself, so that host 0 will show
+        it.
         """
         self._ending.set()
         if self.index == 0:
@@ -338,7 +384,7 @@ class Channel:
         return not self._noted.wait(4 * _GRACE_SECONDS)
 
     def stacks(self, seconds: float) -> dict[int, Any]:
-        """On host 0: what the `stack` of each host tells, of those that answer within `seconds`."""
+        """On host 0: the result of `stack` on each host that answers within `seconds`."""
         self._send({"stacks": True})
         keys = {host: ("stack", 1, host) for host in self._connections}
         with self._changed:
@@ -347,7 +393,7 @@ class Channel:
         return {0: self.stack(), **told}
 
     def bye(self) -> None:
-        """This host has done its part, so its end is no loss."""
+        """Reports that this host has done its part, so that its end is no loss."""
         self._ending.set()
         self._send({"bye": self.index})
 
@@ -401,7 +447,8 @@ class Channel:
             self._lost(host, connection.garbled)
 
     def _may_say(self, host: int, message: dict[str, Any]) -> bool:
-        """Whether `host` speaks for itself; only host 0 ends others, to whom the others report."""
+        """Whether `host` may send `message`. A host speaks only for itself. Only host 0 ends
+        others, and only the others report failures to it."""
         if message.keys() & {"all", "refused", "of"} or any(
             message.get(name, host) != host for name in ("host", "bye", "beat")
         ):
@@ -412,8 +459,8 @@ class Channel:
         return "fail" not in message and message.get("gone", 0) < self.count
 
     def _failed(self, host: int, connection: Connection, message: dict[str, Any]) -> None:
-        """On host 0, another host has failed: ends all hosts with that error, unless this one finds its
-        own."""
+        """On host 0, another host has failed: ends all hosts with that error, unless this one finds
+        its own."""
         self._farewells.add(host)
         connection.send({"noted": True})
         if not self._ending.wait(_GRACE_SECONDS):
@@ -433,5 +480,8 @@ class Channel:
             self._send({"beat": self.index, "paces": known})
             self._ending.wait(self.beat_seconds)
             for host, connection in self._connections.items():
-                if host not in self._farewells and time.monotonic() - connection.heard > self.silence:
+                if (
+                    host not in self._farewells
+                    and time.monotonic() - connection.heard > self.silence
+                ):
                     self._lost(host)

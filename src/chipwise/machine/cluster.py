@@ -1,8 +1,9 @@
 """The number of this host and of all hosts, from the environment in which it was started.
 
-JAX reads the variables of SLURM, Open MPI and Cloud TPUs; those of SkyPilot and `chipwise --processes` are
-read here. Kaggle, Colab and a single TPU VM are one host. If a machine runs several tasks, each takes its
-share of the GPUs, while JAX would give each task one GPU (jax issues 16788 and 23452).
+JAX reads the variables of SLURM, Open MPI and Cloud TPUs. This module reads those of SkyPilot and
+`chipwise --processes`. Kaggle, Colab and a single TPU VM are one host. If a machine runs several
+tasks, each takes its share of the GPUs, while JAX would give each task one GPU (jax issues 16788
+and 23452).
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..errors import DeviceError
-from ..words.facts import Fact, fact
+from ..base import DeviceError, Fact, fact
 
 PORT = 8482  # JAX's default
 TOLD = ("CHIPWISE_HOSTS", "CHIPWISE_HOST", "CHIPWISE_COORDINATOR")
@@ -25,22 +25,18 @@ _ONE_HOST = ("KAGGLE_KERNEL_RUN_TYPE", "COLAB_RELEASE_TAG")
 
 @dataclass(frozen=True)
 class Seat:
-    """Host `index` of `count`, which all meet at `address:port` of host 0.
-
-    *Fields:* `place`, the source of these numbers; `gpus`, the positions of its GPUs among the visible ones;
-    all if `None`.
-    """
+    """Host `index` of `count`. All hosts meet at `address:port` of host 0."""
 
     index: int
     count: int
     address: str
     port: int = PORT
-    place: str = "given"
-    gpus: tuple[int, ...] | None = None
+    place: str = "given"  # the source of these numbers
+    gpus: tuple[int, ...] | None = None  # its GPUs, by position among the visible. None: all
 
 
 def given(count: int | None, index: int | None, coordinator: str | None) -> Seat | None:
-    """The seat that options define; `None` without options.
+    """The seat that options define. `None` without options.
 
     Raises `DeviceError` if some options are missing, or for impossible numbers.
     """
@@ -63,9 +59,9 @@ def given(count: int | None, index: int | None, coordinator: str | None) -> Seat
 
 
 def found(environment: Mapping[str, str], visible_gpus: int) -> Seat | None:
-    """The seat that `environment` (`os.environ`) defines; `None` for a single host.
+    """The seat that `environment` (`os.environ`) defines. `None` for a single host.
 
-    *Arguments:* `visible_gpus`, the number of GPUs that this process sees. Raises `DeviceError` for
+    *Arguments:* `visible_gpus`: the number of GPUs that this process sees. Raises `DeviceError` for
     impossible numbers.
     """
     if any(name in environment for name in TOLD):
@@ -74,7 +70,9 @@ def found(environment: Mapping[str, str], visible_gpus: int) -> Seat | None:
     if any(environment.get(name) for name in _ONE_HOST):
         return None
     if "SKYPILOT_NODE_RANK" in environment:
-        count, index = (_whole(environment, f"SKYPILOT_{name}") for name in ("NUM_NODES", "NODE_RANK"))
+        count, index = (
+            _whole(environment, f"SKYPILOT_{name}") for name in ("NUM_NODES", "NODE_RANK")
+        )
         addresses = environment.get("SKYPILOT_NODE_IPS", "").split()
         if count in (None, 1):
             return None
@@ -103,7 +101,8 @@ def _whole(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def _of_jax(environment: Mapping[str, str], visible_gpus: int) -> Seat | None:
-    """The seat from JAX's readers of SLURM, Open MPI and Cloud TPUs, which use this process's environment."""
+    """The seat from JAX's readers of SLURM, Open MPI and Cloud TPUs, which use this process's
+    environment."""
     from jax._src.clusters import ClusterEnv
 
     for cluster in ClusterEnv._cluster_types:
@@ -113,7 +112,9 @@ def _of_jax(environment: Mapping[str, str], visible_gpus: int) -> Seat | None:
         if count == 1:
             return None
         port = environment.get("JAX_COORDINATOR_PORT")
-        coordinator = cluster.get_coordinator_address(timeout_secs=300, override_coordinator_port=port)
+        coordinator = cluster.get_coordinator_address(
+            timeout_secs=300, override_coordinator_port=port
+        )
         tasks, task = _tasks_here(environment), cluster.get_local_process_id()
         gpus, bounds = None, ("GPUS_PER_TASK", "TRES_PER_TASK", "NTASKS_PER_GPU", "GPU_BIND")
         # Whether SLURM has limited this task to GPUs of its own
@@ -129,7 +130,8 @@ def _of_jax(environment: Mapping[str, str], visible_gpus: int) -> Seat | None:
 
 
 def outside_srun(environment: Mapping[str, str]) -> Fact | None:
-    """A warning if a SLURM job has several tasks, but `srun` did not start this process; otherwise None."""
+    """A warning if a SLURM job has several tasks, but `srun` did not start this process. Otherwise
+    None."""
     tasks = environment.get("SLURM_NTASKS", "1")
     inside = "SLURM_STEP_ID" in environment or "SLURM_STEP_NUM_TASKS" in environment
     if "SLURM_JOB_ID" not in environment or inside or not tasks.isdecimal() or int(tasks) < 2:
@@ -141,7 +143,11 @@ def _tasks_here(environment: Mapping[str, str]) -> int:
     """The number of this run's processes on this machine."""
     if "OMPI_COMM_WORLD_LOCAL_SIZE" in environment:
         return _whole(environment, "OMPI_COMM_WORLD_LOCAL_SIZE") or 1
-    text = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE") or "1"
+    text = (
+        environment.get("SLURM_STEP_TASKS_PER_NODE")
+        or environment.get("SLURM_TASKS_PER_NODE")
+        or "1"
+    )
     tasks: list[int] = []  # by node: "2(x3),1" is 2, 2, 2, 1
     for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
         tasks += [int(number)] * int(times or 1)

@@ -1,9 +1,10 @@
-"""JAX's compilation cache, so that a recipe's second run starts at once, and a study compiles a program once.
+"""JAX's compilation cache, so that a recipe's second run starts at once, and a study compiles a
+program once.
 
-Programs of the cache run without further checks, so a folder is used only if nobody but the user can change
-it. JAX's key contains the program, the versions and the compiler's options. Here the processor is added,
-whose instructions the code uses. CPU devices share an entry; otherwise eight simulated devices would compile
-eight times. JAX is changed for this, and put back, by contexts.
+Programs of the cache run without further checks, so a folder is used only if nobody but the user
+can change it. JAX's key contains the program, the versions and the compiler's options. This module
+adds the processor, since the code uses its instructions. CPU devices share an entry. Otherwise
+eight simulated devices would compile eight times. Contexts change JAX for this and restore it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import jax
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
-from ..atomic import put_inside
+from ..base.files import put_inside
 from .plugins import text_in
 
 BYTES = 1 << 30  # of the folder; the least recently used programs are deleted
@@ -39,8 +40,8 @@ SETTINGS = {  # which programs are stored: those that take longer to compile tha
 def cached_in(folder: Path) -> Iterator[bool]:
     """A context in which `folder` is JAX's compilation cache.
 
-    *Yields* whether it is. It is not if the user has set or disabled JAX's cache, or if others could write to
-    `folder`.
+    *Yields* whether it is. It is not if the user has set or disabled JAX's cache, or if others
+    could write to `folder`.
     """
     chosen = "JAX_COMPILATION_CACHE_DIR" in os.environ or jax.config.values[FOLDER]
     ours = not chosen and _private(folder)
@@ -48,18 +49,18 @@ def cached_in(folder: Path) -> Iterator[bool]:
         if chosen or ours:
             entered.enter_context(portable_entries())
         if ours:
-            _shorten(folder)
+            shorten(folder)
             entered.enter_context(_settings({FOLDER: str(folder), **SETTINGS}))
         yield ours
 
 
 @contextlib.contextmanager
 def compiled_once() -> Iterator[None]:
-    """A context in which no program is compiled twice. A cache that is set already stays in use; otherwise
-    there is one as long as the context.
+    """A context in which no program is compiled twice. A cache that is already set stays in use.
+    Otherwise the context has a cache of its own.
 
-    A run's seed and the values of its schedules are inputs of the compiled programs, so runs of a study that
-    differ only in these share programs.
+    A run's seed and the values of its schedules are inputs of the compiled programs, so runs of a
+    study that differ only in these share programs.
     """
     with portable_entries():
         if jax.config.values[FOLDER]:
@@ -73,12 +74,12 @@ def compiled_once() -> Iterator[None]:
 
 
 def compile_on(groups: int, count: int, lower: Callable[[int, int], Any]) -> list[list[Any]]:
-    """`count` programs compiled for each of so many `groups` of devices: for each program, those of the
-    groups. The first group's are compiled, the others read from the cache: the same code, and so the same
-    bits.
+    """Compiles `count` programs for `groups` groups of devices. *Returns* for each program its
+    versions for the groups. Those of the first group are compiled. Those of the others are read
+    from the cache, so they are the same code and give the same bits.
 
-    *Arguments:* `lower`: a function of the program's number and the group's, which lowers it. Compilation is
-    parallel, since XLA releases the GIL.
+    *Arguments:* `lower`: a function of the program's number and the group's, which lowers it.
+    Compilation is parallel, since XLA releases the GIL.
     """
 
     def here(g: int) -> list[Any]:
@@ -107,12 +108,19 @@ def _settings(values: dict[str, Any]) -> Iterator[None]:
 
 
 def _private(folder: Path) -> bool:
-    """Whether `folder` exists, or could be made, and nobody but the user can enter or replace it."""
+    """Whether `folder` exists or could be created, and nobody but the user can enter or replace
+    it."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
-        own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+        if not hasattr(os, "geteuid"):  # Windows keeps a user's folders from others by other means
+            return stat.S_ISDIR(status.st_mode)
+        own = (
+            stat.S_ISDIR(status.st_mode)
+            and status.st_uid == os.geteuid()
+            and not status.st_mode & 0o077
+        )
         return own and not _replaceable(folder)
     except OSError:
         return False
@@ -130,7 +138,7 @@ def _replaceable(folder: Path) -> bool:
     return False
 
 
-def _shorten(folder: Path) -> None:
+def shorten(folder: Path) -> None:
     """Deletes the least recently used files until at most `BYTES` are left."""
     files = []
     for path in folder.iterdir():
@@ -151,9 +159,9 @@ def _shorten(folder: Path) -> None:
 
 @contextlib.contextmanager
 def portable_entries() -> Iterator[None]:
-    """A context in which JAX's keys depend on the processor, but not on the CPU device, and its entries are
-    written atomically. JAX never replaces an entry, so every later process would fail to read one that a
-    killed process had written in part."""
+    """A context in which JAX's keys depend on the processor, but not on the CPU device, and its
+    entries are written atomically. JAX never replaces an entry, so every later process would fail
+    to read one that a killed process had written in part."""
     from jax._src import cache_key
     from jax._src.lib import xla_client
     from jax._src.lru_cache import LRUCache
@@ -164,19 +172,28 @@ def portable_entries() -> Iterator[None]:
         return
 
     def get(
-        module: Any, devices: np.ndarray, compile_options: Any, backend: Any, *rest: Any, **more: Any
+        module: Any,
+        devices: np.ndarray,
+        compile_options: Any,
+        backend: Any,
+        *rest: Any,
+        **more: Any,
     ) -> str:
         if backend.platform == "cpu" and devices.size == 1:
             compile_options = copy.deepcopy(compile_options)
-            compile_options.device_assignment = xla_client.DeviceAssignment.create(np.zeros((1, 1), np.int32))
+            compile_options.device_assignment = xla_client.DeviceAssignment.create(
+                np.zeros((1, 1), np.int32)
+            )
         return f"{key(module, devices, compile_options, backend, *rest, **more)}-{suffix}"
 
     def put_atomically(cache: Any, key: str, value: bytes) -> None:
         entry = Path(str(cache.path), f"{key}-cache")
-        if cache.eviction_enabled or not entry.parent.is_dir():  # JAX has a lock, or it is no local folder
+        # JAX has a lock, or it is no local folder
+        if cache.eviction_enabled or not entry.parent.is_dir():
             put(cache, key, value)
         elif not entry.exists():
-            put_inside(entry, value)  # with the user's umask, since others may share the user's folder
+            # With the user's umask, since others may share the user's folder
+            put_inside(entry, value)
 
     get.__wrapped__ = key  # type: ignore[attr-defined]
     cache_key.get, LRUCache.put = get, put_atomically  # type: ignore[method-assign,assignment]
@@ -187,11 +204,13 @@ def portable_entries() -> Iterator[None]:
 
 
 def processor() -> str:
-    """A hash of what compiled code depends on: the processor's features, and the number of threads into which
-    work is divided."""
+    """A hash of what compiled code depends on: the processor's features, and the number of threads
+    into which work is divided."""
     lines = text_in("/proc/cpuinfo").splitlines() or [platform.processor()]
     fields = ("model name", "flags", "Features", "CPU part")
     features = sorted({line for line in lines if line.startswith(fields)} or set(lines[:1]))
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    usable = (
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    )
     threads = os.environ.get("NPROC") or str(len(usable))
     return hashlib.sha256("\n".join([*features, threads]).encode()).hexdigest()[:12]

@@ -1,9 +1,9 @@
 """The devices on which a program runs: by default all, with an error if JAX misses an accelerator.
 
-machine = detect()                 # all devices; an error instead of a silent fallback to the CPU
+machine = detect()                 # all devices, or an error: no silent fallback to the CPU
 machine = detect(4)                # the first four
 machine = detect(platform="cpu")   # the CPU, even if there is a GPU
-simulate(8)                        # the CPU as eight devices; before JAX starts
+simulate(8)                        # the CPU as eight devices. Call it before JAX starts
 """
 
 from __future__ import annotations
@@ -12,41 +12,37 @@ import collections
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 
-from ..errors import DeviceError, near
+from ..base import DeviceError, near
 from . import guard
 from .fingerprint import this_machine
 from .host_facts import HostFacts, gather
 from .hosts import hosts
+from .jax_settings import setting, started
 from .plugins import hidden
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 FRACTIONS = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
-"""The old and the new name of the variable for the share of a GPU's free memory that JAX takes when it
-starts, by default 0.75 (https://docs.jax.dev/en/latest/gpu_memory_allocation.html). JAX refuses both
-together."""
+"""The old and the new name of the variable for the share of a GPU's free memory that JAX takes when
+it starts, by default 0.75 (https://docs.jax.dev/en/latest/gpu_memory_allocation.html). JAX refuses
+both together."""
 
 GPU_SHARE = 0.9
-"""The share that `detect` sets unless the user has: training has the GPU to itself, and the rest suffices for
-the context, the code of libraries and the buffers of collectives."""
+"""The share that `detect` sets unless the user has: training has the GPU to itself, and the rest
+suffices for the context, the code of libraries and the buffers of collectives."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The devices to use, in JAX's order.
-
-    *Fields:* `available`, the number of all devices of the platform, of which `devices` are the first ones
-    (of each host); `simulated`, whether they are parts of a host's CPU.
-    """
+    """The devices to use, in JAX's order: the first ones of each host."""
 
     platform: str  # "cpu", "gpu" or "tpu"
     kind: str  # JAX's `device_kind`, such as "TPU v5 lite"
     devices: tuple[jax.Device, ...]
-    available: int
-    simulated: bool
+    available: int  # number of all devices of the platform
+    simulated: bool  # whether they are parts of a host's CPU
 
     @property
     def chip(self) -> str:
@@ -58,15 +54,17 @@ def detect(count: int | None = None, platform: str | None = None, group: int = 1
     """The machine: all devices of the best platform that JAX finds.
 
     *Arguments:*
+
     - `count`: use only the first `count` devices.
-    - `platform`: `"cpu"`, `"gpu"` or `"tpu"`; by default the best one. `"cpu"` ignores accelerators: if JAX
-      has not started yet, it starts without them, for the rest of this process.
+    - `platform`: `"cpu"`, `"gpu"` or `"tpu"`. By default the best one. `"cpu"` ignores
+      accelerators: if JAX has not started yet, it starts without them, for the rest of this
+      process.
     - `group`: see `shared`.
 
     Raises `DeviceError` when there are fewer than `count` devices, when JAX cannot use the host's
-    accelerator, or when JAX runs several processes that did not join with `hosts`; the message says why and
-    what to type. `JAX_PLATFORMS=cpu`, `simulate` and an empty `CUDA_VISIBLE_DEVICES` count as a request for
-    the CPU.
+    accelerator, or when JAX runs several processes that did not join with `hosts`. The message says
+    why and what to type. `JAX_PLATFORMS=cpu`, `simulate` and an empty `CUDA_VISIBLE_DEVICES` count
+    as a request for the CPU.
     """
     if platform is not None and platform not in PLATFORMS:
         hint = near(platform, PLATFORMS)
@@ -95,7 +93,8 @@ def jax_errors(platforms: list[str]) -> dict[str, str]:
 
 def _devices(platform: str | None) -> list[jax.Device]:
     if platform == "cpu" and not started():
-        # An unused accelerator stays free: a TPU serves one process, and JAX reserves a GPU's memory.
+        # An unused accelerator stays free: a TPU serves one process, and JAX reserves a GPU's
+        # memory.
         jax.config.update("jax_platforms", "cpu")
     take_memory()
     hosts()
@@ -107,7 +106,8 @@ def _devices(platform: str | None) -> list[jax.Device]:
 
 
 def take_memory() -> None:
-    """Lets JAX take `GPU_SHARE` of a GPU's memory when it starts, unless the user has set a share."""
+    """Lets JAX take `GPU_SHARE` of a GPU's memory when it starts, unless the user has set a
+    share."""
     if not any(map(os.environ.get, FRACTIONS)):
         os.environ[FRACTIONS[0]] = str(GPU_SHARE)
 
@@ -115,7 +115,8 @@ def take_memory() -> None:
 def no_devices(
     facts: HostFacts, platform: str | None, jax_platforms: str | None, jax_error: str
 ) -> DeviceError:
-    """The error to raise if JAX raised one instead of returning devices of `platform` (any if `None`)."""
+    """The error to raise if JAX raised one instead of returning devices of `platform` (any if
+    `None`)."""
     purpose, hidden = guard.cpu_on_purpose(facts, jax_platforms), guard.hidden(facts)
     present = guard.accelerators(facts)
     matching = [a for a in present if platform in (None, a.platform)]
@@ -147,9 +148,14 @@ def _take(devices: list[jax.Device], count: int | None, group: int = 1) -> Machi
     )
 
 
-def shared(devices: Sequence[jax.Device], count: int, hosts: int, group: int = 1) -> tuple[jax.Device, ...]:
-    """`count` of the devices of all hosts, in order: the first ones of each host, as equally many as the
-    hosts have. *Arguments:* `group`, of so many devices, which hosts have whole if that leaves each a device.
+def shared(
+    devices: Sequence[jax.Device], count: int, hosts: int, group: int = 1
+) -> tuple[jax.Device, ...]:
+    """`count` of the devices of all hosts, in order: the first ones of each host, in numbers as
+    equal as the hosts allow.
+
+    *Arguments:* `group`: the number of devices in a group. Each host gets whole groups if that
+    leaves every host a device.
 
     Raises `DeviceError` if a host would have no device.
     """
@@ -170,11 +176,11 @@ def shared(devices: Sequence[jax.Device], count: int, hosts: int, group: int = 1
 def simulate(n: int) -> None:
     """Makes JAX start with `n` CPU devices and without accelerators, for the rest of this process.
 
-    Call it before the first JAX operation, with which JAX fixes its devices. Overrides the number in
-    `XLA_FLAGS`. Calling it again with the same `n` does nothing.
+    Call it before the first JAX operation, with which JAX fixes its devices. Overrides the number
+    in `XLA_FLAGS`. Calling it again with the same `n` does nothing.
 
-    Raises `DeviceError` if `n` is not an integer from 1 to 65,536, or if JAX has already started with other
-    devices.
+    Raises `DeviceError` if `n` is not an integer from 1 to 65,536, or if JAX has already started
+    with other devices.
     """
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 1 << 16:
         raise DeviceError("device-count-not-whole", count=n)
@@ -187,22 +193,3 @@ def simulate(n: int) -> None:
     if here[0].platform == "cpu" and len(here) == n:
         return
     raise DeviceError("simulate-too-late", count=n, here=len(here), kind=here[0].device_kind)
-
-
-def started() -> bool:
-    """Whether JAX has fixed its devices. Does not start it.
-
-    JAX has no public function for this, but refuses to change `jax_num_cpu_devices` once started.
-    """
-    before = setting("jax_num_cpu_devices")
-    try:
-        jax.config.update("jax_num_cpu_devices", before + 2)
-    except RuntimeError:
-        return True
-    jax.config.update("jax_num_cpu_devices", before)
-    return False
-
-
-def setting(name: str) -> Any:
-    """A setting of JAX such as `"jax_platforms"`, whose attributes type checkers do not know."""
-    return getattr(jax.config, name)

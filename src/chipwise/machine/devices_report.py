@@ -1,7 +1,8 @@
-"""The report of `chipwise devices`: the hardware and software of this host, and problems for training.
+"""The report of `chipwise devices`: the hardware and software of this host, and problems for
+training.
 
-A broken device is reported as a problem and raises no error. A report is a value, so a test can describe any
-machine.
+A broken device is reported as a problem and raises no error. A report is a value, so a test can
+describe any machine.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ import jax
 import numpy as np
 
 from .. import chips
-from ..words.facts import Fact, fact, text_of
+from ..base import Fact, fact, text_of
 from . import guard
-from .detect import jax_errors, setting
+from .detect import jax_errors
 from .host_facts import LISTED, HostFacts, gather, installed
 from .hosts import joined
+from .jax_settings import setting
 from .limits import Cores, HostMemory, cores, memory
 
 SEVERITIES = ("error", "warning", "note")
 GiB = 2**30
 
-# Eight TPU v3 cores needed at least 16 logical cores to decode and augment JPEGs on the host. Here, devices
-# do the augmentation, so two cores per device are a lower bound that may not suffice.
+# Eight TPU v3 cores needed at least 16 logical cores to decode and augment JPEGs on the host. Here,
+# devices do the augmentation, so two cores per device are a lower bound that may not suffice.
 CORES_PER_DEVICE = 2
 LOW_MEMORY_BYTES = 2 * GiB
 
@@ -35,8 +37,8 @@ LOW_MEMORY_BYTES = 2 * GiB
 class Problem:
     """A problem for training, whose fact has the texts what, why and fix.
 
-    *Fields:* `severity`: `"error"` (training cannot run as requested), `"warning"` (it can, but badly) or
-    `"note"` (good to know).
+    *Fields:* `severity`: `"error"` (training cannot run as requested), `"warning"` (it can, but
+    badly) or `"note"` (good to know).
     """
 
     severity: str
@@ -51,8 +53,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class DeviceLine:
-    """A JAX device. `memory_bytes` is what JAX may allocate, by default three quarters of a GPU's memory;
-    `None` if unknown."""
+    """A JAX device. `memory_bytes` is the memory that JAX may allocate, by default three quarters
+    of a GPU's memory. `None` if unknown."""
 
     id: int
     platform: str
@@ -68,8 +70,8 @@ class DeviceLine:
 class DevicesReport:
     """The content of `chipwise devices`: a host, and the JAX devices of this process.
 
-    *Fields:* `processes`: all JAX processes, of which `joined` joined with `hosts`; `jax_errors`: by
-    platform, by "" when JAX did not start.
+    *Fields:* `processes`: the number of JAX processes. `joined`: the number of those that joined
+    with `hosts`. `jax_errors`: JAX's messages by platform, or by "" when JAX did not start.
     """
 
     facts: HostFacts
@@ -92,7 +94,7 @@ class DevicesReport:
 
     @property
     def versions(self) -> dict[str, str | None]:
-        """Of software that affects results or speed; `None`: not installed."""
+        """The versions of software that affects results or speed. `None` means not installed."""
         known = self.facts.packages
         cuda = next((n for n in ("jax-cuda12-plugin", "jax-cuda13-plugin") if n in known), None)
         return {
@@ -105,7 +107,9 @@ class DevicesReport:
     @property
     def problems(self) -> list[Problem]:
         """Errors first."""
-        found = [Problem(*problem) for part in (_devices, _settings, _host) for problem in part(self)]
+        found = [
+            Problem(*problem) for part in (_devices, _settings, _host) for problem in part(self)
+        ]
         return sorted(found, key=lambda p: SEVERITIES.index(p.severity))
 
     @property
@@ -114,7 +118,8 @@ class DevicesReport:
         return any(p.severity == "error" for p in self.problems)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values with stable keys that are always present; `null` is unknown. Sizes are bytes."""
+        """Plain values with stable keys that are always present. `null` means unknown. Sizes are in
+        bytes."""
         return {
             "platform": self.platform,
             "device_count": len(self.devices),
@@ -148,10 +153,16 @@ def look(facts: HostFacts | None = None) -> DevicesReport:
     if devices and devices[0].platform == "cpu":
         errors = jax_errors([a.platform for a in guard.unused(facts, setting("jax_platforms"))])
     return DevicesReport(
-        facts, cores(), memory(), tuple(map(_line, devices)), processes,
+        facts,
+        cores(),
+        memory(),
+        tuple(map(_line, devices)),
+        processes,
         1 if (run := joined()) is None else run.count,
-        setting("jax_platforms"), errors, bool(setting("jax_enable_x64")),
-    )  # fmt: skip
+        setting("jax_platforms"),
+        errors,
+        bool(setting("jax_enable_x64")),
+    )
 
 
 def _line(device: jax.Device) -> DeviceLine:
@@ -182,7 +193,10 @@ def _devices(s: DevicesReport) -> Iterator[tuple[str, Fact]]:
     if s.platform is None:
         message = " ".join(next(iter(s.jax_errors.values()), "").split())[:600]
         if unused:
-            yield "error", fact("no-devices", reason=guard.why_unused(s.facts, unused[0].platform, message))
+            yield (
+                "error",
+                fact("no-devices", reason=guard.why_unused(s.facts, unused[0].platform, message)),
+            )
         else:
             yield "error", fact("no-backend", said=message)
     elif s.platform == "cpu":
@@ -191,7 +205,10 @@ def _devices(s: DevicesReport) -> Iterator[tuple[str, Fact]]:
             yield "error", fact("fell-back-to-cpu", platform=name.upper(), reason=reason)
     for device in s.devices:
         if device.error:
-            yield "error", fact("device-broken", device=device.id, said=" ".join(device.error.split())[:400])
+            yield (
+                "error",
+                fact("device-broken", device=device.id, said=" ".join(device.error.split())[:400]),
+            )
     old = guard.driver_too_old(s.facts)
     if old and s.platform == "gpu":
         yield "warning", fact("driver-old", reason=old)

@@ -22,7 +22,8 @@ _PACKAGE = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The machine and the software of a measurement. Sizes are bytes; `None` is unknown or absent."""
+    """The machine and the software of a measurement. Sizes are in bytes. `None` means unknown or
+    absent."""
 
     cpu: str  # the model, as the system names it
     cores: float  # usable by this process: affinity and quotas count
@@ -39,8 +40,8 @@ class Fingerprint:
     def hash(self) -> str:
         """Eight hexadecimal digits, equal for equal hardware and operating system.
 
-        Excludes versions, which are compared on one machine. Memory is rounded to GiB, since kernels
-        reserve different amounts.
+        Excludes versions, which are compared on one machine. Memory is rounded to GiB, since
+        kernels reserve different amounts.
         """
         hardware = [
             self.cpu,
@@ -63,10 +64,12 @@ class Fingerprint:
 
 
 def this_machine(devices: Sequence[Any] = ()) -> Fingerprint:
-    """This machine. *Arguments:* `devices` of JAX, all of one kind; CPU devices do not count as
+    """This machine. *Arguments:* `devices` of JAX, all of one kind. CPU devices do not count as
     accelerators."""
     chips = [d for d in devices if d.platform != "cpu"]
-    commit = _git("rev-parse", "HEAD") if _git("ls-files", "--error-unmatch", "errors.py") else None
+    commit = (
+        _git("rev-parse", "HEAD") if _git("ls-files", "--error-unmatch", "__init__.py") else None
+    )
     changes = None if commit is None else _git("status", "--porcelain")
     return Fingerprint(
         cpu=_cpu(),
@@ -83,7 +86,8 @@ def this_machine(devices: Sequence[Any] = ()) -> Fingerprint:
 
 
 def stated(stored: Any) -> tuple[str | None, dict[str, str]]:
-    """The title and the versions of a machine read from a file, in which any part may be missing."""
+    """The title and the versions of a machine read from a file, in which any part may be
+    missing."""
     stored = stored if isinstance(stored, dict) else {}
     packages = stored.get("versions") if isinstance(stored.get("versions"), dict) else {}
     versions = {"python": stored.get("python"), **packages}
@@ -101,8 +105,8 @@ def _cpu() -> str:
 
 @functools.cache  # it takes some milliseconds, and every run calls it
 def _git(*arguments: str) -> str | None:
-    """The output of git in chipwise's folder; `None` without git or if it fails, for example because chipwise
-    is installed in another project's checkout, which does not track it."""
+    """The output of git in chipwise's folder. `None` without git or if it fails, for example
+    because chipwise is installed in another project's checkout, which does not track it."""
     command = ["git", "-C", str(_PACKAGE), *arguments]
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

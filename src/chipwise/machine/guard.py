@@ -1,11 +1,11 @@
 """Prevents training on the CPU by accident.
 
-If JAX cannot use an accelerator, it falls back to the CPU with a log line, and a job that should take minutes
-takes days. The functions here find out, from facts only, whether the host has an accelerator, why JAX does
-not use it, and what to do. They do not access the host.
+If JAX cannot use an accelerator, it falls back to the CPU with a log line, and a job that should
+take minutes takes days. The functions here find out, from facts only, whether the host has an
+accelerator, why JAX does not use it, and what to do. They do not access the host.
 
-A reason is a fact with two texts: why, and a remedy. The remedy ends without a full stop, since it often ends
-with a command.
+A reason is a fact with two texts: why, and a remedy. The remedy ends without a full stop, since it
+often ends with a command.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ..errors import DeviceError
-from ..words.facts import Fact, fact
+from ..base import DeviceError, Fact, fact
 from .host_facts import HostFacts
 
 # The oldest drivers for JAX's CUDA wheels: https://docs.jax.dev/en/latest/installation.html
@@ -23,8 +22,8 @@ OLDEST_DRIVER = {"12": (525,), "13": (580,)}
 
 @dataclass(frozen=True)
 class Accelerator:
-    """An accelerator of the host: its `platform`, `"gpu"` or `"tpu"`, and the `evidence`: paths, names of
-    variables, or the number of PCI cards."""
+    """An accelerator of the host: its `platform`, `"gpu"` or `"tpu"`, and the `evidence`: paths,
+    names of variables, or the number of PCI cards."""
 
     platform: str
     evidence: tuple[str | Fact, ...]
@@ -33,9 +32,10 @@ class Accelerator:
 def accelerators(facts: HostFacts) -> list[Accelerator]:
     """The host's accelerators, GPUs first.
 
-    A device file, a PCI card or Colab's address variable proves a TPU. Of `TPU_NAME` (often exported on a
-    laptop), `TPU_WORKER_ID`, a libtpu in `/lib` and a vfio group (any device of a virtual machine), two
-    together do. Other TPU variables never count, since compiling for an absent TPU sets them.
+    A device file, a PCI card or Colab's address variable proves a TPU. Of `TPU_NAME` (often
+    exported on a laptop), `TPU_WORKER_ID`, a libtpu in `/lib` and a vfio group (any device of a
+    virtual machine), two together do. Other TPU variables never count, since compiling for an
+    absent TPU sets them.
     """
     found = []
     gpus = facts.matching(r"/dev/nvidia\d+") or facts.matching("/proc/driver/nvidia")
@@ -56,8 +56,8 @@ def accelerators(facts: HostFacts) -> list[Accelerator]:
 def cpu_on_purpose(facts: HostFacts, jax_platforms: str | None) -> Fact | None:
     """The user's setting that excludes accelerators, or `None`.
 
-    *Arguments:* `jax_platforms`, JAX's setting of that name, which `JAX_PLATFORMS` and `simulate` also
-    change.
+    *Arguments:* `jax_platforms`, JAX's setting of that name, which `JAX_PLATFORMS` and `simulate`
+    also change.
     """
     if facts.environment.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return _variable(facts, "JAX_PLATFORMS")
@@ -78,8 +78,8 @@ def _variable(facts: HostFacts, name: str) -> Fact:
 
 
 def unused(facts: HostFacts, jax_platforms: str | None = None) -> list[Accelerator]:
-    """The accelerators that JAX should use but does not, if it found only CPUs; none if the user's settings
-    exclude them."""
+    """The accelerators that JAX should use but does not, if it sees only CPUs. None if the user's
+    settings exclude them."""
     if cpu_on_purpose(facts, jax_platforms):
         return []
     return [a for a in accelerators(facts) if not (a.platform == "gpu" and hidden(facts))]
@@ -88,7 +88,7 @@ def unused(facts: HostFacts, jax_platforms: str | None = None) -> list[Accelerat
 def refusal(facts: HostFacts, left: list[Accelerator], errors: dict[str, str]) -> DeviceError:
     """The error for unused accelerators: the evidence, the reason and the remedy.
 
-    *Arguments:* `left`, the unused accelerators; `errors`, platform to JAX's error message.
+    *Arguments:* `left`: the unused accelerators. `errors`: platform to JAX's error message.
     """
     unused = [
         fact(
@@ -105,8 +105,8 @@ def refusal(facts: HostFacts, left: list[Accelerator], errors: dict[str, str]) -
 def why_unused(facts: HostFacts, platform: str, jax_error: str = "") -> Fact:
     """The most certain reason why JAX does not use the host's `platform` (`"gpu"` or `"tpu"`).
 
-    *Arguments:* `jax_error`, JAX's message for that platform. It is quoted unless it says only that the
-    platform is missing.
+    *Arguments:* `jax_error`, JAX's message for that platform. It is quoted unless it says only that
+    the platform is missing.
     """
     quoted = " ".join(jax_error.split())[:400].rstrip(".")
     if quoted.startswith("Unknown backend"):
@@ -116,7 +116,7 @@ def why_unused(facts: HostFacts, platform: str, jax_error: str = "") -> Fact:
 
 
 def driver_too_old(facts: HostFacts) -> Fact | None:
-    """The reason if the NVIDIA driver is too old for the installed CUDA plugin; otherwise None."""
+    """The reason if the NVIDIA driver is too old for the installed CUDA plugin. Otherwise None."""
     cuda, driver = _cuda(facts), facts.nvidia_driver
     if cuda is None or driver is None:
         return None
@@ -129,8 +129,8 @@ def driver_too_old(facts: HostFacts) -> Fact | None:
 
 
 def plugin_mismatch(facts: HostFacts) -> Fact | None:
-    """The reason if the CUDA plugin and jaxlib have different versions, so that JAX may refuse the plugin;
-    otherwise None."""
+    """The reason if the CUDA plugin and jaxlib have different versions, so that JAX may refuse the
+    plugin. Otherwise None."""
     cuda, jaxlib = _cuda(facts), facts.packages.get("jaxlib")
     if cuda is None or jaxlib is None:
         return None
@@ -141,7 +141,9 @@ def plugin_mismatch(facts: HostFacts) -> Fact | None:
 
 
 def _cuda(facts: HostFacts) -> str | None:
-    return next((cuda for cuda in OLDEST_DRIVER if f"jax-cuda{cuda}-plugin" in facts.packages), None)
+    return next(
+        (cuda for cuda in OLDEST_DRIVER if f"jax-cuda{cuda}-plugin" in facts.packages), None
+    )
 
 
 def _why_no_gpu(facts: HostFacts, jax_error: str, quoted: str) -> Fact:

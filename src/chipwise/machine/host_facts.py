@@ -1,7 +1,7 @@
 """Facts about this host that do not come from JAX, collected in one plain object.
 
-Functions that look for platforms, missing accelerators and problems use only a `HostFacts`, so a test can
-describe Colab, a Kaggle TPU or a broken GPU machine as a value.
+Functions that look for platforms, missing accelerators and problems use only a `HostFacts`, so a
+test can describe Colab, a Kaggle TPU or a broken GPU machine as a value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from .plugins import text_in, tpu_card
 MARKERS = (
     "dev/nvidia[0-9]*",
     "proc/driver/nvidia",
-    "dev/accel[0-9]*",  # TPU v2 to v4. Not dev/accel/accel0: that directory is Linux's, for laptop NPUs.
+    # TPU v2 to v4. Not dev/accel/accel0: that directory is Linux's, for laptop NPUs.
+    "dev/accel[0-9]*",
     "dev/vfio/[0-9]*",  # TPU v5e and later; also any device lent to a virtual machine
     "lib/libtpu.so",
     "usr/lib/libtpu.so",
@@ -38,7 +39,8 @@ class HostFacts:
 
     environment: Mapping[str, str] = field(default_factory=dict)
     paths: frozenset[str] = frozenset()  # the existing ones of `MARKERS`, absolute
-    packages: Mapping[str, str] = field(default_factory=dict)  # the installed ones of `PACKAGES`, to version
+    # The installed ones of `PACKAGES`, to version
+    packages: Mapping[str, str] = field(default_factory=dict)
     nvidia_driver: str | None = None  # such as "535.104.05"
     pci_tpu_chips: int = 0
 
@@ -48,14 +50,17 @@ class HostFacts:
 
 
 def gather(root: str | Path = "/", environment: Mapping[str, str] | None = None) -> HostFacts:
-    """The facts of this host. Never raises: omits what cannot be read.
+    """The facts of this host. Never raises: omits facts that cannot be read.
 
-    *Arguments:* `root`, the directory of `dev`, `proc` and `sys`; `environment`, by default `os.environ`.
+    *Arguments:* `root`: the directory of `dev`, `proc` and `sys`. `environment`: by default
+    `os.environ`.
     """
     root = Path(root)
     return HostFacts(
         environment=dict(os.environ if environment is None else environment),
-        paths=frozenset("/" + str(p.relative_to(root)) for marker in MARKERS for p in _glob(root, marker)),
+        paths=frozenset(
+            "/" + str(p.relative_to(root)) for marker in MARKERS for p in _glob(root, marker)
+        ),
         packages={name: version for name in PACKAGES if (version := installed(name))},
         nvidia_driver=_nvidia_driver(root),
         pci_tpu_chips=sum(tpu_card(str(p)) for p in _glob(root, "sys/bus/pci/devices/*")),

@@ -4,8 +4,8 @@
     here.agree("save", due)
 
 `fit` and the other functions call `hosts`. A program calls it itself to pass the number of its host
-(`cw.machine.hosts.hosts(4, 1, "10.0.0.1:8482")`), or to get it earlier. Later calls return the first call's
-result.
+(`cw.machine.hosts.hosts(4, 1, "10.0.0.1:8482")`), or to get it earlier. Later calls return the
+first call's result.
 """
 
 from __future__ import annotations
@@ -28,9 +28,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ChipwiseError, DeviceError, DivergedError, HostLost, RecipeError, Stopped
-from ..words.facts import fact
-from ..words.figures import one_line
+from ..base import (
+    ChipwiseError,
+    DeviceError,
+    DivergedError,
+    HostLost,
+    RecipeError,
+    Stopped,
+    ending,
+    fact,
+)
+from ..base.figures import one_line
 from . import arithmetic, cluster
 from .channel import Channel, PortTaken, accept_hosts, connect_to_first, own_interface
 from .cluster import TOKEN, Seat
@@ -40,38 +48,35 @@ SILENCE_SECONDS = 30.0  # after which a host is lost
 _LATER_SECONDS = 15  # that JAX waits longer before it aborts
 _JAX_SECONDS = 300
 _ABORT_SECONDS = 3.0
-SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it, and has no chance to show it on an exit at once
+# A progress bar hides it, and has no chance to show it on an exit at once
+SHOW_CURSOR = b"\x1b[?25h"
 _PORTS = 16  # to try for JAX's own service, from the next port on
 
 
 @dataclass
 class Pace:
-    """How far this process is, for threads that watch it.
+    """The progress of this process, for threads that watch it."""
 
-    *Fields:* `step`, the steps started; `calls`, decisions of all hosts and blocks of evaluations so far, as
-    many on every host; `queued`, what to wait for of started steps, oldest first; `stepping`, whether the
-    main thread takes steps rather than reads, compiles, evaluates or saves.
-    """
-
-    step: int = 0
-    calls: int = 0
-    queued: Sequence[Any] = ()
-    stepping: bool = False
+    step: int = 0  # steps started
+    calls: int = 0  # decisions of all hosts and blocks of evaluations so far, equal on all hosts
+    queued: Sequence[Any] = ()  # tokens of started steps to wait for, oldest first
+    stepping: bool = False  # the main thread takes steps, not reads, compiles, evaluates or saves
 
     def advanced(self, step: int, queued: Sequence[Any]) -> None:
-        """Step `step`, the last of `queued`, was started."""
+        """Records that step `step`, the last of `queued`, was started."""
         self.step, self.queued, self.stepping = step, queued, True
 
     def unready(self) -> list[Any]:
-        """What is to be waited for of started steps that are not done, oldest first."""
+        """The tokens of the started steps that are not done, oldest first."""
         return [token for token in list(self.queued) if not token.is_ready()]
 
 
 class Hosts:
-    """This host among the hosts of the run; a run on one machine has one host.
+    """This host among the hosts of the run. A run on one machine has one host.
 
-    *Fields:* `index` of `count`; `place` that started the hosts; `names`, the host names of all; `shows`,
-    whether this host is to show the error with which it ends; `pace`; `channel` to other hosts, if any.
+    *Fields:* `index` of `count`. `place` that started the hosts. `names`: the host names of all.
+    `shows`: whether this host is to show the error with which it ends. `pace`. `channel` to other
+    hosts, if any.
     """
 
     def __init__(self, seat: Seat, channel: Channel | None = None, names: tuple[str, ...] = ()):
@@ -103,7 +108,9 @@ class Hosts:
         *Arguments:* `facts`: an error's code to the values that it reports, JSON values by name.
         """
         rows = self.everyone(what, json.loads(json.dumps(facts, default=str)))
-        names = dict.fromkeys((code, name) for row in rows for code in row for name in row[code] or {})
+        names = dict.fromkeys(
+            (code, name) for row in rows for code in row for name in row[code] or {}
+        )
         for host, row in enumerate(rows):
             for code, name in names:
                 here, there = ((values.get(code) or {}).get(name) for values in (row, rows[0]))
@@ -119,8 +126,8 @@ class Hosts:
             raise DeviceError("one-host-only", what=what, hosts=self.count)
 
     def stopping(self) -> bool:
-        """Whether all hosts stop at this step, since one got a signal. Every host calls this before every
-        step."""
+        """Whether all hosts stop at this step, since one got a signal. Every host calls this before
+        every step."""
         if self.channel is None:
             return False
         from jax.experimental.multihost_utils import reached_preemption_sync_point
@@ -129,7 +136,8 @@ class Hosts:
         return reached_preemption_sync_point(self._steps)
 
     def failed(self, error: BaseException) -> None:
-        """Ends all hosts, since this one cannot continue. Host 0 shows `error`, if it still runs."""
+        """Ends all hosts, since this one cannot continue. Host 0 shows `error`, if it still
+        runs."""
         if self.channel is None or self._code is not None:
             return
         if isinstance(error, Stopped | GeneratorExit):  # all hosts stop, at the same step
@@ -138,10 +146,17 @@ class Hosts:
         self._code = getattr(error, "exit_code", 130 if isinstance(error, KeyboardInterrupt) else 1)
         if not isinstance(error, ChipwiseError | KeyboardInterrupt):
             # A broken collective, most often: the channel finds out why, and ends this host
-            of_jax = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") or "Gloo" in str(error)
+            of_jax = type(error).__name__ in (
+                "JaxRuntimeError",
+                "XlaRuntimeError",
+            ) or "Gloo" in str(error)
             time.sleep(self.channel.silence + 1 if of_jax else _ABORT_SECONDS)
-        text = str(error) if isinstance(error, ChipwiseError) else f"{type(error).__name__}: {error}"
-        text = str(fact("host-failed", host=self.index, host_name=self.names[self.index], text=text))
+        text = (
+            str(error) if isinstance(error, ChipwiseError) else f"{type(error).__name__}: {error}"
+        )
+        text = str(
+            fact("host-failed", host=self.index, host_name=self.names[self.index], text=text)
+        )
         alike = isinstance(error, (DivergedError, RecipeError, DeviceError))
         self.shows = self.channel.fail(self._code, text, alike)
 
@@ -161,22 +176,23 @@ class Hosts:
         _end(error.exit_code, str(error))
 
     def leave(self) -> None:
-        """Runs at exit: says farewell; or after an error exits at once, since JAX would wait for lost
-        hosts."""
+        """Runs at exit. Sends a farewell. After an error it exits at once, since JAX would wait for
+        lost hosts."""
         if self.channel is None:
             return
         uncaught = getattr(sys, "last_value", None)
-        if uncaught is not None and not hasattr(sys, "ps1"):  # otherwise the others would wait for this host
+        # Otherwise the others would wait for this host
+        if uncaught is not None and not hasattr(sys, "ps1"):
             self.failed(uncaught)
         if self._code is not None:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(self._code)
+            os._exit(self._code)  # Python is at its end here, in any program
         self.channel.bye()
 
 
 _LOCK = threading.Lock()
-_LEAVING = threading.Lock()  # taken for good by the thread that ends the process
+_LEAVING = threading.Lock()  # taken for good by the first thread that ends the process
 _HANDLERS: list[Any] = []  # C callbacks, which must not be garbage-collected
 _here: Hosts | None = None
 
@@ -191,12 +207,15 @@ def hosts(
 ) -> Hosts:
     """Joins the hosts of this run. *Returns* this host.
 
-    *Arguments:* `count` of hosts, the `index` of this one, and `coordinator`, the address of host 0
-    (`"10.0.0.1:8482"`), if the environment does not define them; `wait`, the seconds to wait for all hosts
-    (1,800); `silence`, the seconds after which a silent host is lost (30).
+    *Arguments:*
 
-    Raises `DeviceError` when hosts are missing, have different versions, or cannot connect; the message names
-    them.
+    - `count`, `index`, `coordinator`: the number of hosts, the number of this one, and the address
+      of host 0 (`"10.0.0.1:8482"`), if the environment does not define them.
+    - `wait`: the seconds to wait for all hosts (1,800).
+    - `silence`: the seconds after which a silent host is lost (30).
+
+    Raises `DeviceError` when hosts are missing, have different versions, or cannot connect. The
+    message names them.
     """
     global _here
     with _LOCK:
@@ -207,20 +226,24 @@ def hosts(
                 _here = Hosts(Seat(0, 1, "localhost"))
             else:
                 _here = _join(
-                    seat, _seconds("WAIT", wait, WAIT_SECONDS), _seconds("SILENCE", silence, SILENCE_SECONDS)
+                    seat,
+                    _seconds("WAIT", wait, WAIT_SECONDS),
+                    _seconds("SILENCE", silence, SILENCE_SECONDS),
                 )
                 atexit.register(_here.leave)
         return _here
 
 
 def joined() -> Hosts | None:
-    """The result of `hosts`, if it was called; otherwise None."""
+    """The result of `hosts`, if it was called. Otherwise None."""
     return _here
 
 
 def _seat() -> Seat | None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = glob.glob("/dev/nvidia[0-9]*") if visible is None else [v for v in visible.split(",") if v]
+    gpus = (
+        glob.glob("/dev/nvidia[0-9]*") if visible is None else [v for v in visible.split(",") if v]
+    )
     return cluster.found(os.environ, len(gpus))
 
 
@@ -237,7 +260,7 @@ def _seconds(name: str, given: float | None, default: float) -> float:
 
 def _join(seat: Seat, wait: float, silence: float) -> Hosts:
     """Connects to the other hosts, compares versions, and starts JAX's distributed runtime."""
-    from .detect import started
+    from .jax_settings import started  # imports JAX
 
     if started():
         raise DeviceError("hosts-too-late", hosts=seat.count)
@@ -245,13 +268,17 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
 
     def awaiting(missing: list[int]) -> None:
         where = f"{seat.address}:{seat.port}"
-        waiting = fact("hosts-awaited", missing=missing, hosts=seat.count, host=seat.index, where=where)
+        waiting = fact(
+            "hosts-awaited", missing=missing, hosts=seat.count, host=seat.index, where=where
+        )
         print(waiting, file=sys.stderr, flush=True)
 
     where, token = {"address": seat.address, "port": seat.port}, os.environ.get(TOKEN, "")
     try:
         if seat.index == 0:
-            connections = accept_hosts(seat.address, seat.port, seat.count, name, wait, awaiting, token)
+            connections = accept_hosts(
+                seat.address, seat.port, seat.count, name, wait, awaiting, token
+            )
         else:
             connections = connect_to_first(
                 seat.address, seat.port, seat.index, seat.count, wait, awaiting, token
@@ -271,7 +298,13 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
         if host == seat.index:  # this process was suspended, or cut off from the network
             lost = HostLost("host-left-behind", host=host, silence=silence)
             _end(lost.exit_code, str(lost))
-        facts = {"host": seat.index, "lost": host, "lost_name": here.names[host], "silence": silence}
+            return
+        facts = {
+            "host": seat.index,
+            "lost": host,
+            "lost_name": here.names[host],
+            "silence": silence,
+        }
         lost = HostLost("host-garbled" if garbled else "host-lost", **facts)
         _end(lost.exit_code, str(lost))
 
@@ -281,7 +314,9 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
     _outlive_aborts()
     try:
         own = arithmetic.settings() | {"NPROC": os.environ.get("NPROC")}
-        here.compare("program", {"host-differs-version": arithmetic.versions(), "host-differs": own})
+        here.compare(
+            "program", {"host-differs-version": arithmetic.versions(), "host-differs": own}
+        )
         _start_jax(seat, channel, silence)
     except BaseException as error:
         here.failed(error)
@@ -330,9 +365,9 @@ def _about_no_proxy(record: logging.LogRecord) -> bool:
 
 
 def _outlive_aborts() -> None:
-    """Replaces JAX's abort, when its coordinator is gone, by an error message and an exit code, after the
-    channel had time to report the lost host. With a C handler, since Python's handlers wait for the main
-    thread."""
+    """Replaces JAX's abort, when its coordinator is gone, by an error message and an exit code,
+    after the channel had time to report the lost host. With a C handler, since Python's handlers
+    wait for the main thread."""
 
     def aborted(_: int) -> None:
         time.sleep(_ABORT_SECONDS)
@@ -344,7 +379,7 @@ def _outlive_aborts() -> None:
 
 
 def _free_port(first: int) -> int:
-    """The first free port from `first` on; after `_PORTS` tries, any free port."""
+    """The first free port from `first` on. After `_PORTS` tries, any free port."""
     for port in (*range(first, min(first + _PORTS, 65536)), 0):
         with socket.socket() as attempt:
             try:
@@ -356,10 +391,15 @@ def _free_port(first: int) -> int:
 
 
 def _end(code: int, sentence: str) -> None:
-    """Ends the process at once, since its threads may wait for a lost host."""
-    _LEAVING.acquire()
-    os.write(2, SHOW_CURSOR + b"\n" if os.isatty(2) else b"")
-    if sentence:
-        os.write(2, f"error: {one_line(sentence, 2000)}\n".encode())
-    logging.shutdown()
-    os._exit(code)
+    """Ends the process at once, with `sentence`. Its main thread may wait for a lost host in a
+    collective, which no exception and no signal ends. Only tells a person in an interactive
+    process, who can interrupt it or start it again."""
+    if not _LEAVING.acquire(blocking=not ending.interactive()):
+        return  # the person was told already
+    with contextlib.suppress(OSError):  # standard error may be closed
+        os.write(2, SHOW_CURSOR + b"\n" if os.isatty(2) else b"")
+        if sentence:
+            os.write(2, f"error: {one_line(sentence, 2000)}\n".encode())
+    if not ending.interactive():
+        logging.shutdown()
+        os._exit(code)

@@ -1,8 +1,8 @@
 """The cores and the memory that this process may use.
 
-In a container or a job, the machine's numbers are too large: `os.cpu_count()` may be 96 where two cores are
-granted. So this reads the affinity mask and all control groups from the process's own to the root, of
-versions 1 and 2. Sizes are bytes.
+In a container or a job, the machine's numbers are too large: `os.cpu_count()` may be 96 where two
+cores are granted. So this reads the affinity mask and all control groups from the process's own to
+the root, of versions 1 and 2. Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .plugins import text_in
 
 @dataclass(frozen=True)
 class Cores:
-    """Logical cores: those of the machine, and those usable by this process, which a quota can make a
-    fraction."""
+    """Logical cores: those of the machine, and those usable by this process, which a quota can make
+    a fraction."""
 
     machine: int
     usable: float
@@ -43,12 +43,13 @@ def cores(root: str | Path = "/") -> Cores:
 
 
 def usable_cores() -> int:
-    """The number of whole cores that this process may use, at least 1: a sensible number of threads."""
+    """The number of whole cores that this process may use, at least 1: a sensible number of
+    threads."""
     return max(1, int(cores().usable))
 
 
 def peak_bytes() -> int | None:
-    """The peak host memory of this process in bytes; `None` if the system does not state it."""
+    """The peak host memory of this process in bytes. `None` if the system does not state it."""
     try:
         import resource
     except ImportError:  # Windows
@@ -71,8 +72,8 @@ def memory(root: str | Path = "/") -> HostMemory:
 def _groups(root: Path, controller: str) -> Iterator[Path]:
     """The directories of the process's control groups for `controller`, innermost first.
 
-    In a container, `/proc/self/cgroup` may have a path that is not mounted. The mount's top directory, which
-    is then the container's group, is always included.
+    In a container, `/proc/self/cgroup` may have a path that is not mounted. The mount's top
+    directory, which is then the container's group, is always included.
     """
     mount = root / "sys/fs/cgroup"
     tops = {mount: "/", mount / controller: "/"}
@@ -92,7 +93,10 @@ def _cpu_quotas(root: Path) -> Iterator[float]:
     for directory in _groups(root, "cpu"):
         fields = text_in(directory / "cpu.max").split()
         if len(fields) != 2:
-            fields = [text_in(directory / "cpu.cfs_quota_us"), text_in(directory / "cpu.cfs_period_us")]
+            fields = [
+                text_in(directory / "cpu.cfs_quota_us"),
+                text_in(directory / "cpu.cfs_period_us"),
+            ]
         quota, period = fields
         if quota.isdigit() and period.isdigit() and int(period) > 0:  # "max" and -1 mean no quota
             yield int(quota) / int(period)
@@ -111,7 +115,9 @@ def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
             used = text_in(directory / used_file)
             # The group's use includes cached files, which the kernel drops on demand.
             stat = dict(
-                line.split() for line in text_in(directory / "memory.stat").splitlines() if " " in line
+                line.split()
+                for line in text_in(directory / "memory.stat").splitlines()
+                if " " in line
             )
             droppable = int(stat.get(cache, 0))
             yield int(limit), max(0, int(used) - droppable) if used.isdigit() else 0

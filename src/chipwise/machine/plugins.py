@@ -1,9 +1,9 @@
 """Hides from JAX the plugins of chips that this host lacks, while JAX is imported and started.
 
-JAX loads every plugin that it finds. The CUDA plugin takes seconds and half a gigabyte of memory, and warns
-about the missing driver; libtpu takes a lock, and fails if another process has it. They are installed where
-plans are made, since they contain the compilers of absent chips. This module imports only the standard
-library, because it must run before JAX is imported.
+JAX loads every plugin that it finds. The CUDA plugin takes seconds and half a gigabyte of memory,
+and warns about the missing driver. libtpu takes a lock, and fails if another process has it. Both
+are installed where plans are made, since they contain the compilers of absent chips. This module
+imports only the standard library, because it must run before JAX is imported.
 """
 
 from __future__ import annotations
@@ -25,23 +25,26 @@ GPUS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 """The paths by which JAX detects an NVIDIA GPU (jax._src.hardware_utils)."""
 
 TPUS = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*", "/lib/libtpu.so", "/usr/lib/libtpu.so")
-"""Paths that hint at a TPU. None is proof (see `accelerators.present`), but with any of them JAX loads
-libtpu."""
+"""Paths that hint at a TPU. None is proof (see `guard.accelerators`), but with any of them JAX
+loads libtpu."""
 
 TPU_VARIABLES = ("TPU_NAME", "TPU_WORKER_ID", "COLAB_TPU_ADDR")
 
 LIBTPU = "CHIPWISE_LIBTPU"
-"""The variable to which `TPU_LIBRARY_PATH` is moved meanwhile, since JAX would load that library."""
+"""The variable to which `TPU_LIBRARY_PATH` is moved meanwhile, since JAX would load that
+library."""
 
 CARDS = "/sys/bus/pci/devices"
 _TPU_CARDS = {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
-# Google's PCI devices that are TPUs; its vendor number also occurs on network cards and SSD controllers.
-# Source: jax/_src/hardware_utils.py (JAX 0.10.2), which loads libtpu if it finds one of them.
+# Google's PCI devices that are TPUs; its vendor number also occurs on network cards and SSD
+# controllers. Source: jax/_src/hardware_utils.py (JAX 0.10.2), which loads libtpu if it finds one
+# of them.
 
 
 @contextlib.contextmanager
 def hidden() -> Iterator[None]:
-    """A context in which JAX does not find the plugins of chips that this host lacks; then all is as before.
+    """A context in which JAX does not find the plugins of chips that this host lacks. Its end
+    restores the modules and variables.
 
     JAX looks for plugins twice: when it is imported, and when it starts.
     """
@@ -49,8 +52,10 @@ def hidden() -> Iterator[None]:
     if not gpu_wanted():
         for cuda in ("12", "13"):
             plugin = ModuleType(f"jax_plugins.xla_cuda{cuda}", f"Empty, see {__name__}.")
-            plugin.initialize = lambda: None  # type: ignore[attr-defined]  # which would register the plugin
-            modules |= {plugin.__name__: plugin, f"jax_cuda{cuda}_plugin": None}  # an import of None fails
+            # The real one would register the plugin
+            plugin.initialize = lambda: None  # type: ignore[attr-defined]
+            # An import of None fails
+            modules |= {plugin.__name__: plugin, f"jax_cuda{cuda}_plugin": None}
     libtpu = None
     if tpu_wanted():
         for level in ("TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL"):
@@ -73,19 +78,21 @@ def hidden() -> Iterator[None]:
 
 
 def call_hidden(module: str, function: str, *arguments: Any) -> Any:
-    """Calls a function in a process of chipwise's own, which imports its module, and JAX, with them
-    hidden."""
+    """Calls a function in a process of chipwise's own. The process imports the function's module,
+    and JAX, with the plugins hidden."""
     with hidden():
         return getattr(importlib.import_module(module), function)(*arguments)
 
 
 def gpu_wanted() -> bool:
-    """Whether the host has a GPU, or the plugin is requested (`JAX_PLATFORMS`) or used to compile."""
+    """Whether the host has a GPU, or the plugin is requested (`JAX_PLATFORMS`) or used to
+    compile."""
     return _requested("cuda", "gpu") or any(map(os.path.exists, GPUS))
 
 
 def tpu_wanted() -> bool:
-    """Whether the host may have a TPU, or libtpu is requested (`JAX_PLATFORMS`) or used to compile."""
+    """Whether the host may have a TPU, or libtpu is requested (`JAX_PLATFORMS`) or used to
+    compile."""
     hinted = any(map(os.environ.get, TPU_VARIABLES)) or any(map(glob.glob, TPUS))
     return _requested("tpu") or hinted or any(map(tpu_card, glob.glob(f"{CARDS}/*")))
 
@@ -96,7 +103,7 @@ def tpu_card(device: str) -> bool:
 
 
 def text_in(path: str | os.PathLike) -> str:
-    """What a file of the system says; nothing where it cannot be read."""
+    """The text of a system file, without surrounding spaces. Empty if the file cannot be read."""
     try:
         with open(path, errors="replace") as file:
             return file.read().strip()
@@ -109,7 +116,8 @@ def _requested(*platforms: str) -> bool:
     return bool(named.intersection(platforms)) or os.environ.get(COMPILING) in platforms
 
 
-if __name__ == "__main__":  # `python -m chipwise.machine.plugins MODULE ARGUMENT...`, of chipwise's own
+# `python -m chipwise.machine.plugins MODULE ARGUMENT...`, of chipwise's own
+if __name__ == "__main__":
     del sys.argv[0]
     with hidden():
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -9,8 +9,8 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 
 
 class Process(SpawnProcess):
-    """A process of chipwise's own that imports nothing of the current folder, where others' data may be:
-    a spawned Python looks there first, for modules of the standard library too."""
+    """A process of chipwise's own that imports nothing of the current folder, where others' data
+    may be: a spawned Python looks there first, for modules of the standard library too."""
 
     def start(self) -> None:
         with safe_path():

@@ -7,7 +7,8 @@ __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def wide(dtype) -> jnp.dtype:
-    """The dtype to add up in: float32 for half-precision floats, `dtype` itself for float32 and float64.
+    """The dtype to add up in: float32 for half-precision floats, `dtype` itself for float32 and
+    float64.
 
     Not `jnp.promote_types(dtype, float32)`, which strict dtype promotion refuses.
     """

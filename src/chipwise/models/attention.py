@@ -1,66 +1,78 @@
-"""`cw.models.attention`: a chip's own fused kernel if there is one, and a blocked implementation otherwise.
+"""`cw.models.attention`: a chip's own fused kernel if there is one, and a blocked implementation
+otherwise.
 
-Plain attention stores a number for every pair of positions; none of these implementations does.
+Plain attention stores a number for every pair of positions. None of these implementations does.
 
 | chip | implementation | for |
 |---|---|---|
-| NVIDIA GPUs from Ampere (sm_80) on | cuDNN's | bf16 and f16; heads of 8 to 128 entries, in eights |
+| NVIDIA GPUs from Ampere (sm_80) on | cuDNN's | bf16, f16; heads of 8 to 128, in eights |
 | TPU v4 and later | splash attention, a kernel of JAX | bf16; more than 256 positions |
 | all others, and float32 | blocks in a loop, `attention_blocks` | everything |
 
-Every backward pass adds in a fixed order; cuDNN's with `xla_gpu_deterministic_ops`, which exact training
-sets.
+Every backward pass adds in a fixed order. cuDNN's does so with `xla_gpu_deterministic_ops`, which
+exact training sets.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from ..errors import RecipeError, invalid
+from ..base import RecipeError, invalid
 from . import wide
+from .attention_blocks import blocks
+from .attention_fused import cudnn, splash
+from .attention_mask import SAVED, Mask
 from .chip_traits import ChipTraits, traits
-
-SAVED = "context"
-"""The name of what attention made and its kernels keep for their gradient, see `cw.models.remat`. cuDNN's
-kernel is a primitive without names: see `saveable`."""
-
+from .large import fsdp
 
 _LOST = 256.0  # squared and divided by the root of a head of 512, still vanishes in a softmax
 
 
-class Mask(NamedTuple):
-    """Which keys a query sees. `causal`: no later ones; `window`: only those less than `window` away."""
-
-    causal: bool = False
-    window: int | None = None
-
-
 def attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, *, causal: bool = False, window: int | None = None,
-    seen: jax.Array | None = None, document: jax.Array | None = None,
-) -> jax.Array:  # fmt: skip
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    seen: jax.Array | None = None,
+    document: jax.Array | None = None,
+) -> jax.Array:
     """`softmax(query key^T / sqrt(d)) value` in each head, without storing all of its weights.
 
-    *Arguments:* `query` `(batch, t, heads, d)`; `key` and `value` `(batch, s, kv_heads, d)`, of one dtype.
-    `kv_heads` divides `heads`, and each group of heads shares one of them (Ainslie et al., 2023,
-    arXiv:2305.13245). `causal`: no position sees later ones; `window`: a position sees those less than
-    `window` away, itself included; both need `t` equal to `s`. `seen` `(batch, s)` bool: False for keys to
-    ignore, such as padding; None: no key is ignored. `document` `(batch, t)` integers: a position sees those
-    with its own number alone; others change neither its output nor its gradient by one bit.
+    *Arguments:*
 
-    *Returns* `(batch, t, heads, d)` in the inputs' dtype; sums and the softmax are float32.
+    - `query` `(batch, t, heads, d)`, `key` and `value` `(batch, s, kv_heads, d)`, of one dtype.
+      `kv_heads` divides `heads`, and each group of heads shares one of them (Ainslie et al., 2023,
+      arXiv:2305.13245).
+    - `causal`: no position sees later ones. Needs `t` equal to `s`.
+    - `window`: a position sees those less than `window` away, itself included. Needs `t` equal to
+      `s`.
+    - `seen` `(batch, s)` bool: False for keys to ignore, such as padding. With None, no key is
+      ignored.
+    - `document` `(batch, t)` integers: a position sees only those with its own number. Others
+      change neither its output nor its gradient by one bit.
+
+    *Returns* `(batch, t, heads, d)` in the inputs' dtype. Sums and the softmax are float32.
 
     Raises `RecipeError` for shapes that do not fit.
     """
     _check(query, key, value, causal, window)
     if document is not None:
-        if document.dtype.kind not in "iu" or not document.shape == query.shape[:2] == key.shape[:2]:
-            given, expected = f"{document.dtype}{list(document.shape)}", f"integers {query.shape[:2]}"
-            raise invalid("attention-document", "document", given, f"{expected}, one for each query and key")
+        if (
+            document.dtype.kind not in "iu"
+            or not document.shape == query.shape[:2] == key.shape[:2]
+        ):
+            given, expected = (
+                f"{document.dtype}{list(document.shape)}",
+                f"integers {query.shape[:2]}",
+            )
+            raise invalid(
+                "attention-document", "document", given, f"{expected}, one for each query and key"
+            )
         document = document.astype(jnp.int32)
     if seen is not None:
         padded = _with_seen(query, key, value, seen)
@@ -71,21 +83,20 @@ def attention(
     mask = Mask(causal, window)
     form = form_for(traits(), query, key, mask, document is not None)
     if form == "blocks":
-        from .attention_blocks import blocks
-
         return blocks(query, key, value, mask, document)
-    from .attention_fused import cudnn, splash
-    from .large import fsdp
-
     kernel = {"cudnn": cudnn, "splash": splash}[form]
-    # In a group each device calls the kernel with its rows, since compilers do not partition kernels.
+    # In a group each device calls the kernel with its rows, since compilers do not partition
+    # kernels.
     more = () if document is None else (document,)
-    return fsdp(lambda _, q, k, v, *more: kernel(q, k, v, mask, *more), (), query, key, value, *more)
+    return fsdp(
+        lambda _, q, k, v, *more: kernel(q, k, v, mask, *more), (), query, key, value, *more
+    )
 
 
 def document_numbers(tokens: jax.Array, end: int) -> jax.Array:
-    """The document of each of `tokens` `(batch, t)`, int32, for `attention(document=)`. The token `end`,
-    which follows a document, is the first of the next one: what that begins with is predicted from it."""
+    """The document of each of `tokens` `(batch, t)`, int32, for `attention(document=)`. The token
+    `end` follows a document, or is the first of each. It counts as the first of the next document,
+    whose beginning is predicted from it."""
     return jnp.cumsum(tokens == end, axis=1, dtype=jnp.int32)
 
 
@@ -97,10 +108,12 @@ def places_in(document: jax.Array) -> jax.Array:
 
 
 def _with_seen(query, key, value, seen) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The three arrays with eight more entries per head, which replace a mask that kernels lack: the product
-    of an unseen key with any query is lower by 65,536, so its weight is 0."""
+    """The three arrays with eight more entries per head, which replace a mask that kernels lack.
+    The product of an unseen key with any query is lower by 65,536, so its weight is 0."""
     if seen.shape != key.shape[:2]:
-        raise invalid("attention-seen", "the shape of seen", seen.shape, f"{key.shape[:2]}, one for each key")
+        raise invalid(
+            "attention-seen", "the shape of seen", seen.shape, f"{key.shape[:2]}, one for each key"
+        )
     d, more = query.shape[-1], [(0, 0)] * 3 + [(0, 8)]
     scale = math.sqrt((d + 8) / d)  # since kernels divide by the root of the wider head
     query = (query.astype(wide(query.dtype)) * scale).astype(query.dtype)
@@ -110,7 +123,8 @@ def _with_seen(query, key, value, seen) -> tuple[jax.Array, jax.Array, jax.Array
 
 
 def form_for(chip: ChipTraits, query, key, mask: Mask, documents: bool = False) -> str:
-    """ "cudnn", "splash" or "blocks": the implementation on `chip` for the arguments of `attention`."""
+    """ "cudnn", "splash" or "blocks": the implementation on `chip` for the arguments of
+    `attention`."""
     d, half = query.shape[-1], query.dtype.itemsize == 2
     gpu = chip.platform == "cuda" and chip.fuses and half and (mask.causal or mask.window is None)
     # cuDNN reads which pairs are of one document, an array of t * t for each head.
@@ -124,8 +138,8 @@ def form_for(chip: ChipTraits, query, key, mask: Mask, documents: bool = False) 
 
 
 def saveable(prim, *_, **params) -> bool:
-    """A `jax.checkpoint` policy that saves the outputs of fused forward passes, so that they do not run
-    twice."""
+    """A `jax.checkpoint` policy that saves the outputs of fused forward passes, so that they do not
+    run twice."""
     return prim.name.startswith("dot_product_attention_fwd") or (
         prim.name == "name" and params["name"] == SAVED
     )
@@ -134,29 +148,12 @@ def saveable(prim, *_, **params) -> bool:
 def flops(rows: int, t: int, s: int, d: int, share: float, products: int) -> float:
     """The FLOPs of a fused kernel, for plans, since compilers state none.
 
-    *Arguments:* `rows`: batch times heads; `t`, `s`, `d` as in `attention`; `share`: of the `t * s` pairs
-    that it computes, see `visited`; `products`: 2 in the forward pass; 5 in the backward pass (the weights
-    again and one for each gradient), or more if several kernels recompute the weights.
+    *Arguments:* `rows`: batch times heads. `t`, `s`, `d` as in `attention`. `share`: the share of
+    the `t * s` pairs that it computes, see `visited`. `products`: 2 in the forward pass and 5 in
+    the backward pass (the weights again and one for each gradient), or more if several kernels
+    recompute the weights.
     """
     return 2.0 * rows * t * s * d * share * products
-
-
-def visited(t: int, s: int, mask: Mask, block: int = 1) -> float:
-    """The share of all pairs of positions that are in square blocks with a visible pair."""
-    return len(pairs(t, s, mask, block)) / (math.ceil(t / block) * math.ceil(s / block))
-
-
-def pairs(t: int, s: int, mask: Mask, block: int) -> list[tuple[int, int]]:
-    """The blocks `(of queries, of keys)` with a visible pair, row by row."""
-    visible = []
-    for i in range(math.ceil(t / block)):
-        first, last = i * block, min((i + 1) * block, t) - 1
-        behind = 0 if mask.window is None else max(0, first - mask.window + 1)
-        ahead = s - 1 if mask.window is None else min(s - 1, last + mask.window - 1)
-        if mask.causal:
-            ahead = min(ahead, last)
-        visible += [(i, j) for j in range(behind // block, ahead // block + 1)]
-    return visible
 
 
 def _check(query, key, value, causal: bool, window: int | None) -> None:
@@ -176,8 +173,12 @@ def _check(query, key, value, causal: bool, window: int | None) -> None:
     if len(set(dtypes)) > 1 or not jnp.issubdtype(query.dtype, jnp.floating):
         expected = "one floating dtype: cast with .astype"
         raise invalid("attention-dtypes", "the dtypes of query, key and value", dtypes, expected)
-    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
-        raise invalid("attention-window", "window", window, "a whole number of positions, at least 1")
+    if window is not None and (
+        isinstance(window, bool) or not isinstance(window, int) or window < 1
+    ):
+        raise invalid(
+            "attention-window", "window", window, "a whole number of positions, at least 1"
+        )
     if (causal or window is not None) and shapes[0][1] != shapes[1][1]:
         sentence = "{queries} queries and {keys} keys: causal and window expect as many."
         raise RecipeError("attention-lengths", sentence, queries=shapes[0][1], keys=shapes[1][1])

@@ -1,8 +1,9 @@
-"""Attention in blocks of queries and keys, in plain JAX: memory grows with the length, not with its square.
+"""Attention in blocks of queries and keys, in plain JAX: memory grows with the length, not with its
+square.
 
-Only the weights of one pair of blocks exist at a time: the forward pass keeps a running maximum and sum (Dao
-et al., 2022, arXiv:2205.14135), and the backward pass recomputes them. Pairs of blocks without visible pairs
-are skipped. The loop's order is fixed, so the bits are too.
+Only the weights of one pair of blocks exist at a time: the forward pass keeps a running maximum and
+sum (Dao et al., 2022, arXiv:2205.14135), and the backward pass recomputes them. Pairs of blocks
+without visible pairs are skipped. The loop's order is fixed, so the bits are too.
 """
 
 from __future__ import annotations
@@ -17,17 +18,22 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from . import wide
-from .attention import SAVED, Mask, pairs
+from .attention_mask import SAVED, Mask, pairs
 
 BLOCK = 256  # positions, at most; 0.25 MB of float32 weights a head and example
-_HIDDEN = -1e30  # finite: a row that sees nothing yet has weights that the next block multiplies by 0
+# Finite: a row that sees nothing yet has weights that the next block multiplies by 0
+_HIDDEN = -1e30
 
 
 def blocks(
-    query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, document: jax.Array | None = None,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: Mask,
+    document: jax.Array | None = None,
     block: int = BLOCK,
-) -> jax.Array:  # fmt: skip
-    """`attention` in blocks of at most `block` positions; arguments are already checked."""
+) -> jax.Array:
+    """`attention` in blocks of at most `block` positions. The arguments are already checked."""
     t, s = query.shape[1], key.shape[1]
     longest = max(t, s)
     # Equal blocks: 257 positions are two of 136 and not two of 256.
@@ -60,9 +66,13 @@ def _forward(query, key, value, document, mask, size):
         highest = jnp.maximum(most, jnp.max(scores, axis=-1))
         weights, scale = jnp.exp(scores - highest[..., None]), jnp.exp(most - highest)
         weight = weight * scale + jnp.sum(weights, axis=-1)
-        part = jnp.einsum("bngts,bnsd->bngtd", weights.astype(v.dtype), v[j], preferred_element_type=dtype)
+        part = jnp.einsum(
+            "bngts,bnsd->bngtd", weights.astype(v.dtype), v[j], preferred_element_type=dtype
+        )
         total = total * scale[..., None] + part
-        outs = lax.dynamic_update_index_in_dim(outs, (total / weight[..., None]).astype(q.dtype), i, 0)
+        outs = lax.dynamic_update_index_in_dim(
+            outs, (total / weight[..., None]).astype(q.dtype), i, 0
+        )
         stats = lax.dynamic_update_index_in_dim(stats, highest + jnp.log(weight), i, 0)
         return (outs, stats, total, highest, weight), None
 
@@ -117,9 +127,12 @@ def _numbers(document, size: int):
 
 
 def _scores(q, k, i, j, mask: Mask, t: int, s: int, numbers: jax.Array | None):
-    """The scores `(b, n, g, size, size)` in float32, and which are visible, `(b or 1, 1, 1, size, size)` or
-    None."""
-    scores = jnp.einsum("bngtd,bnsd->bngts", q, k, preferred_element_type=wide(q.dtype)) * q.shape[-1] ** -0.5
+    """The scores `(b, n, g, size, size)` in float32, and which are visible, `(b or 1, 1, 1, size,
+    size)` or None."""
+    scores = (
+        jnp.einsum("bngtd,bnsd->bngts", q, k, preferred_element_type=wide(q.dtype))
+        * q.shape[-1] ** -0.5
+    )
     size = q.shape[3]
     if not mask.causal and mask.window is None and s % size == 0 and numbers is None:
         return scores, None
@@ -144,7 +157,8 @@ def _order(t: int, s: int, mask: Mask, size: int):
 
 
 def _cut(x: jax.Array, size: int, shared: int) -> jax.Array:
-    """`(b, t, heads, d)` -> blocks `(t / size, b, shared, heads / shared, size, d)`, padded with zeros."""
+    """`(b, t, heads, d)` -> blocks `(t / size, b, shared, heads / shared, size, d)`, padded with
+    zeros."""
     b, t, heads, d = x.shape
     n = math.ceil(t / size)
     x = jnp.pad(x, [(0, 0), (0, n * size - t), (0, 0), (0, 0)])

@@ -10,18 +10,23 @@ import jax.numpy as jnp
 from jax.stages import Lowered
 from jaxlib.mlir import ir
 
-from ..errors import DeviceError
-from .attention import SAVED, Mask, visited
+from ..base import DeviceError
+from .attention_mask import SAVED, Mask, visited
 
 LANES = 128  # lanes of a TPU's vector registers; a block of keys must be a multiple
 
 
 def cudnn(
-    query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, document: jax.Array | None = None
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: Mask,
+    document: jax.Array | None = None,
 ) -> jax.Array:
-    """`attention` by cuDNN; which pairs of positions are of one `document` is an array that it reads, of
-    `t * t` values an example. Raises `DeviceError` if the library is missing. JAX's packages for NVIDIA GPUs
-    contain it, so this happens only when a GPU is planned on a machine without one."""
+    """`attention` by cuDNN. If `document` is given, cuDNN reads which pairs of positions are of one
+    document from an array of `t * t` values for each head of an example. Raises `DeviceError` if
+    the library is missing. JAX's packages for NVIDIA GPUs contain it, so this happens only when a
+    GPU is planned on a machine without one."""
     window = None if mask.window is None else (mask.window - 1, 0)
     t, rows, keys, same = query.shape[1], None, None, None
     if odd := any(x.shape[1] % 2 for x in (query, key)):  # its gradient takes even lengths alone
@@ -38,22 +43,32 @@ def cudnn(
         same = jnp.broadcast_to(same, (len(same), query.shape[2], *same.shape[2:]))
     try:
         out = jax.nn.dot_product_attention(
-            query, key, value, mask=same, is_causal=mask.causal, local_window_size=window,
-            query_seq_lengths=rows, key_value_seq_lengths=keys, implementation="cudnn",
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            mask=same,
+            is_causal=mask.causal,
+            local_window_size=window,
+            query_seq_lengths=rows,
+            key_value_seq_lengths=keys,
+            implementation="cudnn",
+        )
         return out[:, :t] if odd else out
     except RuntimeError as error:
         if "cuDNN" not in str(error):
             raise
         text = "Attention on this GPU needs cuDNN: {install}."
-        raise DeviceError("attention-without-cudnn", text, install="pip install nvidia-cudnn-cu12") from error
+        raise DeviceError(
+            "attention-without-cudnn", text, install="pip install nvidia-cudnn-cu12"
+        ) from error
 
 
 def in_fixed_order(lowered: Lowered) -> Lowered:
-    """`lowered`, an exact program for a GPU, in which every backward pass of cuDNN says itself that it adds
-    in a fixed order. XLA (jaxlib 0.11.2) writes that into the first of several equal ones only, while it
-    compiles them with `xla_gpu_deterministic_ops`, and does not find the code of the others: a net of two
-    layers stops in its first step with `IndexError: raw_hash_map<>::at`."""
+    """`lowered`, an exact program for a GPU, in which every backward pass of cuDNN states itself
+    that it adds in a fixed order. With `xla_gpu_deterministic_ops`, XLA (jaxlib 0.11.2) writes that
+    only into the first of several equal ones while it compiles them, and does not find the code of
+    the others. Then a net of two layers stops in its first step with
+    `IndexError: raw_hash_map<>::at`."""
 
     def visit(op: Any) -> ir.WalkResult:
         name = str(op.attributes["call_target_name"]) if op.name == "stablehlo.custom_call" else ""
@@ -68,13 +83,17 @@ def in_fixed_order(lowered: Lowered) -> Lowered:
 
 
 def _filled(document: jax.Array, length: int) -> jax.Array:
-    """`document` up to `length`, by a document of its own."""
+    """`document` padded to `length` with a document of its own."""
     more, none = length - document.shape[1], jnp.iinfo(document.dtype).min
     return jnp.pad(document, [(0, 0), (0, more)], constant_values=none)
 
 
 def splash(
-    query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, document: jax.Array | None = None
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: Mask,
+    document: jax.Array | None = None,
 ) -> jax.Array:
     """`attention` by JAX's kernel for TPUs. Lengths are padded to whole blocks."""
     from jax.experimental.pallas.ops.tpu import splash_attention as kernels
@@ -84,7 +103,11 @@ def splash(
     long, wide = (-(-n // block) * block for n, block in ((t, rows), (s, columns)))
     reach = None if mask.window is None else mask.window - 1
     side = (reach, 0 if mask.causal else reach)
-    one = kernels.FullMask((long, wide)) if side == (None, None) else kernels.LocalMask((long, wide), side, 0)
+    one = (
+        kernels.FullMask((long, wide))
+        if side == (None, None)
+        else kernels.LocalMask((long, wide), side, 0)
+    )
     sizes = kernels.BlockSizes(
         block_q=rows,
         block_kv=columns,
@@ -110,7 +133,11 @@ def splash(
             segments = kernels.SegmentIds(*ends)
         parts = [
             jnp.pad(x, [(0, 0), (0, n - x.shape[1]), (0, 0), (0, 0)]).transpose(0, 2, 1, 3)
-            for x, n in ((query * jnp.asarray(d**-0.5, query.dtype), long), (key, wide), (value, wide))
+            for x, n in (
+                (query * jnp.asarray(d**-0.5, query.dtype), long),
+                (key, wide),
+                (value, wide),
+            )
         ]
         share = visited(long, wide, mask, min(rows, columns))
         with jax.named_scope(f"attention[{share:.4f}]"):
@@ -119,14 +146,15 @@ def splash(
 
 
 PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
-"""Products of splash attention's kernels; the last two compute the weights again."""
+"""Products of splash attention's kernels. The last two compute the weights again."""
 
 
 def block_of(length: int, size: int, window: int | None = None) -> int:
-    """Positions of a block, for heads of `size` entries: the largest of 1,024, 512, 256 and 128 with little
-    padding, since larger ones are faster. 1,024 only for 4,096 positions or a `window` of as many, because at
-    the edge of a mask larger blocks compute more pairs that are not visible (`benchmarks/splash.md`), and
-    not for heads that would not fit in a v4's on-chip memory."""
+    """Positions of a block, for heads of `size` entries. It is the largest of 1,024, 512, 256 and
+    128 with little padding, since larger ones are faster. It is 1,024 only if `length` and
+    `window`, where there is one, are 4,096 or more, because at the edge of a mask larger blocks
+    compute more pairs that are not visible (`benchmarks/splash.md`). It is not 1,024 for heads that
+    would not fit in a v4's on-chip memory."""
     least = -(-length // LANES) * LANES
     for block in (1024, 512, 256)[min(length, window or length) < 4096 or size > LANES :]:
         if 8 * (-(-length // block) * block) <= 9 * least:

@@ -1,7 +1,8 @@
 """BERT's encoder with a classification head: post-norm blocks, and masked padding.
 
 Source: Devlin et al., "BERT" (2018, arXiv:1810.04805). It computes what Hugging Face's
-`BertForSequenceClassification` does, except that dropout is only on the embeddings and before the head.
+`BertForSequenceClassification` does, except that dropout is only on the embeddings and before the
+head.
 """
 
 from __future__ import annotations
@@ -32,21 +33,32 @@ class PostNormBlock(nnx.Module):
     def __call__(self, x: jax.Array, seen: jax.Array) -> jax.Array:
         x = self.norm1(x + self.attention(x, seen))
         hidden = checkpoint_name(self.hidden(x), "mlpwi")
-        return self.norm2(x + checkpoint_name(self.out(jax.nn.gelu(hidden, approximate=False)), "mlpwo"))
+        return self.norm2(
+            x + checkpoint_name(self.out(jax.nn.gelu(hidden, approximate=False)), "mlpwo")
+        )
 
 
 class BERT(nnx.Module):
-    """Integer tokens `(batch, t)`, `t <= context` -> logits `(batch, classes)`; with `classes=0` features
-    `(batch, width)` of the first token.
+    """Integer tokens `(batch, t)`, `t <= context` -> logits `(batch, classes)`. With `classes=0` it
+    returns features `(batch, width)` of the first token.
 
-    Token 0 is padding: no position sees it. 109,483,778 parameters for two classes. `kinds`: number of
-    segment types; `__call__` also takes the segment type of each token, by default 0.
+    Token 0 is padding: no position sees it. 109,483,778 parameters for two classes. `kinds`: the
+    number of segment types. `__call__` also takes the segment type of each token, by default 0.
     """
 
     def __init__(
-        self, *, vocabulary: int = 30_522, context: int = 512, depth: int = 12, width: int = 768,
-        heads: int = 12, classes: int = 2, kinds: int = 2, dropout: float = 0.1, rngs: nnx.Rngs,
-    ):  # fmt: skip
+        self,
+        *,
+        vocabulary: int = 30_522,
+        context: int = 512,
+        depth: int = 12,
+        width: int = 768,
+        heads: int = 12,
+        classes: int = 2,
+        kinds: int = 2,
+        dropout: float = 0.1,
+        rngs: nnx.Rngs,
+    ):
         init = nnx.initializers.truncated_normal(0.02)
         self.words = Embedding(vocabulary, width, rngs=rngs)
         self.places = Embedding(context, width, rngs=rngs)
@@ -59,7 +71,10 @@ class BERT(nnx.Module):
         self.classifier: Any = head
 
     def __call__(self, tokens: jax.Array, kinds: jax.Array | None = None) -> jax.Array:
-        x = embed(self.words.embedding[...], tokens) + self.places.embedding[...][None, : tokens.shape[1]]
+        x = (
+            embed(self.words.embedding[...], tokens)
+            + self.places.embedding[...][None, : tokens.shape[1]]
+        )
         kinds = jnp.zeros_like(tokens) if kinds is None else kinds
         x = self.dropout(self.norm(x + embed(self.kinds.embedding[...], kinds)))
         x = self.blocks(x, tokens != 0)

@@ -20,10 +20,13 @@ from ..chips.catalogue import Chip
 
 
 class ChipTraits(NamedTuple):
-    """`platform`: "cpu", "cuda", "rocm" or "tpu"; `fuses`: whether there is a fused attention kernel: on TPU
-    v4 or later, and on NVIDIA GPUs of compute capability 8.0 or higher; `by_heads`: whether Llama's products
-    make arrays of heads, on TPUs but the 7x, where a step takes 4 to 6 % longer so, by its compiler. Chips
-    with equal values share a trace."""
+    """The traits of a chip that select kernels. Chips with equal values share a trace.
+
+    *Fields:* `platform`: "cpu", "cuda", "rocm" or "tpu". `fuses`: whether there is a fused
+    attention kernel, as on TPU v4 or later and on NVIDIA GPUs of compute capability 8.0 or higher.
+    `by_heads`: whether Llama's products give arrays of heads. They do on TPUs except the 7x, where
+    a step takes 4 to 6 % longer that way, by its compiler.
+    """
 
     platform: str
     fuses: bool = False
@@ -31,7 +34,7 @@ class ChipTraits(NamedTuple):
 
     @classmethod
     def of(cls, device: Chip | jax.Device) -> ChipTraits:
-        """Those of a chip in the catalogue, or of a present device."""
+        """The traits of a chip in the catalogue, or of a present device."""
         if isinstance(device, Chip):
             if device.kind == "TPU":
                 return cls._tpu(device.name)
@@ -58,7 +61,7 @@ _STATED: Any = jax.make_user_context(None)
 
 
 def traced_for(device: Chip | jax.Device | None) -> AbstractContextManager[Any]:
-    """A context in which programs are traced for `device`; `None` changes nothing."""
+    """A context in which programs are traced for `device`. `None` changes nothing."""
     return nullcontext() if device is None else _STATED(ChipTraits.of(device))
 
 
@@ -73,8 +76,8 @@ _ASKED: set[str] = set()
 
 
 def depends_on_chip(platform: str) -> bool:
-    """Whether a program traced so far for `platform` asked for `traits`, not for the platform alone. If none
-    did, a program has one trace for all chips of the platform."""
+    """Whether a program traced so far for `platform` read `traits`, and not only the platform. If
+    none did, a program has one trace for all chips of the platform."""
     return platform in _ASKED
 
 

@@ -1,15 +1,16 @@
 """2-D convolution: the chip's own operation, or a faster implementation on the CPU.
 
-On TPU and GPU `conv` lowers to `lax.conv_general_dilated` and its usual gradients. On the CPU some of XLA's
-convolutions are slow. Measured on 2 cores of an AVX-512 Xeon, JAX 0.10.2, float32, medians of 5: the input
-gradient of a 6x6 layer of stride 2 in 28.7 ms where PyTorch took 5.0. There `conv` is written as matrix
-products (`chipwise.models.conv_cpu`) with hand-written gradients. Not so 3x3 layers of many channels: the
-kernel gradient with 128 ran at 63 GFLOP/s where the forward pass ran at 277 and PyTorch's gradient at 266.
+On TPU and GPU `conv` lowers to `lax.conv_general_dilated` and its usual gradients. On the CPU some
+of XLA's convolutions are slow. Measured on 2 cores of an AVX-512 Xeon, JAX 0.10.2, float32, medians
+of 5: the input gradient of a 6x6 layer of stride 2 took 28.7 ms where PyTorch took 5.0. There
+`conv` is written as matrix products (`chipwise.models.conv_cpu`) with hand-written gradients. 3x3
+layers of many channels are not: the kernel gradient with 128 ran at 63 GFLOP/s where the forward
+pass ran at 277 and PyTorch's gradient at 266.
 
-The choice is made when the program is traced for a stated chip (`models.chip_traits`), otherwise when it is
-lowered, by platform. So a program traced on a laptop and compiled for an absent TPU has the plain
-convolution. (If no chip is stated, it is in a StableHLO `case` with one branch and a constant index, which
-XLA inlines first.)
+The choice is made when the program is traced for a stated chip (`models.chip_traits`), otherwise
+when it is lowered, by platform. So a program traced on a laptop and compiled for an absent TPU has
+the plain convolution. (If no chip is stated, it is in a StableHLO `case` with one branch and a
+constant index, which XLA inlines first.)
 """
 
 from collections.abc import Sequence
@@ -25,15 +26,21 @@ from .conv_cpu import NHWC
 
 
 def conv(
-    x: jax.Array, kernel: jax.Array, window_strides: Sequence[int] = (1, 1),
-    padding: str | Sequence[tuple[int, int]] = "SAME", *, dimension_numbers=None, precision=None, **options,
-) -> jax.Array:  # fmt: skip
+    x: jax.Array,
+    kernel: jax.Array,
+    window_strides: Sequence[int] = (1, 1),
+    padding: str | Sequence[tuple[int, int]] = "SAME",
+    *,
+    dimension_numbers=None,
+    precision=None,
+    **options,
+) -> jax.Array:
     """Convolve `x` `(batch, height, width, in)` with `kernel` `(kh, kw, in, out)`.
 
     Takes the arguments of `lax.conv_general_dilated`, so it also serves as
     `nnx.Conv(..., conv_general_dilated=conv)`. Dilated, grouped, integer or differently laid out
     convolutions go to `lax` unchanged. Unlike `lax`, the default layout is NHWC / HWIO / NHWC.
-    Reverse-mode gradients, `vmap`, `jit` and `shard_map` work; forward mode (`jax.jvp`) does not.
+    Reverse-mode gradients, `vmap`, `jit` and `shard_map` work. Forward mode (`jax.jvp`) does not.
 
     Returns `(batch, out_height, out_width, out)` in the dtype of `x`.
     """
@@ -68,7 +75,9 @@ def _is_nhwc(numbers, ndim: int) -> bool:
 
 
 def _lax_conv(strides, pads, precision, x, kernel):
-    return lax.conv_general_dilated(x, kernel, strides, pads, dimension_numbers=NHWC, precision=precision)
+    return lax.conv_general_dilated(
+        x, kernel, strides, pads, dimension_numbers=NHWC, precision=precision
+    )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
@@ -93,8 +102,12 @@ def _backward(strides, pads, precision, residuals, g):
     def gradient(cpu, default):
         return by_platform(x, kernel, g, cpu=partial(cpu, strides, pads), default=default)
 
-    dx = gradient(conv_cpu.input_gradient, lambda x, k, g: jax.vjp(lambda x: plain(x, k), x)[1](g)[0])
-    dk = gradient(conv_cpu.kernel_gradient, lambda x, k, g: jax.vjp(lambda k: plain(x, k), k)[1](g)[0])
+    dx = gradient(
+        conv_cpu.input_gradient, lambda x, k, g: jax.vjp(lambda x: plain(x, k), x)[1](g)[0]
+    )
+    dk = gradient(
+        conv_cpu.kernel_gradient, lambda x, k, g: jax.vjp(lambda k: plain(x, k), k)[1](g)[0]
+    )
     return dx, dk
 
 

@@ -1,16 +1,17 @@
 """Convolution as matrix products, for XLA's CPU backend.
 
-XLA's CPU convolutions reach the speed of its matrix product in the forward pass, except for some shapes, and
-mostly not in the backward pass. The forward pass and the two gradients here use the form that was fastest for
-the shape (`forward_form` and the two functions after it), or XLA's convolution ("lax"):
+XLA's CPU convolutions reach the speed of its matrix product in the forward pass, except for some
+shapes, and mostly not in the backward pass. The forward pass and the two gradients here use the
+form that was fastest for the shape (`forward_form` and the two functions after it), or XLA's
+convolution ("lax"):
 
 blocks    few channels: a matrix product 6 or 12 columns wide wastes a 16-lane vector unit.
           t x t neighbouring outputs become one output with t*t times the channels, and the input is
           cut into blocks such that every kernel becomes a 2x2 kernel of stride 1 over blocks.
 rows      the kernel gradient of 1x1 kernels: the patches are the input itself, one product.
 
-`x` is `(B, H, W, C)`, `k` `(kh, kw, C, O)`, `g` and the result `(B, H', W', O)`; `strides` is
-(down, across), `pads` ((low, high), (low, high)) in pixels. Sums run in float32 or wider.
+`x` is `(B, H, W, C)`, `k` `(kh, kw, C, O)`, `g` and the result `(B, H', W', O)`. `strides` is
+(down, across), and `pads` is ((low, high), (low, high)) in pixels. Sums run in float32 or wider.
 """
 
 import jax.numpy as jnp
@@ -29,14 +30,16 @@ _ROWS = 64
 def forward_form(strides, kernel_shape) -> str:
     """Form of the forward pass."""
     kh, kw, c, o = kernel_shape
-    return "blocks" if kh * kw * c <= 32 and o < _WIDE and _overlaps(strides, kernel_shape) else "lax"
+    return (
+        "blocks" if kh * kw * c <= 32 and o < _WIDE and _overlaps(strides, kernel_shape) else "lax"
+    )
 
 
 def input_form(strides, kernel_shape) -> str:
     """Form of the gradient with respect to the input."""
     kh, kw, c, o = kernel_shape
-    # XLA dilates g by the stride and multiplies the zeros too: 6x slower at 6x6 stride 2, 3x at 3x3 with 16
-    # channels; with 128 no slower.
+    # XLA dilates g by the stride and multiplies the zeros too: 6x slower at 6x6 stride 2, 3x at 3x3
+    # with 16 channels; with 128 no slower.
     small = kh * kw * c <= 32 or (strides[0] > 1 and c < 32)
     return "blocks" if small and o < _WIDE and _overlaps(strides, kernel_shape) else "lax"
 
@@ -79,15 +82,17 @@ def _lax_conv(strides, pads, x, k):
     return lax.conv_general_dilated(x, k, strides, pads, dimension_numbers=NHWC)
 
 
-# JAX's own gradients, transposed to NHWC explicitly: XLA's CPU compiler does that only outside of loops, and
-# inside one uses code that is 40 times slower (JAX 0.10.2).
+# JAX's own gradients, transposed to NHWC explicitly: XLA's CPU compiler does that only outside of
+# loops, and inside one uses code that is 40 times slower (JAX 0.10.2).
 
 
 def _lax_input_gradient(strides, pads, x, k, g):
     sides = zip(pads, strides, k.shape[:2], x.shape[1:3], g.shape[1:3], strict=True)
     spread = [(kk - 1 - low, n + low - (o - 1) * s - 1) for (low, _), s, kk, n, o in sides]
     turned = k[::-1, ::-1].swapaxes(2, 3)
-    return lax.conv_general_dilated(g, turned, (1, 1), spread, lhs_dilation=strides, dimension_numbers=NHWC)
+    return lax.conv_general_dilated(
+        g, turned, (1, 1), spread, lhs_dilation=strides, dimension_numbers=NHWC
+    )
 
 
 def _lax_kernel_gradient(strides, pads, x, k, g):
@@ -100,17 +105,20 @@ def _lax_kernel_gradient(strides, pads, x, k, g):
 
 def _pad_to(x, lows, sizes):
     """Pad or crop the two middle axes: `lows` zeros in front, `sizes` in all."""
-    config = [(low, size - low - n, 0) for low, size, n in zip(lows, sizes, x.shape[1:3], strict=True)]
+    config = [
+        (low, size - low - n, 0) for low, size, n in zip(lows, sizes, x.shape[1:3], strict=True)
+    ]
     return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *config, (0, 0, 0)])
 
 
 def _rows_product(a, g):
     """`a (..., K)`, `g (..., O)` summed over all leading axes -> `(K, O)`.
 
-    Eigen may split a long sum over its threads. JAX has as many threads as cores or simulated devices,
-    whichever are more, so the bits would depend on the number of devices (by 5e-6 at 6272 rows and a 16x24
-    result). This happened up to 128x128 on 1, 2, 4 and 8 devices, for sums of 256 terms or more. So such
-    products are summed 64 rows at a time, in a fixed order, at the same speed.
+    Eigen may split a long sum over its threads. JAX has as many threads as cores or simulated
+    devices, whichever are more, so the bits would depend on the number of devices (by 5e-6 at 6272
+    rows and a 16x24 result). This happened up to 128x128 on 1, 2, 4 and 8 devices, for sums of 256
+    terms or more. So such products are summed 64 rows at a time, in a fixed order, at the same
+    speed.
     """
     a, g = a.reshape(-1, a.shape[-1]), g.reshape(-1, g.shape[-1])
     rows = a.shape[0]
@@ -143,7 +151,10 @@ class _Blocks:
         size = [n + sum(p) for n, p in zip(x_shape[1:3], pads, strict=True)]
         # Smallest t for which (t-1)*s + k, the pixels that t outputs see, fit in two blocks of t*s.
         self.t = [-(-k // s) - 1 for k, s in zip(k_shape[:2], strides, strict=True)]
-        while k_shape[0] * k_shape[1] * k_shape[2] <= 32 and self.t[0] * self.t[1] * k_shape[3] < _WIDE:
+        while (
+            k_shape[0] * k_shape[1] * k_shape[2] <= 32
+            and self.t[0] * self.t[1] * k_shape[3] < _WIDE
+        ):
             self.t = [t + 1 for t in self.t]
         self.block = [t * s for t, s in zip(self.t, strides, strict=True)]
         self.out = [(n - k) // s + 1 for n, k, s in zip(size, k_shape[:2], strides, strict=True)]

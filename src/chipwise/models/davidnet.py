@@ -20,8 +20,12 @@ class DavidBlock(nnx.Module):
     `(b, h, w, c_in)` -> `(b, h/2, w/2, c_out)`.
     """
 
-    def __init__(self, c_in: int, c_out: int, *, residual: bool, momentum: float = 0.9, rngs: nnx.Rngs):
-        conv_bn = partial(ConvBN, kernel_init=pytorch_uniform, momentum=momentum, epsilon=1e-5, rngs=rngs)
+    def __init__(
+        self, c_in: int, c_out: int, *, residual: bool, momentum: float = 0.9, rngs: nnx.Rngs
+    ):
+        conv_bn = partial(
+            ConvBN, kernel_init=pytorch_uniform, momentum=momentum, epsilon=1e-5, rngs=rngs
+        )
         self.conv = conv_bn(c_in, c_out)
         self.residual = nnx.List([conv_bn(c_out, c_out) for _ in range(2)] if residual else [])
 
@@ -35,16 +39,22 @@ class DavidBlock(nnx.Module):
 class DavidNet(nnx.Module):
     """`(batch, 32, 32, 3)` normalised floats -> logits `(batch, classes)`.
 
-    `width` is the channels of the first layer, 64 in the original; the others are 2, 4 and 8 times it.
-    16 gives a net of 1/16 the size and arithmetic for a CPU.
+    `width` is the channels of the first layer, 64 in the original. The others have 2, 4 and 8 times
+    as many. 16 gives a net of 1/16 the size and arithmetic for a CPU.
     """
 
-    def __init__(self, *, width: int = 64, classes: int = 10, momentum: float = 0.9, rngs: nnx.Rngs):
-        self.prep = ConvBN(3, width, kernel_init=pytorch_uniform, momentum=momentum, epsilon=1e-5, rngs=rngs)
+    def __init__(
+        self, *, width: int = 64, classes: int = 10, momentum: float = 0.9, rngs: nnx.Rngs
+    ):
+        self.prep = ConvBN(
+            3, width, kernel_init=pytorch_uniform, momentum=momentum, epsilon=1e-5, rngs=rngs
+        )
         self.block1 = DavidBlock(width, 2 * width, residual=True, momentum=momentum, rngs=rngs)
         self.block2 = DavidBlock(2 * width, 4 * width, residual=False, momentum=momentum, rngs=rngs)
         self.block3 = DavidBlock(4 * width, 8 * width, residual=True, momentum=momentum, rngs=rngs)
-        self.classifier = Classifier(8 * width, classes, weight=0.125, kernel_init=pytorch_uniform, rngs=rngs)
+        self.classifier = Classifier(
+            8 * width, classes, weight=0.125, kernel_init=pytorch_uniform, rngs=rngs
+        )
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = self.block3(self.block2(self.block1(self.prep(x))))

@@ -1,4 +1,5 @@
-"""What a decoder keeps of the tokens so far, so that each further token is one position of work."""
+"""The keys and values that a decoder keeps of earlier tokens, so that each further token is one
+position of work."""
 
 from __future__ import annotations
 
@@ -14,9 +15,10 @@ from .attention import attention
 class KVCache:
     """The keys and values of a stack of attention layers, while layer `layer` is traced.
 
-    *Fields:* `kept`: keys and values, each `(layers, batch, kv_heads, s, d)`: by heads, so that products read
-    them as they lie; None: none yet. `position` `(batch,)` int32: where each row's new tokens begin.
-    `new`: of this layer, if there were none.
+    *Fields:* `kept`: keys and values, each `(layers, batch, kv_heads, s, d)`, or None if there are
+    none yet. They are stored by heads, the layout in which products read them. `position`
+    `(batch,)` int32: where each row's new tokens begin. `new`: the keys and values of this layer,
+    if `kept` is None.
     """
 
     def __init__(self, kept: Any, layer: jax.Array, position: jax.Array):
@@ -24,8 +26,9 @@ class KVCache:
         self.new: Any = None
 
     def attend(self, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        """Causal attention, and keeps `key` and `value`. Arguments as of `attention`, with one new position
-        that sees all that are kept up to its own, or several, which begin at position 0."""
+        """Computes causal attention, and keeps `key` and `value`. The arguments are those of
+        `attention`, with one new position that sees all that are kept up to its own, or with
+        several, which begin at position 0."""
         b, t, _, d = query.shape
         if self.kept is None:
             self.new = jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2)
@@ -37,8 +40,12 @@ class KVCache:
             return attention(query, key, value, causal=True)
         keys, values = (kept[self.layer] for kept in self.kept)
         dtype, grouped = wide(query.dtype), query.reshape(b, keys.shape[1], -1, d)
-        scores = jnp.einsum("bngd,bnsd->bngs", grouped, keys, preferred_element_type=dtype) * d**-0.5
+        scores = (
+            jnp.einsum("bngd,bnsd->bngs", grouped, keys, preferred_element_type=dtype) * d**-0.5
+        )
         seen = jnp.arange(keys.shape[2])[None] <= self.position[:, None]
-        weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -jnp.inf)).astype(values.dtype)
+        weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -jnp.inf)).astype(
+            values.dtype
+        )
         out = jnp.einsum("bngs,bnsd->bngd", weights, values, preferred_element_type=dtype)
         return out.astype(query.dtype).reshape(query.shape)

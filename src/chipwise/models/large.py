@@ -1,7 +1,8 @@
-"""Models larger than a device: `cw.models.fsdp`, a layer with parameters sharded over several devices.
+"""Models larger than a device: `cw.models.fsdp`, a layer with parameters sharded over several
+devices.
 
-A recipe with `shards` computes each replica on a group of devices (`engine.group_step`). Programs for a
-group are traced inside `in_group`; elsewhere a layer is called directly.
+A recipe with `shards` computes each replica on a group of devices (`step.group_step`). Programs for
+a group are traced inside `in_group`. Elsewhere a layer is called directly.
 """
 
 from __future__ import annotations
@@ -14,19 +15,25 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-from ..errors import invalid
+from ..base import invalid
 from . import wide
 
 SHARD = "shard"
-"""The axis of a mesh, and the name in a `PartitionSpec`, over which one replica's parameters lie."""
+"""The axis of a mesh, and the name in a `PartitionSpec`, over which one replica's parameters are
+spread."""
+WHOLE = P()
+"""The `PartitionSpec` of an array that every device of a group has whole."""
+
+
+AnyMesh = Mesh | AbstractMesh
 
 
 class _ShardGroup(NamedTuple):
-    """Devices to trace for. `rows`: the first axis of arrays is the examples, which is cut over the devices;
-    otherwise the program is mapped over examples, and the mapped axis is cut."""
+    """The devices to trace for. If `rows`, the first axis of arrays is the examples, and it is cut
+    over the devices. Otherwise the program is mapped over examples, and the mapped axis is cut."""
 
     mesh: AbstractMesh
     rows: bool
@@ -35,34 +42,63 @@ class _ShardGroup(NamedTuple):
 _GROUP: Any = jax.make_user_context(None)
 
 
+def abstract_mesh(shards: int) -> AbstractMesh:
+    """The mesh of a group of `shards` devices, which need not be present."""
+    # The compiler partitions a group's programs. From JAX 0.12 on, a mesh without devices leaves
+    # that to the program unless it says so, and `fsdp` would have to cut its arguments itself.
+    return AbstractMesh((shards,), (SHARD,), axis_types=(AxisType.Auto,))
+
+
 def in_group(mesh: AbstractMesh, rows: bool = True) -> AbstractContextManager[Any]:
-    """A context in which programs are traced for a group of devices; for a mesh of one it does nothing."""
+    """A context in which programs are traced for a group of devices. For a mesh of one device it
+    does nothing."""
     return _GROUP(_ShardGroup(mesh, rows)) if mesh.size > 1 else nullcontext()
 
 
 def grouped() -> bool:
-    """Whether the program that is traced is one of a group's."""
+    """Whether the program being traced is one of a group's."""
     return _GROUP.value is not None
 
 
+def on_each(
+    mesh: AnyMesh, function: Callable[..., Any], in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """Returns a function of whole arrays that calls `function` on each device of `mesh` with the
+    device's parts.
+
+    *Arguments:* `in_specs` and `out_specs` have the `PartitionSpec`s of arguments and results."""
+    # Unchecked, since JAX does not see that a sum of gathered parts is equal on every device
+    return jax.shard_map(
+        function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )
+
+
 def axis_of(shape: tuple[int, ...], shards: int) -> int:
-    """The largest axis that `shards` divides, the last one of equal axes; -1 if there is none."""
-    return max(((n, axis) for axis, n in enumerate(shape) if n and n % shards == 0), default=(0, -1))[1]
+    """The largest axis that `shards` divides, the last one of equal axes, or -1 if there is
+    none."""
+    return max(
+        ((n, axis) for axis, n in enumerate(shape) if n and n % shards == 0), default=(0, -1)
+    )[1]
 
 
 def spec_at(axis: int) -> P:
-    """The `PartitionSpec` of an array that is cut along `axis`; -1 for a whole array."""
+    """The `PartitionSpec` of an array that is cut along `axis`, or of a whole array for -1."""
     return P(*[None] * axis, SHARD) if axis >= 0 else P()
 
 
 def axes(
-    params: Any, shards: int, sharding: Callable[[str], P | None] | None = None, *, some: bool = True
+    params: Any,
+    shards: int,
+    sharding: Callable[[str], P | None] | None = None,
+    *,
+    some: bool = True,
 ) -> Any:
-    """For each leaf the axis along which it is cut into `shards` parts, -1 for one that has none: such a leaf
-    is kept in parts too, but whole where it is used.
+    """The axis along which each leaf is cut into `shards` parts, -1 for a leaf without one. Such a
+    leaf is stored in parts too, but whole where it is used.
 
-    *Arguments:* `params`, arrays or shapes; `sharding`: of the task, path to a `PartitionSpec` of the axis
-    `"shard"`, or to None for the default, the largest axis that `shards` divides; `some`: a leaf must be cut.
+    *Arguments:* `params`: arrays or shapes. `sharding`: the task's function from a path to a
+    `PartitionSpec` of the axis `"shard"`, or to None for the default, the largest axis that
+    `shards` divides. `some`: a leaf must be cut.
 
     Raises `RecipeError` for a specification that does not fit, or when no leaf can be cut.
     """
@@ -81,7 +117,9 @@ def axes(
             raise invalid("sharding-names", f"Task.sharding of {name}", spec, expected, path=name)
         if cut and (cut[0] >= len(shape) or shape[cut[0]] % shards):
             expected = f"an axis of {shape} that shards={shards} divides, or None"
-            raise invalid("sharding-indivisible", f"Task.sharding of {name}", spec, expected, path=name)
+            raise invalid(
+                "sharding-indivisible", f"Task.sharding of {name}", spec, expected, path=name
+            )
         return cut[0] if cut else -1
 
     chosen_axes = jax.tree_util.tree_map_with_path(chosen, params)
@@ -94,18 +132,20 @@ def axes(
 
 
 def fsdp(function: Callable[..., Any], params: Any, *rows: Any) -> Any:
-    """`function(params, *rows)`; with `Recipe(shards=M)` fully sharded over a group of M devices.
+    """`function(params, *rows)`. With `Recipe(shards=M)` it is fully sharded over a group of M
+    devices.
 
-    Each device has a part of every parameter and of the rows. It gathers the parameters, computes its rows,
-    and frees the parameters; gradients are added over the devices (in float32) and scattered to the parts
-    (Zhao et al., 2023, arXiv:2304.11277). If each layer is in `fsdp`, inside `cw.models.remat` and a loop
-    over layers, a device never has more than one whole layer.
+    Each device has a part of every parameter and of the rows. It gathers the parameters, computes
+    its rows, and frees the parameters. Gradients are added over the devices (in float32) and
+    scattered to the parts (Zhao et al., 2023, arXiv:2304.11277). If each layer is in `fsdp`, inside
+    `cw.models.remat` and a loop over layers, a device never has more than one whole layer.
 
-    *Arguments:* `function`: a pure function of the whole `params` and some rows, without other arrays, that
-    treats each row independently; `params`: a tree of arrays, each cut along its largest axis that M divides;
-    `rows`: trees of arrays `(batch, ...)`.
+    *Arguments:* `function`: a pure function of the whole `params` and some rows, without other
+    arrays, that treats each row independently. `params`: a tree of arrays, each cut along its
+    largest axis that M divides. `rows`: trees of arrays `(batch, ...)`.
 
-    *Returns* the result of `function`: arrays `(batch, ...)`, and numbers `()` that are sums over rows.
+    *Returns* the result of `function`: arrays `(batch, ...)`, and numbers `()` that are sums over
+    rows.
     """
     group: _ShardGroup | None = _GROUP.value
     if group is None:
@@ -143,9 +183,7 @@ def _over(group: _ShardGroup, function: Callable[..., Any], params: Any, rows: t
         return [leaf[None] if alone else leaf for leaf, alone in zip(leaves, single, strict=True)]
 
     specs = (jax.tree.map(spec_at, axes), *[cut for _ in rows])
-    gathered = jax.shard_map(body, mesh=group.mesh, in_specs=specs, out_specs=cut, check_vma=False)(
-        params, *rows
-    )
+    gathered = on_each(group.mesh, body, specs, cut)(params, *rows)
     whole = [jnp.sum(leaf) if alone else leaf for leaf, alone in zip(gathered, single, strict=True)]
     return jax.tree.unflatten(structure, whole)
 
@@ -162,7 +200,9 @@ def _whole_forward(part, axis):
 def _whole_backward(axis, _, gradient):
     if axis < 0:
         return (gradient,)  # which `shard_map` adds
-    added = lax.psum_scatter(gradient.astype(wide(gradient.dtype)), SHARD, scatter_dimension=axis, tiled=True)
+    added = lax.psum_scatter(
+        gradient.astype(wide(gradient.dtype)), SHARD, scatter_dimension=axis, tiled=True
+    )
     return (added.astype(gradient.dtype),)
 
 

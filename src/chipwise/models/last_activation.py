@@ -1,4 +1,5 @@
-"""What a traced model applies last: whether its outputs are probabilities is written in its program."""
+"""The last operation of a traced model. It shows in the program whether the outputs are
+probabilities."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ _PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
 def last_activation(jaxpr: Any) -> str | None:
-    """Of the first output of a model: "softmax", "sigmoid", "linear" (a product with a bias), or None."""
+    """The activation of a model's first output: "softmax", "sigmoid", "linear" (a product with a
+    bias), or None."""
     name, below = _opened(_made(jaxpr, jaxpr.outvars[0], []))
     parts = [_opened(one) for one in below]
     kinds = [kind for kind, _ in parts]
@@ -20,11 +22,13 @@ def last_activation(jaxpr: Any) -> str | None:
         return "softmax" if summed is not None and summed[0] is below[0][0] else None
     if name == "logistic":
         return "sigmoid"
-    return "linear" if name in _PRODUCTS or (name == "add" and set(kinds) & set(_PRODUCTS)) else None
+    return (
+        "linear" if name in _PRODUCTS or (name == "add" and set(kinds) & set(_PRODUCTS)) else None
+    )
 
 
 def _opened(made: Any) -> tuple[str, list[Any]]:
-    """The name of an operation, and what made its operands, each as from `_made`."""
+    """The name of an operation, and the results of `_made` for its operands."""
     if made is None:
         return "", []
     operation, (jaxpr, calls) = made
@@ -32,10 +36,13 @@ def _opened(made: Any) -> tuple[str, list[Any]]:
 
 
 def _made(jaxpr: Any, value: Any, calls: list[Any]) -> Any:
-    """The operation that made `value`, and its place, but for changes of shape and type. `None` for an
-    argument or a constant. *Arguments:* `calls`: from the outside in, who called `jaxpr`."""
+    """The operation that computed `value`, and its place. Changes of shape and type are skipped.
+    `None` for an argument or a constant. *Arguments:* `calls`: the callers of `jaxpr`, from the
+    outside in."""
     while not isinstance(value, Literal):
-        operation = next((e for e in reversed(jaxpr.eqns) if any(v is value for v in e.outvars)), None)
+        operation = next(
+            (e for e in reversed(jaxpr.eqns) if any(v is value for v in e.outvars)), None
+        )
         if operation is None:
             if not calls or not any(v is value for v in jaxpr.invars):
                 return None
@@ -44,7 +51,8 @@ def _made(jaxpr: Any, value: Any, calls: list[Any]) -> Any:
             value = operation.invars[at]
             continue
         inner = next(
-            (p for p in operation.params.values() if hasattr(p, "jaxpr") or hasattr(p, "eqns")), None
+            (p for p in operation.params.values() if hasattr(p, "jaxpr") or hasattr(p, "eqns")),
+            None,
         )
         inner = getattr(inner, "jaxpr", inner)
         if inner is not None and [len(inner.invars), len(inner.outvars)] == [

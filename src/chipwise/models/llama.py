@@ -1,10 +1,16 @@
-"""Llama 3 and Qwen 3: pre-norm transformers with rotary positions, grouped-query attention and gated layers,
-without biases.
+"""Llama 3 and Qwen 3: pre-norm transformers with rotary positions, grouped-query attention and
+gated layers, without biases.
 
-Sources: Dubey et al., "The Llama 3 Herd of Models" (2024, arXiv:2407.21783); Yang et al., "Qwen3 Technical
-Report" (2025, arXiv:2505.09388); RMSNorm: Zhang and Sennrich (2019, arXiv:1910.07467); rotary positions: Su
-et al. (2021, arXiv:2104.09864); grouped queries: Ainslie et al. (2023, arXiv:2305.13245); SwiGLU: Shazeer
-(2020, arXiv:2002.05202). Blocks are stacked and looped over, and each is a layer of `cw.models.fsdp`: see
+Sources:
+
+- Llama 3: Dubey et al., "The Llama 3 Herd of Models" (2024, arXiv:2407.21783).
+- Qwen 3: Yang et al., "Qwen3 Technical Report" (2025, arXiv:2505.09388).
+- RMSNorm: Zhang and Sennrich (2019, arXiv:1910.07467).
+- Rotary positions: Su et al. (2021, arXiv:2104.09864).
+- Grouped queries: Ainslie et al. (2023, arXiv:2305.13245).
+- SwiGLU: Shazeer (2020, arXiv:2002.05202).
+
+Blocks are stacked and looped over, and each is a layer of `cw.models.fsdp`: see
 `chipwise.models.transformer`.
 """
 
@@ -34,7 +40,8 @@ TURNED = 8192
 
 
 class RMSNorm(nnx.Module):
-    """Divides each vector of `width` entries by its root mean square, times a scale. Computed in float32."""
+    """Divides each vector of `width` entries by its root mean square, times a scale. Computed in
+    float32."""
 
     def __init__(self, width: int, *, epsilon: float):
         self.scale = nnx.Param(jnp.ones((width,), jnp.float32))
@@ -48,11 +55,14 @@ class RMSNorm(nnx.Module):
         return (y * scale).astype(x.dtype)
 
 
-def rotated(x: jax.Array, base: float, places: jax.Array | None = None, factor: float = 1.0) -> jax.Array:
-    """Rotates entries `i` and `i + d / 2` of `(batch, t, heads, d)` by `position / base ** (2 i / d)`, the
-    order of the weights at huggingface.co. Angles are float32, whatever the dtype of `x`. `places`
-    `(batch, t)`: the positions, instead of 0 to `t - 1`. `factor`: what divides the frequencies of less than
-    a turn in `TURNED` positions; those of four turns and more stay, as in Llama 3.1's `apply_scaling`."""
+def rotated(
+    x: jax.Array, base: float, places: jax.Array | None = None, factor: float = 1.0
+) -> jax.Array:
+    """Rotates entries `i` and `i + d / 2` of `(batch, t, heads, d)` by
+    `position / base ** (2 i / d)`, the order of the weights at huggingface.co. Angles are float32,
+    whatever the dtype of `x`. `places` `(batch, t)`: the positions, instead of 0 to `t - 1`.
+    `factor`: divides the frequencies of less than a turn in `TURNED` positions. Those of four turns
+    and more stay, as in Llama 3.1's `apply_scaling`."""
     t, half = x.shape[1], x.shape[3] // 2
     frequencies = jnp.float32(base) ** (-jnp.arange(half, dtype=jnp.float32) / half)
     if factor != 1:
@@ -79,7 +89,7 @@ def by_heads(x: jax.Array, kernel: jax.Array, heads: int) -> jax.Array:
 
 
 def joined(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """`(b, t, heads, d)` and a kernel `(heads * d, width)` -> `(b, t, width)`, likewise."""
+    """`(b, t, heads, d)` and a kernel `(heads * d, width)` -> `(b, t, width)`, in the same way."""
     kernel = kernel.astype(x.dtype)
     if traits().by_heads:
         return jnp.einsum("bthd,hdw->btw", x, kernel.reshape(*x.shape[2:], -1))
@@ -87,13 +97,21 @@ def joined(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 class GroupedQueryAttention(nnx.Module):
-    """Causal self-attention with `heads / kv_heads` queries per key: `(b, t, width)` -> the same. Arguments
-    as of `Llama`."""
+    """Causal self-attention with `heads / kv_heads` queries per key: `(b, t, width)` -> the same.
+    Its arguments are those of `Llama`."""
 
     def __init__(
-        self, width: int, heads: int, kv_heads: int, rope_theta: float, rope_factor: float = 1.0,
-        head_dim: int = 0, norm: float | None = None, *, rngs: nnx.Rngs,
-    ):  # fmt: skip
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        rope_theta: float,
+        rope_factor: float = 1.0,
+        head_dim: int = 0,
+        norm: float | None = None,
+        *,
+        rngs: nnx.Rngs,
+    ):
         linear = partial(nnx.Linear, use_bias=False, kernel_init=_NORMAL, rngs=rngs)
         head_dim = head_dim or width // heads
         self.q, self.out = linear(width, heads * head_dim), linear(heads * head_dim, width)
@@ -111,7 +129,11 @@ class GroupedQueryAttention(nnx.Module):
             places = cache.position[:, None] + jnp.arange(x.shape[1])[None]
         q, k, v = (
             by_heads(x, layer.kernel[...], heads)
-            for layer, heads in ((self.q, self.heads), (self.k, self.kv_heads), (self.v, self.kv_heads))
+            for layer, heads in (
+                (self.q, self.heads),
+                (self.k, self.kv_heads),
+                (self.v, self.kv_heads),
+            )
         )
         if self.normed:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -131,7 +153,11 @@ class LlamaBlock(nnx.Module):
         linear = partial(nnx.Linear, use_bias=False, kernel_init=_NORMAL, rngs=rngs)
         self.norm1, self.norm2 = (RMSNorm(width, epsilon=epsilon) for _ in range(2))
         self.attention = attention(rngs=rngs)
-        self.gate, self.up, self.down = linear(width, hidden), linear(width, hidden), linear(hidden, width)
+        self.gate, self.up, self.down = (
+            linear(width, hidden),
+            linear(width, hidden),
+            linear(hidden, width),
+        )
 
     def __call__(
         self, x: jax.Array, document: jax.Array | None = None, cache: KVCache | None = None
@@ -139,33 +165,55 @@ class LlamaBlock(nnx.Module):
         x = x + self.attention(self.norm1(x), document, cache)
         y = self.norm2(x)
         gate = jax.nn.silu(checkpoint_name(self.gate(y), "mlpwi_0"))
-        return x + checkpoint_name(self.down(gate * checkpoint_name(self.up(y), "mlpwi_1")), "mlpwo")
+        return x + checkpoint_name(
+            self.down(gate * checkpoint_name(self.up(y), "mlpwi_1")), "mlpwo"
+        )
 
 
 class Llama(nnx.Module):
     """Integer tokens `(batch, t)` -> final states `(batch, t, width)`.
 
-    The logits are `states @ table.T`, with the table `params["head"]["embedding"]`, or that of `words` if
-    they are `tied`.
+    The logits are `states @ table.T`, with the table `params["head"]["embedding"]`, or that of
+    `words` if they are `tied`.
 
-    `rope_theta` and `rope_factor`: see `rotated`; `head_dim`: entries of a head, by default `width / heads`;
-    `qk_norm`: queries and keys are normalised, as in Qwen 3; `keep`: a policy of `cw.models.remat`; `end`: as
-    of GPT2. Initial values: normal of 0.02.
+    `rope_theta` and `rope_factor`: see `rotated`. `head_dim`: the entries of a head, by default
+    `width / heads`. `qk_norm`: queries and keys are normalised, as in Qwen 3. `keep`: a policy of
+    `cw.models.remat`. `end` is that of `GPT2`. Initial values: normal of 0.02.
     """
 
     def __init__(
-        self, *, vocabulary: int, depth: int, width: int, heads: int, kv_heads: int, hidden: int, keep: str,
-        rope_theta: float = 500_000.0, rope_factor: float = 1.0, epsilon: float = 1e-5, head_dim: int = 0,
-        qk_norm: bool = False, tied: bool = False, end: int | None = None, rngs: nnx.Rngs,
-    ):  # fmt: skip
+        self,
+        *,
+        vocabulary: int,
+        depth: int,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        hidden: int,
+        keep: str,
+        rope_theta: float = 500_000.0,
+        rope_factor: float = 1.0,
+        epsilon: float = 1e-5,
+        head_dim: int = 0,
+        qk_norm: bool = False,
+        tied: bool = False,
+        end: int | None = None,
+        rngs: nnx.Rngs,
+    ):
         self.end = end
         self.words = Embedding(vocabulary, width, rngs=rngs)
         if not tied:
             self.head = Embedding(vocabulary, width, rngs=rngs)
         attention = partial(
-            GroupedQueryAttention, width, heads, kv_heads, rope_theta, rope_factor, head_dim,
+            GroupedQueryAttention,
+            width,
+            heads,
+            kv_heads,
+            rope_theta,
+            rope_factor,
+            head_dim,
             epsilon if qk_norm else None,
-        )  # fmt: skip
+        )
         block = partial(LlamaBlock, width, hidden, epsilon, attention)
         self.blocks = Blocks(depth, block, keep=keep, rngs=rngs)
         self.norm = RMSNorm(width, epsilon=epsilon)
@@ -177,6 +225,6 @@ class Llama(nnx.Module):
         return fsdp(lambda whole, x: nnx.merge(graph, whole)(x), norm, x)
 
     def decode(self, tokens: jax.Array, cache: Any, position: jax.Array) -> tuple[jax.Array, Any]:
-        """As of `transformer.GPT2`."""
+        """The same as `decode` of `transformer.GPT2`."""
         x, cache = self.blocks.decode(embed(self.words.embedding[...], tokens), cache, position)
         return self.norm(x), cache

@@ -1,9 +1,9 @@
 """Max pools whose gradient compares instead of scattering.
 
-XLA's gradient of a max pool, `select_and_scatter`, is a scalar loop on the CPU. On GPUs it either adds with
-atomics, in any order, or sorts all pixels of the batch to avoid that. Here the pixels of a window are
-compared as arrays. Values and gradients have the bits of `lax.reduce_window`: among equal pixels the first in
-row order gets the whole gradient. TPUs have an instruction for it.
+XLA's gradient of a max pool, `select_and_scatter`, is a scalar loop on the CPU. On GPUs it either
+adds with atomics, in any order, or sorts all pixels of the batch to avoid that. Here the pixels of
+a window are compared as arrays. Values and gradients have the bits of `lax.reduce_window`: among
+equal pixels the first in row order gets the whole gradient. TPUs have an instruction for it.
 """
 
 import jax
@@ -71,7 +71,8 @@ max_pool_2x2.defvjp(_forward, _backward)
 
 @jax.custom_vjp
 def max_pool_3x3(x: jax.Array) -> jax.Array:
-    """Largest of each 3x3 window, every second pixel: `(batch, h, w, c)` -> `(batch, (h+1)/2, (w+1)/2, c)`.
+    """Largest of each 3x3 window, every second pixel: `(batch, h, w, c)` -> `(batch, (h+1)/2,
+    (w+1)/2, c)`.
 
     Padding is lower than every value. Reverse-mode gradients only.
     """

@@ -1,4 +1,4 @@
-"""`cw.models.remat`: what a function keeps for its gradient; all else is computed again.
+"""`cw.models.remat`: the values that a function keeps for its gradient. All else is computed again.
 
 The blocks of `chipwise.models` mark their values by the names of MaxText (AI-Hypercomputer/maxtext,
 `configs/base.yml`):
@@ -8,10 +8,10 @@ The blocks of `chipwise.models` mark their values by the names of MaxText (AI-Hy
 | `query_proj`, `key_proj`, `value_proj` | queries, keys and values, after rotary positions |
 | `context` | what attention made of them, and what its kernel keeps for its gradient |
 | `out_proj` | the product of `context` that is added to the block's input |
-| `mlpwi` | the hidden layer before its activation; of a gated layer `mlpwi_0`, the gate, and `mlpwi_1` |
+| `mlpwi` | the hidden layer before its activation; if gated, `mlpwi_0` (the gate), `mlpwi_1` |
 | `mlpwo` | what the hidden layer adds to the block's input |
 
-Outside of a remat a mark is nothing: the compiled program is the same.
+Outside of a remat a mark has no effect: the compiled program is the same.
 """
 
 from __future__ import annotations
@@ -22,11 +22,17 @@ from typing import Any
 
 import jax
 
-from ..errors import unknown
-from .attention import SAVED, saveable
+from ..base import unknown
+from .attention import saveable
+from .attention_mask import SAVED
 
-POLICIES = ("everything_saveable", "nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable")
-"""Of `jax.checkpoint_policies`."""
+POLICIES = (
+    "everything_saveable",
+    "nothing_saveable",
+    "dots_saveable",
+    "dots_with_no_batch_dims_saveable",
+)
+"""The names of policies in `jax.checkpoint_policies`."""
 
 
 def remat(
@@ -37,13 +43,17 @@ def remat(
 ) -> Callable[..., Any]:
     """`function` with `jax.checkpoint`: its gradient recomputes what `policy` does not save.
 
-    *Arguments:* `policy`: a name of `jax.checkpoint_policies`. `"nothing_saveable"` saves only the arguments,
-    `"dots_with_no_batch_dims_saveable"` also products with parameters, `"dots_saveable"` all products; the
-    last two also save the outputs of `cw.models.attention`'s kernels. Or names of values, as a list or
-    joined by `+`, such as `"query_proj+context"`: these are saved. Blocks of chipwise mark `query_proj`,
-    `key_proj`, `value_proj`, `context` (the outputs of attention's kernel), `out_proj`, `mlpwi` (of gated
-    layers `mlpwi_0` and `mlpwi_1`) and `mlpwo`; your own functions mark values by
-    `jax.ad_checkpoint.checkpoint_name`. `prevent_cse`: use False inside a loop, where it is not needed.
+    *Arguments:*
+
+    - `policy`: a name of `jax.checkpoint_policies`. `"nothing_saveable"` saves only the arguments.
+      `"dots_with_no_batch_dims_saveable"` also saves products with parameters, and
+      `"dots_saveable"` all products. The last two also save the outputs of `cw.models.attention`'s
+      kernels. Or the names of the values to save, as a list or joined by `+`, such as
+      `"query_proj+context"`. Blocks of chipwise mark `query_proj`, `key_proj`, `value_proj`,
+      `context` (the outputs of attention's kernel), `out_proj`, `mlpwi` (of gated layers `mlpwi_0`
+      and `mlpwi_1`) and `mlpwo`. Your own functions mark values by
+      `jax.ad_checkpoint.checkpoint_name`.
+    - `prevent_cse`: use False inside a loop, where it is not needed.
 
     *Returns* a function that, when called, raises `RecipeError` for a policy that is none of these.
     """
@@ -64,7 +74,10 @@ def remat(
         for name in names:
             if name not in known:
                 raise unknown(
-                    "remat-policy", "value or policy of jax.checkpoint_policies", name, (*known, *POLICIES)
+                    "remat-policy",
+                    "value or policy of jax.checkpoint_policies",
+                    name,
+                    (*known, *POLICIES),
                 )
         return kept(*args, **options)
 
@@ -72,7 +85,7 @@ def remat(
 
 
 def _marked(jaxpr: Any) -> set[str]:
-    """The names of values in a program."""
+    """The names of the marked values in a program."""
     made = [equation for one in inside(jaxpr) for equation in one.eqns]
     names = {equation.params["name"] for equation in made if equation.primitive.name == "name"}
     return names | {SAVED for equation in made if saveable(equation.primitive, **equation.params)}

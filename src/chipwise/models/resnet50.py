@@ -1,10 +1,10 @@
 """ResNet-50 v1.5: 25,557,032 parameters, 4.1 billion multiply-adds per image in the forward pass.
 
 Source: He et al., "Deep Residual Learning" (2016, arXiv:1512.03385), with the stride on the 3x3
-convolution of a bottleneck instead of its first 1x1, as in torchvision, MLPerf and Goyal et al. (2017,
-arXiv:1706.02677). Initial values are those of Goyal et al.: a zero scale in the last batch norm of each
-bottleneck, so that each block starts as its shortcut, and 0.01 for the classifier. Padding is symmetric, as
-in PyTorch, so that its weights give the same outputs.
+convolution of a bottleneck instead of its first 1x1, as in torchvision, MLPerf and Goyal et al.
+(2017, arXiv:1706.02677). Initial values are those of Goyal et al.: a zero scale in the last batch
+norm of each bottleneck, so that each block starts as its shortcut, and 0.01 for the classifier.
+Padding is symmetric, as in PyTorch, so that its weights give the same outputs.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from .pool import max_pool_3x3
 class Bottleneck(nnx.Module):
     """1x1 to `middle` channels, 3x3 with the stride, 1x1 to `4 * middle`, with a shortcut.
 
-    The shortcut is a 1x1 convolution if the shape changes. `(b, h, w, c_in)` -> `(b, ceil(h/stride),
-    ceil(w/stride), 4 * middle)`.
+    The shortcut is a 1x1 convolution if the shape changes. `(b, h, w, c_in)` -> `(b,
+    ceil(h/stride), ceil(w/stride), 4 * middle)`.
     """
 
     def __init__(self, c_in: int, middle: int, *, stride: int, rngs: nnx.Rngs):
@@ -44,13 +44,18 @@ class Bottleneck(nnx.Module):
 class ResNet50(nnx.Module):
     """`(batch, height, width, 3)` normalised floats -> logits `(batch, classes)`.
 
-    `width` is the channels of the first layer, 64 in the original; `blocks` the bottlenecks of each
-    stage (3, 4, 23, 3 is ResNet-101).
+    `width` is the channels of the first layer, 64 in the original. `blocks` are the bottlenecks of
+    each stage (3, 4, 23, 3 is ResNet-101).
     """
 
     def __init__(
-        self, *, blocks: Sequence[int] = (3, 4, 6, 3), width: int = 64, classes: int = 1000, rngs: nnx.Rngs,
-    ):  # fmt: skip
+        self,
+        *,
+        blocks: Sequence[int] = (3, 4, 6, 3),
+        width: int = 64,
+        classes: int = 1000,
+        rngs: nnx.Rngs,
+    ):
         self.stem, self.norm = _conv(3, width, 7, 2, rngs), _norm(width)
         bottlenecks, channels = [], width
         for stage, count in enumerate(blocks):

@@ -1,9 +1,9 @@
 """A tied vocabulary table: the embedding look-up, and the loss of the logits.
 
-The logits of a batch are the largest array of a small language model: 50,257 × 1,024 float32 are 206 MB for a
-sequence. They never exist all at once: the loss goes over the tokens in chunks, and computes the gradient of
-each chunk while its logits exist, so nothing is stored or computed twice. Sums are float32; in bfloat16 the
-gradient of a frequent word would stop growing at 256 terms.
+The logits of a batch are the largest array of a small language model: 50,257 × 1,024 float32 are
+206 MB for a sequence. They never exist all at once. The loss takes the tokens in chunks, and
+computes the gradient of each chunk while its logits exist, so nothing is stored or computed twice.
+Sums are float32. In bfloat16 the gradient of a frequent word would stop growing at 256 terms.
 """
 
 import math
@@ -18,7 +18,8 @@ from .large import fsdp
 
 _CHUNK = 1024  # tokens per chunk: 206 MB of float32 logits with GPT-2's vocabulary
 _GPU_LOGITS = 1 << 28
-"""Logits of a chunk on GPUs, at most: 1 GiB. Each chunk reads and writes the sum for the table's gradient."""
+"""The most logits of a chunk on GPUs: 1 GiB. Each chunk reads and writes the sum for the table's
+gradient."""
 
 
 @jax.custom_vjp
@@ -54,8 +55,9 @@ def _sums(vocabulary, tokens, rows):
 
 
 def _sums_by_sorting(vocabulary, tokens, rows):
-    """`_sums` for GPUs, where XLA would add with atomics in any order, or sort all numbers of `rows` to avoid
-    that. Here the tokens are sorted, and the rows of equal tokens are added in a fixed order."""
+    """`_sums` for GPUs, where XLA would add with atomics in any order, or sort all numbers of
+    `rows` to avoid that. Here the tokens are sorted, and the rows of equal tokens are added in a
+    fixed order."""
     n = tokens.shape[0]
     tokens, order = lax.sort_key_val(tokens.astype(jnp.int32), jnp.arange(n, dtype=jnp.int32))
     rows, begins = rows[order], jnp.concatenate([jnp.ones(1, bool), tokens[1:] != tokens[:-1]])
@@ -66,7 +68,8 @@ def _sums_by_sorting(vocabulary, tokens, rows):
 
     rows, _ = lax.associative_scan(add, (rows, begins))
     ends = jnp.concatenate([begins[1:], jnp.ones(1, bool)])
-    nowhere = vocabulary + jnp.arange(n, dtype=jnp.int32)  # indices are unique, so no two rows are added
+    # Indices are unique, so no two rows are added
+    nowhere = vocabulary + jnp.arange(n, dtype=jnp.int32)
     places = jnp.where(ends & (tokens >= 0) & (tokens < vocabulary), tokens, nowhere)
     sums = jnp.zeros((vocabulary, rows.shape[1]), rows.dtype)
     return sums.at[places].set(rows, mode="drop", unique_indices=True, wrap_negative_indices=False)
@@ -81,9 +84,10 @@ def next_token_loss(
 ) -> jax.Array:
     """The SUM over tokens of the cross-entropy of `hidden @ table.T`, in nats: () float32.
 
-    *Arguments:* `hidden` `(..., width)` and `table` `(vocabulary, width)` of one float dtype, in which they
-    are multiplied; logits, log-sum-exp and sums are float32. `targets` `(...)`: integers; one outside the
-    vocabulary makes the sum NaN. `counted` `(...)`: 0 where a target adds nothing; by default all add.
+    *Arguments:* `hidden` `(..., width)` and `table` `(vocabulary, width)` of one float dtype, in
+    which they are multiplied. Logits, log-sum-exp and sums are float32. `targets` `(...)`:
+    integers. One outside the vocabulary makes the sum NaN. `counted` `(...)`: 0 where a target adds
+    nothing. By default all add.
     """
     chunks, turns = _chunks(hidden, table, targets, counted)
 
@@ -128,13 +132,18 @@ def tied_loss(
 ) -> jax.Array:
     """`next_token_loss` as a layer in `cw.models.fsdp`."""
     return fsdp(
-        lambda table, hidden, *rows: next_token_loss(hidden, table, *rows), table, hidden, targets, counted
+        lambda table, hidden, *rows: next_token_loss(hidden, table, *rows),
+        table,
+        hidden,
+        targets,
+        counted,
     )
 
 
 def _chunks(hidden, table, targets, counted):
-    """`(chunks, size, width)`, `(chunks, size)` int32, and which positions count; and how many
-    chunks a turn of the loop computes: all on GPUs, where a loop would copy the sum that it carries."""
+    """The chunks, and the number of them that one turn of the loop computes. That is all of them on
+    GPUs, where a loop would copy the sum that it carries, and otherwise 1. The chunks are rows
+    `(chunks, size, width)`, targets `(chunks, size)` int32, and which positions count."""
     n, width = targets.size, hidden.shape[-1]
     size = min(n, _CHUNK)
     if on_gpu():
@@ -150,11 +159,14 @@ def _chunks(hidden, table, targets, counted):
 
 def _logits(h, table):
     logits = lax.dot_general(h, table, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    return logits, _in_one_pass(logits) if on_gpu() else jax.nn.logsumexp(logits, axis=1, keepdims=True)
+    return logits, _in_one_pass(logits) if on_gpu() else jax.nn.logsumexp(
+        logits, axis=1, keepdims=True
+    )
 
 
 def _in_one_pass(logits):
-    """`logsumexp` of rows, `(n, 1)`, which reads them once: each partial sum has its own maximum."""
+    """`logsumexp` of rows, `(n, 1)`, which reads them once: each partial sum has its own
+    maximum."""
 
     def add(left, right):
         (a, x), (b, y) = left, right

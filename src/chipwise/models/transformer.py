@@ -1,17 +1,19 @@
 """A pre-norm transformer, whose equal blocks run in a loop, and the nets GPT-2 and ViT.
 
-Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); Dosovitskiy et
-al. (2021, arXiv:2010.11929). Sequences are `(batch, length, width)`; everything is computed in the
-dtype of the input and parameters, sums and softmax in float32.
+Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), and
+Dosovitskiy et al. (2021, arXiv:2010.11929). Sequences are `(batch, length, width)`. Everything is
+computed in the dtype of the input and parameters, sums and softmax in float32.
 
-The blocks' parameters are stacked arrays, `(depth, ...)`, and `lax.scan` runs over them, so the compiler sees
-one block, not `depth`. GPT-2's gradient for 8 sequences compiled for a TPU v5e in 12 to 14 s on two cores,
-and in 131 s with the loop unrolled (JAX 0.10.2, libtpu 0.0.42); by that compiler's estimate the loop runs
-about a tenth longer. On GPUs a loop copies what it keeps for the gradient in and out of stacks, so up to
-`UNROLLED` blocks are unrolled there: GPT-2's step is planned 21 to 30 % shorter for it and for the loss of
-`models.tied` (`benchmarks/gpt2_kernels.md`), at twice the compile time. Unrolled by four, it gains nothing;
-in a group of devices GPT-2 XL's gains 7 %, and takes 3 GB more. Convolutional nets are unrolled here, because
-a loop over convolutions is slow on the CPU; one over matrix products is not.
+The blocks' parameters are stacked arrays, `(depth, ...)`, and `lax.scan` runs over them, so the
+compiler sees one block, not `depth`. GPT-2's gradient for 8 sequences compiled for a TPU v5e in 12
+to 14 s on two cores, and in 131 s with the loop unrolled (JAX 0.10.2, libtpu 0.0.42). By that
+compiler's estimate the loop runs about a tenth longer.
+
+On GPUs a loop copies the values for the gradient in and out of stacks, so up to `UNROLLED` blocks
+are unrolled there. GPT-2's step is planned 21 to 30 % shorter for it and for the loss of
+`models.tied` (`benchmarks/gpt2_kernels.md`), at twice the compile time. Unrolled by four, it gains
+nothing. In a group of devices GPT-2 XL's gains 7 %, and takes 3 GB more. Convolutional nets are
+unrolled here, because a loop over convolutions is slow on the CPU. One over matrix products is not.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,17 +39,19 @@ Initializer = Callable
 UNROLLED = 24
 """The most blocks that are unrolled on GPUs."""
 KEPT = "dots_with_no_batch_dims_saveable"
-"""What a block keeps for its gradient: the products with its kernels, and what attention made. Norms and GELU
-are computed again, which costs little arithmetic; a loop would otherwise keep every step of them."""
+"""The values that a block keeps for its gradient: the products with its kernels, and the output of
+attention. Norms and GELU are computed again, which costs little arithmetic. A loop would otherwise
+keep every step of them."""
 QKV = ("query_proj", "key_proj", "value_proj")
 """The names of queries, keys and values, see `cw.models.remat`."""
 
 
 class LayerNorm(nnx.Module):
-    """Normalises each vector of `width` entries to mean 0 and deviation 1, times a scale, plus a shift.
+    """Normalises each vector of `width` entries to mean 0 and deviation 1, times a scale, plus a
+    shift.
 
-    Statistics are float32, the result has the input's dtype. The variance is computed from centred values,
-    since a difference of means of squares loses digits if the mean is large.
+    Statistics are float32, the result has the input's dtype. The variance is computed from centred
+    values, since a difference of means of squares loses digits if the mean is large.
     """
 
     def __init__(self, width: int, *, epsilon: float):
@@ -66,22 +70,31 @@ class LayerNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Self-attention with `heads` heads: `(b, t, width)` -> the same. `causal`: no position sees later
-    ones."""
+    """Self-attention with `heads` heads: `(b, t, width)` -> the same. `causal`: no position sees
+    later ones."""
 
     def __init__(
-        self, width: int, heads: int, *, causal: bool, init: Initializer, out_init: Initializer,
+        self,
+        width: int,
+        heads: int,
+        *,
+        causal: bool,
+        init: Initializer,
+        out_init: Initializer,
         rngs: nnx.Rngs,
-    ):  # fmt: skip
+    ):
         self.qkv = nnx.Linear(width, 3 * width, kernel_init=init, rngs=rngs)
         self.out = nnx.Linear(width, width, kernel_init=out_init, rngs=rngs)
         self.heads, self.causal = heads, causal
 
     def __call__(
-        self, x: jax.Array, seen: jax.Array | None = None, document: jax.Array | None = None,
+        self,
+        x: jax.Array,
+        seen: jax.Array | None = None,
+        document: jax.Array | None = None,
         cache: KVCache | None = None,
-    ) -> jax.Array:  # fmt: skip
-        """`seen` and `document` as in `attention`. `cache`: of the positions before."""
+    ) -> jax.Array:
+        """`seen` and `document` as in `attention`. `cache`: the cache of the positions before."""
         b, t, width = x.shape
 
         def attended(q, k, v):
@@ -97,34 +110,53 @@ class Attention(nnx.Module):
         return checkpoint_name(self.out(y.reshape(b, t, width)), "out_proj")
 
     def _by_heads(self, x: jax.Array, attended: Callable[..., jax.Array]) -> jax.Array:
-        """The same by products that give and take arrays of heads. A TPU lays these out in tiles of their own
-        and would copy what comes of one product to get there: with 16 heads of 64 on a v4, over a quarter of
-        the layer's time by its compiler."""
+        """Computes the same by products that take and give arrays of heads. A TPU lays these out in
+        tiles of their own, and would have to copy the output of a single product into them. With 16
+        heads of 64 on a v4, that takes over a quarter of the layer's time by its compiler."""
         width, parts = x.shape[-1], (self.qkv.kernel, self.qkv.bias, self.out.kernel, self.out.bias)
-        kernel, bias, out, out_bias = (part[...].astype(x.dtype) for part in parts)  # type: ignore[index]
-        kernel, bias = kernel.reshape(width, 3, self.heads, -1), bias.reshape(3, 1, 1, self.heads, -1)
+        kernel, bias, out, out_bias = (
+            part[...].astype(x.dtype)  # type: ignore[index]
+            for part in parts
+        )
+        kernel, bias = (
+            kernel.reshape(width, 3, self.heads, -1),
+            bias.reshape(3, 1, 1, self.heads, -1),
+        )
         q, k, v = (
             checkpoint_name(jnp.einsum("btw,whd->bthd", x, kernel[:, i]) + bias[i], name)
             for i, name in enumerate(QKV)
         )
         y = attended(q, k, v)
-        y = jnp.einsum("bthd,hdw->btw", y, out.reshape(self.heads, -1, width)) + out_bias[None, None]
+        y = (
+            jnp.einsum("bthd,hdw->btw", y, out.reshape(self.heads, -1, width))
+            + out_bias[None, None]
+        )
         return checkpoint_name(y, "out_proj")
 
 
 class PreNormBlock(nnx.Module):
     """`x + attention(norm(x))`, then `x + mlp(norm(x))` with a hidden layer of `4 * width`.
 
-    *Arguments:* `tanh`: the tanh approximation of GELU, as in GPT-2, instead of the exact one; `init`, and
-    `out_init` for the two layers whose output is added to `x`.
+    *Arguments:* `tanh`: the tanh approximation of GELU, as in GPT-2, instead of the exact one.
+    `init`: the initializer, and `out_init` that of the two layers whose output is added to `x`.
     """
 
     def __init__(
-        self, width: int, heads: int, *, causal: bool, tanh: bool, epsilon: float, init: Initializer,
-        out_init: Initializer, rngs: nnx.Rngs,
-    ):  # fmt: skip
+        self,
+        width: int,
+        heads: int,
+        *,
+        causal: bool,
+        tanh: bool,
+        epsilon: float,
+        init: Initializer,
+        out_init: Initializer,
+        rngs: nnx.Rngs,
+    ):
         self.norm1 = LayerNorm(width, epsilon=epsilon)
-        self.attention = Attention(width, heads, causal=causal, init=init, out_init=out_init, rngs=rngs)
+        self.attention = Attention(
+            width, heads, causal=causal, init=init, out_init=out_init, rngs=rngs
+        )
         self.norm2 = LayerNorm(width, epsilon=epsilon)
         self.hidden = nnx.Linear(width, 4 * width, kernel_init=init, rngs=rngs)
         self.out = nnx.Linear(4 * width, width, kernel_init=out_init, rngs=rngs)
@@ -141,14 +173,18 @@ class PreNormBlock(nnx.Module):
 class Blocks(nnx.Module):
     """`depth` blocks in sequence: `(b, t, width)` -> the same. Each gets `more` unchanged.
 
-    Parameters are those of one block, each with a leading axis of `depth`; `keep`: a policy of
+    Parameters are those of one block, each with a leading axis of `depth`. `keep`: a policy of
     `cw.models.remat`.
     """
 
     def __init__(
-        self, depth: int, make: Callable[[nnx.Rngs], nnx.Module], *, keep: str | Sequence[str] = KEPT,
+        self,
+        depth: int,
+        make: Callable[[nnx.Rngs], nnx.Module],
+        *,
+        keep: str | Sequence[str] = KEPT,
         rngs: nnx.Rngs,
-    ):  # fmt: skip
+    ):
         @nnx.split_rngs(splits=depth)
         @nnx.vmap
         def stacked(rngs):
@@ -163,12 +199,15 @@ class Blocks(nnx.Module):
 
         @partial(remat, policy=self.keep, prevent_cse=unroll > 1)
         def step(x, layer):
-            return fsdp(lambda whole, x, *more: nnx.merge(graph, whole)(x, *more), layer, x, *more), None
+            return fsdp(
+                lambda whole, x, *more: nnx.merge(graph, whole)(x, *more), layer, x, *more
+            ), None
 
         return lax.scan(step, x, layers, unroll=unroll)[0]
 
     def decode(self, x: jax.Array, kept: Any, position: jax.Array) -> tuple[jax.Array, Any]:
-        """The same for blocks that take a `KVCache`: what they `kept`, or None, and what they keep now."""
+        """The same for blocks that take a `KVCache`. `kept`: the cache so far, or None. Returns the
+        states and the cache now."""
         graph, layers = nnx.split(self.stack)
 
         def step(carry, at):
@@ -183,26 +222,37 @@ class Blocks(nnx.Module):
 
 
 def kernels(path: str, leaf) -> bool:
-    """Whether a parameter is a matrix, for `decay=`; stacked biases have two axes too."""
+    """Whether a parameter is a matrix, for `decay=`. Its name decides, because stacked biases have
+    two axes too."""
     return path.endswith(("kernel", "embedding"))
 
 
 class GPT2(nnx.Module):
     """Integer tokens `(batch, t)`, `t <= context` -> final states `(batch, t, width)`.
 
-    The logits are `states @ words.T`; `chipwise.models.tied.next_token_loss` takes the table,
+    The logits are `states @ words.T`. `chipwise.models.tied.next_token_loss` takes the table,
     `params["words"]["embedding"]`, and computes them in chunks.
 
-    124,439,808 parameters. Source: Radford et al., "Language Models are Unsupervised Multitask Learners"
-    (2019), without dropout, as usual in single-epoch training (github.com/karpathy/nanoGPT). Initial values:
-    normal with deviation 0.02, or `0.02 / sqrt(2 * depth)` for layers that add to the residual stream.
-    `end`: the token after a document; no position sees one of another document, and places begin anew.
+    124,439,808 parameters. Source: Radford et al., "Language Models are Unsupervised Multitask
+    Learners" (2019), without dropout, as usual in single-epoch training
+    (github.com/karpathy/nanoGPT). Initial values: normal with deviation 0.02, or
+    `0.02 / sqrt(2 * depth)` for layers that add to the residual stream. `end`: the token at
+    which a document begins, such as the end of the one before. With it, no position sees one of
+    another document, and places restart at 0 in each document.
     """
 
     def __init__(
-        self, *, vocabulary: int = 50_257, context: int = 1024, depth: int = 12, width: int = 768,
-        heads: int = 12, keep: str = KEPT, end: int | None = None, rngs: nnx.Rngs,
-    ):  # fmt: skip
+        self,
+        *,
+        vocabulary: int = 50_257,
+        context: int = 1024,
+        depth: int = 12,
+        width: int = 768,
+        heads: int = 12,
+        keep: str = KEPT,
+        end: int | None = None,
+        rngs: nnx.Rngs,
+    ):
         normal, self.end = nnx.initializers.normal, end
         self.words = Embedding(vocabulary, width, rngs=rngs)
         self.places = Embedding(context, width, rngs=rngs)
@@ -214,7 +264,9 @@ class GPT2(nnx.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         def begin(tables, tokens, *document):
-            places = tables[1][places_in(*document)] if document else tables[1][None, : tokens.shape[1]]
+            places = (
+                tables[1][places_in(*document)] if document else tables[1][None, : tokens.shape[1]]
+            )
             return embed(tables[0], tokens) + places
 
         document = () if self.end is None else (document_numbers(tokens, self.end),)
@@ -224,7 +276,8 @@ class GPT2(nnx.Module):
         return fsdp(lambda whole, x: nnx.merge(graph, whole)(x), norm, x)
 
     def decode(self, tokens: jax.Array, cache: Any, position: jax.Array) -> tuple[jax.Array, Any]:
-        """The states of `tokens` `(batch, t)` at `position` `(batch,)` and behind, and the next cache."""
+        """The states of `tokens` `(batch, t)` at `position` `(batch,)` and behind, and the next
+        cache."""
         places = position[:, None] + jnp.arange(tokens.shape[1])[None]
         x = embed(self.words.embedding[...], tokens) + self.places.embedding[...][places]
         x, cache = self.blocks.decode(x, cache, position)
@@ -243,17 +296,25 @@ class ViT(nnx.Module):
 
     `image` must be a multiple of `patch`, both in pixels.
 
-    The default is ViT-S/16: 22,050,664 parameters at 224×224, 4.6 billion multiply-adds per image in the
-    forward pass. Source: Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021, arXiv:2010.11929), in the
-    small size of Touvron et al. (2021, arXiv:2012.12877): a class token, learned positions, no dropout; the
-    same net as timm's `vit_small_patch16_224`. `tanh`: the tanh approximation of GELU, as in Flax, instead of
-    the exact one.
+    The default is ViT-S/16: 22,050,664 parameters at 224×224, 4.6 billion multiply-adds per image
+    in the forward pass. Source: Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021,
+    arXiv:2010.11929), in the small size of Touvron et al. (2021, arXiv:2012.12877). It has a class
+    token, learned positions and no dropout, and is the same net as timm's `vit_small_patch16_224`.
+    `tanh`: the tanh approximation of GELU, as in Flax, instead of the exact one.
     """
 
     def __init__(
-        self, *, image: int = 224, patch: int = 16, depth: int = 12, width: int = 384, heads: int = 6,
-        classes: int = 1000, tanh: bool = False, rngs: nnx.Rngs,
-    ):  # fmt: skip
+        self,
+        *,
+        image: int = 224,
+        patch: int = 16,
+        depth: int = 12,
+        width: int = 384,
+        heads: int = 6,
+        classes: int = 1000,
+        tanh: bool = False,
+        rngs: nnx.Rngs,
+    ):
         init = nnx.initializers.truncated_normal(0.02)
         self.patches = nnx.Conv(
             3,
@@ -269,7 +330,9 @@ class ViT(nnx.Module):
         places = (image // patch) ** 2 + 1
         self.places = nnx.Param(init(rngs.params(), (1, places, width)))
         block = partial(PreNormBlock, width, heads, causal=False, tanh=tanh, epsilon=1e-6)
-        self.blocks = Blocks(depth, lambda rngs: block(init=init, out_init=init, rngs=rngs), rngs=rngs)
+        self.blocks = Blocks(
+            depth, lambda rngs: block(init=init, out_init=init, rngs=rngs), rngs=rngs
+        )
         self.norm = LayerNorm(width, epsilon=1e-6)
         # Zeros: the first loss is that of uniform probabilities, log(classes).
         self.classifier = nnx.Linear(width, classes, kernel_init=nnx.initializers.zeros, rngs=rngs)

@@ -1,2 +1,2 @@
-from .like import plan_like as plan_like
+from .plan_to_target import plan_like as plan_like
 from .plans import Plan as Plan

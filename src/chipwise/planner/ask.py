@@ -1,9 +1,9 @@
-"""`plan`: predicts a recipe on absent chips, from any machine. One path:
+"""`plan` predicts a recipe on absent chips, from any machine. There is one path:
 
     asked -> traced -> compiled -> timed -> plan
 
-Each chip's compiler compiles the step's programs. A TPU's compiler states cycles; a GPU's kernels are timed
-from their bytes and FLOPs.
+Each chip's compiler compiles the step's programs. A TPU's compiler states cycles. A GPU's kernels
+are timed from their bytes and FLOPs.
 """
 
 from __future__ import annotations
@@ -16,28 +16,40 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..base import DeviceError, RecipeError, fact
+from ..base.prediction import Range
 from ..chips.catalogue import peak_flops_per_device
 from ..chips.prices import Price
 from ..chips.prices import load as load_prices
 from ..chips.targets import Target, parse
-from ..engine import feed
-from ..engine.blueprint import Memory, largest_batch, tracing
-from ..engine.layout import Layout, usable_devices
-from ..engine.state import TrainState, abstract_state
-from ..errors import DeviceError, RecipeError
-from ..hlo.kernel import costliest
+from ..compile.absent_device import available
+from ..compile.answers import FAILED_HERE
+from ..compile.cache import Progress, cache_folder
+from ..compile.exports import forget_traces
+from ..compile.hlo.kernel import costliest
 from ..machine.plugins import hidden
 from ..recipe.precision import TPU_PASSES
 from ..recipe.recipe import Recipe
-from ..words.facts import fact
-from .compile_answers import FAILED_HERE
-from .compile_step import Progress, cache_folder, compile_steps
-from .device_memory import TOO_LARGE, available, lies_on_hosts, too_large
+from ..run import feed
+from ..step.blueprint import Blueprint, Memory, largest_batch
+from ..step.layout import Layout, usable_devices
+from ..step.program import tracing
+from ..step.state import TrainState, abstract_state
+from .compile_step import compile_steps
+from .device_memory import TOO_LARGE, lies_on_hosts, too_large
 from .plan_advice import advice, decisive, does_not_fit, lacks, room
-from .plans import Plan, Plans, Range, costs
-from .time_run import HostSpeed, compilation, evaluations, feeding, measured, run_time, training_work
+from .plans import Plan, Plans, costs
+from .time_run import (
+    HostSpeed,
+    compilation,
+    evaluations,
+    feeding,
+    measured,
+    run_time,
+    training_work,
+)
 from .time_step import StepTime, at_least, local_devices, timed_away
-from .tracing import TracedStep, forget_traces, training_step
+from .tracing import training_step
 
 
 @hidden()  # tracing starts JAX
@@ -62,21 +74,24 @@ def plan(
 
     *Arguments:*
 
-    - `on`: targets such as `"v5e-8"`, `"v3-8"`, `"a100:8"`, `"t4"`; see `chipwise.chips.targets`.
-    - `prices`: a price file, or prices; by default the bundled snapshot.
-    - `today`: the date from which the age of prices counts; by default today.
+    - `on`: targets such as `"v5e-8"`, `"v3-8"`, `"a100:8"`, `"t4"`. See `chipwise.chips.targets`.
+    - `prices`: a price file, or prices. By default the bundled snapshot.
+    - `today`: the date from which the age of prices counts. By default today.
     - `exact`, `eval_every`: as in `fit`.
-    - `find_largest_batch`: search for it on every target, not only if the recipe's batch does not fit.
-    - `measure_feed`: read examples for half a second, to compare this host's cores with the chips' demand.
-    - `host_cores`: of the targets' hosts, for feeding; by default this host's.
-    - `cache`: a folder for compiled results; by default in the user's cache folder.
-    - `progress`: see `chipwise.planner.compile_step.Progress`.
-    - `ready`: called with each plan as soon as it is made: first cached ones and those that need no
-      compilation, then the smallest programs, last those whose largest batch is searched for.
+    - `find_largest_batch`: search for it on every target, not only if the recipe's batch does not
+      fit.
+    - `measure_feed`: read examples for half a second, to compare this host's cores with the chips'
+      demand.
+    - `host_cores`: the number of cores of the targets' hosts, for feeding. By default this host's.
+    - `cache`: a folder for compiled results. By default in the user's cache folder.
+    - `progress`: see `chipwise.compile.cache.Progress`.
+    - `ready`: called with each plan as soon as it is ready. Cached ones and those that need no
+      compilation come first, then the smallest programs, last those whose largest batch is searched
+      for.
 
-    *Returns* a list of `Plan`, in the order of `on`. Raises `DeviceError` for an unknown or impossible
-    target, `RecipeError` for a recipe that cannot be traced, `DataError`
-    for a price file that cannot be read.
+    *Returns* a list of `Plan`, in the order of `on`. Raises `DeviceError` for an unknown or
+    impossible target, `RecipeError` for a recipe that cannot be traced, `DataError` for a price
+    file that cannot be read.
     """
     targets = list({t.name: t for t in map(parse, on)}.values())
     if not targets:
@@ -84,10 +99,18 @@ def plan(
     table = load_prices(prices) if prices is None or isinstance(prices, str | Path) else prices
     folder = cache_folder(cache)
     question = PlanQuestion(
-        recipe, table, today or datetime.date.today(), folder, exact,
-        evaluations(recipe, eval_every), find_largest_batch, None, measure_feed, host_cores,
+        recipe,
+        table,
+        today or datetime.date.today(),
+        folder,
+        exact,
+        evaluations(recipe, eval_every),
+        find_largest_batch,
+        None,
+        measure_feed,
+        host_cores,
         progress,
-    )  # fmt: skip
+    )
     made: dict[str, Plan] = {}
     try:
         for one in question.plans(targets):
@@ -101,7 +124,7 @@ def plan(
 
 @dataclass(frozen=True)
 class PlanQuestion:
-    """What is asked of every target: the arguments of `plan`."""
+    """The question that every target gets: the arguments of `plan`."""
 
     recipe: Recipe
     prices: Sequence[Price]
@@ -114,15 +137,17 @@ class PlanQuestion:
     measure_feed: bool = False
     host_cores: int | None = None
     progress: Progress | None = None
-    _steps: dict[Any, TracedStep] = field(default_factory=dict)  # targets with the same layout share them
+    # Targets with the same layout share them
+    _steps: dict[Any, Blueprint] = field(default_factory=dict)
 
     def plans(self, targets: Sequence[Target]) -> Iterator[Plan]:
-        """Yields each plan as soon as it is ready; last those whose largest batch is searched for."""
+        """Yields each plan as soon as it is ready. Those whose largest batch is searched for come
+        last."""
         asked = [(target, self.traced(target)) for target in targets]
         asker = self
         if self.host is None and self.measure_feed and not all(step.resident for _, step in asked):
             asker = replace(self, host=measured(self.recipe.task.train))
-        searched: list[tuple[Target, TracedStep, StepTime]] = []
+        searched: list[tuple[Target, Blueprint, StepTime]] = []
         for target, step, time in asker.timed(asked, self.progress):
             if self.searches(time):
                 searched.append((target, step, time))
@@ -133,7 +158,7 @@ class PlanQuestion:
 
     # ---- traced
 
-    def traced(self, target: Target, recipe: Recipe | None = None) -> TracedStep:
+    def traced(self, target: Target, recipe: Recipe | None = None) -> Blueprint:
         """The step of the recipe, or of another one, on `target`."""
         tried = self.recipe if recipe is None else recipe
         # at least one group, whether or not the target has so many devices
@@ -162,8 +187,8 @@ class PlanQuestion:
     # ---- compiled and timed
 
     def timed(
-        self, asked: Sequence[tuple[Target, TracedStep]], progress: Progress | None = None
-    ) -> Iterator[tuple[Target, TracedStep, StepTime]]:
+        self, asked: Sequence[tuple[Target, Blueprint]], progress: Progress | None = None
+    ) -> Iterator[tuple[Target, Blueprint, StepTime]]:
         """Yields each target and step with its time as soon as it is known."""
         away = []
         for target, step in asked:
@@ -176,12 +201,13 @@ class PlanQuestion:
             yield target, step, timed_away(step, target, answers)
 
     def searches(self, time: StepTime) -> bool:
-        """Whether the largest batch is to be searched for: on demand, or if the recipe's own does not fit."""
+        """Whether to search for the largest batch: if requested, or if the recipe's own does not
+        fit. Never for problems that another batch would have too."""
         if time.problem is not None and time.problem.code in _NOWHERE:
             return False
         return self.find_largest_batch or (time.memory is not None and not time.memory.fits)
 
-    def searched(self, target: Target, step: TracedStep, time: StepTime) -> Plan:
+    def searched(self, target: Target, step: Blueprint, time: StepTime) -> Plan:
         """The plan with its largest batch or, if none fits, with advice."""
         recipe = self.recipe
         held: dict[int, Memory] = {}  # by batch
@@ -211,9 +237,16 @@ class PlanQuestion:
 
     # ---- the plan
 
-    def plan(self, target: Target, step: TracedStep, time: StepTime, largest: int | None = None) -> Plan:
-        """The plan of a step that takes `time`. *Arguments:* `largest`: the largest batch, if known."""
-        recipe, layout, problem = self.recipe, step.layout, lacks(target, time.dtypes) or time.problem
+    def plan(
+        self, target: Target, step: Blueprint, time: StepTime, largest: int | None = None
+    ) -> Plan:
+        """The plan of a step that takes `time`. *Arguments:* `largest`: the largest batch, if
+        known."""
+        recipe, layout, problem = (
+            self.recipe,
+            step.layout,
+            lacks(target, time.dtypes) or time.problem,
+        )
         if problem is None and time.memory is not None and not time.memory.fits:
             problem = does_not_fit(time.memory, largest, recipe)
         if problem is None and time.seconds is None:
@@ -254,12 +287,16 @@ class PlanQuestion:
             advice=tuple(advice(recipe, target, step, one, time)),
         )
 
-    def run(self, target: Target, step: TracedStep, time: StepTime) -> dict[str, Any]:
+    def run(self, target: Target, step: Blueprint, time: StepTime) -> dict[str, Any]:
         """The fields of a plan for a recipe that runs on the target."""
         recipe, seconds, bound, batch = self.recipe, time.seconds, time.bound, self.recipe.batch
         assert seconds is not None
         fed = feeding(
-            recipe, batch / seconds.value, resident=step.resident, host=self.host, cores=self.host_cores
+            recipe,
+            batch / seconds.value,
+            resident=step.resident,
+            host=self.host,
+            cores=self.host_cores,
         )
         if fed.input_bound and fed.examples_per_second_per_core is not None:
             bound = "input"
@@ -279,14 +316,14 @@ class PlanQuestion:
             **run,
         }
 
-    def evaluation(self, step: TracedStep, time: StepTime) -> Range | None:
-        """The time of one evaluation; `None` if its program was not compiled."""
+    def evaluation(self, step: Blueprint, time: StepTime) -> Range | None:
+        """The time of one evaluation, or `None` if its program was not compiled."""
         if time.evaluation is None or self.recipe.task.eval is None:
             return None
         blocks = -(-len(self.recipe.task.eval) // step.eval_block)
         return time.evaluation.times(-(-blocks // step.layout.devices))
 
-    def compilation(self, target: Target, step: TracedStep, time: StepTime) -> Range:
+    def compilation(self, target: Target, step: Blueprint, time: StepTime) -> Range:
         """The compilation time on the target's host."""
         kind = target.chip.kind
         passes = TPU_PASSES[self.recipe.precision] if kind == "TPU" else 1
@@ -295,12 +332,12 @@ class PlanQuestion:
 
 
 _NOWHERE = (TOO_LARGE, "shards-uneven", "shards-over-hosts")
-"""Problems that another batch would have too."""
+"""The codes of problems that another batch would have too."""
 
 
-def _impossible(step: TracedStep, target: Target) -> StepTime | None:
-    """The problem that is known before compiling: devices that cannot be divided into the recipe's groups, or
-    a state that is larger than their memory."""
+def _impossible(step: Blueprint, target: Target) -> StepTime | None:
+    """A problem that is known before compiling, or `None`: devices that cannot be divided into the
+    recipe's groups, or a state that is larger than their memory."""
     shards = step.shards
     if step.layout.devices > target.devices or not lies_on_hosts(shards, target):
         problem = fact("shards-over-hosts", shards=shards, here=target.devices // target.hosts)

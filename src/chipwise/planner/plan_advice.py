@@ -1,4 +1,4 @@
-"""Advice of a plan: why a recipe cannot run, what would make it run, what would be faster.
+"""Advice for a plan: why a recipe cannot run, and how to run it, or to run it faster.
 
 Advice does not change the numbers of a plan.
 """
@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..base import Fact, fact
 from ..chips.catalogue import CHIPS
-from ..chips.targets import Target
-from ..engine.blueprint import Memory, waiting
-from ..engine.layout import Layout
+from ..chips.targets import Target, sizes
+from ..compile.absent_device import available
 from ..recipe.check import SUBLANES
 from ..recipe.recipe import Recipe
-from ..words.facts import Fact, fact
-from .device_memory import available, sizes
+from ..step.blueprint import Blueprint, Memory, waiting
+from ..step.layout import Layout
 from .plans import Plan
 from .time_step import StepTime
-from .tracing import TracedStep
 
 
 def does_not_fit(memory: Memory, largest: int | None, recipe: Recipe) -> Fact:
@@ -29,14 +28,17 @@ def does_not_fit(memory: Memory, largest: int | None, recipe: Recipe) -> Fact:
     return fact(code, **numbers, largest=largest)
 
 
-def room(recipe: Recipe, target: Target, step: TracedStep, least: Memory, exact: bool) -> tuple[Fact, ...]:
-    """What would help on a target where not even one example per replica fits, which needs `least`.
+def room(
+    recipe: Recipe, target: Target, step: Blueprint, least: Memory, exact: bool
+) -> tuple[Fact, ...]:
+    """Advice for a target on which not even one example per replica fits, which needs `least`.
 
-    Memory with fewer replicas and on other chips is computed; the rest is advice.
+    Memory with fewer replicas and on other chips is computed. The rest is not.
     """
     facts: list[Fact] = []
     each_alone = recipe.block_count == recipe.replicas  # else activations are shared too
-    replica_binds = least.replica_sums == step.sums["replica"]  # of other programs fewer change nothing
+    # Of other programs fewer change nothing
+    replica_binds = least.replica_sums == step.sums["replica"]
     for replicas in range(recipe.replicas // 2, 0, -1) if each_alone and replica_binds else ():
         if recipe.replicas % replicas:
             continue
@@ -54,7 +56,9 @@ def room(recipe: Recipe, target: Target, step: TracedStep, least: Memory, exact:
     elif target.devices > 1:
         facts.append(fact("room-whole", without=without, devices=target.devices))
     # the smallest target of each chip that can be rented, of whole groups
-    smallest = (next(sizes(chip, recipe.shards), None) for chip in CHIPS if chip.kind in ("GPU", "TPU"))
+    smallest = (
+        next(sizes(chip, recipe.shards), None) for chip in CHIPS if chip.kind in ("GPU", "TPU")
+    )
     memory = {one.name: available(one)[0] or 0 for one in smallest if one is not None}
     holding = [(held, name) for name, held in memory.items() if held >= least.needed]
     if not holding:
@@ -70,28 +74,38 @@ def _emulates_bf16(target: Target) -> bool:
 
 
 def decisive(recipe: Recipe, target: Target, plan: Plan) -> Iterator[Fact]:
-    """What matters more than any number: the chip lacks the recipe's precision, or the host cannot feed
-    it."""
+    """Facts that matter more than any number: the chip lacks the recipe's precision, or the host
+    cannot feed it."""
     if recipe.precision == "bf16" and _emulates_bf16(target):
         yield fact("bf16-emulated", chip=target.chip.name)
     if plan.bound == "input" and plan.feeding is not None and plan.feeding.cores_needed is not None:
         yield fact("advice-input", needed=plan.feeding.cores_needed, cores=plan.feeding.cores)
 
 
-def advice(recipe: Recipe, target: Target, step: TracedStep, plan: Plan, time: StepTime) -> Iterator[Fact]:
-    """Advice for one target, most useful first; may be empty."""
+def advice(
+    recipe: Recipe, target: Target, step: Blueprint, plan: Plan, time: StepTime
+) -> Iterator[Fact]:
+    """Advice for one target, most useful first. It may be empty."""
     if target.chip.kind == "GPU" and "float64" in time.dtypes:
         yield fact("advice-float64")
     groups, rest = divmod(plan.devices_found, recipe.shards)
     if not rest and not (step.layout.aligned and groups == step.layout.groups):
         yield _uneven(recipe, step.layout, groups)
     each = recipe.batch // recipe.replicas
-    if plan.problem is not None and plan.problem.code in ("batch-does-not-fit", "batch-of-all-fits"):
+    if plan.problem is not None and plan.problem.code in (
+        "batch-does-not-fit",
+        "batch-of-all-fits",
+    ):
         yield from _more_replicas(recipe, plan)
     padded = _multiple(each, SUBLANES)
     if target.chip.kind == "TPU" and each < padded and _fits(plan, padded / each):
         wasted = 1 - each / padded
-        numbers = {"each": each, "padded": padded, "wasted": wasted, "batch": padded * recipe.replicas}
+        numbers = {
+            "each": each,
+            "padded": padded,
+            "wasted": wasted,
+            "batch": padded * recipe.replicas,
+        }
         yield fact("advice-padded", **numbers)
     yield from _speed(recipe, step, plan)
     yield from time.warnings
@@ -109,22 +123,23 @@ def _more_replicas(recipe: Recipe, plan: Plan) -> Iterator[Fact]:
 
 def lacks(target: Target, dtypes: frozenset[str]) -> Fact | None:
     """Why a program cannot run on a TPU, if the compiler's own message would be unclear."""
-    missing = [name for name in ("float64", "float16") if target.chip.kind == "TPU" and name in dtypes]
+    missing = [
+        name for name in ("float64", "float16") if target.chip.kind == "TPU" and name in dtypes
+    ]
     return fact(f"tpu-without-{missing[0]}") if missing else None
 
 
 def _uneven(recipe: Recipe, layout: Layout, groups: int) -> Fact:
-    """What this number of blocks costs on so many groups, and what others cost, which leave none waiting."""
+    """The cost of this number of blocks on `groups` groups, and the next one that leaves no group
+    waiting."""
     blocks, most = layout.blocks, layout.blocks_per_device
-    even, costs = _multiple(blocks, groups), []
+    even, better = _multiple(blocks, groups), []
     name = "replicas" if blocks == recipe.replicas else "blocks"  # other replicas are another net
-    for count in sorted({groups, even, 2 * even} - {blocks}):
-        if name == "replicas" or recipe.replicas % count == 0:
-            batch = _multiple(recipe.batch, count * recipe.shards)
-            vectors = Layout(count, count, groups).vectors
-            costs.append(fact("blocks-cost", name=name, count=count, batch=batch, vectors=vectors))
-    numbers = {"blocks": blocks, "groups": groups, "most": most, "vectors": layout.vectors}
-    return fact("advice-uneven", **numbers, idle=1 - blocks / (groups * most), others=costs)
+    if even != blocks and (name == "replicas" or recipe.replicas % even == 0):
+        batch = _multiple(recipe.batch, even * recipe.shards)
+        better.append(fact("blocks-cost", name=name, count=even, batch=batch))
+    idle = 1 - blocks / (groups * most)
+    return fact("advice-uneven", blocks=blocks, groups=groups, most=most, idle=idle, better=better)
 
 
 def _multiple(batch: int, of: int) -> int:
@@ -132,17 +147,17 @@ def _multiple(batch: int, of: int) -> int:
 
 
 def _fits(plan: Plan, times: float) -> bool:
-    """Whether a program of so many times the examples is known to fit: activations grow as they do."""
+    """Whether a program of `times` times the examples is known to fit. Activations grow by the same
+    factor."""
     memory = plan.memory
-    return memory is not None and memory.needed + (times - 1) * memory.activations <= memory.available
+    return (
+        memory is not None and memory.needed + (times - 1) * memory.activations <= memory.available
+    )
 
 
-def _speed(recipe: Recipe, step: TracedStep, plan: Plan) -> Iterator[Fact]:
+def _speed(recipe: Recipe, step: Blueprint, plan: Plan) -> Iterator[Fact]:
     if plan.bound == "launch":
-        dispatch = plan.step_parts.get("dispatch", 0.0)
-        small = dispatch <= sum(plan.step_parts.values()) - dispatch
-        dispatched = fact("advice-dispatch", microseconds=dispatch * 1e6)
-        yield fact("advice-small-kernels") if small else dispatched
+        yield fact("advice-launches")
     if plan.bound == "interconnect":
         yield fact("advice-interconnect")
     if recipe.precision == "f32" and plan.chip.startswith("TPU") and plan.bound != "launch":

@@ -1,7 +1,7 @@
-"""Plans: does a recipe run on a target, does it fit, how fast is it, what does it cost.
+"""Plans: whether a recipe runs on a target, whether it fits, its speed and its cost.
 
-A `Plan` has plain values, so that a table, a JSON file and a page show the same. Bytes, FLOPs and seconds of
-a step are *per device*; batch, examples/s and dollars are of the whole target.
+A `Plan` has plain values, so that a table, a JSON file and a page show the same. Bytes, FLOPs and
+seconds of a step are *per device*. Batch, examples/s and dollars are of the whole target.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..base import DeviceError, Fact, plain
+from ..base.displayed import Displayed
+from ..base.prediction import Range
 from ..chips.prices import LARGE, OWNED, Price, prices_for
 from ..chips.targets import Target
-from ..engine.blueprint import Memory
-from ..errors import DeviceError
-from ..hlo.kernel import Kernel
-from ..words.displayed import Displayed
-from ..words.facts import Fact, plain
-from .compile_answers import FAILED_HERE
+from ..compile.answers import FAILED_HERE
+from ..compile.hlo.kernel import Kernel
+from ..step.blueprint import Memory
 
 SCHEMA = "chipwise.plan/4"
 
@@ -31,33 +31,6 @@ def unique(facts: Iterable[Fact]) -> tuple[Fact, ...]:
         if one not in kept:
             kept.append(one)
     return tuple(kept)
-
-
-@dataclass(frozen=True)
-class Range:
-    """A prediction, and the interval that should contain nine of ten measurements."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def around(cls, value: float, factor: float) -> Range:
-        """The range from `value / factor` to `value * factor`."""
-        return cls(value, value / factor, value * factor)
-
-    def times(self, factor: float) -> Range:
-        return Range(self.value * factor, self.low * factor, self.high * factor)
-
-    def plus(self, other: Range) -> Range:
-        return Range(self.value + other.value, self.low + other.low, self.high + other.high)
-
-    def inverse(self, numerator: float) -> Range:
-        """`numerator / self`, with exchanged ends."""
-        return Range(numerator / self.value, numerator / self.high, numerator / self.low)
-
-    def overlaps(self, other: Range) -> bool:
-        return self.low <= other.high and other.low <= self.high
 
 
 @dataclass(frozen=True)
@@ -81,7 +54,8 @@ class Cost:
 
     @property
     def standing(self) -> tuple[bool, bool]:
-        """Sort key, lowest first: prices of large clouds and of owned hardware, other lists, marketplaces."""
+        """Sort key, lowest first: prices of large clouds and of owned hardware, other lists,
+        marketplaces."""
         return self.market, not (self.includes == OWNED or self.cloud.lower() in LARGE)
 
     @property
@@ -90,10 +64,23 @@ class Cost:
         return self.includes == "accelerator alone", self.machines, self.standing, self.usd.value
 
 
-def costs(target: Target, prices: Sequence[Price], total: Range, today: datetime.date) -> tuple[Cost, ...]:
-    """The costs of a run of `total` seconds, at each known price of `target`, on demand and spot."""
+def costs(
+    target: Target, prices: Sequence[Price], total: Range, today: datetime.date
+) -> tuple[Cost, ...]:
+    """The costs of a run of `total` seconds, at each known price of `target`, on demand and
+    spot."""
     known = prices_for(target, prices)
-    same = ("cloud", "instance", "includes", "date", "source", "note", "reckoned", "machines", "market")
+    same = (
+        "cloud",
+        "instance",
+        "includes",
+        "date",
+        "source",
+        "note",
+        "reckoned",
+        "machines",
+        "market",
+    )
     made = []
     for price, spot in itertools.product(known, (False, True)):
         rate = price.spot_usd_per_hour if spot else price.usd_per_hour
@@ -102,13 +89,15 @@ def costs(target: Target, prices: Sequence[Price], total: Range, today: datetime
             region = (spot and price.spot_region) or price.region
             old = not price.owned and price.old(today, spot)
             usd = total.times(rate / 3600)
-            made.append(Cost(usd_per_hour=rate, usd=usd, spot=spot, region=region, old=old, **shared))
+            made.append(
+                Cost(usd_per_hour=rate, usd=usd, spot=spot, region=region, old=old, **shared)
+            )
     return tuple(made)
 
 
 @dataclass(frozen=True)
 class Feeding:
-    """The data rate that the chip needs from its host. Rates are global; `None` is unknown."""
+    """The data rate that the chip needs from its host. Rates are global. `None` means unknown."""
 
     resident: bool  # the training set is on each device, so it needs no feeding
     bytes_per_example: int
@@ -121,15 +110,17 @@ class Feeding:
 
     @property
     def input_bound(self) -> bool:
-        return not self.resident and self.cores_needed is not None and self.cores_needed > self.cores
+        return (
+            not self.resident and self.cores_needed is not None and self.cores_needed > self.cores
+        )
 
 
 @dataclass(frozen=True)
 class Plan(Displayed):
     """A prediction for a recipe on a target.
 
-    Bytes, FLOPs and seconds of a step are per device; `batch`, `examples_per_second` and costs are global.
-    `problem`: a fact, why it cannot run there, or None. Unknown values are None.
+    Bytes, FLOPs and seconds of a step are per device. `batch`, `examples_per_second` and costs are
+    global. `problem` is a fact, why the recipe cannot run there, or None. Unknown values are None.
     """
 
     target: str  # as canonically written, such as "v5e-8"
@@ -146,7 +137,8 @@ class Plan(Displayed):
     memory: Memory | None = None
     largest_batch: int | None = None  # if requested, or if the recipe's own does not fit
     step_seconds: Range | None = None
-    step_parts: dict[str, float] = field(default_factory=dict)  # seconds: replica, reduce, update, dispatch
+    # Seconds: replica, reduce, update, dispatch
+    step_parts: dict[str, float] = field(default_factory=dict)
     kernels: tuple[Kernel, ...] = ()  # the costliest of a step on one device, longest first
     bound: str | None = None  # "compute", "memory", "interconnect", "input" or "launch"
     examples_per_second: Range | None = None
@@ -157,7 +149,8 @@ class Plan(Displayed):
     evaluations: int = 0  # of a run
     seconds: dict[str, float] = field(default_factory=dict)  # start, compile, train, evaluate
     overhead_seconds: tuple[float, float] = (0.0, 0.0)  # low and high of start-up and compilation
-    ranked_by: str = "run"  # "step" where training may take less than `overhead_seconds`: compare steps then
+    # "step" where training may take less than `overhead_seconds`: compare steps then
+    ranked_by: str = "run"
     wall_seconds: Range | None = None
     costs: tuple[Cost, ...] = ()
     feeding: Feeding | None = None
@@ -172,11 +165,11 @@ class Plan(Displayed):
     def check(self) -> None:
         """Raises `DeviceError` if this machine failed, so that nothing is known of the target."""
         if self.problem is not None and self.problem.code in FAILED_HERE:
-            raise DeviceError(self.problem.code, self.problem.sentence, **self.problem.numbers)
+            raise DeviceError.of(self.problem)
 
     def cheapest(self, spot: bool = False) -> Cost | None:
-        """The lowest cost of the whole run, on demand or spot. Prices without a host, of separate machines,
-        or of others than large clouds count only if there are no others."""
+        """The lowest cost of the whole run, on demand or spot. Prices without a host, of separate
+        machines, or of others than large clouds count only if there are no others."""
         return min((c for c in self.costs if c.spot is spot), key=lambda c: c.order, default=None)
 
     def to_json(self) -> dict[str, Any]:
@@ -186,7 +179,10 @@ class Plan(Displayed):
             plan["memory"] = self.memory.json()
         if self.feeding is not None:
             plan["feeding"]["input_bound"] = self.feeding.input_bound
-        plan["cheapest"], plan["cheapest_spot"] = plain(self.cheapest()), plain(self.cheapest(spot=True))
+        plan["cheapest"], plan["cheapest_spot"] = (
+            plain(self.cheapest()),
+            plain(self.cheapest(spot=True)),
+        )
         return plan
 
 

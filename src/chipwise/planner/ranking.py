@@ -1,7 +1,7 @@
-"""Which target to take: rankings by time and by money, the Pareto set, and their facts.
+"""Ranks targets by time and by money. Finds the Pareto set, and the facts about the first targets.
 
-Targets are ranked by the wall time of the run. If a target's steps may take less time than starting and
-compiling, they are ranked by the steps alone, since those two are only assumed.
+Targets are ranked by the wall time of the run. If a target's steps may take less time than starting
+and compiling, all are ranked by the steps alone, since those two are only assumed.
 """
 
 from __future__ import annotations
@@ -11,31 +11,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..base import Fact, fact
+from ..base.prediction import Range
 from ..chips.prices import OLD_DAYS
-from ..words.facts import Fact, fact
-from .plans import Cost, Plan, Range
+from .plans import Cost, Plan
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict; names are those of targets. `by_money` uses on-demand prices: targets without a price are
-    left out, and those without one of a large cloud come last.
-
-    *Fields:* `ranked_by`: "run", by wall time, or "step", by the steps alone, for `by_time`, `by_money` and
-    `pareto`. `fastest` and `cheapest`: facts about the first ones.
-    """
+    """The verdict. Names are those of targets."""
 
     ranked_by: str
+    """"run", by wall time, or "step", by the steps alone. Applies to `by_time`, `by_money` and
+    `pareto`."""
     by_time: tuple[str, ...]
     by_money: tuple[str, ...]
+    """By on-demand prices. Targets without a price are left out, and those without one of a large
+    cloud come last."""
     pareto: tuple[str, ...]
     fastest: tuple[Fact, ...]
+    """Facts about the first target by time."""
     cheapest: tuple[Fact, ...]
-
-    @property
-    def more(self) -> tuple[Fact, ...]:
-        """The fact after the first ones: where a higher price saves time."""
-        return (fact("plan-front", targets=self.pareto),) if len(self.pareto) > 1 else ()
+    """Facts about the first target by money."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +142,7 @@ def _cheapest(ranked: list[_Ranked], deciding: list[_Ranked], by_step: bool) -> 
 
 
 def _whole_machines(ranked: list[_Ranked]) -> list[_Ranked]:
-    """Each at each of its on-demand prices of one machine with its host."""
+    """Each plan at each of its on-demand prices of one machine with its host."""
     costs = [(one, cost) for one in ranked for cost in one.plan.costs if not cost.spot]
     whole = [(one, c) for one, c in costs if c.machines == 1 and c.includes != "accelerator alone"]
     return [_Ranked(one.plan, one.seconds, cost) for one, cost in whole]

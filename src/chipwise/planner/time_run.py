@@ -1,5 +1,5 @@
-"""The time of a run from the time of a step, with assumptions about everything else: starting, compiling, and
-whether a host can feed the chip."""
+"""The time of a run from the time of a step, with assumptions about everything else: starting,
+compiling, and whether a host can feed the chip."""
 
 from __future__ import annotations
 
@@ -11,32 +11,40 @@ from typing import Any
 
 import numpy as np
 
+from ..base import Fact, fact
+from ..base.prediction import Range
 from ..chips.targets import Target
 from ..data.sources import empty, fill, spec_of
-from ..engine.state import nbytes
 from ..machine.limits import usable_cores
 from ..recipe.recipe import Recipe
 from ..recipe.source import Source
-from ..words.facts import Fact, fact
-from .plans import Feeding, Range
+from ..step.state import nbytes
+from .plans import Feeding
 
 ALLOWANCE = 3.0
-"""The factor, down and up, within which an assumed number of seconds should lie."""
+"""The factor, down and up, of the interval that should contain the true seconds of an
+assumption."""
 
 START_SECONDS = {"TPU": Range.around(10.0, ALLOWANCE), "GPU": Range.around(5.0, ALLOWANCE)}
-"""Assumed seconds for imports, devices and data, before the first compilation. Archived notebooks of 2019
-show the TPU's value for a restart; the others, and the factor, are guesses."""
+"""Assumed seconds for imports, devices and data, before the first compilation. Archived notebooks
+of 2019 show the TPU's value for a restart. The others, and the factor, are guesses."""
 
 COMPILE_SECONDS = {"TPU": (2.0, 0.006), "GPU": (3.0, 0.002)}
-"""Assumed seconds of one core for a step, and for each operation of its programs, from a few compilations
-here (processor seconds: digits 1 and MNIST 18 for a TPU v5e; ResNet-50 20 to 30 for an A100)."""
+"""Assumed seconds of one core for a step, and for each operation of its programs. They come from a
+few compilations here (processor seconds: digits 1 and MNIST 18 for a TPU v5e, ResNet-50 20 to 30
+for an A100)."""
 
 
-def compilation(kind: str, operations: int, devices: int, cores: int | None, passes: int = 1) -> Range:
-    """Assumed seconds to compile programs of so many operations on the host of a TPU or GPU.
+def compilation(
+    kind: str, operations: int, devices: int, cores: int | None, passes: int = 1
+) -> Range:
+    """Assumed seconds to compile programs of `operations` operations on the host of a TPU or GPU.
 
-    *Arguments:* `devices`: of the host; programs are compiled for each, in parallel on `cores`, by default
-    enough of them; `passes`: of a product on a TPU, which may take that much longer.
+    *Arguments:*
+
+    - `devices`: the number of devices of the host. Programs are compiled for each.
+    - `cores`: those that compile in parallel. By default enough for all devices.
+    - `passes`: the passes of a product on a TPU, which may take that much longer.
     """
     base, each = COMPILE_SECONDS[kind]
     turns = 1 if cores is None else max(1, -(-devices // cores))
@@ -57,10 +65,11 @@ def evaluations(recipe: Recipe, every: str | None) -> int:
 
 
 def run_time(target: Target, compilation: Range, work: Mapping[str, Range]) -> dict[str, Any]:
-    """The fields of a plan about the time of a run that starts, compiles, and then does its `work`, by part.
+    """The fields of a plan about the time of a run that starts, compiles, and then does its `work`,
+    by part.
 
-    It is ranked by the "step" if what comes before the first one, which is only assumed, may take longer than
-    all the work; otherwise by the "run".
+    The rank is by "step" if the time before the first step, which is only assumed, may be longer
+    than all the work. Otherwise it is by "run".
     """
     start = START_SECONDS[target.chip.kind]
     before = whole = start.plus(compilation)
@@ -80,8 +89,8 @@ def training_work(
 ) -> dict[str, Range]:
     """The time of all steps of `recipe`, and of its `evaluations`.
 
-    *Arguments:* `evaluation`: the time of one. If that is unknown, evaluating an example takes a third of its
-    training time: a forward pass without the backward pass, which costs twice as much.
+    *Arguments:* `evaluation`: the time of one. If it is unknown, evaluating an example takes a
+    third of its training time: a forward pass without the backward pass, which costs twice as much.
     """
     if evaluation is None:
         held = len(recipe.task.eval) if recipe.task.eval is not None else 0
@@ -96,18 +105,19 @@ _MEASURE_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class HostSpeed:
-    """Examples a second that one of a host's `cores` reads and decodes; `source`: where that figure comes
-    from."""
+    """Examples a second that one of a host's `cores` reads and decodes."""
 
     examples_per_second_per_core: float
     cores: int
     source: Fact
+    """The source of that figure."""
 
 
 def measured(source: Source) -> HostSpeed:
     """The speed of one core of this host, measured for half a second.
 
-    Examples are spread over the source, so that cached ones at its beginning do not bias the result.
+    Examples are spread over the source, so that cached ones at its beginning do not bias the
+    result.
     """
     n, done, chunk = len(source), 0, 16
     order = np.random.default_rng(0).integers(0, min(n, 1 << 31), 1 << 14).astype(np.int32)
@@ -123,12 +133,17 @@ def measured(source: Source) -> HostSpeed:
 
 
 def feeding(
-    recipe: Recipe, examples_per_second: float, *, resident: bool, host: HostSpeed | None, cores: int | None
+    recipe: Recipe,
+    examples_per_second: float,
+    *,
+    resident: bool,
+    host: HostSpeed | None,
+    cores: int | None,
 ) -> Feeding:
-    """Compares the demand of `examples_per_second` (global) with what a host delivers.
+    """Compares the demand of `examples_per_second` (global) with the speed of a host.
 
-    *Arguments:* `host`: its speed, or `None` if there is no data to measure it; `cores`: the target host's,
-    by default those of `host`, or this host's.
+    *Arguments:* `host` is the host's speed, or `None` if there is no data to measure it. `cores`
+    are the target host's, by default those of `host`, or this host's.
     """
     size = nbytes(spec_of(recipe.task.train))
     per_core = None if host is None else host.examples_per_second_per_core

@@ -1,47 +1,55 @@
-"""The time of a step on an absent target, from its compiler's answers: its timed kernels, the sums over
-replicas, and the sums over devices by the catalogue's links.
+"""The time of a step on an absent target, from its compiler's answers: its timed kernels, the sums
+over replicas, and the sums over devices by the catalogue's links.
 
-Within a group, what the compiled program computes while a collective is under way hides as much of it; sums
-over groups wait for the last replica.
+The time is at least that which the host needs to start the programs.
+
+Within a group, the compiled program computes while a collective is under way, and this computation
+hides as much of the collective's time. Sums over groups wait for the last replica.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..chips.gpus import compiled_as
+from ..base import DeviceError, Fact, fact
+from ..base.prediction import Range
+from ..chips.catalogue import Chip
 from ..chips.targets import Target
-from ..engine.blueprint import Memory
-from ..errors import DeviceError
-from ..hlo.kernel import Kernel
+from ..compile.absent_device import shares, sources, timed, total_seconds
+from ..compile.answers import Answer
+from ..compile.hlo.kernel import Kernel
+from ..compile.time_links import sum_seconds
 from ..recipe.precision import TPU_PASSES
-from ..words.facts import Fact, fact
-from . import device_memory, time_gpu, time_tpu
-from .compile_answers import Compiled
+from ..step.blueprint import Blueprint, Memory
+from ..step.program import Program
+from . import device_memory
 from .compile_step import Answers
-from .plans import Range, unique
-from .time_links import sum_seconds
-from .tracing import EVALUATION, Traceable, TracedStep
+from .plans import unique
+from .tracing import EVALUATION
 
 FRAMEWORK_BYTES = 0.8e9
-"""Assumed memory that a process takes on a GPU before any array: CUDA context, cuDNN, cuBLAS and NCCL."""
+"""Assumed memory that a process takes on a GPU before any array: CUDA context, cuDNN, cuBLAS and
+NCCL."""
 
 CALL_SECONDS, ARGUMENT_SECONDS = 5e-6, 0.3e-6
-"""The host's time to start a program on a device, and for each array that it passes: measured on one
-machine."""
+"""The host's time to start a program on a device, and for each array that it passes, measured on
+one machine."""
 
 DISPATCH_FACTOR = 2.0
 """The factor, down and up, of the host's time, since hosts differ."""
 
 _OWN = ("replica", "reduce")  # programs that are a part of a step; the others are its update
-_RING = Kernel("all-reduce", "collective", bound="interconnect", dtype="f32", source="devices/all-reduce")
+_RING = Kernel(
+    "all-reduce", "collective", bound="interconnect", dtype="f32", source="devices/all-reduce"
+)
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """A step on one target, per device. `seconds` is `None` if there is a `problem` or it does not fit."""
+    """A step on one target, per device. `seconds` is `None` if there is a `problem` or the step
+    does not fit."""
 
     memory: Memory | None = None
     flops: float = 0.0
@@ -66,40 +74,47 @@ def at_least(device: Range, host: float) -> Range:
     )
 
 
-def local_devices(step: TracedStep, target: Target) -> int:
+def local_devices(step: Blueprint, target: Target) -> int:
     """The devices of one host that run `step`."""
     return -(-step.layout.devices // max(target.hosts, 1))
 
 
-def dispatch_seconds(step: TracedStep, target: Target) -> float:
-    """The host's time to start a step: each local device's replicas and update, and the reduction."""
+def dispatch_seconds(step: Blueprint, target: Target) -> float:
+    """The host's time to start a step: each local device's replicas and update, the picking of its
+    examples, and the reduction."""
     local, (first, *others) = local_devices(step, target), step.programs
     others = [program for program in others if program.name != EVALUATION]
+    others += [] if step.pick is None else [step.pick]
     reduce = CALL_SECONDS + ARGUMENT_SECONDS * local * step.local_vectors
     return local * (step.calls * _call(first) + sum(map(_call, others))) + reduce
 
 
-def _call(program: Traceable) -> float:
+def _call(program: Program) -> float:
     return CALL_SECONDS + ARGUMENT_SECONDS * program.arguments
 
 
-def timed_away(step: TracedStep, target: Target, answers: Answers) -> StepTime:
+def timed_away(step: Blueprint, target: Target, answers: Answers) -> StepTime:
     """The step on a TPU or a GPU, from its compiler's answer for each program."""
-    precision = step.recipe.precision
+    chip, precision = target.chip, step.recipe.precision
     problems = [one.problem for one in answers.values() if one.problem is not None]
     stepping = {name: one for name, one in answers.items() if name != EVALUATION}
     made = StepTime(
         memory=memory_needed(step, target, answers),
-        flops=sum(one.flops * (step.calls if name == "replica" else 1) for name, one in stepping.items()),
+        flops=sum(
+            one.flops * (step.calls if name == "replica" else 1) for name, one in stepping.items()
+        ),
         wire_bytes=sum(one.wire_bytes for one in stepping.values()),
         dtypes=step.programs[0].contents(target.chip).dtypes,
         warnings=unique(note for one in answers.values() for note in one.notes),
     )
     if problems:  # `memory` says what was refused for memory
-        return replace(made, problem=None if problems[0].code == "refused-for-memory" else problems[0])
-    made = replace(made, notes=tuple(sources(target, precision)))
+        return replace(
+            made, problem=None if problems[0].code == "refused-for-memory" else problems[0]
+        )
+    made = replace(made, notes=(*sources(chip), *_in_precision(chip, precision)))
     try:
-        kernels = {name: timed(target, precision, one.kernels) for name, one in stepping.items()}
+        passes = TPU_PASSES[precision]
+        kernels = {name: timed(target.chip, one.kernels, passes) for name, one in stepping.items()}
         if EVALUATION in answers:
             made = replace(made, evaluation=one_call(step, target, answers[EVALUATION]))
         kernels["replica"] = within(step, target, kernels["replica"])
@@ -110,32 +125,24 @@ def timed_away(step: TracedStep, target: Target, answers: Answers) -> StepTime:
     return finished(made, step, target, kernels)
 
 
-def sources(target: Target, precision: str) -> Iterator[Fact]:
-    """Where the figures come from."""
-    chip = target.chip
-    if chip.kind == "TPU":
-        yield fact("compiled-by-own-compiler")
-        if (passes := TPU_PASSES[precision]) > 1:
-            yield fact("passes-counted", precision=precision, passes=passes)
-        return
-    yield fact("kernels-timed")
-    if (stands_in := compiled_as(chip)) is not chip:
-        yield fact("compiled-as-another", chip=chip.name, other=stands_in.name)
+def _in_precision(chip: Chip, precision: str) -> Iterator[Fact]:
+    """How a chip computes products in `precision`, if not as it says."""
+    if chip.kind == "TPU" and (passes := TPU_PASSES[precision]) > 1:
+        yield fact("passes-counted", precision=precision, passes=passes)
     if precision == "bf16" and chip.bf16_dense_tflops is None:
         yield fact("chip-without-matrix-units", chip=chip.name, precision="bf16")
 
 
-def one_call(step: TracedStep, target: Target, answer: Compiled) -> Range:
+def one_call(step: Blueprint, target: Target, answer: Answer) -> Range:
     """The time of one call of a program that is not part of the step."""
     (program,) = (one for one in step.programs if one.name == answer.name)
-    kernels = timed(target, step.recipe.precision, answer.kernels)
-    seconds, span = sum(one.seconds for one in kernels), factors(target, step.recipe.precision, kernels)
-    device = Range(seconds, span[0] * seconds, span[1] * seconds)
+    passes = TPU_PASSES[step.recipe.precision]
+    device = total_seconds(target.chip, timed(target.chip, answer.kernels, passes), passes)
     return device.plus(Range.around(_call(program), DISPATCH_FACTOR))
 
 
-def memory_needed(step: TracedStep, target: Target, answers: Answers) -> Memory | None:
-    """The memory of the step; for a program that was refused for memory, what it needs beyond its
+def memory_needed(step: Blueprint, target: Target, answers: Answers) -> Memory | None:
+    """The memory of the step. A program that was refused for memory counts with its need beyond its
     arguments."""
     problems = [one.problem for one in answers.values() if one.problem is not None]
     if any(problem.code != "refused-for-memory" for problem in problems):
@@ -148,51 +155,28 @@ def memory_needed(step: TracedStep, target: Target, answers: Answers) -> Memory 
     memory = device_memory.memory(step, target, temporary, code)
     if memory is None or not problems:
         return memory
-    return replace(memory, available=problems[0]["available"], available_source=fact("memory-as-refused"))
+    return replace(
+        memory, available=problems[0]["available"], available_source=fact("memory-as-refused")
+    )
 
 
-def timed(target: Target, precision: str, kernels: Sequence[Kernel]) -> list[Kernel]:
-    """The kernels of a program with their seconds on `target`. Raises `DeviceError` if the chip's clock is
-    unknown."""
-    if target.chip.kind == "GPU":
-        return time_gpu.timed(kernels, target.chip)
-    if target.chip.clock_GHz is None:
-        raise DeviceError("chip-without-clock", chip=target.chip.name)
-    return time_tpu.timed(kernels, target.chip, TPU_PASSES[precision])
-
-
-def factors(target: Target, precision: str, kernels: Sequence[Kernel]) -> tuple[float, float]:
-    """The factors on the time of `timed` kernels between which nine of ten measurements should lie."""
-    if target.chip.kind == "GPU":
-        return time_gpu.interval(target.chip, shares(kernels))
-    return time_tpu.interval(kernels, target.chip, TPU_PASSES[precision])
-
-
-def shares(kernels: Iterable[Kernel]) -> dict[str, float]:
-    """The shares of the kernels' time by bound, largest first."""
-    seconds: dict[str, float] = collections.defaultdict(float)
-    for kernel in kernels:
-        seconds[kernel.bound] += kernel.seconds
-    total = sum(seconds.values())
-    parts = {bound: part / total for bound, part in seconds.items() if total}
-    return dict(sorted(parts.items(), key=lambda one: -one[1]))
-
-
-def additions(step: TracedStep) -> list[Kernel]:
-    """The kernels that add a device's replicas if `reduce` does not: two vectors are read and one is written.
-    Not timed yet."""
+def additions(step: Blueprint) -> list[Kernel]:
+    """The kernels that add a device's replicas if `reduce` does not. They read two vectors and
+    write one, and are not timed yet."""
     count, size = step.calls - step.local_vectors, float(step.size)
-    one = Kernel("add", "elementwise", count, bytes=12 * size, work=size, dtype="f32", source="replicas/add")
+    one = Kernel(
+        "add", "elementwise", count, bytes=12 * size, work=size, dtype="f32", source="replicas/add"
+    )
     return [replace(one, bound="memory")] if count > 0 else []
 
 
-def between(step: TracedStep, target: Target, reduce: Sequence[Kernel]) -> list[Kernel]:
-    """All kernels of the sum over replicas, with timed kernels of its programs: the links' time replaces the
-    memory traffic of collectives."""
+def between(step: Blueprint, target: Target, reduce: Sequence[Kernel]) -> list[Kernel]:
+    """All kernels of the sum over replicas, with timed kernels of its programs. The links' time
+    replaces the memory traffic of collectives."""
     layout, chip, size = step.layout, target.chip, float(step.size)
     kernels = [kernel for kernel in reduce if kernel.kind != "collective"]
     if chip.kind == "GPU":
-        kernels += time_gpu.timed(additions(step), chip)
+        kernels += timed(chip, additions(step))
     elif chip.memory_GBps:
         each = chip.memory_GBps * 1e9 / chip.jax_devices_per_chip
         kernels += [replace(k, seconds=k.count * k.bytes / each) for k in additions(step)]
@@ -200,16 +184,19 @@ def between(step: TracedStep, target: Target, reduce: Sequence[Kernel]) -> list[
     wire = sum_seconds(4 * size, target, layout.groups, layout.exact, layout.shards, times)
     if wire:
         sent = (1 + times) * 4 * size * (layout.groups - 1) / layout.groups
-        compiled = sum(kernel.count * kernel.bytes for kernel in reduce if kernel.kind == "collective")
+        compiled = sum(
+            kernel.count * kernel.bytes for kernel in reduce if kernel.kind == "collective"
+        )
         if compiled and not layout.exact:  # a TPU may scatter, or gather, by adding up whole arrays
             wire, sent = wire * compiled / sent, compiled
         kernels.append(replace(_RING, seconds=wire, bytes=sent))
     return kernels
 
 
-def within(step: TracedStep, target: Target, timed: Sequence[Kernel]) -> list[Kernel]:
-    """The kernels of a replica, `timed`. In a group, a collective takes the links' time, less that of what
-    the program runs beside it. Links carry one collective after another, so a kernel hides only once."""
+def within(step: Blueprint, target: Target, timed: Sequence[Kernel]) -> list[Kernel]:
+    """The kernels of a replica, `timed`. In a group, a collective takes the links' time, less the
+    time of the kernels that the program runs beside it. Links carry one collective after another,
+    so a kernel hides only once."""
     shards = step.shards
     if shards == 1:
         return list(timed)
@@ -231,7 +218,7 @@ def within(step: TracedStep, target: Target, timed: Sequence[Kernel]) -> list[Ke
 
 
 def finished(
-    made: StepTime, step: TracedStep, target: Target, kernels: Mapping[str, Sequence[Kernel]]
+    made: StepTime, step: Blueprint, target: Target, kernels: Mapping[str, Sequence[Kernel]]
 ) -> StepTime:
     """`made` with its time, from the timed `kernels` of each program."""
     whole = tuple(
@@ -243,14 +230,14 @@ def finished(
     parts: dict[str, float] = dict.fromkeys(("replica", "reduce", "update"), 0.0)
     for kernel in whole:
         parts[kernel.program] += kernel.seconds
-    busiest, span = next(iter(shares(whole)), "memory"), factors(target, step.recipe.precision, whole)
-    device, dispatch = sum(parts.values()), dispatch_seconds(step, target)
+    busiest, dispatch = next(iter(shares(whole)), "memory"), dispatch_seconds(step, target)
+    device = total_seconds(target.chip, whole, TPU_PASSES[step.recipe.precision])
     largest = max(parts, key=lambda name: parts[name])
     bound = {"update": "memory", "reduce": "interconnect"}.get(largest, busiest)
     return replace(
         made,
         kernels=whole,
-        seconds=at_least(Range(device, device * span[0], device * span[1]), dispatch),
+        seconds=at_least(device, dispatch),
         parts={**parts, "dispatch": dispatch},
-        bound="launch" if dispatch > device else bound,
+        bound="launch" if dispatch > device.value else bound,
     )

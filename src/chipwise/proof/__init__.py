@@ -1,4 +1,6 @@
-"""Proof: parts of a run are computed again, and two runs are followed to the place where they part."""
+"""Proof: `audit.py` computes parts of a run again, and `diff.py` follows two runs to the first step
+at which they differ, and to the operation of `equations.py`.
+"""
 
 import lazy_loader
 

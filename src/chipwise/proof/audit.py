@@ -1,10 +1,10 @@
-"""`audit`: parts of a run are computed again, and compared with its ledger and its rows bit by bit."""
+"""`audit` computes parts of a run again, and compares them with its ledger and its rows bit by
+bit."""
 
 from __future__ import annotations
 
 import datetime
 import json
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,31 +12,33 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..engine.checkpoint import state_of
-from ..engine.ledger import head_of, of_other_data
-from ..engine.on import ALL, On
-from ..engine.session import Session
-from ..engine.stored import (
+from ..base import ChipwiseError, Fact, RecipeError, RunError, fact, plain
+from ..data.compared import changed_data, compared_data
+from ..machine.arithmetic import fixed
+from ..recipe.recipe import Recipe, difference
+from ..recipe.task import finished
+from ..run.folder.checkpoint import restore_run, state_of
+from ..run.folder.early_stopping import FOLDER
+from ..run.folder.ledger import head_of
+from ..run.folder.run_reader import (
     DIGESTS,
     StoredLedger,
     StoredRun,
     disagreement,
-    metrics_of,
     read_ledger,
     read_run,
     sha_of,
 )
-from ..errors import ChipwiseError, RecipeError, RunError
-from ..machine.arithmetic import fixed
-from ..recipe.recipe import Recipe, difference
-from ..recipe.task import finished
-from ..words.facts import Fact, fact, plain
+from ..run.on import ALL, On
+from ..run.session import Session
+from ..step.state import fingerprint, parameters
+from .stated import FILES, METRICS, Rows, equal, result_unlike
 
 FILE = "audit.json"
 SCHEMA = "chipwise.audit/1"
 APART = 0.02
-"""The relative difference of a metric up to which another kind of chip may have computed it: over the few
-steps of an interval, the products' precision moves a loss by less."""
+"""The relative difference of a metric up to which another kind of chip may have computed it. Over
+the few steps of an interval, the products' precision moves a loss by less."""
 
 
 @fixed()
@@ -49,64 +51,141 @@ def audit(
     on: On = ALL,
     say: Callable[[Fact], None] = lambda _: None,
 ) -> tuple[Fact, dict[str, Any]]:
-    """Computes parts of a run again, from the checkpoint before each, and compares them with its ledger,
-    metrics and checkpoints. Writes nothing.
+    """Computes parts of a run again, from the checkpoint before each, and compares them with its
+    ledger, metrics, checkpoints, best checkpoint and result. Writes nothing.
 
-    *Arguments:* `recipe` of the run; `steps`, such as `"4000:4100"`, what to compute again, `"0:"` for all;
-    `every`: a duration, as long as which there is one interval up to the next row; by default one after each
-    checkpoint and at the beginning. `say` is called before each interval.
+    *Arguments:*
 
-    *Returns* the verdict, and a statement that others can check, as JSON values: `passed`; the digests of
-    `recipe`, `data` and `ledger`; `computed`, by what it was audited; `same_bits`: whether bits were
-    compared, which needs the run's kind of chip, otherwise metrics within `APART`; `made`, the intervals
-    (after, to) that were computed again, of so many `steps`, and the number of `rows` that were compared
-    there; `found`, all that differs from what the run says, first of all the first row; and its own SHA-256
-    as `digest`.
+    - `recipe`: the run's recipe.
+    - `steps`: the steps to compute again, such as `"4000:4100"`, or `"0:"` for all.
+    - `every`: a duration. Each such stretch of the run has one interval, up to the next row. By
+      default there is one interval at the beginning and one after each checkpoint.
+    - `say`: called before each interval.
 
-    Raises `RunError` for a folder without run or ledger, and `RecipeError` for `steps` out of range.
+    *Returns* the verdict, and a statement that others can check, as JSON values:
+
+    - `passed`: whether nothing differs.
+    - `recipe`, `data` and `ledger`: their digests.
+    - `computed`: the code and machine of the audit.
+    - `same_bits`: whether bits were compared, which needs the run's kind of chip. Otherwise metrics
+      are compared within `APART`.
+    - `made`: the intervals (after, to) that were computed again.
+    - `steps` and `rows`: the number of steps in them, and of rows that were compared there.
+    - `found`: everything that differs from the run folder. The first row that differs comes first.
+    - `unaudited`: the contents of the run folder that were not computed again.
+    - `digest`: the statement's own SHA-256.
+
+    Raises `RunError` for a folder without run or ledger, and `RecipeError` for `steps` out of
+    range.
     """
     stored = read_run(run)
     ledger = read_ledger(stored.path)
     if ledger is None or not ledger.rows:
-        text = "{run} has no ledger.jsonl with a row: it was trained by an older version, or only began."
+        text = (
+            "{run} has no ledger.jsonl with a row: it was trained by an older version, or "
+            "only began."
+        )
         raise RunError("run-without-ledger", text, run=str(run))
     with Session(recipe, on) as session:
-        replay, made, found = _Replay(stored, ledger, session), list[tuple[int, int]](), list[Fact]()
+        replay, made, found = (
+            _Replay(stored, ledger, session),
+            list[tuple[int, int]](),
+            list[Fact](),
+        )
         for low, high in _intervals(ledger, stored, recipe, steps, every):
             say(fact("audit-interval", "steps {low} to {high}", low=low, high=high))
             made.append((low, high))
             if (differs := replay.begun(low) or replay.followed(high)) is not None:
                 found.append(differs)
                 break
+        if not found:
+            found += replay.kept()
         head = replay.head
         found += _changes(stored, ledger, recipe, head)
     facts = {"run": str(run), "rows": replay.rows, "steps": sum(b - a for a, b in made)}
-    text = "{run} is what its recipe and data make: {rows:count row} of {steps:count step} to the bit."
+    text = (
+        "{run} is what its recipe and data make: {rows:count row} of {steps:count step} to the bit."
+    )
     if not replay.exact:
-        text = "Another kind of chip than that of {run} has other bits: metrics of {steps:count step} agree."
+        text = (
+            "Another kind of chip than that of {run} has other bits: metrics of "
+            "{steps:count step} agree."
+        )
     verdict = found[0] if found else fact("audit-passed", text, **facts)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    statement = {"schema": SCHEMA, "time": now, "passed": not found, "verdict": verdict, "found": found}
-    statement |= {**head, **facts, "ledger": ledger.digest, "same_bits": replay.exact, "made": made}
+    statement = {
+        "schema": SCHEMA,
+        "time": now,
+        "passed": not found,
+        "verdict": verdict,
+        "found": found,
+    }
+    statement |= {
+        "unaudited": _unaudited(replay, made),
+        **head,
+        **facts,
+        "ledger": ledger.digest,
+        "same_bits": replay.exact,
+        "made": made,
+    }
     document = json.loads(json.dumps(plain(statement), default=str))
     return verdict, {**document, "digest": sha_of(document)}
 
 
-def _changes(stored: StoredRun, ledger: StoredLedger, recipe: Recipe, head: dict[str, Any]) -> Iterator[Fact]:
-    """What differs from what the run states of itself, besides what computes it."""
+def _changes(
+    stored: StoredRun, ledger: StoredLedger, recipe: Recipe, head: dict[str, Any]
+) -> Iterator[Fact]:
+    """The differences from the run's own account of its recipe, data, ledger and length."""
     run = str(stored.path)
     if changed := disagreement(stored.recipe, recipe.describe()):
         yield fact(
-            "audit-other-recipe", "The recipe is not {run}'s: {changed:changes}.", run=run, changed=changed
+            "audit-other-recipe",
+            "The recipe is not {run}'s: {changed:changes}.",
+            run=run,
+            changed=changed,
         )
-    for name, digest in head["data"].items():
-        there = ledger.heads[0]["data"].get(name)
-        if of_other_data(digest, there):
-            facts = {"here": digest[:16], "there": str(there)[:16]}
-            yield fact("audit-other-data", name=name, run=run, **facts)
-    stated = (stored.result or {}).get("ledger")
-    if isinstance(stated, str) and stated != ledger.digest:
+    others = dict(
+        one for before in ledger.heads for one in changed_data(before["data"], head["data"])
+    )
+    for name, what in others.items():
+        yield fact("audit-other-data", name=name, run=run, what=what)
+    if stored.result is not None and stored.result.get("ledger") != ledger.digest:
         yield fact("audit-other-ledger", run=run)
+    total = recipe.clock.total
+    beyond = [row["step"] for row in stored.rows if total is not None and row["step"] > total]
+    if beyond:
+        yield fact("audit-beyond", run=run, step=beyond[0], total=total)
+
+
+def _unaudited(replay: _Replay, made: list[tuple[int, int]]) -> list[str]:
+    """The contents of the run folder that were not computed again."""
+    stored, rows = replay.stored, replay.stated
+    names = [f"metrics.jsonl: {', '.join(rows.columns)}"] if rows.columns else []
+    if steps := [step for step in rows.at if step not in replay.seen]:
+        names.append(f"metrics.jsonl: {len(steps)} steps, the first is {steps[0]}")
+    silent = [step for low, high in made for step in replay.ledger.rows if low < step <= high]
+    silent = [step for step in silent if not any(rows.has(step, part) for part in METRICS)]
+    if silent:
+        names.append(f"metrics.jsonl: {len(silent)} steps without a row, the first is {silent[0]}")
+    for part in METRICS:
+        known = part == "train/" or replay.session.recipe.task.eval is not None
+        if known and not any(rows.has(step, part) for step in rows.at):
+            names.append(f"metrics.jsonl: no row has {part}")
+    last, total = max(replay.ledger.rows), replay.session.total
+    if stored.result is None and last < total:
+        names.append(f"what follows step {last} of {total}: the run is not finished")
+    if not replay.closed:
+        names.append(
+            "result.json" if stored.result is not None else "the end of the run: no result.json"
+        )
+    elif others := [name for name in stored.result or () if name not in AUDITED]:
+        names.append(f"result.json: {', '.join(others)}")
+    if (stored.path / FOLDER).exists() and not replay.best:
+        names.append(f"{FOLDER}/")
+    names += [
+        f"checkpoints/{step}" for step in stored.checkpoints if step not in replay.checkpoints
+    ]
+    return names + [name for name in FILES if (stored.path / name).exists()]
 
 
 def _intervals(
@@ -125,7 +204,9 @@ def _intervals(
     if steps is not None:
         first, colon, last = steps.partition(":")
         ends = [first or "0", (last or str(rows[-1])) if colon else first]
-        if not all(end.isdecimal() and len(end) < 16 for end in ends) or int(ends[0]) > int(ends[1]):
+        if not all(end.isdecimal() and len(end) < 16 for end in ends) or int(ends[0]) > int(
+            ends[1]
+        ):
             text = "--steps {steps}: expected two steps, such as 400:500."
             raise RecipeError("audit-steps", text, steps=steps)
         return [(before(int(ends[0])), min(int(ends[1]), rows[-1]))]
@@ -142,69 +223,143 @@ def _intervals(
     return joined
 
 
+AUDITED = ("recipe", "steps", "metrics", "fingerprint", "best", "ledger")
+"""The fields of result.json that are computed again."""
+
+
 class _Replay:
-    """Steps of a run, computed again. *Fields:* `head`, what computes them; `exact`, whether their bits can
-    be the run's; the number of `rows` compared."""
+    """Steps of a run, computed again.
+
+    *Fields:*
+
+    - `head`: the code, data and machine that compute them.
+    - `exact`: whether their bits can be the run's.
+    - `rows`: the number of rows compared.
+    - `seen`: the steps whose metrics were compared.
+    - `checkpoints`: the steps whose checkpoints were compared.
+    - `closed`: whether result.json was compared.
+    - `best`: whether the best checkpoint was compared.
+    """
 
     def __init__(self, stored: StoredRun, ledger: StoredLedger, session: Session):
         self.run, self.ledger, self.session, self.rows = stored.path, ledger, session, 0
-        self.head = json.loads(json.dumps(head_of(session), default=str))
+        self.stored, self.stated = stored, Rows(stored, session.recipe)
+        self.seen: set[int] = set()
+        self.checkpoints: set[int] = set()
+        self.closed = self.best = False
+        data = compared_data(session.recipe.task)
+        self.head = json.loads(json.dumps(head_of(session, data), default=str))
         bits = [
-            [h["computed"].get(n) for n in ("chip", "layout", "devices")] for h in (*ledger.heads, self.head)
+            [h["computed"].get(n) for n in ("chip", "layout", "devices")]
+            for h in (*ledger.heads, self.head)
         ]
         self.exact = all(one == bits[-1] for one in bits)
-        self._metrics: dict[int, dict[str, float]] = {}
-        for row in stored.rows:
-            self._metrics.setdefault(row["step"], {}).update(metrics_of(row))
         session.watched = ledger.rows
 
     def begun(self, step: int) -> Fact | None:
-        """Takes the state of `step`. *Returns* what is wrong with it."""
+        """Restores the state of `step`. *Returns* the first difference, or the damage."""
         state = None
         try:
             if step:
-                state = state_of(self.run, self.session.holding, step)
+                state = state_of(self.run, self.session.state_layout, step)
         except ChipwiseError:
             raise
         except Exception as error:  # Orbax raises many types for damaged bytes
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
             return fact("audit-damaged", step=step, run=str(self.run), reason=reason)
         self.session.begin(state)
-        return self._compared(step) if step else None
+        if not step:
+            return None
+        self.checkpoints.add(step)
+        return self._compared(step) or self._metrics(step, ("eval/",)) or self._ended(step)
 
     def followed(self, high: int) -> Fact | None:
-        """Makes steps until `high`. *Returns* the first difference."""
+        """Trains until step `high`. *Returns* the first difference."""
         while self.session.step < high:
             self.session.advance()
             step = self.session.step
-            if (found := self._compared(step) or self._compared_metrics(step)) is not None:
+            if (
+                found := self._compared(step) or self._metrics(step) or self._ended(step)
+            ) is not None:
                 return found
         return None
+
+    def kept(self) -> Iterator[Fact]:
+        """Yields the differences of the checkpoints that no interval began with, and of the best
+        one."""
+        for step in self.stored.checkpoints:
+            if step not in self.checkpoints and (found := self.begun(step)) is not None:
+                yield found
+        if self.exact and (self.run / FOLDER).is_dir() and (found := self._best()) is not None:
+            yield found
+
+    def _best(self) -> Fact | None:
+        """The difference of the best checkpoint from the ledger and from the run's record of it."""
+        kept = self.stored.kept
+        try:
+            state = restore_run(self.session.recipe, self.run, best=True).whole
+        except ChipwiseError as error:
+            return fact("audit-best", run=str(self.run), what=[error.code])
+        step = int(state.step)
+        self.session.begin(state)
+        unlike = [] if kept is not None and kept.step == step else ["step"]
+        if step in self.ledger.rows:
+            unlike += self._unlike(step)
+            self.best = True
+        if kept is not None and not unlike:
+            value = self.session.evaluate().get(kept.metric.removeprefix("eval/"))
+            unlike += [] if equal(kept.value, value, 0.0) else [kept.metric]
+        return fact("audit-best", run=str(self.run), what=unlike) if unlike else None
+
+    def _ended(self, step: int) -> Fact | None:
+        """The difference of result.json from the state after the last step, if that is `step`."""
+        result, session = self.stored.result, self.session
+        early = (
+            isinstance(kept := (result or {}).get("best"), dict) and kept.get("ended_early") is True
+        )
+        end = max(self.stored.checkpoints, default=session.total) if early else session.total
+        if result is None or self.closed or step != end:
+            return None
+        self.closed = True
+        state, apart = session.snapshot(), 0.0 if self.exact else APART
+        made = fingerprint(parameters(session.recipe, state)) if self.exact else None
+        evaluated = {}
+        if session.recipe.task.eval is not None:
+            evaluated = {f"eval/{name}": value for name, value in session.evaluate().items()}
+        found = list(result_unlike(self.stored, self.stated, step, made, evaluated, apart))
+        return fact("audit-result", run=str(self.run), what=found) if found else None
 
     def _compared(self, step: int) -> Fact | None:
         """The difference of a row of the ledger from the state."""
         if step not in self.ledger.rows or not self.exact:
             return None
-        made, there = self.session.programs.digests.read(self.session.digest()).values, self.ledger.rows[step]
         self.rows += 1
-        return self._found(step, [n for n in DIGESTS if n in there and n in made and there[n] != made[n]])
+        return self._found(step, self._unlike(step))
 
-    def _compared_metrics(self, step: int) -> Fact | None:
-        """The difference of a row of metrics.jsonl from this step's."""
-        session, there, made = self.session, self._metrics.get(step, {}), {}
-        if any(name.startswith("train/") for name in there):
+    def _unlike(self, step: int) -> list[str]:
+        """The digests of the state that are missing in the ledger's row of `step`, or differ from
+        it."""
+        made, there = (
+            self.session.programs.digests.read(self.session.digest()).values,
+            self.ledger.rows[step],
+        )
+        return [name for name in DIGESTS if name in made and there.get(name) != made[name]]
+
+    def _metrics(self, step: int, parts: tuple[str, ...] = METRICS) -> Fact | None:
+        """The difference of a row of metrics.jsonl from this step's. *Arguments:* `parts`: those to
+        compare. Those of training need all steps since the row before."""
+        session, made = self.session, {}
+        asked = [part for part in METRICS if self.stated.has(step, part)]
+        wanted = [part for part in asked if part in parts]
+        if "train/" in wanted:
             sums = {n: s for n, s in jax.device_get(session.drain()).items() if np.all(s.count)}
             made = {f"train/{name}": value for name, value in finished(sums).items()}
-        if any(name.startswith("eval/") for name in there) and session.recipe.task.eval is not None:
+        if "eval/" in wanted and session.recipe.task.eval is not None:
             made |= {f"eval/{name}": value for name, value in session.evaluate().items()}
         self.rows += bool(made) and not self.exact
-        apart = 0.0 if self.exact else APART
-
-        def differs(name: str) -> bool:
-            value = made.get(name, there[name])
-            return not math.isclose(value, there[name], rel_tol=apart, abs_tol=apart)
-
-        return self._found(step, [name for name in there if differs(name)])
+        if wanted == asked:
+            self.seen.add(step)
+        return self._found(step, self.stated.unlike(step, made, 0.0 if self.exact else APART))
 
     def _found(self, step: int, what: list[str]) -> Fact | None:
         if not what:

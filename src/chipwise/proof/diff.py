@@ -1,13 +1,17 @@
-"""`diff`: the first step at which two runs, or two recipes, part; and there the first cause that has a name.
+"""`diff` finds the first step at which two runs, or two recipes, part, and the first cause there
+that has a name.
 
-The question is asked from the inputs to the result: the start, the examples, the schedules; then each
-replica's gradient, and the first operation of its program with another result; then the update.
+It compares in order, from the inputs to the result: the start, the examples and the schedules. Then
+it compares each replica's gradient, and looks for the first operation of its program with another
+result. Last comes the update. Runs may part although their recipes compute the same. Then one of
+them was computed otherwise. Computing the step here shows which one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,63 +20,105 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..data.sources import data_digest, take
-from ..engine.checkpoint import flatten, state_of
-from ..engine.feed import host_window
-from ..engine.layout import Layout, tree_sum
-from ..engine.ledger import head_of
-from ..engine.on import ALL, On
-from ..engine.session import Session
-from ..engine.state import TrainState, first_digest, read
-from ..engine.step import Step
-from ..engine.stored import DIGESTS, Rows, StoredRun, read_ledger
-from ..errors import RecipeError
+from ..base import Fact, RecipeError, fact, plain
+from ..data.cached import steady
+from ..data.compared import changed_data, compared_data, texts
+from ..data.sources import take
 from ..machine.arithmetic import fixed
+from ..machine.compiler import jitted
 from ..recipe.recipe import Recipe, difference
-from ..words.facts import Fact, fact, plain
+from ..run.evaluate import evaluation
+from ..run.feed import flat, host_window
+from ..run.folder.checkpoint import flatten, state_of
+from ..run.folder.ledger import head_of
+from ..run.folder.run_reader import DIGESTS, Rows, StoredRun, read_ledger
+from ..run.on import ALL, On
+from ..run.session import Session
+from ..step.layout import Layout, tree_sum
+from ..step.replica import ReplicaInput
+from ..step.state import TrainState, first_digest
+from ..step.step import Step
 from .equations import parted, run
 
 STEPS = 1000
-"""How far two recipes are followed by default if they compute the same."""
+"""The default number of steps for which two recipes that compute the same are followed."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two that are compared. *Fields:* `name` to show; `recipe`; `run`, if it is one."""
+    """One of the two that are compared. `run` is `None` for a recipe without a run."""
 
     name: str
+    """The name to show."""
     recipe: Recipe
     run: StoredRun | None = None
 
-    @property
+    @functools.cached_property
     def rows(self) -> Rows:
         ledger = None if self.run is None else read_ledger(self.run.path)
         return {} if ledger is None else ledger.rows
 
+    def known(self) -> dict[str, Any]:
+        """The known facts of how the run was computed: the machine, its devices, the versions, and
+        the number of faults."""
+        if self.run is None:
+            return {}
+        starts = [start for start in self.run.starts if isinstance(start.get("machine"), dict)]
+        ends = [end for end in self.run.processes if end["event"] == "end"]
+        checks = [end["verified"] for end in ends if isinstance(end.get("verified"), dict)]
+        last: dict[str, Any] = starts[-1] if starts else {"machine": {}}
+        devices, computed = last.get("devices") or {}, last.get("computed") or {}
+        return {
+            "machine": last["machine"].get("title"),
+            **{name: devices.get(name) for name in ("kind", "count", "hosts", "update")},
+            "versions": computed.get("versions") or {},
+            "faults": sum(len(check.get("faults") or ()) for check in checks),
+        }
+
 
 @dataclass(frozen=True)
 class Parting:
-    """Where two part. *Fields:* the names `a` and `b`; `settings`, the differences of the recipes: (name, a,
-    b); `same_program`, whether both trace to the same operations; `step`: the first after which bits differ,
-    0 for the start, `None` if none was found; `compared`, the number of steps found the same; `parts`, what
-    differs after `step`; `causes`, in the order of a step: the first one explains the others."""
+    """The place where two runs or recipes part. `a` and `b` are their names."""
 
     a: str
     b: str
     settings: list[tuple[str, Any, Any]]
+    """The differences of the recipes: (name, a, b)."""
     same_program: bool
+    """Whether both trace to the same operations."""
     step: int | None = None
+    """The first step after which the recipes' bits differ, 0 for the start, `None` if there is
+    none."""
     compared: int = 0
+    """The number of steps with the same bits."""
     parts: list[str] = field(default_factory=list)
+    """The parts that differ after `step`, or after `runs_part`."""
     causes: list[Fact] = field(default_factory=list)
+    """In the order of a step. The first one explains the others."""
+    runs_part: int | None = None
+    """The first step after which the ledgers of two runs differ, although their recipes compute the
+    same."""
+    odd: list[str] = field(default_factory=list)
+    """The names of the runs whose ledger differs from the step computed here."""
+    evaluation: list[str] = field(default_factory=list)
+    """The differences of their evaluation."""
 
     @property
     def verdict(self) -> Fact:
-        facts = {"a": self.a, "b": self.b, "step": self.step, "compared": self.compared, "what": self.parts}
-        code = "diff-start" if self.step == 0 else "diff-step"
-        if self.step is None:
-            code = "diff-not-yet" if self.compared else "diff-same"
-        return fact(code, **facts)
+        facts = {
+            "a": self.a,
+            "b": self.b,
+            "step": self.step,
+            "compared": self.compared,
+            "what": self.parts,
+        }
+        if self.step is not None:
+            return fact("diff-start" if self.step == 0 else "diff-step", **facts)
+        if self.runs_part is not None:
+            return fact("diff-runs", **facts | {"step": self.runs_part})
+        if self.evaluation:
+            return fact("diff-evaluation", **facts | {"what": self.evaluation})
+        return fact("diff-not-yet" if self.compared else "diff-same", **facts)
 
     def to_json(self) -> dict[str, Any]:
         return {"schema": "chipwise.diff/1", **plain(self), "verdict": self.verdict.json()}
@@ -80,33 +126,59 @@ class Parting:
 
 @fixed()
 def diff(
-    a: Side, b: Side, *, steps: int | None = None, on: On = ALL, say: Callable[[Fact], None] = lambda _: None
+    a: Side,
+    b: Side,
+    *,
+    steps: int | None = None,
+    on: On = ALL,
+    say: Callable[[Fact], None] = lambda _: None,
 ) -> Parting:
-    """Where two runs or recipes part, and why. *Arguments:* `steps`, how far to follow them, by default to
-    where their ledgers part, or `STEPS`; `say` is called with what is being done.
+    """Finds where two runs or recipes part, and why.
+
+    *Arguments:* `steps` is how far to follow them, by default to where their ledgers part, or
+    `STEPS`. `say` is called with a fact about the current work.
 
     Raises `RecipeError` for recipes with `shards`.
     """
     if (shards := max(a.recipe.shards, b.recipe.shards)) > 1:
-        text = "shards={shards}: diff follows replicas on one device. Compare the runs' ledger.jsonl."
+        text = (
+            "shards={shards}: diff follows replicas on one device. Compare the runs' ledger.jsonl."
+        )
         raise RecipeError("diff-shards", text, shards=shards)
     settings = difference(a.recipe.describe(), b.recipe.describe())
     settings = [change for change in settings if not change[0].startswith("source")]
     with Session(a.recipe, on) as first, Session(b.recipe, on) as second:
-        heads = [head_of(session) for session in (first, second)]
+        data = [compared_data(session.recipe.task) for session in (first, second)]
+        heads = [head_of(*each) for each in zip((first, second), data, strict=True)]
         same = heads[0]["computed"]["code"] == heads[1]["computed"]["code"]
-        found = Parting(a.name, b.name, settings, same)
+        changed = dict(changed_data(*map(texts, data)))
+        evaluation = _evaluation(a.recipe, b.recipe, "evaluation" in changed)
+        found = Parting(a.name, b.name, settings, same, evaluation=evaluation)
         agree, last = _ledgers(a.rows, b.rows)
-        known = heads[0]["data"] == heads[1]["data"] and None not in heads[0]["data"].values()
-        alike = same and not settings and known and last is None
+        one, other = (each["training"] for each in data)
+        alike = same and not settings and one == other and one.whole and last is None
         if alike and first_digest(a.recipe) == first_digest(b.recipe):
             return found
         most = min(first.total, second.total, steps or last or max(STEPS, agree))
-        return _followed((a, b), (first, second), found, agree, most, say)
+        return _followed((a, b), (first, second), found, (agree, last), most, say)
+
+
+def _evaluation(a: Recipe, b: Recipe, changed: bool) -> list[str]:
+    """The differences in how two recipes are evaluated. *Arguments:* `changed`: whether their data
+    is known to differ."""
+    sources = a.task.eval, b.task.eval
+    if sources[0] is None or sources[1] is None:
+        return [] if sources[0] is sources[1] else ["whether there is evaluation data"]
+    one, other = evaluation(a, sources[0]), evaluation(b, sources[1])
+    unlike = ["its metrics"] if one.sums.keys() != other.sums.keys() else []
+    if not unlike and one.digest != other.digest:
+        unlike = ["its program"]
+    return unlike + ["its data"] * changed
 
 
 def _ledgers(a: Rows, b: Rows) -> tuple[int, int | None]:
-    """The last step up to which two ledgers agree, 0 if none, and the first at which they do not, if any."""
+    """The last step up to which two ledgers agree, or 0, and the first at which they differ, or
+    `None`."""
     agree = 0
     for step in sorted(a.keys() & b.keys()):
         if _parts(a[step], b[step]):
@@ -123,29 +195,55 @@ def _followed(
     sides: tuple[Side, Side],
     sessions: tuple[Session, Session],
     found: Parting,
-    agree: int,
+    ledgers: tuple[int, int | None],
     most: int,
     say: Any,
 ) -> Parting:
-    """Follows both from a state that they share to the first step that differs, and explains it."""
+    """Follows both from a state that they share to the first step that differs, and explains it.
+
+    *Arguments:* `ledgers`: see `_ledgers`.
+    """
+    agree, apart = ledgers
     start, states = _start(sides, sessions, agree)
-    say(fact("diff-following", "following both from step {start} to at most {most}", start=start, most=most))
+    say(
+        fact(
+            "diff-following",
+            "following both from step {start} to at most {most}",
+            start=start,
+            most=most,
+        )
+    )
 
     def begin() -> None:
         for session, state in zip(sessions, states, strict=True):
             session.begin(state)
 
-    def parts() -> list[str]:
-        return _parts(*(one.programs.digests.read(one.digest()).values for one in sessions))
+    def digests() -> list[dict[str, str]]:
+        return [one.programs.digests.read(one.digest()).values for one in sessions]
 
     begin()
-    at, unlike = start, parts()
+    at, unlike, odd = start, _parts(*digests()), list[str]()
     while at < most and not unlike:
         at += 1
         for session in sessions:
             session.watched = (at,)
             session.advance()
-        unlike = parts()
+        here = digests()
+        unlike = _parts(*here)
+        if at == apart:
+            odd = [
+                side.name
+                for side, own in zip(sides, here, strict=True)
+                if _parts(side.rows[at], own)
+            ]
+    if not unlike and apart is not None and apart <= at:
+        parts, causes = (
+            _parts(sides[0].rows[apart], sides[1].rows[apart]),
+            list(_of_runs(sides, odd)),
+        )
+        return dataclasses.replace(
+            found, compared=at, runs_part=apart, parts=parts, odd=odd, causes=causes
+        )
     if not unlike:
         return dataclasses.replace(found, compared=at)
     begin()
@@ -159,17 +257,26 @@ def _followed(
 
 
 def _start(sides: Any, sessions: Any, agree: int) -> tuple[int, list[TrainState | None]]:
-    """The newest step up to `agree` with a readable checkpoint in both runs, and their states; else 0."""
+    """The newest step up to `agree` with a readable checkpoint in both runs, and their states.
+    Otherwise step 0 without states."""
     runs = [side.run for side in sides if side.run is not None]
     shared = set(runs[0].checkpoints) & set(runs[1].checkpoints) if len(runs) == 2 else set()
     for step in sorted((one for one in shared if one <= agree), reverse=True):
         with contextlib.suppress(Exception):  # Orbax raises many types for damaged bytes
             pairs = zip(runs, sessions, strict=True)
-            return step, [state_of(one.path, session.holding, step) for one, session in pairs]
+            return step, [state_of(one.path, session.state_layout, step) for one, session in pairs]
     return 0, [None, None]
 
 
 # ---- causes
+
+
+def _of_runs(sides: tuple[Side, Side], odd: list[str]) -> Iterator[Fact]:
+    """The known differences of two runs that part although their recipes compute the same."""
+    if odd:
+        yield fact("diff-odd", odd=odd)
+    for name, a, b in difference(sides[0].known(), sides[1].known()):
+        yield fact("diff-known", name=name, a=a, b=b)
 
 
 def _of_seed(a: Recipe, b: Recipe) -> Iterator[Fact]:
@@ -178,7 +285,7 @@ def _of_seed(a: Recipe, b: Recipe) -> Iterator[Fact]:
 
 
 def _of_start(recipes: list[Recipe], states: list[TrainState]) -> Iterator[Fact]:
-    """Why the first states differ."""
+    """The reasons why the first states differ."""
     yield from _of_seed(*recipes)
     trees = [flatten(dataclasses.replace(state, sums={})) for state in states]
     if unlike := _unlike(*trees):
@@ -191,12 +298,15 @@ def _unlike(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     return [
         name
         for name, x, y in pairs
-        if x is None or y is None or x.shape != y.shape or np.asarray(x).tobytes() != np.asarray(y).tobytes()
+        if x is None
+        or y is None
+        or x.shape != y.shape
+        or np.asarray(x).tobytes() != np.asarray(y).tobytes()
     ]
 
 
 def _of_step(recipes: list[Recipe], states: list[TrainState], step: int) -> Iterator[Fact]:
-    """Why the states after `step` steps lead to different ones after one more."""
+    """The reasons why the states after `step` steps lead to different ones after one more."""
     windows = [host_window(recipe, step, 1) for recipe in recipes]
     sizes = [(recipe.batch, recipe.replicas, recipe.block_count) for recipe in recipes]
     if sizes[0] != sizes[1]:
@@ -213,24 +323,30 @@ def _of_step(recipes: list[Recipe], states: list[TrainState], step: int) -> Iter
 
 
 def _of_examples(recipes: list[Recipe], windows: list[dict]) -> Iterator[Fact]:
-    """The first example of the step that differs, and in each column."""
+    """The first example of the step with another index. If there is none, the first example that
+    differs in each column."""
     indices = [window["rows"]["indices"][0] for window in windows]
     size, places = recipes[0].batch // recipes[0].replicas, np.flatnonzero(indices[0] != indices[1])
     if len(places):
         i = int(places[0])
         yield fact("diff-order", replica=i // size, a=int(indices[0][i]), b=int(indices[1][i]))
         return
-    digests = [data_digest(recipe.task.train) for recipe in recipes]
-    if digests[0] == digests[1] is not None:
-        return
-    columns = [take(recipe.task.train, indices[0]) for recipe in recipes]
+    columns = [take(steady(recipe.task.train), indices[0]) for recipe in recipes]
     for name in dict.fromkeys([*columns[0], *columns[1]]):
         pair = [each.get(name) for each in columns]
         for i in range(recipes[0].batch):
             a, b = (None if column is None else np.asarray(column[i]) for column in pair)
             if a is None or b is None or a.dtype != b.dtype or a.tobytes() != b.tobytes():
-                shown = {s: "..." if x is None or x.ndim else x.item() for s, x in (("a", a), ("b", b))}
-                yield fact("diff-example", name=name, example=int(indices[0][i]), replica=i // size, **shown)
+                shown = {
+                    s: "..." if x is None or x.ndim else x.item() for s, x in (("a", a), ("b", b))
+                }
+                yield fact(
+                    "diff-example",
+                    name=name,
+                    example=int(indices[0][i]),
+                    replica=i // size,
+                    **shown,
+                )
                 break
 
 
@@ -239,23 +355,27 @@ class _OneStep:
 
     def __init__(self, recipe: Recipe, state: TrainState, window: dict):
         self.recipe, self.window = recipe, window
-        self.step = Step(recipe, Layout.of(recipe, 1), resident=False)
-        sums = jax.tree.unflatten(jax.tree.structure(self.step.state.sums), jax.tree.leaves(state.sums))
+        self.step = Step(recipe, Layout.of(recipe, 1))
+        sums = jax.tree.unflatten(
+            jax.tree.structure(self.step.state.sums), jax.tree.leaves(state.sums)
+        )
         params = self.step.updates.flat.pack(state.params, np)
         self.state = dataclasses.replace(state, params=params, sums=sums)
-        self.batch = take(recipe.task.train, window["rows"]["indices"][0])
-        self.vector = jax.jit(self.step.replica)
+        self.batch: Any = flat(take(recipe.task.train, window["rows"]["indices"][0]))
+        self.vector = jitted(self.step.replica, jax.local_devices()[0])
 
-    def arguments(self, number: int) -> tuple[Any, ...]:
-        return (*read(self.state), self.window["rows"], self.batch, np.full(2, number, np.int32))
+    def inputs(self, number: int) -> ReplicaInput:
+        place: Any = np.full(2, number, np.int32)
+        return ReplicaInput.of(self.state, self.window["rows"], self.batch, place)
 
     def total(self) -> jax.Array:
         starts = range(0, self.recipe.replicas, self.step.together)
-        return tree_sum([self.vector(*self.arguments(start)) for start in starts], jnp.add)
+        return tree_sum([self.vector(self.inputs(start)) for start in starts], jnp.add)
 
     def named(self, number: int) -> dict[str, Any]:
-        """The parts of a replica's vector by name: gradients by their parameter, state, metric sums."""
-        updates, vector = self.step.updates, np.asarray(self.vector(*self.arguments(number)))
+        """The parts of a replica's vector by name: gradients by their parameter, state, and metric
+        sums."""
+        updates, vector = self.step.updates, np.asarray(self.vector(self.inputs(number)))
         beside = updates.aside.unpack(vector[updates.flat.size :])
         states = beside["state"]  # of each leaf one or two arrays: see `replica.summable`
         paths = list(flatten(self.state.state))
@@ -269,14 +389,18 @@ class _OneStep:
 
 
 def _of_replicas(a: _OneStep, b: _OneStep) -> Iterator[Fact]:
-    """The first replica whose vector differs and its first operation; otherwise those of the update."""
+    """The first replica whose vector differs, and its first operation that differs. If all replicas
+    agree, the first operation of the update that differs."""
     for number in range(0, a.recipe.replicas, a.step.together):
         if unlike := _unlike(a.named(number), b.named(number)):
             yield fact("diff-replica", replica=number, what=unlike)
-            apart = parted(*(run(one.step.replica, *one.arguments(number)) for one in (a, b)))
+            apart = parted(*(run(one.step.replica, one.inputs(number)) for one in (a, b)))
             yield apart or fact("diff-compiled")
             return
     yield fact("diff-update", "all replicas agree, and so does their sum: the update differs")
-    given = [(one.step.after, one.state.without("donated"), a.total(), one.window["hyper"]) for one in (a, b)]
+    given = [
+        (one.step.after, one.state.without("donated"), a.total(), one.window["hyper"])
+        for one in (a, b)
+    ]
     if (apart := parted(*(run(*arguments) for arguments in given))) is not None:
         yield apart

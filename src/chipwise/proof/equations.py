@@ -1,7 +1,7 @@
 """The operations of a traced program, one by one, with their results and the user's line.
 
-Each runs by itself, uncompiled with the others, so a result may differ in the last place from that of the
-compiled program. Two programs are compared as each runs here.
+Each operation runs by itself, not compiled with the others. So a result may differ in the last
+place from that of the compiled program. Two programs are compared as each runs here.
 """
 
 from __future__ import annotations
@@ -18,35 +18,47 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
-from ..engine.program_digest import MARK
-from ..hlo.proto import rank_of
-from ..words.facts import Fact, fact
+from ..base import Fact, fact
+from ..compile.hlo.proto import rank_of
+from ..step.program_digest import MARK
 
-_INLINED = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2", "custom_jvp_call"}
+_INLINED = {
+    "jit",
+    "pjit",
+    "closed_call",
+    "core_call",
+    "checkpoint",
+    "remat",
+    "remat2",
+    "custom_jvp_call",
+}
 _INLINED |= {"custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"}
 _NOBODYS = re.compile(r"-packages/jax(lib)?/|/lib/python[^/]*/(?!(site|dist)-packages)")
-"""Of files whose lines say nothing: JAX's, and Python's own."""
+"""The files whose lines say nothing: JAX's and Python's own."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """An operation that ran. *Fields:* `name` of JAX's primitive; `module`, `"encoder/0"`: that of PyTorch or
-    Linen, `""` outside of any; `place`, `"model.py:31 (loss)"`: the user's line, or that of the library that
-    calls JAX; `values`, its results as NumPy arrays; `digests` of these."""
+    """An operation that ran."""
 
     name: str
+    """The name of JAX's primitive."""
     module: str
+    """The module of PyTorch or Linen, such as `"encoder/0"`, or `""` outside of any."""
     place: str
+    """The user's line, such as `"model.py:31 (loss)"`, or that of the library that calls JAX."""
     values: tuple[np.ndarray, ...]
+    """The results as NumPy arrays."""
     digests: tuple[str, ...]
+    """The digests of `values`."""
 
     def __str__(self) -> str:
         return f"{self.name}{' of ' * bool(self.module)}{self.module} at {self.place}"
 
 
 def run(function: Callable[..., Any], *arguments: Any) -> list[Ran]:
-    """The operations of `function`, in their order; of a replica's program those that do not depend on
-    devices."""
+    """The operations of `function`, in their order. For a replica's program, only those that do not
+    depend on devices."""
     closed = jax.make_jaxpr(function)(*arguments)
     ran: list[Ran] = []
     _evaluated(closed.jaxpr, closed.consts, jax.tree.leaves(arguments), ran, (), "")
@@ -54,9 +66,16 @@ def run(function: Callable[..., Any], *arguments: Any) -> list[Ran]:
 
 
 def _evaluated(
-    jaxpr: Any, consts: Sequence[Any], given: Sequence[Any], ran: list[Ran], around: Any, within: str
+    jaxpr: Any,
+    consts: Sequence[Any],
+    given: Sequence[Any],
+    ran: list[Ran],
+    around: Any,
+    within: str,
 ) -> list:
-    known: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *given], strict=True))
+    known: dict[Any, Any] = dict(
+        zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *given], strict=True)
+    )
     for equation in jaxpr.eqns:
         values = [one.val if isinstance(one, Literal) else known[one] for one in equation.invars]
         frames = [*_frames(equation), *around]
@@ -77,7 +96,8 @@ def _evaluated(
             made = list(made) if equation.primitive.multiple_results else [made]
             arrays = tuple(map(_array, made))
             digests = tuple(
-                hashlib.sha256(f"{a.dtype}{a.shape}".encode() + a.tobytes()).hexdigest() for a in arrays
+                hashlib.sha256(f"{a.dtype}{a.shape}".encode() + a.tobytes()).hexdigest()
+                for a in arrays
             )
             ran.append(Ran(name, module, _place(frames), arrays, digests))
         known.update(zip(equation.outvars, made, strict=True))
@@ -85,7 +105,7 @@ def _evaluated(
 
 
 def _inner(equation: Any) -> Any:
-    """The closed program that an equation calls, `None` if it is an operation of its own."""
+    """The closed program that an equation calls, or `None` if it is an operation of its own."""
     for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         inner = equation.params.get(name)
         if hasattr(inner, "eqns"):
@@ -100,14 +120,14 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _frames(equation: Any) -> list[Any]:
-    """Where an equation was written, innermost call first."""
+    """The lines where an equation was written, innermost call first."""
     traceback = equation.source_info.traceback
     return [] if traceback is None else list(traceback.frames)
 
 
 def _place(frames: Sequence[Any]) -> str:
-    """The innermost line of the user's own code; otherwise of a model or a change of data in this package;
-    otherwise of a library other than JAX."""
+    """The innermost line of the user's own code. If there is none, that of a model or a change of
+    data in this package. If there is none either, that of a library other than JAX."""
 
     def rank(frame: Any) -> int:
         file = frame.file_name
@@ -121,9 +141,9 @@ def _place(frames: Sequence[Any]) -> str:
 
 
 def parted(a: Sequence[Ran], b: Sequence[Ran]) -> Fact | None:
-    """The first operation of each of two programs whose result the other one never has; `None` if both have
-    the same results, in any order. With the largest difference, and that of rounding the largest value once,
-    where the results have one shape and type."""
+    """The first operation of each of two programs with a result that the other program does not
+    have. `None` if both have the same results, in any order. If the results have one shape and
+    type, adds the largest difference, and the error of rounding the largest value once."""
     first, second = _alone(a, b), _alone(b, a)
     if first is None and second is None:
         return None
@@ -134,10 +154,19 @@ def parted(a: Sequence[Ran], b: Sequence[Ran]) -> Fact | None:
         text = "the first operation that only one of them has: {a} in A, {b} in B"
         return fact("diff-operation", text, **shown, **numbers)
     x, y = first.values[0], second.values[0]
-    if x.shape == y.shape and x.dtype == y.dtype and x.size and jnp.issubdtype(x.dtype, jnp.floating):
+    if (
+        x.shape == y.shape
+        and x.dtype == y.dtype
+        and x.size
+        and jnp.issubdtype(x.dtype, jnp.floating)
+    ):
         numbers["largest"] = float(np.max(np.abs(x.astype(np.float64) - y.astype(np.float64))))
-        numbers["rounding"] = float(np.max(np.abs(x.astype(np.float64))) * float(jnp.finfo(x.dtype).eps) / 2)
-        sizes = fact("parted-size", ", by at most {largest:.3g} (rounding once: {rounding:.3g})", **numbers)
+        numbers["rounding"] = float(
+            np.max(np.abs(x.astype(np.float64))) * float(jnp.finfo(x.dtype).eps) / 2
+        )
+        sizes = fact(
+            "parted-size", ", by at most {largest:.3g} (rounding once: {rounding:.3g})", **numbers
+        )
     text = "the first operation with another result is {a} in A, {b} in B{sizes}"
     if shown["a"] == shown["b"]:
         text = "the first operation with another result is {a}{sizes}"

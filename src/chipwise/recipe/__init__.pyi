@@ -4,7 +4,7 @@ from . import schedules as schedules
 from .check import Finding as Finding
 from .freezing import freeze as freeze
 from .low_rank import lora as lora
-from .newton_schulz import muon as muon
+from .muon import muon as muon
 from .optimizers import adam as adam
 from .optimizers import adamw as adamw
 from .optimizers import from_optax as from_optax

@@ -1,8 +1,9 @@
-"""`cw.check(recipe)`: settings that are probably not meant, each with what is usual, why, and what to type.
+"""`cw.check(recipe)`: lists the settings that are probably not meant. For each it gives the usual
+value, the reason, and what to type.
 
-It starts from `recipe.warnings()`, which says what a recipe cannot do, and adds what rarely works. What is
-usual comes from the recipe's own `validated` point, moved to the given batch by the rules of
-`cw.transfer`, and where a recipe has none from bands that hold for most nets.
+It starts from `recipe.warnings()`, which lists what a recipe cannot do, and adds what rarely works.
+The usual values come from the recipe's own `validated` point, moved to the given batch by the rules
+of `cw.transfer`. For a recipe without such a point they are bands that hold for most nets.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from ..base import Fact, fact, say, text_of
+from ..base.displayed import Displayed
 from ..chips.targets import Target, parse
-from ..words.displayed import Displayed
-from ..words.facts import Fact, fact, say, text_of
 from .recipe import Recipe, Validated
 from .schedules import as_schedule, function, rounded, warmup
 
 LEAST_FOR_BATCH_NORM = 16
-"""Examples below which batch norm's accuracy falls (Wu & He 2018, arXiv:1803.08494, figure 1: a ResNet-50's
-error is 23.6 % at 32 examples, 23.7 at 16, 24.8 at 8, 27.3 at 4)."""
+"""Examples below which batch norm's accuracy falls (Wu & He 2018, arXiv:1803.08494, figure 1: a
+ResNet-50's error is 23.6 % at 32 examples, 23.7 at 16, 24.8 at 8, 27.3 at 4)."""
+_UNMOVED = 0.05  # of an average, after three times the steps that it averages over
 _FAR = 10.0  # times the rate that the rules give
 _SUDDEN = 2.0  # SGD's rate over (1 - momentum) from which a run should not start with it
 IN_TURN = 4  # programs that a device runs one after another, from which `blocks` is worth a word
@@ -31,9 +33,10 @@ SUBLANES = 8  # a TPU pads the rows of an array to so many
 
 @dataclass(frozen=True)
 class Finding:
-    """One doubt, a `fact` with four texts: what was `given`, what is `usual`, `why`, and what to `type`.
+    """One doubt: a `fact` with four texts, which are what was `given`, what is `usual`, `why`, and
+    what to `type`.
 
-    `str()` is one line; `code` tells doubts apart.
+    `str()` gives one line. `code` identifies the kind of doubt.
     """
 
     fact: Fact
@@ -44,8 +47,13 @@ class Finding:
     def code(self) -> str:
         return self.fact.code
 
+    @property
+    def sentence(self) -> Fact:
+        """The four texts as one fact."""
+        return fact("finding", given=self.given, usual=self.usual, why=self.why, type=self.type)
+
     def __str__(self) -> str:
-        return say(fact("finding", given=self.given, usual=self.usual, why=self.why, type=self.type))
+        return say(self.sentence)
 
     def json(self) -> dict[str, Any]:
         """The fact's code and numbers, and the four texts."""
@@ -58,11 +66,13 @@ class Findings(Displayed, list[Finding]):
 
 
 def check(recipe: Recipe, on: str | None = None) -> Findings:
-    """Settings of `recipe` that are probably mistakes; empty when there are none. Computes and reads nothing.
+    """The settings of `recipe` that are probably mistakes, or an empty list. Computes and reads
+    nothing.
 
     *Arguments*: `on`: a target such as `"v3-8"` or `"a100:8"`, to check for that device too.
 
-    Raises `RecipeError` when replicas or shards do not divide the batch, `DeviceError` for an unknown target.
+    Raises `RecipeError` when replicas or shards do not divide the batch, and `DeviceError` for an
+    unknown target.
     """
     target = None if on is None else parse(on)
     recipe.check_batch()
@@ -71,14 +81,15 @@ def check(recipe: Recipe, on: str | None = None) -> Findings:
         facts += [*_schedules(recipe), *_rates(recipe)]
         if recipe.validated is not None and recipe.validated.point is not None:
             facts += _band(recipe, recipe.validated, recipe.validated.point)
-        facts += [*_replicas(recipe), *_device(recipe, target)]
+        facts += [*misleading(recipe), *_device(recipe, target)]
         if recipe.task.eval is None:
             facts.append(fact("no-evaluation"))
     return Findings(Finding(one) for one in facts)
 
 
 def _schedules(recipe: Recipe) -> list[Fact]:
-    """Rates that never peak or never end. Only schedules whose length is not the run's can do that."""
+    """The rates that never peak or never end. Only schedules whose length is not the run's can do
+    that."""
     name, clock = recipe.optimizer.lr_name, recipe.clock
     schedule = recipe.optimizer.hyper[name]
     table = schedule.table(clock).astype(np.float64)
@@ -88,7 +99,10 @@ def _schedules(recipe: Recipe) -> list[Fact]:
         inner = as_schedule(inner.schedule)
     if inner.fits_any_run or len(table) < 2 or highest <= 0:
         return []
-    last, about = float(table[-1]), {"setting": name, "schedule": repr(schedule), "steps": len(table)}
+    last, about = (
+        float(table[-1]),
+        {"setting": name, "schedule": repr(schedule), "steps": len(table)},
+    )
     if last == highest and last > table[-2]:
         return [Fact("rate-still-rising", about)]
     if last >= highest / 2 and last != table[-2]:
@@ -126,7 +140,9 @@ def _band(recipe: Recipe, validated: Validated, point: Recipe) -> Iterator[Fact]
     rate = recipe.optimizer.hyper["lr"].highest(recipe.clock)
     expected = rounded(point.optimizer.hyper["lr"].highest(point.clock) * float(factor), 3)
     if rate <= expected / _FAR or rate >= expected * _FAR:
-        yield fact("rate-far", lr=rate, batch=recipe.batch, expected=expected, point_batch=point.batch)
+        yield fact(
+            "rate-far", lr=rate, batch=recipe.batch, expected=expected, point_batch=point.batch
+        )
     now, then, source = recipe.forgetting, point.forgetting, validated.source
     if now is not None and then:
         low, high = validated.forgetting or (rounded(then / 2, 3), rounded(then * 2, 3))
@@ -134,7 +150,12 @@ def _band(recipe: Recipe, validated: Validated, point: Recipe) -> Iterator[Fact]
         if not low * 0.98 <= now <= high * 1.02:
             steps = recipe.clock.examples / recipe.batch
             decay = as_schedule(recipe.optimizer.settings["weight_decay"]).highest(recipe.clock)
-            about: dict[str, Any] = {"lr": rate, "weight_decay": decay, "steps": steps, "product": now}
+            about: dict[str, Any] = {
+                "lr": rate,
+                "weight_decay": decay,
+                "steps": steps,
+                "product": now,
+            }
             about |= {"low": low, "high": high, "source": source}
             if rate:
                 near = rounded(then / (rate * steps), 3)
@@ -143,20 +164,43 @@ def _band(recipe: Recipe, validated: Validated, point: Recipe) -> Iterator[Fact]
                 yield Fact("forgetting-zero", about)
     epochs, usual = recipe.epochs, point.epochs
     if epochs < usual / 2:
-        yield fact("epochs-few", epochs=epochs, usual=usual, source=source, duration=str(point.duration))
+        yield fact(
+            "epochs-few", epochs=epochs, usual=usual, source=source, duration=str(point.duration)
+        )
+
+
+def misleading(recipe: Recipe) -> list[Fact]:
+    """The settings with which an evaluation says little about the training. A run warns of them in
+    its first lines too."""
+    return [*_replicas(recipe), *long_average(recipe, recipe.clock.total or 0)]
+
+
+def long_average(recipe: Recipe, steps: int) -> list[Fact]:
+    """The average of weights, if much of it is still the net before this training after `steps`
+    steps. Nothing of one that continues the average of another run."""
+    if recipe.ema is None or recipe.task.going_on is not None or not steps:
+        return []
+    if (left := recipe.ema**steps) < _UNMOVED:
+        return []
+    memory, near = 1 / (1 - recipe.ema), 1 - rounded(10 / (steps + 10), 1)
+    return [fact("ema-long", ema=recipe.ema, memory=memory, steps=steps, left=left, near=near)]
 
 
 def _replicas(recipe: Recipe) -> list[Fact]:
     batch, replicas = recipe.batch, recipe.replicas
     point = recipe.validated and recipe.validated.point
-    least = min(LEAST_FOR_BATCH_NORM, point.batch // point.replicas) if point else LEAST_FOR_BATCH_NORM
+    least = (
+        min(LEAST_FOR_BATCH_NORM, point.batch // point.replicas) if point else LEAST_FOR_BATCH_NORM
+    )
     group = batch // replicas
     if group >= least or not recipe.task.has_batch_norm:
         return []
     fewer = max(batch // least, 1)
     while batch % fewer:
         fewer -= 1
-    return [fact("batch-norm-few", group=group, batch=batch, replicas=replicas, least=least, near=fewer)]
+    return [
+        fact("batch-norm-few", group=group, batch=batch, replicas=replicas, least=least, near=fewer)
+    ]
 
 
 def _device(recipe: Recipe, target: Target | None) -> Iterator[Fact]:
@@ -177,5 +221,12 @@ def _device(recipe: Recipe, target: Target | None) -> Iterator[Fact]:
         return
     if blocks >= IN_TURN * target.devices:
         devices = target.devices  # each runs many small programs in turn
-        about = {"blocks": blocks, "target": target.name, "calls": blocks // devices, "devices": devices}
-        yield fact("blocks-in-turn", **about, examples=recipe.batch // blocks, all=recipe.batch // devices)
+        about = {
+            "blocks": blocks,
+            "target": target.name,
+            "calls": blocks // devices,
+            "devices": devices,
+        }
+        yield fact(
+            "blocks-in-turn", **about, examples=recipe.batch // blocks, all=recipe.batch // devices
+        )

@@ -5,13 +5,13 @@
     "1.2e6ex"   examples        all use these four units and nothing else
     "5%"        of the run's total
 
-An epoch is exactly the `examples` of the training set. The training stream is continuous: step `s` reads
-positions `s * batch` to `s * batch + batch - 1`, and the epoch of a position is `position // examples`.
-Nothing is dropped and nothing is padded, so 24 epochs of 50,000 examples in batches of 512 are 2,343.75
-batches, which is 2,344 steps, not 24 times the 97 full batches of an epoch.
+An epoch is exactly the `examples` of the training set. The training stream is continuous: step `s`
+reads positions `s * batch` to `s * batch + batch - 1`, and the epoch of a position is `position //
+examples`. Nothing is dropped and nothing is padded, so 24 epochs of 50,000 examples in batches of
+512 are 2,343.75 batches, which is 2,344 steps, not 24 times the 97 full batches of an epoch.
 
-Lengths are kept as fractions until the last moment: 0.1 epoch is a tenth, not the nearest double, so the step
-count never depends on a rounding in the middle.
+Lengths are kept as fractions until the last moment: 0.1 epoch is a tenth, not the nearest double,
+so the step count never depends on a rounding in the middle.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from ..errors import RecipeError, invalid, near
+from ..base import RecipeError, invalid, near
 
 MOST_STEPS = 2**31 - 1
-"""Of a run: devices count steps in 32 bits."""
+"""The most steps of a run. Devices count steps in 32 bits."""
 
 UNITS = {"ep": "epochs", "st": "steps", "ex": "examples", "%": "percent of the run"}
 
@@ -38,7 +38,9 @@ _LOOKS_LIKE = re.compile(rf"({_NUMBER})\s*([A-Za-z%]*)")
 # The words people type first, each with the unit meant.
 _WORDS = {
     **dict.fromkeys(("e", "ep", "eps", "epoch", "epochs"), "ep"),
-    **dict.fromkeys(("s", "st", "step", "steps", "it", "iter", "iters", "iterations", "ba", "batches"), "st"),
+    **dict.fromkeys(
+        ("s", "st", "step", "steps", "it", "iter", "iters", "iterations", "ba", "batches"), "st"
+    ),
     **dict.fromkeys(("ex", "sample", "samples", "example", "examples", "images"), "ex"),
     **dict.fromkeys(("%", "pct", "percent", "pc"), "%"),
 }
@@ -46,10 +48,10 @@ _WORDS = {
 
 @dataclass(frozen=True, repr=False)
 class Duration:
-    """A length of training: an exact `value` in a `unit`. Made with `Duration.parse`.
+    """A length of training: an exact `value` in a `unit`. Create it with `Duration.parse`.
 
-    `str()` gives the text back as it was written. Two durations are equal when value and unit are (`1ep` and
-    `1.0ep`); only a `Clock` can tell which is longer.
+    `str()` returns the text as it was written. Two durations are equal when value and unit are
+    equal (`1ep` and `1.0ep`). Only a `Clock` can say which of two is longer.
     """
 
     value: Fraction
@@ -58,10 +60,10 @@ class Duration:
 
     @classmethod
     def parse(cls, text: str | Duration) -> Duration:
-        """The duration written as `text`; a `Duration` is returned as it is.
+        """The duration written as `text`. A `Duration` is returned as it is.
 
-        Raises `RecipeError` for anything outside the grammar, for a negative length, and for a fraction of a
-        step or of an example.
+        Raises `RecipeError` for anything outside the grammar, for a negative length, and for a
+        fraction of a step or of an example.
 
         >>> Duration.parse("1.2e6ex").value
         Fraction(1200000, 1)
@@ -80,7 +82,9 @@ class Duration:
         if unit in ("st", "ex") and value.denominator != 1:
             whole = f"{_half_up(value)}{unit}"
             expected = f"'{whole}', or a fraction of 'ep' or '%'"
-            raise invalid("duration-fraction", "duration", stripped, expected, unit=UNITS[unit], whole=whole)
+            raise invalid(
+                "duration-fraction", "duration", stripped, expected, unit=UNITS[unit], whole=whole
+            )
         return cls(value, unit, stripped)
 
     def __str__(self) -> str:
@@ -96,8 +100,8 @@ class Duration:
 
 @dataclass(frozen=True)
 class Marks:
-    """The steps in 1..total that end a whole number of `length` steps: an answer takes no memory, however
-    many there are. `also` is one more of them, `but` one that is none."""
+    """The steps in 1..total that end a whole number of `length` steps. Takes no memory for them,
+    however many there are. `also` is one more such step, and `but` is one that is left out."""
 
     length: Fraction
     total: int
@@ -129,11 +133,11 @@ class Marks:
 
 @dataclass(frozen=True)
 class Clock:
-    """What a duration needs to become steps.
+    """The numbers that turn a duration into steps.
 
-    Arguments: `examples`, the size of the training set; `batch`, examples in a step over all devices
-    (global); `total`, the run's steps, or None while that is what is being worked out. Whole numbers, the
-    first two 1 or more.
+    Arguments: `examples`, the size of the training set. `batch`, the examples in a step over all
+    devices (global). `total`, the run's steps, or None while they are being computed. All are whole
+    numbers. The first two are 1 or more.
     """
 
     examples: int
@@ -148,14 +152,17 @@ class Clock:
             least = 0 if name == "total" else 1
             if not _is_int(value) or value < least:
                 expected = f"a whole number, {least} or more"
-                raise invalid("clock-field", f"the clock's {name}", value, expected, name=name, least=least)
+                raise invalid(
+                    "clock-field", f"the clock's {name}", value, expected, name=name, least=least
+                )
             object.__setattr__(self, name, operator.index(value))
 
     @classmethod
     def for_run(cls, examples: int, batch: int, duration: str | Duration) -> Clock:
         """The clock of a run that lasts `duration`.
 
-        Raises `RecipeError` for a malformed duration, one in percent (of what?), and more than `MOST_STEPS`.
+        Raises `RecipeError` for a malformed duration, one in percent (of what?), and more than
+        `MOST_STEPS`.
 
         >>> Clock.for_run(50_000, 512, "24ep").total
         2344
@@ -164,7 +171,12 @@ class Clock:
         if (clock.total or 0) > MOST_STEPS:
             expected = f"at most {MOST_STEPS:,} steps"
             raise invalid(
-                "duration-too-long", "duration", str(duration), expected, steps=clock.total, most=MOST_STEPS
+                "duration-too-long",
+                "duration",
+                str(duration),
+                expected,
+                steps=clock.total,
+                most=MOST_STEPS,
             )
         return clock
 
@@ -182,9 +194,9 @@ class Clock:
     def marks(self, every: str | Duration) -> Marks:
         """The steps in 1..total that end a whole number of `every`.
 
-        The k-th mark is k times the exact length, rounded once. Adding the rounded length k times would
-        drift: 24 rounded epochs of 97.66 steps are 2,352 steps, after the end of a run of 2,344. The last
-        step is a mark only when it ends an interval.
+        The k-th mark is k times the exact length, rounded once. Adding the rounded length k times
+        would drift: 24 rounded epochs of 97.66 steps are 2,352 steps, after the end of a run of
+        2,344. The last step is a mark only when it ends an interval.
 
         Raises `RecipeError` when `every` is zero or `total` is None.
 
@@ -219,7 +231,7 @@ def _half_up(x: Fraction) -> int:
 
 
 def _is_int(value: object) -> bool:
-    """An integer of Python or NumPy; True and False are not numbers here."""
+    """Whether `value` is an integer of Python or NumPy. True and False are not numbers here."""
     if isinstance(value, bool):
         return False
     try:

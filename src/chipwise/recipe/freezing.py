@@ -1,7 +1,9 @@
-"""Frozen parameters and statistics: patterns of paths, and a context for the step while it is traced.
+"""Frozen parameters and statistics: patterns of paths, and a context for the step while it is
+traced.
 
-The step keeps frozen arrays constant. A layer with frozen running statistics should also use them, as in
-evaluation. Only the model can do that, so the modules of `interop` call `holds` while they are traced.
+The step keeps frozen arrays constant. A layer with frozen running statistics should also use them,
+as in evaluation. Only the model can do that, so the modules of `interop` call `holds` while they
+are traced.
 """
 
 from __future__ import annotations
@@ -13,25 +15,25 @@ from typing import Any
 
 import jax
 
-from ..errors import RecipeError, unknown
+from ..base import RecipeError, unknown
 
 _STATISTICS = ("mean", "var", "variance", "num_batches_tracked", "batch_counter")
 MOVING = tuple(f"!*{name}" for name in _STATISTICS)
-"""Patterns of the statistics that move, of which a model need not have any."""
+"""Patterns of the statistics that move. A model need not have any of them."""
 
 
 def freeze(*patterns: str, batch_norm: str = "eval") -> tuple[str, ...]:
     """What training does not change, for `Recipe(frozen=...)`: `cw.recipe.freeze("backbone/*")`.
 
-    Frozen parameters have no gradient and no optimizer state. Batch norm with frozen statistics uses them, as
-    in evaluation, and does not update them.
+    Frozen parameters have no gradient and no optimizer state. Batch norm with frozen statistics
+    uses them, as in evaluation, and does not update them.
 
-    *Arguments:* `patterns`: of the paths of parameters and statistics, for `fnmatch`. A pattern that begins
-    with `!` excludes: `freeze("*", "!classifier/*")` is everything but the head. `batch_norm="train"`: batch
-    norm uses the statistics of its batch and updates the running ones; its scale and shift are frozen like
-    other parameters.
+    *Arguments:* `patterns`: match the paths of parameters and statistics, by `fnmatch`. A pattern
+    that begins with `!` excludes: `freeze("*", "!classifier/*")` is everything but the head. With
+    `batch_norm="train"`, batch norm uses the statistics of its batch and updates the running ones.
+    Its scale and shift are frozen like other parameters.
 
-    Raises `RecipeError` for no patterns and another `batch_norm`.
+    Raises `RecipeError` for no patterns and for another `batch_norm`.
     """
     if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
         raise RecipeError("frozen-not-patterns", frozen=repr(patterns))
@@ -42,8 +44,8 @@ def freeze(*patterns: str, batch_norm: str = "eval") -> tuple[str, ...]:
 
 
 def is_frozen(path: str, patterns: Sequence[str]) -> bool:
-    """Whether the last of `patterns` that matches `path`, such as "norm/mean", freezes it. The name of
-    Linen's collection of statistics is not part of the path."""
+    """Whether the last of `patterns` that matches `path`, such as "norm/mean", freezes it. The name
+    of Linen's collection of statistics is not part of the path."""
     path = path.removeprefix("batch_stats/")
     fits = (p for p in reversed(patterns) if fnmatch.fnmatchcase(path, p.removeprefix("!")))
     return not next(fits, "!").startswith("!")
@@ -53,7 +55,7 @@ _PATTERNS: Any = jax.make_user_context(())  # a part of the key by which JAX kee
 
 
 def holding(patterns: tuple[str, ...]) -> AbstractContextManager[Any]:
-    """A context in which a training step is traced that freezes `patterns`."""
+    """A context for tracing a training step that freezes `patterns`."""
     return _PATTERNS(patterns)
 
 

@@ -1,21 +1,23 @@
 """Per-example losses and accuracy: (batch,) float32, one value for each example.
 
-Nothing here divides by the batch. A task sums these values and counts the examples, and the library divides
-once, after summing over replicas and devices, so a masked or uneven batch weighs what it should:
+Nothing here divides by the batch. A task sums these values and counts the examples. The library
+divides once, after summing over replicas and devices, so a masked or uneven batch has the right
+weight:
 
     losses = softmax_cross_entropy(logits, batch["label"])
     return {"loss": Sum(losses.sum(), losses.size), ...}, state
 
-With class weights it is the weights that are counted and not the examples, so
+With class weights, the library counts the weights and not the examples, so
 `weighted_softmax_cross_entropy` returns the finished Sum and no values:
 
     return {"loss": weighted_softmax_cross_entropy(logits, batch["label"], weights)}, state
 
-Logits may be of any float dtype; the arithmetic is float32, because bfloat16 keeps 8 bits of a loss, and
-float64 for logits of float64. A label outside the classes makes that example's loss NaN, where JAX would
-count it from the end, or clamp it, and train on a wrong class without a word; its gradient is 0. So a loader
-may pad with -1, and `jnp.where(mask, losses, 0)` leaves the padding out, value and gradient (`mask * losses`
-does not: 0 * NaN is NaN). Unmasked, the NaN reaches the run's loss, which stops the run.
+Logits may be of any float dtype. The arithmetic is float32, because bfloat16 keeps 8 bits of a
+loss, and float64 for logits of float64. A label outside the classes gives that example a loss of
+NaN and a gradient of 0. JAX would count such a label from the end, or clamp it, and silently train
+on a wrong class. So a loader may pad with -1, and `jnp.where(mask, losses, 0)` removes the padding
+from value and gradient. (`mask * losses` does not: 0 * NaN is NaN.) Unmasked, such a label is
+refused when it is read.
 """
 
 from __future__ import annotations
@@ -26,20 +28,24 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..errors import RecipeError, invalid
+from ..base import RecipeError, invalid
 from .task import Sum
 
 
 def softmax_cross_entropy(logits: Any, labels: Any, smoothing: float = 0.0) -> jax.Array:
     """Cross-entropy of one class among `k`, in nats: (b,) float32.
 
-    Arguments: `logits` (b, k), any float dtype; `labels` either (b,) whole numbers 0 to k - 1, or (b, k)
-    probabilities that sum to 1 in each row, as mixup gives; `smoothing` in [0, 1), the share of each target
-    spread evenly over all `k` classes, the label's own included (Szegedy et al., 2016,
-    https://arxiv.org/abs/1512.00567), as in PyTorch's `CrossEntropyLoss`.
+    Arguments:
 
-    An example whose label is outside 0 to k - 1 gets a loss of NaN and a gradient of 0. Raises `RecipeError`
-    for shapes or dtypes that do not fit.
+    - `logits` (b, k), any float dtype.
+    - `labels`: (b,) whole numbers 0 to k - 1, or (b, k) probabilities that sum to 1 in each row, as
+      from mixup.
+    - `smoothing` in [0, 1): the share of each target that is spread evenly over all `k` classes,
+      the label's own included (Szegedy et al., 2016, https://arxiv.org/abs/1512.00567), as in
+      PyTorch's `CrossEntropyLoss`.
+
+    An example whose label is outside 0 to k - 1 gets a loss of NaN and a gradient of 0. Raises
+    `RecipeError` for shapes or dtypes that do not fit.
     """
     logits = floats(logits, "logits", ndim=2)
     labels = jnp.asarray(labels)
@@ -57,20 +63,25 @@ def softmax_cross_entropy(logits: Any, labels: Any, smoothing: float = 0.0) -> j
     return jnp.where((labels >= 0) & (labels < classes), losses, jnp.nan)
 
 
-def weighted_softmax_cross_entropy(logits: Any, labels: Any, weights: Any, smoothing: float = 0.0) -> Sum:
+def weighted_softmax_cross_entropy(
+    logits: Any, labels: Any, weights: Any, smoothing: float = 0.0
+) -> Sum:
     """Cross-entropy of one class among `k`, each class with its weight, in nats: a `Sum` of two ().
 
-    The mean that the library makes of it, over the whole batch or the whole evaluation, is PyTorch's
-    `CrossEntropyLoss(weight=weights, label_smoothing=smoothing)`: it divides by the sum of the labels'
-    weights, for labels (b, k) by the number of examples. That is why this is a `Sum` and not one value for
-    each example, whose plain mean would be another loss.
+    Its mean over the whole batch or the whole evaluation is PyTorch's
+    `CrossEntropyLoss(weight=weights, label_smoothing=smoothing)`. It divides by the sum of the
+    labels' weights, or for labels (b, k) by the number of examples. That is why this is a `Sum` and
+    not one value for each example: the plain mean of such values would be another loss.
 
-    Arguments: `logits` (b, k), any float dtype; `labels` (b,) whole numbers 0 to k - 1, or (b, k)
-    probabilities; `weights` (k,), 0 or more, such as `examples / (k * examples_of_class)`; `smoothing` in [0,
-    1), whose share of each class has that class's weight, as in PyTorch.
+    Arguments:
 
-    A label outside 0 to k - 1 makes the total NaN and adds no gradient; a weight below 0 makes it NaN. Raises
-    `RecipeError` for shapes or dtypes that do not fit.
+    - `logits` (b, k), any float dtype.
+    - `labels`: (b,) whole numbers 0 to k - 1, or (b, k) probabilities.
+    - `weights` (k,), 0 or more, such as `examples / (k * examples_of_class)`.
+    - `smoothing` in [0, 1). Its share of each class has that class's weight, as in PyTorch.
+
+    A label outside 0 to k - 1 makes the total NaN and adds no gradient. A weight below 0 makes the
+    total NaN. Raises `RecipeError` for shapes or dtypes that do not fit.
     """
     logits = floats(logits, "logits", ndim=2)
     labels, weights = jnp.asarray(labels), jnp.asarray(weights)
@@ -82,13 +93,16 @@ def weighted_softmax_cross_entropy(logits: Any, labels: Any, weights: Any, smoot
     if labels.shape == logits.shape and jnp.issubdtype(labels.dtype, jnp.floating):
         targets = optax.smooth_labels(labels.astype(logits.dtype), smoothing)
         return Sum(
-            jnp.sum(optax.softmax_cross_entropy(logits, targets * weights[None])), jnp.float32(examples)
+            jnp.sum(optax.softmax_cross_entropy(logits, targets * weights[None])),
+            jnp.float32(examples),
         )
     labels = class_labels(labels, logits)
     own = weights[jnp.clip(labels, 0, classes - 1)]
     losses = own * softmax_cross_entropy(logits, labels)
     if smoothing:
-        evenly = optax.softmax_cross_entropy(logits, jnp.broadcast_to(weights[None] / classes, logits.shape))
+        evenly = optax.softmax_cross_entropy(
+            logits, jnp.broadcast_to(weights[None] / classes, logits.shape)
+        )
         losses = (1.0 - smoothing) * losses + smoothing * evenly
     valid = (labels >= 0) & (labels < classes)
     return Sum(jnp.sum(jnp.where(valid, losses, jnp.nan)), jnp.sum(own))
@@ -99,16 +113,20 @@ def sigmoid_cross_entropy(
 ) -> jax.Array:
     """Binary cross-entropy of `k` independent questions, in nats: (b,) float32.
 
-    Arguments: `logits` (b, k), any float dtype; `targets` (b, k), bool, whole numbers or floats, each from 0
-    to 1. The value is the MEAN over the `k` questions, so that the mean over examples is PyTorch's
+    The value is the MEAN over the `k` questions, so the mean over examples is PyTorch's
     `BCEWithLogitsLoss`, and rates do not depend on `k`. Multiply by `k` for the sum.
 
-    `smoothing` in [0, 1) is the share of each target moved to 1/2: the two-class case of
-    `softmax_cross_entropy`. `positive_weights` (k,) multiply the losses of the targets that are 1, as
-    PyTorch's `pos_weight`: such as the number of 0s over that of 1s, where 1s are rare.
+    Arguments:
 
-    An example with a target outside 0 to 1 gets a loss of NaN and a gradient of 0. Raises `RecipeError` for
-    shapes or dtypes that do not fit.
+    - `logits` (b, k), any float dtype.
+    - `targets` (b, k): bool, whole numbers or floats, each from 0 to 1.
+    - `smoothing` in [0, 1): the share of each target that moves to 1/2. This is the two-class case
+      of `softmax_cross_entropy`.
+    - `positive_weights` (k,): multiply the losses of the targets that are 1, as PyTorch's
+      `pos_weight` does. Where 1s are rare, use the number of 0s over that of 1s.
+
+    An example with a target outside 0 to 1 gets a loss of NaN and a gradient of 0. Raises
+    `RecipeError` for shapes or dtypes that do not fit.
     """
     logits = floats(logits, "logits", ndim=2)
     targets = same_shape(targets, "targets", logits, "logits")
@@ -135,18 +153,22 @@ def sigmoid_cross_entropy(
 def squared_error(predictions: Any, targets: Any) -> jax.Array:
     """Squared difference, the MEAN over all axes but the first: (b,) float32.
 
-    Arguments: `predictions` (b, ...), any float dtype; `targets` of exactly the same shape, any dtype. A (b,
-    1) against a (b,) is refused rather than broadcast to (b, b). The unit is that of the targets, squared.
+    Arguments: `predictions` (b, ...), any float dtype. `targets`: exactly the same shape, any
+    dtype. A (b, 1) against a (b,) is refused rather than broadcast to (b, b). The unit is that of
+    the targets, squared.
 
     Raises `RecipeError` for shapes or dtypes that do not fit.
     """
     predictions = floats(predictions, "predictions")
     targets = same_shape(targets, "targets", predictions, "predictions")
-    return jnp.mean(optax.squared_error(predictions, targets), axis=tuple(range(1, predictions.ndim)))
+    return jnp.mean(
+        optax.squared_error(predictions, targets), axis=tuple(range(1, predictions.ndim))
+    )
 
 
 def absolute_error(predictions: Any, targets: Any) -> jax.Array:
-    """Absolute difference, the MEAN over all axes but the first: (b,) float32, in the targets' unit.
+    """Absolute difference, the MEAN over all axes but the first: (b,) float32, in the targets'
+    unit.
 
     Arguments and errors as in `squared_error`.
     """
@@ -158,10 +180,10 @@ def absolute_error(predictions: Any, targets: Any) -> jax.Array:
 def correct(logits: Any, labels: Any, k: int = 1) -> jax.Array:
     """1.0 where the label is among the `k` highest logits, else 0.0: (b,) float32.
 
-    Arguments: `logits` (b, classes), any float dtype; `labels` (b,) whole numbers, or (b, classes)
-    probabilities, of which the highest is the label. Of equal logits the one of the lower class ranks higher,
-    as in `argmax`, so constant logits score the share of class 0 and not 100 %. A row with a NaN is wrong; a
-    label outside the classes gives NaN.
+    Arguments: `logits` (b, classes), any float dtype. `labels`: (b,) whole numbers, or (b, classes)
+    probabilities whose highest one is the label. Of equal logits, the one of the lower class ranks
+    higher, as in `argmax`. So constant logits score the share of class 0 and not 100 %. A row with
+    a NaN is wrong. A label outside the classes gives NaN.
 
     Raises `RecipeError` for shapes or dtypes that do not fit, and unless 1 <= k <= classes.
     """
@@ -173,7 +195,8 @@ def correct(logits: Any, labels: Any, k: int = 1) -> jax.Array:
     if labels.shape == logits.shape and jnp.issubdtype(labels.dtype, jnp.floating):
         labels = jnp.argmax(labels, axis=1)
     labels = class_labels(labels, logits)
-    # The label's rank by counting: no sort, which accelerators do slowly, and no tie left to the backend.
+    # The label's rank by counting: no sort, which accelerators do slowly, and no tie left to the
+    # backend.
     column = labels[:, None]
     own = jnp.take_along_axis(logits, jnp.clip(column, 0, classes - 1), axis=1)
     lower = jnp.arange(classes, dtype=jnp.int32)[None, :] < column
@@ -188,15 +211,20 @@ def _share(smoothing: float) -> None:
 
 
 def floats(values: Any, name: str, ndim: int | None = None) -> jax.Array:
-    """`values` as float32, or float64 as they are, of `ndim` axes if that is given and of at least one.
+    """`values` as float32, or unchanged if they are float64. They have `ndim` axes if that is
+    given, and at least one.
 
-    Shapes are known while the loss is traced, so a mistake costs one line and no step. Raises `RecipeError`
-    for integers and for other shapes.
+    Shapes are known while the loss is traced, so a mistake costs one line and no step. Raises
+    `RecipeError` for integers and for other shapes.
     """
     values = jnp.asarray(values)
     if not jnp.issubdtype(values.dtype, jnp.floating):
         raise invalid(
-            "not-floats", f"the dtype of {name}", str(values.dtype), "floats of any width", name=name
+            "not-floats",
+            f"the dtype of {name}",
+            str(values.dtype),
+            "floats of any width",
+            name=name,
         )
     if values.ndim == 0 or (ndim is not None and values.ndim != ndim):
         rows = "(batch, classes); pixels or tokens are rows of it, logits.reshape(-1, classes)"
@@ -206,7 +234,8 @@ def floats(values: Any, name: str, ndim: int | None = None) -> jax.Array:
 
 
 def class_labels(labels: jax.Array, logits: jax.Array) -> jax.Array:
-    """(b,) int32 labels that fit `logits` (b, k); a uint32 too large to fit turns negative, hence NaN.
+    """(b,) int32 labels that fit `logits` (b, k). A uint32 that is too large turns negative and so
+    gives NaN.
 
     Raises `RecipeError` for other dtypes and shapes.
     """

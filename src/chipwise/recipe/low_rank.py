@@ -1,7 +1,7 @@
-"""LoRA: frozen matrices, to each of which the product of two trained thin ones is added.
+"""LoRA: frozen matrices, each with the product of two trained thin ones added to it.
 
-A general transform of parameters: the model is called with the sums, so it knows nothing of adapters, and all
-that reads a trained model gets the sums too.
+This is a general transform of parameters. The model is called with the sums, so it needs no
+knowledge of adapters. Everything that reads a trained model gets the sums too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import RecipeError, invalid, near
+from ..base import RecipeError, invalid, near
 from ..models import wide
 from . import precision
 from .optimizers import STACKED
@@ -26,11 +26,11 @@ from .optimizers import STACKED
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Adapter:
-    """What is trained of one matrix.
+    """The trained part of one matrix.
 
-    *Fields:* `lora_a` `(..., inputs, rank)` and `lora_b` `(..., rank, outputs)`, in float32 or wider, with a
-    leading axis over the layers of a stack; `scale` of their product; `turned`: the matrix is
-    `(outputs, inputs)`.
+    *Fields:* `lora_a` `(..., inputs, rank)` and `lora_b` `(..., rank, outputs)`: float32 or wider,
+    with a leading axis over the layers of a stack. `scale`: multiplies their product. `turned`:
+    whether the matrix is `(outputs, inputs)`.
     """
 
     lora_a: Any
@@ -39,8 +39,8 @@ class Adapter:
     turned: bool = field(metadata={"static": True})
 
     def merged(self, matrix: Any) -> Any:
-        """`matrix` with the product added, in its shape and dtype. Traced or not: NumPy gives NumPy, and an
-        array on devices lies there as before."""
+        """`matrix` with the product added, in its shape and dtype. Works when traced and when not.
+        NumPy gives NumPy, and an array on devices keeps its sharding."""
         if isinstance(matrix, jax.core.Tracer):
             return self._added(matrix)
         place = getattr(matrix, "sharding", None)
@@ -56,22 +56,31 @@ class Adapter:
 
 @dataclass(frozen=True)
 class lora:
-    """Low-rank adapters, for `Recipe(adapters=...)`: of each matrix W whose path matches, W + alpha / rank *
-    A B is used, A and B are trained, and W is frozen (Hu et al., 2021, arXiv:2106.09685, section 4.1).
+    """Low-rank adapters, for `Recipe(adapters=...)`. Each matrix W whose path matches is replaced
+    by W + alpha / rank * A B. A and B are trained, and W is frozen (Hu et al., 2021,
+    arXiv:2106.09685, section 4.1).
 
-        Recipe(adapters=cw.recipe.lora(rank=16, alpha=32, on=("*/query/*kernel", "*/value/*kernel")), ...)
+        on = ("*/query/*kernel", "*/value/*kernel")
+        Recipe(adapters=cw.recipe.lora(rank=16, alpha=32, on=on), ...)
 
-    *Arguments:* `rank` of A B; `alpha`; `on`: patterns of the paths of matrices, for `fnmatch`; `stacked`:
-    a pattern of paths whose arrays have a layer in each row, which gets an A and a B of its own.
+    *Arguments:*
 
-    A is `(inputs, rank)`, uniform within 1 / sqrt(inputs) as in loralib, B `(rank, outputs)`, zero: training
-    starts from the weights as they are. What is called weight (PyTorch, Equinox) is `(outputs, *inputs)`, all
-    else `(*inputs, outputs)`, such as a convolution's kernel. But of three axes, the outputs are the last two
-    if that is nearer to a square: attention has `(width, heads, head_width)` and `(heads, head_width,
-    width)`. Paths are those of W, then `lora_a` and `lora_b`: `"*/lora_b"` in `cw.recipe.grouped`.
+    - `rank`: the rank of A B.
+    - `alpha`: the scale, divided by `rank`.
+    - `on`: patterns of the paths of matrices, for `fnmatch`.
+    - `stacked`: a pattern of paths whose arrays have a layer in each row. Each row gets its own A
+      and B.
 
-    Raises `RecipeError` for a rank below 1, an alpha that is not above 0, or no patterns; and where it is
-    used, for a pattern without a match, a match that is no matrix, and a rank above a side of it.
+    A is `(inputs, rank)`, uniform within 1 / sqrt(inputs) as in loralib. B is `(rank, outputs)`,
+    zero, so training starts from the weights as they are. A matrix called weight (PyTorch, Equinox)
+    is `(outputs, *inputs)`. All others are `(*inputs, outputs)`, such as a convolution's kernel.
+    But of three axes, the outputs are the last two if that is nearer to a square: attention has
+    `(width, heads, head_width)` and `(heads, head_width, width)`. The paths are those of W followed
+    by `lora_a` and `lora_b`: `"*/lora_b"` in `cw.recipe.grouped`.
+
+    Raises `RecipeError` for a rank below 1, an alpha that is not above 0, or no patterns. When
+    used, raises it for a pattern without a match, a match that is no matrix, and a rank above a
+    side of the matrix.
     """
 
     rank: int
@@ -83,23 +92,39 @@ class lora:
         if type(self.rank) is not int or self.rank < 1:
             raise invalid("lora-rank", "rank", self.rank, "a whole number of at least 1")
         if type(self.alpha) not in (int, float) or not 0 < self.alpha < math.inf:
-            raise invalid("lora-alpha", "alpha", self.alpha, "a number above 0, such as twice the rank")
+            raise invalid(
+                "lora-alpha", "alpha", self.alpha, "a number above 0, such as twice the rank"
+            )
         on = (self.on,) if isinstance(self.on, str) else self.on
-        if not isinstance(on, tuple | list) or not on or not all(isinstance(one, str) for one in on):
-            raise invalid("lora-on", "on", self.on, "patterns of paths, such as ('*/query/*kernel',)")
+        if (
+            not isinstance(on, tuple | list)
+            or not on
+            or not all(isinstance(one, str) for one in on)
+        ):
+            raise invalid(
+                "lora-on", "on", self.on, "patterns of paths, such as ('*/query/*kernel',)"
+            )
         object.__setattr__(self, "on", tuple(on))
 
     def describe(self) -> dict[str, Any]:
         """The settings as JSON values."""
-        return {"rank": self.rank, "alpha": self.alpha, "on": list(self.on), "stacked": self.stacked}
+        return {
+            "rank": self.rank,
+            "alpha": self.alpha,
+            "on": list(self.on),
+            "stacked": self.stacked,
+        }
 
     def adapters(self, leaves: Mapping[str, Any], key: jax.Array) -> dict[str, Adapter]:
-        """The first adapters of those of `leaves`, by path, that match. Raises `RecipeError`, see `lora`."""
+        """The first adapters of those of `leaves`, by path, that match. Raises `RecipeError` as
+        `lora` does when used."""
         for pattern in self.on:
             if not fnmatch.filter(leaves, pattern):
                 facts = {"near": near(pattern, leaves), "names": list(leaves)}
                 raise RecipeError("adapters-match-nothing", pattern=pattern, **facts)
-        named = {p: w for p, w in leaves.items() if any(fnmatch.fnmatchcase(p, one) for one in self.on)}
+        named = {
+            p: w for p, w in leaves.items() if any(fnmatch.fnmatchcase(p, one) for one in self.on)
+        }
         return {path: self._first(path, matrix, key) for path, matrix in named.items()}
 
     def _first(self, path: str, matrix: Any, key: jax.Array) -> Adapter:
@@ -112,7 +137,9 @@ class lora:
         cuts = (1,) if turned else (1, last) if last == 2 else (last,)
         sides = min(((math.prod(shape[:k]), math.prod(shape[k:])) for k in cuts), key=max)
         if self.rank > min(sides):
-            raise RecipeError("adapter-rank", path=path, rank=self.rank, sides=list(sides), most=min(sides))
+            raise RecipeError(
+                "adapter-rank", path=path, rank=self.rank, sides=list(sides), most=min(sides)
+            )
         inputs, outputs = sides[::-1] if turned else sides
         dtype, bound = wide(matrix.dtype), 1 / math.sqrt(inputs)
         own = jax.random.fold_in(key, zlib.crc32(path.encode()))  # whatever else matches
@@ -123,8 +150,8 @@ class lora:
         return Adapter(a, b, self.alpha / self.rank, _is_turned(path))
 
     def merged(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """The arrays of a checkpoint, by names such as `params.query.kernel`, without adapters: they are
-        merged. Raises `KeyError` if a part of one is missing."""
+        """The arrays of a checkpoint, by names such as `params.query.kernel`, with the adapters
+        merged into them. Raises `KeyError` if a part of an adapter is missing."""
         whole = {name: x for name, x in arrays.items() if not name.endswith((".lora_a", ".lora_b"))}
         for name in {n.rpartition(".")[0] for n in arrays.keys() - whole.keys()}:
             a, b = arrays[f"{name}.lora_a"], arrays[f"{name}.lora_b"]

@@ -1,24 +1,23 @@
 """Metrics from sums: values of the whole set, whatever the batch and the number of devices.
 
-Each function takes one replica's batch or a single example, and returns a `cw.Sum`. The library adds these
-over examples, replicas, devices and batches, and then divides, or calls the sum's `finish`. So F1 is that of
-the set, not the mean of the batches' F1s. `docs/metrics.md` has a table with their sums, and how to write
-your own.
+Each function takes one replica's batch or a single example, and returns a `cw.Sum`. The library
+adds these over examples, replicas, devices and batches. Then it divides, or calls the sum's
+`finish`. So F1 is that of the set, not the mean of the batches' F1s. Each but `confusion` states
+which way it is better. `docs/metrics.md` has a table with their sums, and how to write your own.
 
-The shape of the labels says whether an example has one class or several:
+The shape of the labels decides whether an example has one class or several:
 
     (batch,)            integers: one class for each example; the highest logit is predicted
-    (batch, classes)    0 and 1: several labels for each example; those with a probability `sigmoid(logit)`
-                        above `threshold` are predicted
+    (batch, classes)    0 and 1: several labels for each example; those with a probability
+                        `sigmoid(logit)` above `threshold` are predicted
 
-A class outside the logits, or a target that is neither 0 nor 1, makes the metric NaN. A NaN among the
-logits predicts nothing, so it counts as a miss. Of equal logits the lower class is predicted.
+A class outside the logits, or a target that is neither 0 nor 1, makes the metric NaN. A NaN among
+the logits predicts nothing, so it counts as a miss. Of equal logits the lower class is predicted.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,52 +27,46 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import invalid, unknown
-from ..words.facts import fact
+from ..base import fact, invalid, unknown
 from . import losses
+from .direction import HIGHER, LOWER
 from .losses import class_labels, floats, same_shape
 from .task import Sum
 
-_SAID = re.compile(r"(?<![a-z])(?:(lower)|higher)(?![a-z])")
-_LOWER = re.compile("loss|error|perplexity|mse|mae|hamming")
 _AVERAGES = ("micro", "macro", "weighted")
-_FAR = 1e3  # (mean - center)² in variances: up to there 1 - R2 is good to 2e-4, as docs/metrics.md measures
-
-
-def lower_is_better(metric: str) -> bool:
-    """Whether a metric such as `"eval/rmse"` is better when it is lower.
-
-    Its name tells: the word `lower` or `higher` in it decides (`"eval/distance_lower"`); otherwise it is
-    lower for names with loss, error, perplexity, mse, mae or hamming in them. Runs store nothing but the
-    name, so what selects a checkpoint and what compares runs afterwards agree.
-    """
-    name = metric.lower()
-    said = _SAID.search(name)
-    return said[1] is not None if said else _LOWER.search(name) is not None
+# (mean - center)² in variances: up to there 1 - R2 is good to 2e-4, as docs/metrics.md measures
+_FAR = 1e3
 
 
 def accuracy(logits: Any, labels: Any, k: int = 1) -> Sum:
     """The share of examples whose label is among the `k` highest logits: see `losses.correct`."""
-    return Sum.of(losses.correct(logits, labels, k))
+    return Sum.of(losses.correct(logits, labels, k), better=HIGHER)
 
 
 def top_k(logits: Any, labels: Any, k: int = 5) -> Sum:
-    """`accuracy` with the `k` highest logits: top-5 accuracy unless told."""
+    """`accuracy` with the `k` highest logits: top-5 accuracy by default."""
     return accuracy(logits, labels, k)
 
 
 def roc_auc(logits: Any, labels: Any, average: str | None = "macro") -> Sum:
-    """The area under the receiver operating characteristic: the probability that a random positive example
-    scores higher than a random negative one, ties counting half (Hanley and McNeil, 1982).
+    """The area under the receiver operating characteristic. It is the probability that a random
+    positive example scores higher than a random negative one, where ties count half (Hanley and
+    McNeil, 1982).
 
-    Exact, from the ranks of all examples' scores (`Sum.of_each`), so it is a metric of evaluation alone.
+    It is exact, from the ranks of all examples' scores (`Sum.of_each`), so it is a metric for
+    evaluation only.
 
-    *Arguments:* `logits` `(batch,)` or `(batch, 1)` with `labels` `(batch,)` of 0 and 1: one score each;
-    `(batch, 2)` with `labels` `(batch,)`: the second class against the first; `(batch, classes)` with whole
-    numbers `(batch,)`: each class against the rest, by its probability; with `labels` `(batch, classes)` of 0
-    and 1: each label. `average`: over classes, `"macro"` or `"weighted"` by how often one is there; `None`,
-    an array `(classes,)`. NaN for a class of which there are only positives, or none; scikit-learn's
-    `roc_auc_score`.
+    *Arguments:*
+
+    - `logits` `(batch,)` or `(batch, 1)` with `labels` `(batch,)` of 0 and 1: one score each.
+    - `logits` `(batch, 2)` with `labels` `(batch,)`: the second class against the first.
+    - `logits` `(batch, classes)` with whole numbers `(batch,)`: each class against the rest, by its
+      probability.
+    - `logits` `(batch, classes)` with `labels` `(batch, classes)` of 0 and 1: each label.
+    - `average`: the mean over classes: `"macro"`, or `"weighted"` by how often a class occurs.
+      `None` gives an array `(classes,)`.
+
+    A class with only positives, or with none, gives NaN. Equals scikit-learn's `roc_auc_score`.
 
     Raises `RecipeError` for shapes or dtypes that do not fit and an unknown `average`.
     """
@@ -81,35 +74,44 @@ def roc_auc(logits: Any, labels: Any, average: str | None = "macro") -> Sum:
 
 
 def average_precision(logits: Any, labels: Any, average: str | None = "macro") -> Sum:
-    """The precision at each threshold, weighted by what recall gains there: the area under the
-    precision-recall curve, without interpolation. Arguments as in `roc_auc`; scikit-learn's
-    `average_precision_score`."""
+    """The precision at each threshold, weighted by the recall gained there. It is the area under
+    the precision-recall curve, without interpolation. Arguments are those of `roc_auc`. Equals
+    scikit-learn's `average_precision_score`."""
     return _ranked("average_precision", logits, labels, average)
 
 
 def precision(
     logits: Any, labels: Any, average: str | None = "macro", *, threshold: float | None = None
 ) -> Sum:
-    """Of what was predicted, the share that is right: true positives over predicted. See `f1`."""
+    """The share of predictions that are right: true positives over predicted. See `f1`."""
     return _score("precision", logits, labels, average, threshold)
 
 
-def recall(logits: Any, labels: Any, average: str | None = "macro", *, threshold: float | None = None) -> Sum:
-    """Of what is there, the share that was predicted: true positives over actual. See `f1`."""
+def recall(
+    logits: Any, labels: Any, average: str | None = "macro", *, threshold: float | None = None
+) -> Sum:
+    """The share of actual labels that were predicted: true positives over actual. See `f1`."""
     return _score("recall", logits, labels, average, threshold)
 
 
-def f1(logits: Any, labels: Any, average: str | None = "macro", *, threshold: float | None = None) -> Sum:
-    """The harmonic mean of precision and recall, `2 tp / (predicted + actual)` (van Rijsbergen, 1979).
+def f1(
+    logits: Any, labels: Any, average: str | None = "macro", *, threshold: float | None = None
+) -> Sum:
+    """The harmonic mean of precision and recall, `2 tp / (predicted + actual)` (van Rijsbergen,
+    1979).
 
-    *Arguments:* `logits` `(batch, classes)`, any float dtype; `labels`, `(batch,)` whole numbers or
-    `(batch, classes)` of 0 and 1, as above; `average`: `"macro"`, the mean over classes; `"weighted"`,
-    that mean by how often a class is there; `"micro"`, of all classes' counts together; `None`, an array
-    `(classes,)`; `threshold`, for several labels only: a probability, 0.5 when left out.
+    *Arguments:*
 
-    0 where nothing was predicted or nothing is there. With one label an example, `"macro"` leaves out
-    classes that neither occur nor are predicted; with several it counts them as 0. Both are
-    scikit-learn's defaults.
+    - `logits` `(batch, classes)`, any float dtype.
+    - `labels`: `(batch,)` whole numbers or `(batch, classes)` of 0 and 1, as above.
+    - `average`: `"macro"` is the mean over classes. `"weighted"` is that mean, weighted by how
+      often a class occurs. `"micro"` is the score of all classes' counts together. `None` gives an
+      array `(classes,)`.
+    - `threshold`: for several labels only, a probability. The default is 0.5.
+
+    The score is 0 where nothing was predicted or nothing occurs. With one label an example,
+    `"macro"` leaves out classes that neither occur nor are predicted. With several labels it counts
+    them as 0. Both are scikit-learn's defaults.
 
     Raises `RecipeError` for shapes or dtypes that do not fit and an unknown `average`.
     """
@@ -119,10 +121,9 @@ def f1(logits: Any, labels: Any, average: str | None = "macro", *, threshold: fl
 def confusion(logits: Any, labels: Any) -> Sum:
     """How often class i was taken for class j: `(classes, classes)`, actual down, predicted across.
 
-    *Arguments:* `logits` `(batch, classes)`; `labels` `(batch,)` whole numbers. The sum is as large as
-    the matrix and travels with every step's gradients: with many classes, return it only when
-    `not train`.
-    Raises `RecipeError` for shapes or dtypes that do not fit.
+    *Arguments:* `logits` `(batch, classes)`. `labels` `(batch,)` whole numbers. The sum is as large
+    as the matrix and travels with every step's gradients. With many classes, return it only when
+    `not train`. Raises `RecipeError` for shapes or dtypes that do not fit.
     """
     logits = floats(logits, "logits", ndim=2)
     predicted, actual = _one_label(logits, jnp.asarray(labels))
@@ -130,18 +131,21 @@ def confusion(logits: Any, labels: Any) -> Sum:
 
 
 def exact_match(logits: Any, labels: Any, *, threshold: float = 0.5) -> Sum:
-    """The share of examples of which every label is right, `(batch, classes)` both: subset accuracy."""
-    return Sum.of(jnp.min(_right(logits, labels, threshold), axis=1))
+    """The share of examples whose labels are all right, `(batch, classes)` both: subset
+    accuracy."""
+    return Sum.of(jnp.min(_right(logits, labels, threshold), axis=1), better=HIGHER)
 
 
 def hamming(logits: Any, labels: Any, *, threshold: float = 0.5) -> Sum:
     """The share of labels that are wrong, `(batch, classes)` both: Hamming loss."""
-    return Sum.of(1.0 - jnp.mean(_right(logits, labels, threshold), axis=1))
+    wrong = 1.0 - jnp.mean(_right(logits, labels, threshold), axis=1)
+    return Sum.of(wrong, better=LOWER)
 
 
 @dataclass(frozen=True)
 class _Score:
-    """A ratio of true positives, predicted and actual, `(3, classes)`, and its average over classes."""
+    """A ratio of true positives, predicted and actual, `(3, classes)`, and its average over
+    classes."""
 
     ratio: str
     average: str | None
@@ -167,23 +171,48 @@ class _Score:
 
 @dataclass(frozen=True)
 class _ByRank:
-    """A metric of the order of scores, from scores and labels of all examples, `(examples, 2, classes)`."""
+    """A metric of the order of scores, from scores and labels of all examples,
+    `(examples, 2, classes)`. `one_of`: the scores are logits of classes, and each example has one
+    class."""
 
     metric: str
     average: str | None
+    one_of: bool
 
     def __call__(self, values, count):
         of = {"roc_auc": _area, "average_precision": _step_area}[self.metric]
-        scores, actual = values[:, 0], values[:, 1]
-        each = np.array([of(scores[:, k], actual[:, k]) for k in range(values.shape[2])])
+        scores, actual = np.moveaxis(np.asarray(values, np.float64), 1, 0)
+        if self.one_of:
+            scores = _log_odds(scores)
+            actual = actual[:, -scores.shape[1] :]
+        each = np.array([of(scores[:, k], actual[:, k]) for k in range(scores.shape[1])])
         if self.average is None:
             return each
         there = actual.sum(axis=0)
         return (each * there).sum() / there.sum() if self.average == "weighted" else each.mean()
 
 
+def _log_odds(logits):
+    """The logarithm of each class's odds against the rest, `(examples, classes)`. For two classes
+    it is that of the second alone, `(examples, 1)`.
+
+    It orders examples as the probability does, which is rounded to 1. Equal odds have equal bits,
+    because they come from differences of logits, added in the order of their size. A sum in the
+    order of the classes would round ties apart.
+    """
+    if logits.shape[1] == 2:
+        return logits[:, 1:] - logits[:, :1]
+    falling = -np.sort(-logits, axis=1)
+    highest, second, lower = falling[:, :1], falling[:, 1:2], falling[:, 1:]
+    of_highest = highest - second - np.log(np.exp(lower - second).sum(axis=1, keepdims=True))
+    whole = 1 + np.exp(lower - highest).sum(axis=1, keepdims=True)
+    of_others = logits - highest - np.log(whole - np.exp(logits - highest))
+    return np.where(logits == highest, of_highest, of_others)
+
+
 def _area(scores, actual):
-    """The share of pairs of a positive and a negative example that are in order; ties count half."""
+    """The share of pairs of a positive and a negative example that are in order. Ties count
+    half."""
     if not (np.isfinite(scores).all() and np.isin(actual, (0, 1)).all()):
         return np.nan
     _, place, many = np.unique(scores, return_inverse=True, return_counts=True)
@@ -205,27 +234,30 @@ def _step_area(scores, actual):
 
 def _ranked(metric: str, logits: Any, labels: Any, average: str | None) -> Sum:
     if average not in (None, "macro", "weighted"):
-        raise unknown("average-unknown", "average", average, (None, "macro", "weighted"), metric=metric)
+        raise unknown(
+            "average-unknown", "average", average, (None, "macro", "weighted"), metric=metric
+        )
     logits, labels = floats(logits, "logits"), jnp.asarray(labels)
-    if logits.ndim == 2 and logits.shape[1] > 1 and labels.ndim == 1:
-        labels, classes = class_labels(labels, logits), logits.shape[1]
-        actual = jax.nn.one_hot(labels, classes, dtype=jnp.float32)
-        # The logarithm of the odds orders examples as the probability does, which is rounded to 1
-        others = jnp.where(jnp.eye(classes, dtype=bool)[None], -jnp.inf, logits[:, None, :])
-        scores = logits - jax.nn.logsumexp(others, axis=2)
-        if classes == 2:
-            scores, actual = scores[:, 1:], actual[:, 1:]
+    one_of = logits.ndim == 2 and logits.shape[1] > 1 and labels.ndim == 1
+    if one_of:
+        scores, labels = logits, class_labels(labels, logits)
+        actual = jax.nn.one_hot(labels, logits.shape[1], dtype=jnp.float32)
     else:
         scores = logits if logits.ndim == 2 else logits[:, None]
-        actual = same_shape(labels if labels.ndim == 2 else labels[:, None], "labels", scores, "logits")
-    return Sum.of_each(jnp.stack([scores, actual], axis=1), _ByRank(metric, average))
+        actual = same_shape(
+            labels if labels.ndim == 2 else labels[:, None], "labels", scores, "logits"
+        )
+    finish = _ByRank(metric, average, one_of)
+    return Sum.of_each(jnp.stack([scores, actual], axis=1), finish, better=HIGHER)
 
 
 def _counts(total, count):
     return total
 
 
-def _score(ratio: str, logits: Any, labels: Any, average: str | None, threshold: float | None) -> Sum:
+def _score(
+    ratio: str, logits: Any, labels: Any, average: str | None, threshold: float | None
+) -> Sum:
     if average is not None and average not in _AVERAGES:
         raise unknown("average-unknown", "average", average, (None, *_AVERAGES), metric=ratio)
     logits, labels = floats(logits, "logits", ndim=2), jnp.asarray(labels)
@@ -238,7 +270,8 @@ def _score(ratio: str, logits: Any, labels: Any, average: str | None, threshold:
     else:
         predicted, actual = _one_label(logits, labels)
     sums = jnp.stack([jnp.sum(x, axis=0) for x in (predicted * actual, predicted, actual)])
-    return Sum(sums, jnp.float32(len(logits)), _Score(ratio, average, several))
+    finish = _Score(ratio, average, several)
+    return Sum(sums, jnp.float32(len(logits)), finish, better=HIGHER)
 
 
 def _one_label(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -253,7 +286,9 @@ def _one_label(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Arr
 def _several_labels(logits: Any, labels: Any, threshold: float) -> tuple[jax.Array, jax.Array]:
     """Predicted and actual, `(batch, classes)` of 0 and 1."""
     if not 0 < threshold < 1:
-        raise invalid("threshold-range", "threshold", threshold, "a probability between 0 and 1, such as 0.5")
+        raise invalid(
+            "threshold-range", "threshold", threshold, "a probability between 0 and 1, such as 0.5"
+        )
     actual = same_shape(labels, "labels", logits, "logits")
     # The logit of the threshold, so that no probability is rounded to the other side of it.
     predicted = logits > math.log(threshold / (1 - threshold))
@@ -261,7 +296,8 @@ def _several_labels(logits: Any, labels: Any, threshold: float) -> tuple[jax.Arr
 
 
 def _right(logits: Any, labels: Any, threshold: float) -> jax.Array:
-    """1.0 where a label is as predicted, 0.0 where not, NaN where it is none: `(batch, classes)`."""
+    """1.0 where a label is as predicted, 0.0 where not, NaN where it is none: `(batch,
+    classes)`."""
     logits = floats(logits, "logits", ndim=2)
     predicted, actual = _several_labels(logits, labels, threshold)
     right = (predicted == actual) & ~jnp.isnan(logits)
@@ -269,12 +305,13 @@ def _right(logits: Any, labels: Any, threshold: float) -> jax.Array:
 
 
 def perplexity(loss: Sum) -> Sum:
-    """`exp` of the mean loss, 1 at best, the number of words for a guess among all (Jelinek et al., 1977).
+    """`exp` of the mean loss: 1 at best, the number of words for a guess among all (Jelinek et al.,
+    1977).
 
-    *Arguments:* `loss`, in nats: a total `()` over tokens and their number. Not the mean of the batches'
-    perplexities, which is larger.
+    *Arguments:* `loss`, in nats: a total `()` over tokens and their number. The result is not the
+    mean of the batches' perplexities, which is larger.
     """
-    return Sum(loss.total, loss.count, _exponential)
+    return Sum(loss.total, loss.count, _exponential, better=LOWER)
 
 
 def _exponential(total, count):
@@ -283,38 +320,42 @@ def _exponential(total, count):
 
 def mse(predictions: Any, targets: Any) -> Sum:
     """Mean squared error, over examples and all their values: see `losses.squared_error`."""
-    return Sum.of(losses.squared_error(predictions, targets))
+    return Sum.of(losses.squared_error(predictions, targets), better=LOWER)
 
 
 def mae(predictions: Any, targets: Any) -> Sum:
     """Mean absolute error, over examples and all their values, in the targets' unit."""
-    return Sum.of(losses.absolute_error(predictions, targets))
+    return Sum.of(losses.absolute_error(predictions, targets), better=LOWER)
 
 
 def rmse(predictions: Any, targets: Any) -> Sum:
-    """Root of the mean squared error, in the targets' unit: one root for each of an example's `m` values,
-    then their mean, as scikit-learn's `root_mean_squared_error`.
+    """Root of the mean squared error, in the targets' unit: one root for each of an example's `m`
+    values, then their mean, as scikit-learn's `root_mean_squared_error`.
 
     *Arguments:* `predictions` and `targets` `(batch, ...)`, of exactly the same shape.
     Raises `RecipeError` for shapes or dtypes that do not fit.
     """
     p, t = _columns(predictions, targets)
-    return Sum(jnp.sum((p - t) ** 2, axis=0), jnp.float32(len(p)), _mean_root)
+    return Sum(jnp.sum((p - t) ** 2, axis=0), jnp.float32(len(p)), _mean_root, better=LOWER)
 
 
 def r2(predictions: Any, targets: Any, center: float | Sequence[float] = 0.0) -> Sum:
-    """The share of the targets' variance that the predictions explain (coefficient of determination): 1 at
-    best, 0 for the mean, below 0 for worse; for several values an example, the mean of their R2.
+    """The share of the targets' variance that the predictions explain (coefficient of
+    determination). It is 1 at best, 0 for the mean, and below 0 for worse. For several values an
+    example, it is the mean of their R2.
 
-    `1 - Σ(t - p)² / Σ(t - mean)²`. The mean is not known before the end, so what is added up is
-    `Σ(t - center)` and `Σ(t - center)²`, from which the variance about the mean follows for any `center`;
-    for one near the mean without cancellation (Chan, Golub and LeVeque, 1983). Constant targets give 1
-    when predicted exactly, else 0; a single example NaN: scikit-learn's `r2_score`.
+    `1 - Σ(t - p)² / Σ(t - mean)²`. The mean is not known before the end, so the sums are those of
+    `Σ(t - center)` and `Σ(t - center)²`. The variance about the mean follows from them for any
+    `center`, and without cancellation for one near the mean (Chan, Golub and LeVeque, 1983).
+    Constant targets give 1 when predicted exactly, else 0, for any `center`. They are recognised by
+    counting bits: each bit is set in all of them or in none. A single example gives NaN, as in
+    scikit-learn's `r2_score`.
 
-    *Arguments:* `predictions` and `targets` `(batch, ...)`, of exactly the same shape; `center`, a number
-    within some deviations of the targets' mean, or one for each of an example's values: 0 is right for
-    standardised targets, else the mean of the training targets. Beyond 30 deviations float32 sums lose
-    the variance: the value is NaN, and a warning names a better center.
+    *Arguments:* `predictions` and `targets` `(batch, ...)`, of exactly the same shape. `center`: a
+    number within some deviations of the targets' mean, or one for each of an example's values. 0 is
+    right for standardised targets. Otherwise use the mean of the training targets. Beyond 30
+    deviations float32 sums lose the variance. The value is then NaN, and a warning names a better
+    center.
 
     Raises `RecipeError` for shapes or dtypes that do not fit.
     """
@@ -325,31 +366,45 @@ def r2(predictions: Any, targets: Any, center: float | Sequence[float] = 0.0) ->
         raise invalid("center-values", "the number of values in center", middle.size, expected)
     away = t - jnp.broadcast_to(middle[None], t.shape)
     sums = jnp.stack([jnp.sum(x, axis=0) for x in ((t - p) ** 2, away, away**2)])
-    return Sum(sums, jnp.float32(len(t)), _Explained(tuple(middle.tolist())))
+    sums = jnp.concatenate([sums, _bits_set(t).astype(sums.dtype)])
+    finish = _Explained(tuple(middle.tolist()))
+    return Sum(sums, jnp.float32(len(t)), finish, better=HIGHER)
+
+
+def _bits_set(values: jax.Array) -> jax.Array:
+    """How often each bit of float32 `values` `(batch, m)` is set, `(32, m)`. Sums of rounded values
+    cannot distinguish constant values from those that vary little."""
+    values = jnp.where(values == 0, 0, values).astype(jnp.float32)  # -0 equals 0
+    words = jax.lax.bitcast_convert_type(values, jnp.uint32)
+    bits = (words[:, None] >> jnp.arange(32, dtype=jnp.uint32)[None, :, None]) & 1
+    return jnp.sum(bits.astype(jnp.float32), axis=0)
 
 
 @dataclass(frozen=True)
 class _Explained:
-    """R2 from `Σ(t - p)²`, `Σ(t - center)` and `Σ(t - center)²`, `(3, m)`."""
+    """R2 from `Σ(t - p)²`, `Σ(t - center)`, `Σ(t - center)²` and how often each bit of t is set:
+    `(35, m)` in all."""
 
     center: tuple[float, ...]
 
     def __call__(self, total, count):
         if count < 2:
             return np.nan
-        left, first, second = total
+        left, first, second = total[:3]
         mean = first / count
-        spread = np.maximum(second - first * mean, 0)
-        far = mean**2 * count > _FAR * spread
+        constant = np.all((total[3:] == 0) | (total[3:] == count), axis=0)
+        spread = np.where(constant, 0, np.maximum(second - first * mean, 0))
+        far = (mean**2 * count > _FAR * spread) & ~constant
         if np.any(far):
             worst = int(np.argmax(far))
             center = self.center[worst % len(self.center)]
             away, deviation = float(abs(mean[worst])), float(np.sqrt(spread[worst] / count))
             better = center + float(mean[worst])
-            note = fact("r2-center-far", center=center, away=away, deviation=deviation, better=better)
+            note = fact(
+                "r2-center-far", center=center, away=away, deviation=deviation, better=better
+            )
             warnings.warn(str(note), RuntimeWarning, stacklevel=2)
-        constant = np.where(left == 0, 1.0, 0.0)
-        shares = np.where(spread == 0, constant, 1 - left / spread)
+        shares = np.where(spread == 0, np.where(left == 0, 1.0, 0.0), 1 - left / spread)
         return np.mean(np.where(far, np.nan, shares))
 
 

@@ -1,20 +1,21 @@
-"""What an optimizer is: a value with settings, and one pure update with its rates as inputs.
+"""Optimizers: values with settings, and one pure update with its rates as inputs.
 
     opt_state = optimizer.init(params)
     params, opt_state = optimizer.update(grads, opt_state, params, {"lr": lr, "momentum": m, ...})
 
-Every hyperparameter that may vary is a schedule in `optimizer.hyper`, and its value of the step is handed to
-`update` as a () float32 array. A schedule, a finder or a changed rate therefore never recompiles the step,
-and the compiled step of a plan is the step of a run.
+Every hyperparameter that may vary is a schedule in `optimizer.hyper`. Its value at the step is
+passed to `update` as a () float32 array. A schedule, a finder or a changed rate therefore never
+recompiles the step, and the compiled step of a plan is the step of a run.
 
-`grads` is the MEAN gradient of the loss over the global batch, already summed over replicas and devices.
-Clipping and weight decay happen here, once, after that reduction: a decay added inside each replica and then
-summed acts `replicas` times too strongly, and ties a recipe to a core count.
+`grads` is the MEAN gradient of the loss over the global batch, already summed over replicas and
+devices. Clipping and weight decay happen here, once, after that reduction. A decay added inside
+each replica and then summed acts `replicas` times too strongly, and ties a recipe to a core count.
 
     optimizer = sgd(lr=one_cycle(0.4, warmup="5ep"), momentum=0.9, nesterov=True, weight_decay=5e-4)
 
-The mathematics is optax's; each function names its PyTorch equivalent. It runs in float32 (or wider, if a
-parameter is), and parameters keep their dtype. Long because what an optimizer is cannot be read without one.
+The mathematics is optax's. Each function names its PyTorch equivalent. It runs in float32 (or
+wider, if a parameter is), and parameters keep their dtype. Long because what an optimizer is cannot
+be read without one.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ..errors import RecipeError, invalid, unknown
-from ..words.facts import Fact
+from ..base import Fact, RecipeError, invalid, unknown
 from .duration import Clock
+from .group_members import group_members
+from .random_keys import as_data, as_keys
 from .schedules import Schedule, as_schedule, callable_name, constant, held, plain
 
 Tree = Any
@@ -43,12 +45,12 @@ Scalars = dict[str, Any]
 
 
 class Optimizer(ABC):
-    """What a recipe holds and the step calls. Subclasses are frozen dataclasses."""
+    """The optimizer of a recipe, which the step calls. Subclasses are frozen dataclasses."""
 
     usual_rates: ClassVar[tuple[float, float] | None] = None
-    """Between which peak rates most nets train, where that is known."""
+    """The peak rates between which most nets train, where they are known."""
     rate_power: ClassVar[float | None] = None
-    """The power of the batch that the rate goes with, where that is known."""
+    """The power of the batch to which the rate is proportional, where it is known."""
 
     @property
     @abstractmethod
@@ -63,23 +65,29 @@ class Optimizer(ABC):
     @property
     @abstractmethod
     def elementwise(self) -> bool:
-        """Whether each value of a parameter moves by its own gradient, state, answer of `decay`, and the
-        scalars alone (`clip`'s global norm aside), so that parameters may be cut anywhere."""
+        """Whether each value of a parameter moves by its own gradient, state, answer of `decay`,
+        and the scalars alone (`clip`'s global norm aside). Parameters may then be cut anywhere."""
 
     def layers(self, params: Tree) -> list[int]:
-        """For each leaf of `params` the number of layers that it holds: more than one if each of its rows is
-        updated as a leaf of its own, as are those at paths of the pattern `stacked`, if it has one."""
+        """The number of layers in each leaf of `params`. It is more than one if each row of the
+        leaf is updated as a leaf of its own. These are the leaves at paths of the pattern
+        `stacked`, if the optimizer has one."""
         paths, _ = jax.tree_util.tree_flatten_with_path(params)
-        return [(int(leaf.shape[0]) or 1) if self._is_stacked(path, leaf) else 1 for path, leaf in paths]
+        return [
+            (int(leaf.shape[0]) or 1) if self._is_stacked(path, leaf) else 1 for path, leaf in paths
+        ]
 
     def _is_stacked(self, path: Any, leaf: Any) -> bool:
-        name, pattern = jax.tree_util.keystr(path, simple=True, separator="/"), getattr(self, "stacked", "")
+        name, pattern = (
+            jax.tree_util.keystr(path, simple=True, separator="/"),
+            getattr(self, "stacked", ""),
+        )
         return leaf.ndim > 1 and fnmatch.fnmatchcase(name, pattern)
 
     @property
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """What can be set, by name, as it was given: numbers, schedules, words."""
+        """The settings by name, as they were given: numbers, schedules, words."""
 
     @abstractmethod
     def _with(self, settings: dict[str, Any]) -> Optimizer:
@@ -90,8 +98,8 @@ class Optimizer(ABC):
         """The kind of this optimizer as JSON values, with its name as `optimizer`."""
 
     def rate_factor(self, k: Fraction) -> Fraction | float | None:
-        """The factor of the rate at `k` times the batch: `k` for `sgd` (Goyal et al., 2017), its root for
-        Adam's kind (Malladi et al., 2022); None without a known rule."""
+        """The factor of the rate at `k` times the batch. It is `k` for `sgd` (Goyal et al., 2017),
+        its root for Adam's kind (Malladi et al., 2022), and None without a known rule."""
         if self.rate_power is None:
             return None
         return k if self.rate_power == 1 else math.sqrt(k)
@@ -105,57 +113,75 @@ class Optimizer(ABC):
         return self._with(settings)
 
     def held(self, clock: Clock) -> Optimizer:
-        """This optimizer for a run that continues after the end of `clock`: schedules then keep their last
-        value, with the same bits before."""
+        """This optimizer for a run that continues after the end of `clock`. Schedules then keep
+        their last value, and have the same bits before."""
         varying = {n: held(s, clock) for n, s in self.hyper.items() if not isinstance(s, constant)}
         return self._with(varying)
 
     def describe(self) -> dict[str, Any]:
-        """All settings as JSON values, for the run folder and for comparing runs; schedules as their
-        `json()`."""
+        """All settings as JSON values, for the run folder and for comparing runs. Schedules are
+        their `json()`."""
         return self._about() | {name: plain(value) for name, value in self.settings.items()}
 
     @abstractmethod
     def _transform(self, hyper: Scalars, decaying: Tree, norm: Any) -> optax.GradientTransformation:
-        """The optax chain with `hyper`'s scalars in place; its state's structure never depends on them.
+        """The optax chain with `hyper`'s scalars in place. The structure of its state never depends
+        on them.
 
-        `decaying`: which values decay, a tree like the parameters or a prefix of it, of bools or arrays of
-        them; `norm`, the gradient's global norm, for clipping."""
+        `decaying`: the values that decay, a tree like the parameters or a prefix of it, of bools or
+        arrays of them. `norm`: the gradient's global norm, for clipping.
+        """
 
     def decaying(self, params: Tree) -> Tree:
-        """Which leaves of `params` decay, as a tree of bools."""
+        """The decision for each leaf of `params` whether it decays, as a tree of bools."""
         return decays(params, getattr(self, "decay", "all"))
+
+    def kinds(self, params: Tree) -> Tree | None:
+        """The name of the rule that moves each leaf of `params` if there are several rules, else
+        `None`."""
+        return None
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """Of the paths of parameters with settings of their own; see `grouped`."""
+        """Patterns for the paths of parameters with settings of their own. See `grouped`."""
         return ()
 
     def members(self, params: Tree) -> Tree:
-        """Which of `patterns` each leaf of `params` belongs to, -1 for none."""
-        from .wrappers import members
-
-        return members(params, self.patterns)
+        """The index in `patterns` that each leaf of `params` belongs to, -1 for none."""
+        return group_members(params, self.patterns)
 
     def init(self, params: Tree) -> Tree:
-        """The state before the first step: arrays only, float32 where `params` are narrower."""
+        """The state before the first step: arrays only, float32 where `params` are narrower, and
+        the words of random keys (`random_keys`)."""
         wide, _ = _widen(params)
-        values = {name: s.value if isinstance(s, constant) else np.nan for name, s in self.hyper.items()}
+        values = {
+            name: s.value if isinstance(s, constant) else np.nan for name, s in self.hyper.items()
+        }
         hyper = {name: np.float32(value) for name, value in values.items()}
         with _optax_dtypes():
-            return self._transform(hyper, True, None).init(wide)
+            return as_data(self._transform(hyper, True, None).init(wide))
 
     def update(
-        self, grads: Tree, opt_state: Tree, params: Tree, hyper: Scalars, *, decaying: Tree | None = None,
-        norm: Any = None, members: Any = None,
-    ) -> tuple[Tree, Tree]:  # fmt: skip
-        """One step: `(new_params, new_opt_state)`, with the structure, shapes and dtypes of the old.
+        self,
+        grads: Tree,
+        opt_state: Tree,
+        params: Tree,
+        hyper: Scalars,
+        *,
+        decaying: Tree | None = None,
+        norm: Any = None,
+        members: Any = None,
+    ) -> tuple[Tree, Tree]:
+        """Takes one step: `(new_params, new_opt_state)`, with the structure, shapes and dtypes of
+        the old.
 
-        Arguments: `grads`, the mean gradient, a tree like `params`; `hyper`, a () array or number for each
-        key of `self.hyper`. An elementwise optimizer may be given a vector or a part of one in place of the
-        tree; then `decaying`, bools of its shape, says which values decay, `norm` `()` is the global norm of
-        the whole gradient, and `members`, whole numbers of its shape, which of `patterns` each value belongs
-        to.
+        Arguments: `grads`: the mean gradient, a tree like `params`. `hyper`: a () array or number
+        for each key of `self.hyper`.
+
+        An elementwise optimizer also accepts a vector or a part of one in place of the tree. Then
+        `decaying`, bools of its shape, says which values decay. `norm` `()` is the global norm of
+        the whole gradient. `members`, whole numbers of its shape, says which of `patterns` each
+        value belongs to.
 
         Raises `RecipeError` when `hyper` has other keys or a value is not a scalar.
         """
@@ -168,25 +194,38 @@ class Optimizer(ABC):
             squares = [jnp.sum(g * g) for g in jax.tree.leaves(grads)]
             norm = jnp.sqrt(sum(squares[1:], start=squares[0]))
         with _optax_dtypes():
-            moved, opt_state = self._apply(grads, opt_state, wide, scalars, decaying, norm, members)
+            state = as_keys(opt_state)
+            moved, state = self._apply(grads, state, wide, scalars, decaying, norm, members)
         moved = jax.tree.map(lambda new, old: new.astype(jnp.asarray(old).dtype), moved, params)
-        return moved, opt_state
+        return moved, as_data(state)
 
     def _apply(
-        self, grads: Tree, opt_state: Tree, params: Tree, scalars: Scalars, decaying: Tree, norm: Any,
+        self,
+        grads: Tree,
+        opt_state: Tree,
+        params: Tree,
+        scalars: Scalars,
+        decaying: Tree,
+        norm: Any,
         members: Any,
-    ) -> tuple[Tree, Tree]:  # fmt: skip
+    ) -> tuple[Tree, Tree]:
         """`update` of arrays in one dtype."""
-        updates, opt_state = self._transform(scalars, decaying, norm).update(grads, opt_state, params)
+        updates, opt_state = self._transform(scalars, decaying, norm).update(
+            grads, opt_state, params
+        )
         return optax.apply_updates(params, updates), opt_state
 
-    def tables(self, clock: Clock, start: int = 0, stop: int | None = None) -> dict[str, np.ndarray]:
+    def tables(
+        self, clock: Clock, start: int = 0, stop: int | None = None
+    ) -> dict[str, np.ndarray]:
         """`hyper` as tables: for each key, the values of steps `start` to `stop - 1`, float32."""
         return {name: schedule.table(clock, start, stop) for name, schedule in self.hyper.items()}
 
     def warnings(self, clock: Clock) -> list[Fact]:
-        """What is probably not meant on this clock, each with its `setting`."""
-        return [fact for name, schedule in self.hyper.items() for fact in schedule.warnings(clock, name)]
+        """The settings that are probably not meant on this clock, each fact with its `setting`."""
+        return [
+            fact for name, schedule in self.hyper.items() for fact in schedule.warnings(clock, name)
+        ]
 
     def _scalars(self, hyper: Scalars, dtype: Any) -> Scalars:
         if set(hyper) != set(self.hyper):
@@ -196,18 +235,23 @@ class Optimizer(ABC):
         for name, value in scalars.items():
             if value.shape != ():
                 raise invalid(
-                    "hyperparameter-shape", f"the shape of {name}", value.shape, "(), one number", name=name
+                    "hyperparameter-shape",
+                    f"the shape of {name}",
+                    value.shape,
+                    "(), one number",
+                    name=name,
                 )
         return scalars
 
 
 def decays(params: Tree, decay: str | Callable[[str, Any], bool]) -> Tree:
-    """Which leaves of `params` decay: a tree of bools.
+    """A tree of bools that says which leaves of `params` decay.
 
-    `decay` is "all"; "kernels", the leaves of 2 or more axes, which leaves out biases and normalization; or a
-    function of a leaf's path, such as "block1/conv/kernel", and the leaf.
+    `decay` is "all", or "kernels", or a function of a leaf's path, such as "block1/conv/kernel",
+    and the leaf. "kernels" are the leaves of 2 or more axes, which leaves out biases and
+    normalization.
 
-    Raises `RecipeError` when the function gives something else than a bool.
+    Raises `RecipeError` when the function returns something other than a bool.
     """
 
     def chosen(path: Any, leaf: Any) -> bool:
@@ -218,20 +262,23 @@ def decays(params: Tree, decay: str | Callable[[str, Any], bool]) -> Tree:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         answer = decay(name, leaf)  # type: ignore[operator]
         if not isinstance(answer, bool | np.bool_):
-            raise invalid("decay-answer", f"decay('{name}', leaf)", answer, "True or False", path=name)
+            raise invalid(
+                "decay-answer", f"decay('{name}', leaf)", answer, "True or False", path=name
+            )
         return bool(answer)
 
     return jax.tree_util.tree_map_with_path(chosen, params)
 
 
 def _optax_dtypes() -> Any:
-    # optax's Adam raises its float32 decay to an int32 count, which a program under strict promotion
-    # refuses. Everything floating is one dtype by here, so standard promotion cannot change a result.
+    # optax's Adam raises its float32 decay to an int32 count, which a program under strict
+    # promotion refuses. Everything floating is one dtype by here, so standard promotion cannot
+    # change a result.
     return jax.numpy_dtype_promotion("standard")
 
 
 def _widen(params: Tree) -> tuple[Tree, Any]:
-    """`params` in one dtype, float32 or wider, and that dtype; a tree of float32 is not copied."""
+    """`params` in one dtype, float32 or wider, and that dtype. A tree of float32 is not copied."""
     leaves = [jnp.asarray(leaf).dtype for leaf in jax.tree.leaves(params)]
     wrong = [str(dtype) for dtype in leaves if not jnp.issubdtype(dtype, jnp.floating)]
     if wrong:
@@ -245,13 +292,15 @@ _Parts = list[optax.GradientTransformation]
 _INPUTS = ("lr", "b1", "b2")
 _AVERAGES = ("momentum", "b1", "b2")
 _OPTIONAL = ("momentum", "weight_decay", "clip", "adam_lr")
-"""Settings that are inputs of the step, these only where they are not None or exactly 0."""
+"""Settings that are inputs of the step only where they are not None and not exactly 0."""
 
 STACKED = "*stack/*"
-"""Of paths whose leaves have a layer in each row, as in `models.transformer.Blocks`."""
+"""The pattern for paths whose leaves have a layer in each row, as in
+`models.transformer.Blocks`."""
 
 HIGHEST_ADAM = 0.03
-"""Adam's rate from which few nets train: every weight may move by this much a step. A rule of thumb."""
+"""The rate of Adam from which few nets train, since every weight may move by this much a step. A
+rule of thumb."""
 
 
 class _Named(Optimizer):
@@ -287,11 +336,13 @@ class _Elementwise(_Named):
 
     def _transform(self, hyper: Scalars, decaying: Tree, norm: Any) -> optax.GradientTransformation:
         moving = self._moving(hyper, _decayed(hyper, decaying))
-        return optax.chain(*_clipped(hyper, norm), *moving, optax.scale_by_learning_rate(hyper["lr"]))
+        return optax.chain(
+            *_clipped(hyper, norm), *moving, optax.scale_by_learning_rate(hyper["lr"])
+        )
 
     @abstractmethod
     def _moving(self, hyper: Scalars, decay: _Parts) -> _Parts:
-        """What becomes of the clipped gradient, with `decay` where it belongs."""
+        """The transforms of the clipped gradient, with `decay` where it belongs."""
 
 
 @dataclass(frozen=True)
@@ -301,13 +352,18 @@ class sgd(_Elementwise):
         g = grad + weight_decay * p;  v = momentum * v + g
         p = p - lr * (g + momentum * v if nesterov else v)
 
-    Arguments: `lr`, `momentum` and `weight_decay`, each a number or a schedule; `decay`, which parameters
-    decay (see `decays`); `clip`, the largest global norm of the gradient, a number, a schedule or None.
-    Clipping comes before the decay is added. A `momentum` of exactly 0 keeps no velocity, and a
-    `weight_decay` of exactly 0 adds nothing; neither is then an input.
+    Arguments:
 
-    The DavidNet code sums its loss and passes `lr / batch` and `weight_decay * batch`; on the mean gradient
-    that is this rule with the undivided numbers.
+    - `lr`, `momentum` and `weight_decay`: a number or a schedule each.
+    - `decay`: which parameters decay (see `decays`).
+    - `clip`: the largest global norm of the gradient, a number, a schedule or None. Clipping comes
+      before the decay is added.
+
+    A `momentum` of exactly 0 keeps no velocity, and a `weight_decay` of exactly 0 adds nothing. In
+    these cases they are not inputs of the step.
+
+    The DavidNet code sums its loss and passes `lr / batch` and `weight_decay * batch`. On the mean
+    gradient that is this rule with the undivided numbers.
     """
 
     lr: Any
@@ -346,9 +402,9 @@ class _Adam(_Elementwise):
 class adam(_Adam):
     """Adam, as `torch.optim.Adam` (Kingma & Ba, 2015, https://arxiv.org/abs/1412.6980).
 
-    Arguments: `lr`, `b1` and `b2`, each a number or a schedule; `eps`, a number, added after the square root;
-    `clip` as in `sgd`. It has no weight decay: that is `adamw`, because L2 in the gradient of Adam is not a
-    decay.
+    Arguments: `lr`, `b1` and `b2`: a number or a schedule each. `eps`: a number, added after the
+    square root. `clip` as in `sgd`. It has no weight decay, because L2 in the gradient of Adam is
+    not a decay. Use `adamw` for that.
     """
 
     clip: Any = None
@@ -358,10 +414,10 @@ class adam(_Adam):
 class adamw(_Adam):
     """Adam with decoupled weight decay, as `torch.optim.AdamW`.
 
-    Each decaying parameter also shrinks by `lr * weight_decay` of itself a step, outside the moments
-    (Loshchilov & Hutter, 2019, https://arxiv.org/abs/1711.05101; like PyTorch and optax, and unlike the
-    paper, the decay is multiplied by the learning rate). Arguments as in `adam`, and `weight_decay` (a number
-    or a schedule) and `decay` as in `sgd`.
+    Each decaying parameter also shrinks by `lr * weight_decay` of itself a step, outside the
+    moments (Loshchilov & Hutter, 2019, https://arxiv.org/abs/1711.05101). As in PyTorch and optax,
+    and unlike in the paper, the decay is multiplied by the learning rate. Arguments are those of
+    `adam`, and `weight_decay` (a number or a schedule) and `decay` as in `sgd`.
     """
 
     weight_decay: Any = 0.01
@@ -411,23 +467,30 @@ def from_optax(
 ) -> Optimizer:
     """Any optax optimizer, such as `from_optax(optax.lion, learning_rate=cosine(1e-4), b1=0.9)`.
 
-    `make` is called with the keywords of `hyper`, each a number or a schedule, every one of which becomes an
-    input of the step. Settings that do not vary, such as flags, counts, masks and starting values, go in
-    beforehand: `from_optax(functools.partial(optax.lion, mask=mask), learning_rate=0.01)`.
-    `elementwise=True` says of `make` what `Optimizer.elementwise` means: true of Lion or RMSprop, not of
-    Adafactor or Shampoo, which need whole parameters. `make` must not branch on the numbers. A scheduled one
-    is NaN in `init`, where it has no step, so that a state made from it cannot pass unseen.
+    `make` is called with the keywords of `hyper`. Each is a number or a schedule, and becomes an
+    input of the step. Pass settings that do not vary, such as flags, counts, masks and starting
+    values, beforehand: `from_optax(functools.partial(optax.lion, mask=mask), learning_rate=0.01)`.
+    `elementwise=True` declares that `make` has the property of `Optimizer.elementwise`. That is
+    true of Lion or RMSprop, but not of Adafactor or Shampoo, which need whole parameters. `make`
+    must not branch on the numbers. A scheduled number is NaN in `init`, where it has no step, so a
+    state computed from it cannot pass unseen.
 
     Raises `RecipeError` for a value that is neither a number nor a schedule.
     """
     if not callable(make) or not hyper:
-        expected = "an optimizer's maker, and its numbers by name: from_optax(optax.lion, learning_rate=1e-4)"
+        expected = (
+            "an optimizer's maker, and its numbers by name: from_optax(optax.lion, "
+            "learning_rate=1e-4)"
+        )
         raise invalid("optax-maker-expected", "from_optax's first argument", make, expected)
     usual = inspect.signature(make).parameters
     for name, value in hyper.items():
         counts = type(value) is int and name in usual and type(usual[name].default) is int
         if counts or isinstance(value, bool | str | None):
-            expected = f"a number that varies: use functools.partial({callable_name(make)}, {name}={value!r})"
+            expected = (
+                f"a number that varies: use functools.partial({callable_name(make)}, "
+                f"{name}={value!r})"
+            )
             raise invalid("optax-setting-fixed", name, value, expected)
         as_schedule(value, name)
     return _FromOptax(make, tuple(hyper.items()), elementwise)
@@ -475,21 +538,36 @@ def _check(optimizer: Optimizer, given: dict[str, Any]) -> None:
         value = schedule.value if isinstance(schedule, constant) else 0.0
         if value < 0:
             raise invalid(
-                "setting-below-zero", f"{kind}'s {name}", value, "a finite number of at least 0", name=name
+                "setting-below-zero",
+                f"{kind}'s {name}",
+                value,
+                "a finite number of at least 0",
+                name=name,
             )
         if name in _AVERAGES and value >= 1:
             raise invalid(
-                "average-range", f"{kind}'s {name}", value, f"0 <= {name} < 1, such as 0.9", name=name
+                "average-range",
+                f"{kind}'s {name}",
+                value,
+                f"0 <= {name} < 1, such as 0.9",
+                name=name,
             )
     if given.get("nesterov") and _is_zero(given["momentum"]):
         expected = "above 0, such as 0.9"
-        raise invalid("nesterov-without-momentum", "momentum with nesterov=True", given["momentum"], expected)
+        raise invalid(
+            "nesterov-without-momentum", "momentum with nesterov=True", given["momentum"], expected
+        )
     if given["clip"] is not None:
         schedule = as_schedule(given["clip"], f"{kind}'s clip")
         if isinstance(schedule, constant) and schedule.value <= 0:
             raise invalid(
-                "clip-not-above-zero", "clip", schedule.value, "a norm above 0, or None for no clipping"
+                "clip-not-above-zero",
+                "clip",
+                schedule.value,
+                "a norm above 0, or None for no clipping",
             )
     decay = given.get("decay", "all")
     if decay not in ("all", "kernels") and not callable(decay):
-        raise invalid("decay-unknown", "decay", decay, "'all', 'kernels' or a function of (path, leaf)")
+        raise invalid(
+            "decay-unknown", "decay", decay, "'all', 'kernels' or a function of (path, leaf)"
+        )

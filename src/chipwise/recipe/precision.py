@@ -10,9 +10,10 @@ asks for what the recipe says instead, on every chip:
 | `bf16` | float32    | parameters and inputs cast to bfloat16, accumulated in float32 |
 | `f16`  | float32    | the same with float16, and a scaled loss; not on TPUs         |
 
-Parameters, their gradients' sums, optimizer and state are float32 in every one. `f16` is for GPUs before
-Ampere, which compute bfloat16 as float32. Its smallest numbers are 2^-24: the loss is multiplied by a scale
-before it is differentiated, and the gradients divided by it (Micikevicius et al. 2018, arXiv:1710.03740).
+Parameters, their gradients' sums, optimizer and state are float32 in every one. `f16` is for GPUs
+before Ampere, which compute bfloat16 as float32. Its smallest numbers are 2^-24: the loss is
+multiplied by a scale before it is differentiated, and the gradients divided by it (Micikevicius et
+al. 2018, arXiv:1710.03740).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from contextvars import ContextVar
 import jax
 import jax.numpy as jnp
 
-from ..errors import invalid, near, unknown
+from ..base import invalid, near, unknown
 
 _PRODUCTS = {"f32": "highest", "tf32": "tensorfloat32", "bf16": "default", "f16": "default"}
 _HALVES = {"bf16": jnp.bfloat16, "f16": jnp.float16}
@@ -45,7 +46,9 @@ def check(precision: str) -> None:
 def check_on(precision: str, platform: str) -> None:
     """Raises `RecipeError` for a precision that the platform does not have."""
     if precision == "f16" and platform == "tpu":
-        raise invalid("precision-f16-on-tpu", "precision on a TPU", precision, "bf16: it has no float16")
+        raise invalid(
+            "precision-f16-on-tpu", "precision on a TPU", precision, "bf16: it has no float16"
+        )
 
 
 def products(precision: str):
@@ -55,8 +58,9 @@ def products(precision: str):
 
 @contextlib.contextmanager
 def one_pass():
-    """A context in which products are traced in a single pass, for plans, which count the passes themselves:
-    the TPU compiler takes minutes for a convolution of several passes."""
+    """A context in which products are traced in a single pass. It is for plans, which count the
+    passes themselves, because the TPU compiler takes minutes for a convolution of several
+    passes."""
     token = _ONE_PASS.set(True)
     try:
         yield
@@ -65,7 +69,7 @@ def one_pass():
 
 
 def cast(tree, precision: str):
-    """Floating leaves of `tree` in the precision's compute type; the others as they are."""
+    """Floating leaves of `tree` in the precision's compute type. Other leaves stay as they are."""
     if precision not in _HALVES:
         return tree
 
@@ -76,6 +80,6 @@ def cast(tree, precision: str):
 
 
 def cast_batch(batch: dict, precision: str) -> dict:
-    """The columns of `batch`, cast, except `label`: targets keep their digits, whether a value of 1,234.5 or
-    mixup's share of 0.3."""
+    """The columns of `batch`, cast, except `label`. Targets keep their digits, whether a value of
+    1,234.5 or mixup's share of 0.3."""
     return {k: v if k == "label" else cast(v, precision) for k, v in batch.items()}

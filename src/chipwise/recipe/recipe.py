@@ -1,4 +1,5 @@
-"""A recipe: a task and every hyperparameter that changes the result, and nothing about a machine."""
+"""A recipe: a task and every hyperparameter that changes the result, and nothing about a
+machine."""
 
 from __future__ import annotations
 
@@ -8,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import DataError, RecipeError, invalid, unknown
-from ..words.facts import Fact, fact
+from ..base import DataError, Fact, RecipeError, fact, invalid, unknown
 from . import precision as precisions
+from .described import described_rows
 from .duration import Clock, Duration
 from .low_rank import lora
 from .optimizers import Optimizer
-from .schedules import as_schedule, as_typed
+from .schedules import as_schedule
 from .source import spec_of
 from .task import Task
 
@@ -50,16 +51,20 @@ _EXAMPLES = {
 
 _FOR_EVER = f"{10**8}st"
 FROM_WEIGHTS = " from weights "
-"""In the description of a recipe, between the name of a task's `init` and the digests of its `weights`."""
+"""In the description of a recipe, between the name of a task's `init` and the digests of its
+`weights`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validated:
     """Where a recipe's settings are known to work.
 
-    *Arguments*: `source`: who measured it, and what came out; `forgetting`: the lowest and highest peak
-    rate x weight decay x steps an epoch that worked (`cw.check` takes half and twice the recipe's own when it
-    is None). `point` is filled in by the `Recipe` it is first given to: that recipe.
+    *Arguments*:
+
+    - `source`: who measured it, and the result.
+    - `forgetting`: the lowest and highest peak rate x weight decay x steps an epoch that worked.
+      When it is None, `cw.check` takes half and twice the recipe's own.
+    - `point`: the first `Recipe` that this is given to. That recipe sets it.
     """
 
     source: str
@@ -72,34 +77,38 @@ class Validated:
 class Recipe:
     """A task and every hyperparameter that changes the result.
 
-    *Arguments* (keyword only; every count is global, over all replicas and devices):
+    *Arguments* (keyword only, and every count is global, over all replicas and devices):
 
     - `task`: the `Task`.
     - `batch`: examples a step.
     - `duration`: how long to train: `"24ep"`, `"9360st"` or `"1.2e6ex"`.
     - `optimizer`: `cw.sgd(...)`, `cw.adam(...)`, `cw.adamw(...)`, `cw.recipe.muon(...)`,
       `cw.recipe.lamb(...)`, `cw.recipe.lars(...)` or `cw.from_optax(...)`.
-    - `replicas`: logical data-parallel workers; each takes `batch / replicas` examples of a step,
+    - `replicas`: logical data-parallel workers. Each takes `batch / replicas` examples of a step,
       with its own batch-norm statistics and random key. Devices share replicas, never the reverse.
-    - `blocks`: programs that compute a step's replicas, each `replicas / blocks` of them together; one
-      for each replica when None. Bits are equal on up to `blocks` devices; another number gives different
-      bits, and fewer are faster where one replica does not fill a chip.
-    - `shards`: devices that compute a replica together, over which its parameters lie: a group. Devices are
-      `shards` times the groups. Bits are equal on any number of groups, and others for another `shards`.
-    - `precision`: `"f32"`, `"tf32"`, `"bf16"` or `"f16"`; see `chipwise.recipe.precision`.
+    - `blocks`: programs that compute a step's replicas, each `replicas / blocks` of them together.
+      None means one for each replica. Bits are equal on up to `blocks` devices. Another number
+      gives different bits, and fewer are faster where one replica does not fill a chip.
+    - `shards`: devices that compute a replica together as a group, with its parameters spread over
+      them. The number of devices is `shards` times the number of groups. Bits are equal on any
+      number of groups, and differ for another `shards`.
+    - `precision`: `"f32"`, `"tf32"`, `"bf16"` or `"f16"`. See `chipwise.recipe.precision`.
     - `seed`: fixes initial parameters, data order, dropout and augmentation.
-    - `ema`: decay per step of an exponential moving average of the parameters, which evaluation then
-      uses; `None` for none.
-    - `eval_block`: examples that evaluation and prediction compute together, on one device, by default from
-      the replicas' batch. Another number gives other bits of metrics and predictions.
-    - `frozen`: patterns of parameters and statistics that training leaves alone, such as `("backbone/*",)`;
-      see `cw.recipe.freeze`. They are inputs of the step, with no gradient and no place in the optimizer.
-    - `adapters`: `cw.recipe.lora(...)`, or a dict of its arguments: low-rank changes of some matrices are
-      trained. All else is frozen, unless `frozen` says what is, such as `("*", "!classifier/*")`.
+    - `ema`: decay per step of an exponential moving average of the parameters, which evaluation
+      then uses. `None` for none.
+    - `eval_block`: examples that evaluation and prediction compute together, on one device. The
+      default follows from the replicas' batch, rounded up to whole groups of `Task.eval_group`.
+      Another number gives other bits of metrics and predictions.
+    - `frozen`: patterns of parameters and statistics that training leaves alone, such as
+      `("backbone/*",)`. See `cw.recipe.freeze`. They are inputs of the step, with no gradient and
+      no place in the optimizer.
+    - `adapters`: `cw.recipe.lora(...)`, or a dict of its arguments. Low-rank changes of some
+      matrices are trained. All else is frozen, unless `frozen` gives other patterns, such as
+      `("*", "!classifier/*")`.
     - `name`: shown to people, no effect.
-    - `validated`: where these settings are known to work; see `Validated`. It stays what it was when
-      settings are replaced, so that `cw.check` can tell how far they have moved.
-    - `source`: how the command line made the recipe, which a run folder stores; no effect.
+    - `validated`: where these settings are known to work. See `Validated`. It stays the same when
+      settings are replaced, so `cw.check` can see how far they have moved.
+    - `source`: how the command line created the recipe, which a run folder stores. No effect.
 
     Raises `RecipeError` for unknown fields and values out of range.
     """
@@ -152,10 +161,16 @@ class Recipe:
         if not all(isinstance(pattern, str) for pattern in patterns):
             raise RecipeError("frozen-not-patterns", frozen=repr(self.frozen))
         object.__setattr__(self, "frozen", tuple(self.frozen))
-        if isinstance(self.adapters, Mapping) and set(self.adapters) - {"stacked"} == {"rank", "alpha", "on"}:
+        if isinstance(self.adapters, Mapping) and set(self.adapters) - {"stacked"} == {
+            "rank",
+            "alpha",
+            "on",
+        }:
             object.__setattr__(self, "adapters", lora(**self.adapters))
         if not isinstance(self.adapters, lora | None):
-            expected = "cw.recipe.lora(rank=16, alpha=32, on=('*/query/*kernel',)), or a dict of these"
+            expected = (
+                "cw.recipe.lora(rank=16, alpha=32, on=('*/query/*kernel',)), or a dict of these"
+            )
             raise invalid("adapters-expected", "adapters", self.adapters, expected)
         precisions.check(self.precision)
         if Duration.parse(self.duration).unit == "%":
@@ -167,36 +182,42 @@ class Recipe:
 
     @property
     def held(self) -> tuple[str, ...]:
-        """Patterns of what training leaves alone: `frozen`, by default all if there are adapters."""
+        """The patterns that training leaves alone: `frozen`, by default all if there are
+        adapters."""
         return self.frozen or (("*",) if self.adapters else ())
 
     @property
     def block_count(self) -> int:
-        """`blocks`, or as many as replicas."""
+        """`blocks`, or the number of replicas if it is None."""
         return self.replicas if self.blocks is None else self.blocks
 
     @property
     def least_batch(self) -> int:
-        """The smallest batch, of which every batch is a multiple: an example for each device of each
-        replica's group."""
+        """The smallest batch: one example for each device of each replica's group. Every batch is a
+        multiple of it."""
         return self.replicas * self.shards
 
     def check_batch(self) -> None:
-        """Raises `RecipeError` unless all replicas, and all devices of a group, get equally many examples."""
+        """Raises `RecipeError` unless all replicas, and all devices of a group, get equally many
+        examples."""
         code, unit = "batch-indivisible", self.replicas
         if self.batch % unit == 0:
             code, unit = "shards-above-batch", self.least_batch
         if self.batch % unit:
             lower = self.batch // unit * unit
             near = [n for n in (lower, lower + unit) if n]
-            raise RecipeError(code, batch=self.batch, replicas=self.replicas, shards=self.shards, near=near)
+            raise RecipeError(
+                code, batch=self.batch, replicas=self.replicas, shards=self.shards, near=near
+            )
 
     @property
     def clock(self) -> Clock:
-        """Converts any duration to steps: knows the training set's size, the batch and the total."""
+        """Converts any duration to steps, from the training set's size, the batch and the total."""
         examples = len(self.task.train)
         if not examples:
-            raise DataError("training-source-empty", "The training source has no examples: len() is 0.")
+            raise DataError(
+                "training-source-empty", "The training source has no examples: len() is 0."
+            )
         clock = Clock(examples=examples, batch=self.batch, total=None)
         return dataclasses.replace(clock, total=clock.steps(self.duration))
 
@@ -208,8 +229,9 @@ class Recipe:
 
     @property
     def forgetting(self) -> float | None:
-        """Peak rate x weight decay x steps an epoch, one over the epochs over which weights average their
-        updates (Wang & Aitchison 2024, arXiv:2405.13698); None for an optimizer without weight decay."""
+        """Peak rate x weight decay x steps an epoch. This is one over the epochs over which weights
+        average their updates (Wang & Aitchison 2024, arXiv:2405.13698). None for an optimizer
+        without weight decay."""
         optimizer, clock = self.optimizer, self.clock
         if optimizer.rate_power is None or "weight_decay" not in optimizer.settings:
             return None
@@ -222,25 +244,16 @@ class Recipe:
         table = self.optimizer.hyper[self.optimizer.lr_name].table(self.clock)
         return bool(table.size) and float(table[0]) == float(table.max()) > 0
 
-    def transfer(
-        self, *, batch: int | None = None, replicas: int | None = None, duration: str | None = None,
-        lr: float | None = None,
-    ) -> Recipe:  # fmt: skip
-        """This recipe at another batch, number of replicas or length, with the same dynamics.
-
-        `cw.transfer` takes the same arguments and also gives the reasons, the sources and the limits.
-        """
-        from ..study.transfer import transfer
-
-        return transfer(self, batch=batch, replicas=replicas, duration=duration, lr=lr).recipe
-
     def endless(self) -> Recipe:
-        """This recipe, going on after its last step: the order of the examples continues into further epochs,
-        and every hyperparameter holds its last value. Up to there it is the same to the bit."""
-        return dataclasses.replace(self, duration=_FOR_EVER, optimizer=self.optimizer.held(self.clock))
+        """This recipe, continued after its last step. The order of the examples continues into
+        further epochs, and every hyperparameter keeps its last value. Up to there it is the same to
+        the bit."""
+        return dataclasses.replace(
+            self, duration=_FOR_EVER, optimizer=self.optimizer.held(self.clock)
+        )
 
     def describe(self) -> dict[str, Any]:
-        """The recipe as plain JSON values: what is stored with a run and compared on resuming."""
+        """The recipe as plain JSON values, which are stored with a run and compared on resuming."""
         task = self.task
 
         def called(function):
@@ -259,12 +272,16 @@ class Recipe:
         return {
             "name": self.name,
             "task": {
-                "init": FROM_WEIGHTS.join([called(task.init), *(digest[:16] for digest in task.weights)]),
+                "init": FROM_WEIGHTS.join(
+                    [called(task.init), *(digest[:16] for digest in task.weights)]
+                ),
                 "loss": called(task.loss),
                 "augment": called(task.augment),
                 "mix": called(task.mix),
                 "train": data(task.train),
                 "eval": data(task.eval),
+                **({"eval_group": task.eval_group} if task.eval_group > 1 else {}),
+                **({"better": task.better} if task.better else {}),
             },
             "batch": self.batch,
             "replicas": self.replicas,
@@ -282,34 +299,10 @@ class Recipe:
 
     def rows(self) -> list[tuple[str, str]]:
         """The recipe as (setting, value) pairs for a table, with the arithmetic done."""
-        clock = self.clock
-        assert clock.total is not None
-        per_epoch = clock.examples / self.batch
-        rows = [
-            ("recipe", self.name),
-            ("training examples", f"{clock.examples:,}"),
-            ("evaluation examples", f"{len(self.task.eval):,}" if self.task.eval is not None else "none"),
-            ("batch", f"{self.batch} = {self.replicas} replicas × {self.batch / self.replicas:g}"),
-            ("duration", f"{self.duration} = {clock.total:,} steps ({per_epoch:.4g} an epoch)"),
-        ]
-        described = dict(self.optimizer.describe())
-        if self.block_count != self.replicas:
-            each = self.replicas // self.block_count
-            rows.append(("blocks", f"{self.block_count} of {each} replicas, computed together"))
-        if self.shards > 1:
-            rows.append(("shards", f"{self.shards} devices a replica"))
-        rows.append(("optimizer", str(described.pop("optimizer"))))
-        rows += [(f"  {key}", as_typed(value)) for key, value in described.items() if value is not None]
-        rows += [("precision", self.precision), ("seed", str(self.seed))]
-        if self.ema is not None:
-            rows.append(("ema", str(self.ema)))
-        if self.adapters is not None:
-            on = ", ".join(self.adapters.on)
-            rows.append(("adapters", f"rank {self.adapters.rank}, alpha {self.adapters.alpha:g}, on {on}"))
-        return rows
+        return described_rows({**self.describe(), "texts": self.task.known_texts}, self.clock)
 
     def warnings(self) -> list[Fact]:
-        """What this recipe says but cannot do."""
+        """What this recipe asks for but cannot do."""
         clock = self.clock
         warnings = []
         if clock.total == 0:
@@ -320,7 +313,7 @@ class Recipe:
 
 
 def difference(stored: dict, given: dict, path: str = "") -> list[tuple[str, Any, Any]]:
-    """What differs between two descriptions, as (setting, stored, given)."""
+    """The differences between two descriptions, as (setting, stored, given)."""
     rows: list[tuple[str, Any, Any]] = []
     for key in sorted(set(stored) | set(given)):
         a, b = stored.get(key), given.get(key)

@@ -1,23 +1,29 @@
-"""The schedules to write in a recipe, each a small value that becomes a table of one number per step.
+"""The schedules to write in a recipe, each a small value that becomes a table of one number per
+step.
 
-    lr=one_cycle(0.4, warmup="5ep")            lr=piecewise({"0st": 0.1, "40000st": 0.01})
-    lr=warmup(cosine(1e-3), "5%")              lr=exponential(0.01, 1 / math.e, decay="2000st", floor=1e-4)
-    momentum=one_cycle(0.85, "5ep", start=0.95, end=0.95)          weight_decay=5e-4
+    lr=one_cycle(0.4, warmup="5ep")
+    lr=piecewise({"0st": 0.1, "40000st": 0.01})
+    lr=warmup(cosine(1e-3), "5%")
+    lr=exponential(0.01, 1 / math.e, decay="2000st", floor=1e-4)
+    momentum=one_cycle(0.85, "5ep", start=0.95, end=0.95)
+    weight_decay=5e-4
 
-Every length is a duration (see `chipwise.recipe.duration`), turned into steps by the recipe's own clock, so a
-schedule needs no arithmetic of the user's and stretches with the run. Wherever a schedule is accepted, a
-plain number means `constant`, and any function of the step, such as an optax schedule, is accepted too.
+Every length is a duration (see `chipwise.recipe.duration`). The recipe's own clock turns it into
+steps, so the user does no arithmetic and a schedule stretches with the run. Wherever a schedule is
+accepted, a plain number means `constant`, and any function of the step, such as an optax schedule,
+is accepted too.
 
 For a run of `total` steps numbered 0 to `total - 1`:
 
-* step 0 has the start value. A ramp from 0 therefore makes a first step of rate 0, as in DavidNet and optax;
-* after a warm-up of `w` steps, step `w` has the peak;
-* the end value belongs to step `total`, one after the last, so the last step that runs still moves.
+* Step 0 has the start value. A ramp from 0 therefore gives a first step of rate 0, as in DavidNet
+  and optax.
+* After a warm-up of `w` steps, step `w` has the peak.
+* The end value belongs to step `total`, one after the last, so the last step that runs still moves.
 
-Tables are computed on the host in float64 and rounded to float32 once. Linear parts use only operations that
-IEEE 754 rounds exactly; cosines and powers go through the C library one value at a time, because NumPy's
-vector versions differ between processors and between places in an array. That is why these are not optax's
-schedules, which agree to rounding but run on the chip.
+Tables are computed on the host in float64 and rounded to float32 once. Linear parts use only
+operations that IEEE 754 rounds exactly. Cosines and powers go through the C library one value at a
+time, because NumPy's vector versions differ between processors and between places in an array. That
+is why these are not optax's schedules, which agree to rounding but run on the chip.
 
 Long because what a schedule is cannot be read without the shapes that it has.
 """
@@ -37,8 +43,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import RecipeError, invalid, unknown
-from ..words.facts import Fact
+from ..base import Fact, RecipeError, invalid, unknown
 from .duration import Clock, Duration
 
 Change = Callable[[float], float]
@@ -50,17 +55,18 @@ LONG = "1000000"
 class Schedule(ABC):
     """One number for each step of a run. Subclasses are frozen dataclasses.
 
-    Most are a formula of the numbers and of at most one duration that they name here.
+    Most are a formula of numbers and at most one duration, which they name here.
     """
 
     fits_any_run: ClassVar[bool] = True
-    """Whether it ends where the run ends, however long that is."""
+    """Whether the schedule ends where the run ends, however long the run is."""
     NUMBERS: ClassVar[tuple[str, ...]] = ()
-    """The fields that are values of it."""
+    """The fields that are values of the schedule."""
     RAMP: ClassVar[str] = ""
-    """The field that is a duration, after which the schedule turns."""
+    """The field with the duration after which the schedule turns."""
     LATE: ClassVar[str] = ""
-    """The code that says that a run ends before it does, where that is not meant."""
+    """The code of the fact that a run ends before the duration in `RAMP` does, where that is not
+    meant."""
     INSTEAD: ClassVar[tuple[str, ...]] = ()
     """What to type in place of a duration of zero."""
 
@@ -74,7 +80,7 @@ class Schedule(ABC):
         """The values at `steps`, (n,) float64 whole numbers, as (n,) float64."""
 
     def _top(self) -> float | None:
-        """The highest of the numbers it was given; None where only a table can tell."""
+        """The highest of the numbers it was given, or None where only a table can tell."""
         numbers: list[float] = []
 
         def seen(value: float) -> float:
@@ -91,28 +97,33 @@ class Schedule(ABC):
         return replace(self, **new)  # type: ignore[type-var]
 
     def lengths(self) -> list[tuple[str, str]]:
-        """The durations in it, as (what it is, as written)."""
+        """The durations in it, as (name, as written)."""
         return [(self.RAMP, getattr(self, self.RAMP))] if self.RAMP else []
 
     def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
-        """What is probably not meant on this clock, of the schedule that is called `setting`."""
+        """The facts on this clock that are probably not meant, for the schedule called
+        `setting`."""
         return late(self, self.LATE, getattr(self, self.RAMP), clock, setting) if self.LATE else []
 
     def table(self, clock: Clock, start: int = 0, stop: int | None = None) -> np.ndarray:
         """The values of steps `start` to `stop - 1`: (stop - start,) float32, on the host.
 
-        `stop` is the run's total when not given. A part of the table has the same bits as that part of the
-        whole. Past the end of the run a schedule keeps its end value.
+        `stop` is the run's total by default. A part of the table has the same bits as that part of
+        the whole. Past the end of the run a schedule keeps its end value.
 
-        Raises `RecipeError` when the range is empty backwards, when the clock lacks a total the schedule
-        needs, and when a value is not finite.
+        Raises `RecipeError` when `start` is below 0 or above `stop`, when the clock lacks a total
+        that the schedule needs, and when a value is not finite.
         """
         if stop is None:
             stop = self._total(clock)
         if not 0 <= start <= stop:
-            raise invalid("schedule-steps", f"the steps of {self!r}", (start, stop), "0 <= start <= stop")
+            raise invalid(
+                "schedule-steps", f"the steps of {self!r}", (start, stop), "0 <= start <= stop"
+            )
         with np.errstate(over="ignore"):  # an overflow is reported below, with its step
-            values = self._values(np.arange(start, stop, dtype=np.float64), clock).astype(np.float32)
+            values = self._values(np.arange(start, stop, dtype=np.float64), clock).astype(
+                np.float32
+            )
         finite = np.isfinite(values)
         if not finite.all():
             at = int(np.argmin(finite))
@@ -121,16 +132,18 @@ class Schedule(ABC):
         return values
 
     def highest(self, clock: Clock) -> float:
-        """The highest value; of a function of the step and of what grows, over the steps of `clock`."""
+        """The highest value. For a function of the step, and for what grows, it is the highest over
+        the steps of `clock`."""
         if (top := self._top()) is not None:
             return top
         table = self.table(clock)
         return rounded(float(table.max()), 7) if table.size else 0.0
 
     def with_peak(self, peak: float) -> Schedule:
-        """The same shape with its highest value at `peak`: every value is scaled by the same factor.
+        """The same shape with its highest value at `peak`. Every value is scaled by the same
+        factor.
 
-        This is what `--set lr=0.2` does to a schedule. Raises `RecipeError` if the highest value is unknown
+        `--set lr=0.2` does this to a schedule. Raises `RecipeError` if the highest value is unknown
         or 0.
         """
         if not is_number(peak):
@@ -155,7 +168,8 @@ class Schedule(ABC):
         return self._changed(change, _same)
 
     def scaled(self, factor: Fraction | float) -> Schedule:
-        """This schedule with each of its values times `factor`, to six digits. Raises as `mapped` does."""
+        """This schedule with each of its values times `factor`, to six digits. Raises as `mapped`
+        does."""
         return self.mapped(lambda value: rounded(float(_decimal(value) * Fraction(factor))))
 
     def stretched(self, length: Lengthen) -> Schedule:
@@ -166,12 +180,16 @@ class Schedule(ABC):
         return self._changed(_same, length)
 
     def json(self) -> dict[str, Any]:
-        """Its name and its settings as JSON values: `{"schedule": "cosine", "peak": 0.1, "end": 0.0}`.
+        """The name and the settings as JSON values:
+        `{"schedule": "cosine", "peak": 0.1, "end": 0.0}`.
 
-        `schedules.from_json` is the inverse, except for a function of the step, of which only the name is
-        kept. The schedule inside a warm-up is called `of`.
+        `schedules.from_json` is the inverse, except for a function of the step, where only the name
+        is stored. The schedule inside a warm-up is called `of`.
         """
-        settings = {f.name: plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+        settings = {
+            f.name: plain(getattr(self, f.name))
+            for f in fields(self)  # type: ignore[arg-type]
+        }
         if "schedule" in settings:
             settings = {"of": settings.pop("schedule")} | settings
         return {"schedule": type(self).__name__} | settings
@@ -196,12 +214,12 @@ class constant(Schedule):
 
 @dataclass(frozen=True, repr=False)
 class function(Schedule):
-    """Any `call(step) -> number`, such as an optax schedule. Usually made by `as_schedule`.
+    """Any `call(step) -> number`, such as an optax schedule. Usually created by `as_schedule`.
 
-    A function that answers with a JAX array is compiled for the host's CPU where there is one and evaluated
-    in blocks of 1,024 steps that start at multiples of 1,024, so a part of the table has the bits of the
-    whole; its values are float32 and may differ between processors in the last place. Any other function is
-    called once a step with a Python int.
+    A function that returns a JAX array is compiled for the host's CPU where there is one. It is
+    evaluated in blocks of 1,024 steps that start at multiples of 1,024, so a part of the table has
+    the bits of the whole. Its values are float32 and may differ between processors in the last
+    place. Any other function is called once a step with a Python int.
     """
 
     call: Callable[[Any], Any]
@@ -227,18 +245,23 @@ class function(Schedule):
             return steps
         first, stop = int(steps[0]), int(steps[-1]) + 1
         # optax's one-cycle mixes float32 and bool, which strict promotion refuses.
-        with jax.default_device(_host()), jax.numpy_dtype_promotion("standard"):
+        with jax.default_device(host_device()), jax.numpy_dtype_promotion("standard"):
             if isinstance(self._one(first), jax.Array):
                 try:
                     return self._blocks(first, stop)
-                except TypeError:  # JAX's errors for Python control flow over the step are TypeErrors
+                except TypeError:
+                    # JAX's errors for Python control flow over the step are TypeErrors
                     pass
             return np.array([float(self._one(step)) for step in range(first, stop)], np.float64)
 
     def _one(self, step: int) -> Any:
         value = self.call(step)
-        if not (is_number(value, finite=False) or (isinstance(value, jax.Array) and value.shape == ())):
-            raise invalid("function-value", f"{self!r} at step {step}", value, "one number", step=step)
+        if not (
+            is_number(value, finite=False) or (isinstance(value, jax.Array) and value.shape == ())
+        ):
+            raise invalid(
+                "function-value", f"{self!r} at step {step}", value, "one number", step=step
+            )
         return value
 
     def _blocks(self, first: int, stop: int) -> np.ndarray:
@@ -253,7 +276,8 @@ class function(Schedule):
 
 @dataclass(frozen=True)
 class held(Schedule):
-    """`schedule` as it is on `clock`, whatever clock it is asked for, and after the end its last value."""
+    """`schedule` as it is on `clock`, whatever clock it is called with. After the end it keeps its
+    last value."""
 
     schedule: Schedule
     clock: Clock
@@ -289,7 +313,8 @@ def as_schedule(value: Any, name: str = "schedule") -> Schedule:
 
 
 def as_given(value: Any, new: Schedule) -> Any:
-    """`new`, made from the setting `value`: a number where that was one."""
+    """`new` in the form of the setting `value` that it comes from: a number for a number, and
+    `value` itself for a function."""
     if isinstance(value, Schedule):
         return new
     return new.value if isinstance(new, constant) else value
@@ -319,7 +344,7 @@ def callable_name(call: Callable) -> str:
 
 
 def rounded(value: float, digits: int = 6) -> float:
-    """To so many significant digits, so that a third of 0.4 prints as 0.133333."""
+    """`value` to `digits` significant digits, so that a third of 0.4 prints as 0.133333."""
     return float(f"{value:.{digits}g}")
 
 
@@ -335,7 +360,9 @@ def check_numbers(schedule: Schedule, *names: str) -> None:
     for name in names:
         value = getattr(schedule, name)
         if not is_number(value):
-            raise RecipeError("schedule-number", schedule=repr(schedule), name=name, value=repr(value))
+            raise RecipeError(
+                "schedule-number", schedule=repr(schedule), name=name, value=repr(value)
+            )
 
 
 def late(schedule: Schedule, code: str, ramp: str, clock: Clock, setting: str) -> list[Fact]:
@@ -355,8 +382,9 @@ def _decimal(value: float) -> Fraction:
 
 
 @functools.cache
-def _host() -> Any:
-    """A CPU device for user functions, or None (JAX's default) where JAX was started without one."""
+def host_device() -> Any:
+    """A CPU device for user functions, or None (JAX's default) where JAX was started without
+    one."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
@@ -383,8 +411,8 @@ class linear(Schedule):
 class cosine(Schedule):
     """Half a cosine from `peak` at step 0 to `end` at step `total`.
 
-    The decay of SGDR, without restarts (Loshchilov & Hutter, 2017, https://arxiv.org/abs/1608.03983). Put
-    `warmup` around it for a ramp.
+    The decay of SGDR, without restarts (Loshchilov & Hutter, 2017,
+    https://arxiv.org/abs/1608.03983). Put `warmup` around it for a ramp.
     """
 
     peak: float
@@ -399,15 +427,17 @@ class cosine(Schedule):
 
 @dataclass(frozen=True)
 class one_cycle(Schedule):
-    """From `start` up to `peak` over `warmup`, then down to `end` at step `total`.
+    """A rise from `start` to `peak` over `warmup`, then a fall to `end` at step `total`.
 
-    `shape` is "linear" (both halves; DavidNet's), "cosine" (both halves; the default of PyTorch and fastai)
-    or "linear-cosine" (a straight rise and a cosine fall, the usual recipe for ImageNet). With `warmup` of
-    `w` steps the peak is at step `w`. A warm-up shorter than a step is one step, so the run never starts at
-    its peak; a warm-up of zero is refused, since `linear` and `cosine` say that openly. When `w` is the whole
-    run or more, the ramp is cut off where the run ends, and `warnings` says so.
+    `shape` is "linear" (both halves, as in DavidNet), "cosine" (both halves, the default of PyTorch
+    and fastai) or "linear-cosine" (a straight rise and a cosine fall, the usual recipe for
+    ImageNet). With `warmup` of `w` steps the peak is at step `w`. A warm-up shorter than a step is
+    one step, so the run never starts at its peak. A warm-up of zero is refused, since `linear` and
+    `cosine` say that openly. When `w` is the whole run or more, the ramp is cut off where the run
+    ends, and `warnings` reports it.
 
-    A momentum that is lowest where the rate is highest: `one_cycle(0.85, "30%", start=0.95, end=0.95)`.
+    A momentum that is lowest where the rate is highest:
+    `one_cycle(0.85, "30%", start=0.95, end=0.95)`.
 
     Source: Smith & Topin, 2018, https://arxiv.org/abs/1708.07120.
     """
@@ -445,9 +475,9 @@ class one_cycle(Schedule):
 class exponential(Schedule):
     """`floor + init * decay_rate ** (step / decay)`: multiplied by `decay_rate` every `decay`.
 
-    Continuous, not a staircase. `floor` is added, not a lower clip, so step 0 is `floor + init`. With
-    `decay="100%"` the last factor belongs to step `total`, which makes it the sweep of a learning-rate
-    finder.
+    Continuous, not a staircase. `floor` is added, not a lower clip, so step 0 is `floor + init`.
+    With `decay="100%"` the last factor belongs to step `total`, which makes it the sweep of a
+    learning-rate finder.
     """
 
     init: float
@@ -479,9 +509,9 @@ class exponential(Schedule):
 class piecewise(Schedule):
     """Constant pieces: `piecewise({"0st": 0.1, "40000st": 0.01, "60000st": 0.001})`.
 
-    Each key is the duration after which its value holds: step `b` is the first with the value of boundary
-    `b`. A key of zero (`"0st"`) is mandatory, so every step is defined by what is written. Keys may mix
-    units.
+    Each key is the duration after which its value holds: step `b` is the first with the value of
+    boundary `b`. A key of zero (`"0st"`) is mandatory, so every step is defined by what is written.
+    Keys may mix units.
     """
 
     pieces: Any  # given as a mapping; kept as a tuple of pairs, which is frozen and hashable
@@ -499,7 +529,9 @@ class piecewise(Schedule):
         keys = [Duration.parse(key) for key, _ in pairs]
         for key, value in pairs:
             if not is_number(value):
-                raise RecipeError("schedule-number", schedule=repr(self), name=key, value=repr(value))
+                raise RecipeError(
+                    "schedule-number", schedule=repr(self), name=key, value=repr(value)
+                )
         if all(keys):
             raise RecipeError("first-piece-missing", schedule=repr(self))
         if sum(not key for key in keys) > 1 or len(set(keys)) < len(keys):
@@ -527,7 +559,9 @@ class piecewise(Schedule):
             return []
         about = {"setting": setting, "schedule": repr(self), "total": clock.total}
         return [
-            Fact("piece-never-used", about | {"piece": key, "step": clock.steps(key), "value": value})
+            Fact(
+                "piece-never-used", about | {"piece": key, "step": clock.steps(key), "value": value}
+            )
             for key, value in self.pieces
             if clock.steps(key) >= clock.total
         ]
@@ -537,7 +571,8 @@ class piecewise(Schedule):
 class tabulated(Schedule):
     """`values`, one for `each` step or each epoch, and then the last one.
 
-    For what has no formula here, such as a scheduler of PyTorch: `cw.torch.optimizer` makes it.
+    For schedules without a formula here, such as a scheduler of PyTorch. `cw.torch.optimizer`
+    creates it.
     """
 
     values: Any  # given as any sequence of numbers; kept as a tuple
@@ -546,9 +581,15 @@ class tabulated(Schedule):
     fits_any_run: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        listed = isinstance(self.values, Iterable) and not isinstance(self.values, str | bytes | Mapping)
+        listed = isinstance(self.values, Iterable) and not isinstance(
+            self.values, str | bytes | Mapping
+        )
         object.__setattr__(self, "values", tuple(self.values) if listed else ())
-        if not self.values or not all(map(is_number, self.values)) or self.each not in ("step", "epoch"):
+        if (
+            not self.values
+            or not all(map(is_number, self.values))
+            or self.each not in ("step", "epoch")
+        ):
             expected = "finite numbers, one for each='step' or each='epoch'"
             raise invalid("table-expected", "a table", self, expected)
 
@@ -557,7 +598,9 @@ class tabulated(Schedule):
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
         at = np.floor(steps * clock.batch / clock.examples) if self.each == "epoch" else steps
-        return np.array(self.values, np.float64)[np.minimum(at.astype(np.int64), len(self.values) - 1)]
+        return np.array(self.values, np.float64)[
+            np.minimum(at.astype(np.int64), len(self.values) - 1)
+        ]
 
     def _changed(self, number: Change, length: Lengthen) -> Schedule:
         unit = {"step": "st", "epoch": "ep"}[self.each]
@@ -581,10 +624,10 @@ class tabulated(Schedule):
 class warmup(Schedule):
     """A linear ramp from `start` at step 0 into `schedule`, which it joins after `length`.
 
-    The inner schedule is NOT shifted: at step `s` of a ramp of `w` steps the value is `start + (inner(s) -
-    start) * s / w`, which for `start=0` is the inner value times `s / w`, and from step `w` on it is the
-    inner value. The run's length and the inner boundaries keep their meaning. A length below a step is one
-    step; zero is refused.
+    The inner schedule is NOT shifted. At step `s` of a ramp of `w` steps the value is
+    `start + (inner(s) - start) * s / w`. For `start=0` that is the inner value times `s / w`. From
+    step `w` on it is the inner value. The run's length and the inner boundaries keep their meaning.
+    A length below a step is one step, and zero is refused.
     """
 
     schedule: Any  # a Schedule, a number or a function of the step
@@ -602,7 +645,9 @@ class warmup(Schedule):
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
         ramp = clock.steps(self.length)
         inner = self._inner._values(steps, clock)
-        return np.where(steps < ramp, _between(self.start, inner, np.minimum(steps / ramp, 1.0)), inner)
+        return np.where(
+            steps < ramp, _between(self.start, inner, np.minimum(steps / ramp, 1.0)), inner
+        )
 
     def _top(self) -> float | None:
         return self._inner._top()
@@ -623,13 +668,15 @@ SCHEDULES: dict[str, type[Schedule]] = {
     kind.__name__: kind
     for kind in (constant, linear, cosine, one_cycle, exponential, piecewise, warmup, tabulated)
 }
-"""What one can type, by name."""
+"""The schedules that one can type, by name."""
 
 
 def from_json(value: Any) -> Schedule:
-    """The schedule that `value`, a number or what `Schedule.json` gave, describes. Nothing of it is executed.
+    """The schedule that `value` describes, a number or the result of `Schedule.json`. Executes
+    nothing.
 
-    Raises `RecipeError` for a function of the step, of which only the name is known, and for anything else.
+    Raises `RecipeError` for a function of the step, because only its name is known, and for
+    anything else.
     """
     if is_number(value):
         return constant(float(value))
@@ -652,7 +699,9 @@ def as_typed(value: Any) -> str:
     if not isinstance(value, Mapping) or "schedule" not in value:
         return str(value)
     settings = {("schedule" if k == "of" else k): v for k, v in value.items() if k != "schedule"}
-    texts = {k: as_typed(v) if isinstance(v, Mapping) else _shortened(v) for k, v in settings.items()}
+    texts = {
+        k: as_typed(v) if isinstance(v, Mapping) else _shortened(v) for k, v in settings.items()
+    }
     if value["schedule"] == function.__name__:
         shown = str(settings.get("call"))
     elif value["schedule"] == piecewise.__name__:
@@ -663,7 +712,7 @@ def as_typed(value: Any) -> str:
 
 
 def _shortened(value: Any) -> str:
-    """`repr`, of many numbers only the first and the last."""
+    """`repr`. If there are many numbers, it shows only the first and the last."""
     if not isinstance(value, tuple | list):
         return repr(value)
     if len(value) <= _SHOWN:

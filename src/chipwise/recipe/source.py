@@ -1,9 +1,11 @@
-"""The interface of data for a recipe: `len()`, `[i] -> dict of arrays`, and the shape and type of an example.
+"""The interface of data for a recipe: `len()`, `[i] -> dict of arrays`, and the shape and type of
+an example.
 
-A list or a PyTorch map-style dataset has it. Examples are dicts or pairs (image, label) of anything numeric.
-Torch tensors and PIL pictures are recognised by their methods, so neither library is imported here. 64-bit
-columns become 32-bit, after a check that no value is lost, and byte order becomes the machine's.
-`chipwise.data.sources` describes the optional methods that make a source fast.
+A list or a PyTorch map-style dataset has it. Examples are dicts or pairs (image, label) of anything
+numeric. Torch tensors and PIL pictures are recognised by their methods, so neither library is
+imported here. 64-bit columns become 32-bit, after a check that no value is lost, and byte order
+becomes the machine's. `chipwise.data.sources` describes the optional methods that make a source
+fast.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from ..errors import DataError
-from ..words.figures import one_line
+from ..base import DataError
+from ..base.figures import one_line
 
 Spec = dict[str, jax.ShapeDtypeStruct]  # column to the shape and type of one example
 Columns = dict[str, np.ndarray]  # column to (n, ...)
@@ -25,12 +27,18 @@ Columns = dict[str, np.ndarray]  # column to (n, ...)
 # JAX has no 64-bit types by default and would cut them silently, label 2**32 + 1 to label 1.
 NARROW = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 _PAIR = ("image", "label")
-# The spec of example 0, for sources without one: reading it may take seconds, and it is needed often
+# The spec of example 0, for sources without one: reading it may take seconds, and it is needed
+# often
 _SPECS: weakref.WeakKeyDictionary[Any, Spec] = weakref.WeakKeyDictionary()
 
 
 class Source(Protocol):
-    """Examples by index: a list, a chipwise source, or a PyTorch-style map dataset."""
+    """Examples by index: a list, a chipwise source, or a PyTorch-style map dataset.
+
+    It may have a `digest`, a string or bytes that change with its contents, or a method that
+    returns these. A run that resumes with another digest is refused. `chipwise.data.sources` has
+    the other optional attributes.
+    """
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
@@ -39,7 +47,8 @@ class Source(Protocol):
 def spec_of(source: Any) -> Spec:
     """Column to the shape and type of one example.
 
-    Reads example 0 if the source has no `spec`; raises `DataError` if there is none.
+    Reads example 0 if the source has no `spec`. Raises `DataError` if the source is empty, or if
+    its `spec` has a 64-bit column.
     """
     spec = getattr(source, "spec", None)
     if spec is not None:
@@ -55,28 +64,33 @@ def spec_of(source: Any) -> Spec:
         return dict(_SPECS[source])
     if not len(source):
         raise DataError("source-empty")
-    known = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in read_example(source[0], 0).items()}
+    known = {
+        n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in read_example(source[0], 0).items()
+    }
     with contextlib.suppress(TypeError):
         _SPECS[source] = known
     return dict(known)
 
 
 def rows_of(spec: Spec, rows: Any) -> Spec:
-    """The shapes and types of a batch of `rows` examples, a number or one of `jax.export`'s symbols."""
+    """The shapes and types of a batch of `rows` examples, a number or one of `jax.export`'s
+    symbols."""
     return {name: jax.ShapeDtypeStruct((rows, *s.shape), s.dtype) for name, s in spec.items()}
 
 
 def read_example(example: Any, index: int) -> Columns:
-    """Example `index` of any source as arrays with JAX's dtypes; see `as_columns` and `narrow`."""
+    """Example `index` of any source as arrays with JAX's dtypes. See `as_columns` and `narrow`."""
     return {name: narrow(name, value) for name, value in as_columns(example, index).items()}
 
 
 def as_columns(example: Any, index: int) -> dict[str, Any]:
-    """Example `index` of a map data set, such as PyTorch's, as column to something NumPy takes as an array.
+    """Example `index` of a map data set, such as PyTorch's, as column to something NumPy takes as
+    an array.
 
-    A dict keeps its names; a pair becomes `image` and `label`, and a tuple of one becomes `image`. Torch
-    tensors, on any device, and PIL pictures become arrays: a picture `(h, w)` or `(h, w, channels)`, one with
-    a palette its colours (3 channels, 4 with transparency), bfloat16 float32. The rest stays as it is.
+    A dict keeps its names. A pair becomes `image` and `label`, and a tuple of one becomes `image`.
+    Torch tensors, on any device, and PIL pictures become arrays. A picture becomes `(h, w)` or
+    `(h, w, channels)`, and one with a palette becomes its colours (3 channels, 4 with
+    transparency). bfloat16 becomes float32. The rest stays as it is.
 
     Raises `DataError` for an example of another kind, and for a picture that cannot be decoded.
     """
@@ -90,7 +104,8 @@ def as_columns(example: Any, index: int) -> dict[str, Any]:
     for name, value in example.items():
         try:
             columns[str(name)] = _array(value)
-        except (OSError, RuntimeError, TypeError, ValueError) as error:  # whatever Pillow and torch raise
+        except (OSError, RuntimeError, TypeError, ValueError) as error:
+            # whatever Pillow and torch raise
             raise DataError(
                 "example-unreadable", example=index, column=str(name), reason=one_line(error)
             ) from error
@@ -110,14 +125,25 @@ def _array(value: Any) -> Any:
     return value
 
 
-def narrow(name: str, values: Any) -> np.ndarray:
-    """`values` as an array of a type JAX has by default and of native byte order; copies only if it must.
+def unmasked(name: str, values: Any) -> Any:
+    """`values`, an array or a list of arrays. Raises `DataError` if NumPy masks some of them, since
+    arrays here have no mask, and what is below it would be trained."""
+    parts = values if isinstance(values, (list, tuple)) else [values]
+    if any(isinstance(part, np.ma.MaskedArray) and np.ma.is_masked(part) for part in parts):
+        raise DataError("column-masked", column=name)
+    return values
 
-    Raises `DataError` for text and objects, and for values that the 32-bit type cannot hold.
+
+def narrow(name: str, values: Any) -> np.ndarray:
+    """`values` as an array of a type JAX has by default and of native byte order. Copies only if it
+    must.
+
+    Raises `DataError` for text, objects and masked values, and for values that the 32-bit type
+    cannot hold.
     """
     try:
         # asarray also drops numpy.memmap, whose slices cost more than those of a plain array
-        array = np.asarray(values)
+        array = np.asarray(unmasked(name, values))
     except (ValueError, TypeError) as error:
         raise DataError("column-not-array", column=name, reason=one_line(error)) from error
     if not (array.dtype == np.bool_ or jax.dtypes.issubdtype(array.dtype, np.number)):
@@ -136,5 +162,7 @@ def narrow(name: str, values: Any) -> np.ndarray:
         value = array[place].item()
         if not place:
             raise DataError("value-overflows", column=name, value=value, dtype=target)
-        raise DataError("column-overflows", column=name, value=value, row=int(place[0]), dtype=target)
+        raise DataError(
+            "column-overflows", column=name, value=value, row=int(place[0]), dtype=target
+        )
     return small

@@ -1,4 +1,4 @@
-"""What is learned: two pure functions, the data, and sums instead of means."""
+"""The task to learn: two pure functions, the data, and sums instead of means."""
 
 from __future__ import annotations
 
@@ -11,55 +11,69 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from ..errors import RecipeError, invalid, unknown
-from ..words.figures import one_line
+from ..base import RecipeError, invalid, unknown
+from ..base.figures import one_line
+from .direction import declared
 from .source import Source
 
 Tree = Any  # a pytree of arrays
 RETURNS = ("logits", "probabilities", "values")
-"""What a model's outputs may be."""
+"""The kinds of a model's outputs."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Sum:
-    """A total and the number of values in it; the library divides, once, at the end.
+    """A total and the number of values in it. The library divides once, at the end.
 
-    Means of parts cannot be combined without knowing how large the parts were. Sums can: over
-    examples, replicas, devices and evaluation batches, however they are cut.
+    Means of parts cannot be combined without knowing how large the parts were. Sums can be combined
+    over examples, replicas, devices and evaluation batches, however they are cut.
 
-    *Fields:* `total`, an array of any shape; `count`, of the same shape or `()`; `finish`,
-    `(total, count) -> value`, for a metric that is not a mean, such as F1 from three counts. It is called
-    once, on the host, with float64 NumPy arrays of everything added up, and returns a number or an
-    array; it is not part of the traced program, so it must not use the loss's arrays. See `cw.metrics`;
-    `each`: see `of_each`.
+    *Fields:*
+
+    - `total`: an array of any shape.
+    - `count`: an array of the same shape or `()`.
+    - `finish`: `(total, count) -> value`, for a metric that is not a mean, such as F1 from three
+      counts. It is called once, on the host, with float64 NumPy arrays of everything added up, and
+      returns a number or an array. It is not part of the traced program, so it must not use the
+      loss's arrays. See `cw.metrics`.
+    - `each`: see `of_each`.
+    - `better`: `"lower"` or `"higher"`, which of its values is better. None: `Task.better` or the
+      metric's name says it.
     """
 
     total: Any
     count: Any
     finish: Callable[[Any, Any], Any] | None = field(default=None, metadata={"static": True})
     each: bool = field(default=False, metadata={"static": True})
+    better: str | None = field(default=None, metadata={"static": True})
 
     @classmethod
-    def of(cls, values: jax.Array) -> Sum:
+    def of(cls, values: jax.Array, *, better: str | None = None) -> Sum:
         """The sum of `values` `(batch, ...)` over examples, counting each example once."""
         if isinstance(values, Sum):
-            raise RecipeError("sum-of-a-sum", "Sum.of was given a Sum, expected values (batch, ...).")
+            raise RecipeError(
+                "sum-of-a-sum", "Sum.of was given a Sum, expected values (batch, ...)."
+            )
         values = jnp.asarray(values)
         dtype = jnp.float64 if values.dtype == jnp.float64 else jnp.float32
-        return cls(jnp.sum(values, axis=0, dtype=dtype), jnp.float32(values.shape[0]))
+        total = jnp.sum(values, axis=0, dtype=dtype)
+        return cls(total, jnp.float32(values.shape[0]), better=better)
 
     @classmethod
-    def of_each(cls, values: jax.Array, finish: Callable[[Any, Any], Any]) -> Sum:
-        """Keeps `values` `(batch, ...)` of each example instead of adding them, for a metric that must see
-        all examples at once, such as a rank: `finish(values, count)` gets those of the whole set, in its
-        order. Evaluation has such metrics; training, whose sums stay on the device, leaves them out."""
+    def of_each(
+        cls, values: jax.Array, finish: Callable[[Any, Any], Any], *, better: str | None = None
+    ) -> Sum:
+        """Keeps `values` `(batch, ...)` of each example instead of adding them. This is for a
+        metric that must see all examples at once, such as a rank. `finish(values, count)` gets the
+        values of the whole set, in its order. Evaluation has such metrics. Training leaves them
+        out, because its sums stay on the device."""
         values = jnp.asarray(values)
-        return cls(values, jnp.float32(values.shape[0]), finish, True)
+        return cls(values, jnp.float32(values.shape[0]), finish, True, better)
 
     @property
     def value(self) -> Any:
-        """`finish(total, count)`; without a `finish`, `total / count`."""
+        """`finish(total, count)`, or `total / count` without a `finish`."""
         if self.finish is None:
             return self.total / self.count
         return self.finish(self.total, self.count)
@@ -73,49 +87,65 @@ class Loss(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is learned. Nothing here knows the machine, the batch size or the optimizer.
+    """The task to learn. Nothing here depends on the machine, the batch size or the optimizer.
 
     *Arguments* (keyword only):
 
     - `init`: `(key) -> (params, state)`. `state` holds what the loss updates itself, such as
-      batch-norm statistics; `{}` when there is none.
+      batch-norm statistics, or `{}`. After a step, floats are the mean of all replicas. Whole
+      numbers, and random keys of `jax.random.key`, are those of replica 0.
     - `loss`: `(params, state, batch, key, train) -> (metrics, state)`. `batch` is a dict of arrays
-      `(replica_batch, ...)`; `metrics` a dict of `Sum` with at least `"loss"`, whose total over
-      count is minimised. With `train=False` an example's result must not depend on the rest of the
-      batch: evaluation pads and masks. In bf16, floating columns come as bfloat16, but for
-      `label`, which keeps its digits.
-    - `train`, `eval`: sources: `len()` and `[i] -> dict of arrays`. `eval` may be `None`.
-    - `augment`: `(example, key) -> example`, one unbatched example, traced, runs on the device; its
-      key depends on the seed, the epoch and the example only.
+      `(replica_batch, ...)`. `metrics` is a dict of `Sum` with at least `"loss"`, whose total over
+      count is minimised. In evaluation, with `train=False`, `batch` is one example, or a group (see
+      `eval_group`). `key` is then the group's own, the same at every evaluation of a seed's runs.
+      So the noise of a diffusion net or a VAE is drawn as in training, and moves no metric from one
+      evaluation to the next. In bf16, floating columns come as bfloat16, except `label`, which
+      keeps its digits.
+    - `train`, `eval`: sources, with `len()` and `[i] -> dict of arrays`. `eval` may be `None`. If
+      both state the names of their classes, the labels of `eval` are joined to those of `train` by
+      name. A class that `train` lacks is refused.
+    - `eval_group`: the consecutive examples that evaluation gives the loss at once. The last group
+      may be smaller. Use 1, unless the loss compares examples, as contrastive ones do.
+    - `augment`: `(example, key) -> example` for one unbatched example. It is traced and runs on the
+      device. Its key depends on the seed, the epoch and the example only.
     - `mix`: `(batch, key) -> batch` within one replica, for mixup and the like.
-    - `classes`: when given, the column `"label"` is checked to lie in `[0, classes)`.
-    - `predict`: `(params, state, inputs) -> outputs`, what the trained model predicts for `inputs`, the
-      columns of a batch without `label`: an array `(batch, ...)` or a dict of such arrays. Examples must
-      not depend on each other. `cw.predict` and `cw.export` run it.
-    - `decode`: `(params, state, tokens, cache, position) -> (logits, cache)`, for `cw.deploy.generate`: the
-      logits `(batch, t, vocabulary)` of what follows `tokens` `(batch, t)` int32, which stand at `position`
-      `(batch,)` and behind; t is 1, or they begin at position 0. `cache`: what an earlier call returned, a
-      tree of arrays with room for a number of positions; None: make it, with room for these. What is computed
-      at a position again replaces what was there. `context`: the most positions that it takes.
-    - `returns`: what these outputs are: "logits", "probabilities" or "values". By default, with `classes`, an
-      array `(batch, classes)` is probabilities if a softmax or sigmoid is the last operation of `predict`,
-      else logits; all else is values.
-    - `class_names`: the names of the classes, in order.
-    - `from_data`: `(train) -> {path: array}`: initial values of parameters such as "whiten/kernel", computed
-      from the training source once, before the first step of a run.
-    - `sharding`: `(path) -> PartitionSpec`: the axis along which a parameter such as "words/embedding" is cut
-      if the recipe has `shards`: `P(None, "shard")`; None for the default, the largest axis that `shards`
-      divides.
-    - `weights`: the digests of the files that the initial values are from, the latest last, set by
-      `cw.pretrained(...).start`.
-    - `going_on`: arrays of another run's training state by name, with which training begins at step 0, set by
-      `cw.pretrained(run, optimizer=True).start`.
+    - `classes`: when given, the column `"label"` is checked to be in `[0, classes)`.
+    - `predict`: `(params, state, inputs) -> outputs`, the trained model's prediction for `inputs`,
+      the columns of a batch without `label`. It returns an array `(batch, ...)` or a dict of such
+      arrays. Examples must not depend on each other. `cw.predict` and `cw.export` run it.
+    - `decode`: `(params, state, tokens, cache, position) -> (logits, cache)`, for
+      `cw.deploy.generate`. It returns the logits `(batch, t, vocabulary)` of what follows `tokens`
+      `(batch, t)` int32. The tokens are at `position` `(batch,)` and behind. t is 1, or they begin
+      at position 0. `cache` is the result of an earlier call, a tree of arrays with room for a
+      number of positions. With None, the function creates it, with room for these tokens. Computing
+      a position again replaces the earlier values.
+    - `context`: the most positions that `decode` takes.
+    - `returns`: the kind of these outputs: "logits", "probabilities" or "values". By default, with
+      `classes`, an array `(batch, classes)` is probabilities if a softmax or sigmoid is the last
+      operation of `predict`, else logits. All else is values.
+    - `class_names`: the names of the classes, in order. Those of `train` if it states none.
+    - `better`: which way metrics are better, such as `{"bpb": "lower", "top5": "higher"}`. It
+      counts before `Sum.better` and names. See `docs/metrics.md`.
+    - `from_data`: `(train) -> {path: array}`. It gives initial values of parameters such as
+      "whiten/kernel", computed from the training source once, before the first step of a run.
+    - `sharding`: `(path) -> PartitionSpec`. It gives the axis along which a parameter such as
+      "words/embedding" is cut if the recipe has `shards`: `P(None, "shard")`. None means the
+      default, the largest axis that `shards` divides.
+    - `weights`: the digests of the files that the initial values are from, the latest last.
+      `cw.pretrained(...).start` sets it.
+    - `texts`: what is known of a language model's texts. `begin` and `end`: the tokens before and
+      after each document, those of `train` if nothing is given. By name the files of a Hugging Face
+      folder that say more, such as `tokenizer_config.json`, which `cw.pretrained(...).start` sets
+      and `cw.export` writes again.
+    - `going_on`: arrays of another run's training state by name, with which training begins at step
+      0. `cw.pretrained(run, optimizer=True).start` sets it.
     """
 
     init: Callable[[jax.Array], tuple[Tree, Tree]]
     loss: Loss
     train: Source
     eval: Source | None = None
+    eval_group: int = 1
     augment: Callable[[dict, jax.Array], dict] | None = None
     mix: Callable[[dict, jax.Array], dict] | None = None
     classes: int | None = None
@@ -124,26 +154,45 @@ class Task:
     context: int | None = None
     returns: str | None = None
     class_names: tuple[str, ...] = ()
+    better: Mapping[str, str] = field(default_factory=dict, hash=False)
     from_data: Callable[[Source], Mapping[str, Any]] | None = None
     sharding: Callable[[str], PartitionSpec | None] | None = None
     weights: tuple[str, ...] = ()
+    texts: Mapping[str, Any] = field(default_factory=dict, hash=False)
     going_on: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
         object.__setattr__(self, "class_names", tuple(self.class_names))
+        object.__setattr__(self, "better", declared(self.better))
         if self.class_names and self.classes not in (None, len(self.class_names)):
             expected = f"classes={self.classes}"
-            raise invalid("class-names-number", "the number of class_names", len(self.class_names), expected)
+            raise invalid(
+                "class-names-number", "the number of class_names", len(self.class_names), expected
+            )
         if self.returns not in (None, *RETURNS):
             raise unknown("task-returns", "kind of outputs", self.returns, RETURNS)
-        for name in ("init", "loss", "augment", "mix", "predict", "decode", "from_data", "sharding"):
+        for name in (
+            "init",
+            "loss",
+            "augment",
+            "mix",
+            "predict",
+            "decode",
+            "from_data",
+            "sharding",
+        ):
             given = getattr(self, name)
             if not callable(given) and (given is not None or name in ("init", "loss")):
-                raise invalid("task-function-expected", f"Task.{name}", given, "a function", name=name)
+                raise invalid(
+                    "task-function-expected", f"Task.{name}", given, "a function", name=name
+                )
         if (self.decode is None) != (self.context is None):
             raise invalid(
                 "task-context", "context", self.context, "the most positions of decode, with decode"
             )
+        group = self.eval_group
+        if isinstance(group, bool) or not isinstance(group, int) or group < 1:
+            raise invalid("eval-group", "eval_group", group, "a whole number of at least 1")
         for name in ("train", "eval"):
             given = getattr(self, name)
             if given is None and name == "eval":
@@ -154,14 +203,33 @@ class Task:
                 hasattr(given, "__len__") and hasattr(given, "__getitem__")
             ):
                 expected = (
-                    "len() and [i] -> dict of arrays, as cw.Arrays(image=x, label=y), or one of its splits"
+                    "len() and [i] -> dict of arrays, as cw.Arrays(image=x, label=y), or one of "
+                    "its splits"
                 )
                 raise invalid("task-source-expected", f"Task.{name}", given, expected, name=name)
+        object.__setattr__(self, "eval", self.joined(self.eval))
+
+    @property
+    def known_texts(self) -> dict[str, Any]:
+        """`texts`, with the tokens before and after a document of the training data."""
+        return {**getattr(self.train, "document_ends", {}), **self.texts}
+
+    def directions_of(self, sums: Mapping[str, Any]) -> dict[str, str]:
+        """The declared directions. Without evaluation data, only those of `sums`, since the metrics
+        of an evaluation alone are unknown."""
+        return {n: way for n, way in self.better.items() if self.eval is not None or n in sums}
+
+    def joined(self, source: Any) -> Any:
+        """`source` with the labels of the training data: see `chipwise.data.class_names`."""
+        from ..data.class_names import joined, names_in
+
+        return joined(names_in(self), source)
 
     @property
     def has_batch_norm(self) -> bool:
-        """Whether the state holds running statistics: a mean and a variance side by side, floats of one shape
-        (`mean` and `var`, as in Flax, or `running_mean` and `running_var`). Nothing is computed."""
+        """Whether the state has running statistics: a mean and a variance side by side, floats of
+        one shape (`mean` and `var`, as in Flax, or `running_mean` and `running_var`). Computes
+        nothing."""
         _, state = jax.eval_shape(self.init, jax.eval_shape(lambda: jax.random.key(0)))
         places: dict[str, dict[str, Any]] = {}
         for path, leaf in by_path(state).items():
@@ -175,18 +243,22 @@ class Task:
         )
 
 
-def by_path(tree: Tree, separator: str = "/", is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
+def by_path(
+    tree: Tree, separator: str = "/", is_leaf: Callable[[Any], bool] | None = None
+) -> dict[str, Any]:
     """The leaves of `tree` in JAX's order by their paths, such as `block1/conv/kernel`."""
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
-    return {jax.tree_util.keystr(path, simple=True, separator=separator): leaf for path, leaf in leaves}
+    return {
+        jax.tree_util.keystr(path, simple=True, separator=separator): leaf for path, leaf in leaves
+    }
 
 
 def finished(sums: Mapping[str, Sum]) -> dict[str, float | np.ndarray]:
-    """The values of sums, divided or finished on the host: metric name to a float, or a float64 array. A
-    division by zero gives NaN or an infinity.
+    """The values of sums, divided or finished on the host: metric name to a float, or a float64
+    array. A division by zero gives NaN or an infinity.
 
-    *Arguments:* `sums` of everything that is to be counted, as arrays on the host. The arithmetic is
-    float64: float32 would round a ratio that the sums still know exactly.
+    *Arguments:* `sums`: the sums of everything to be counted, as arrays on the host. The arithmetic
+    is float64, because float32 would round a ratio that the sums still give exactly.
 
     Raises `RecipeError` when a task's own `finish` fails, or returns anything but numbers.
     """
@@ -197,7 +269,13 @@ def finished(sums: Mapping[str, Sum]) -> dict[str, float | np.ndarray]:
             with np.errstate(all="ignore"):
                 value = np.asarray(Sum(total, count, s.finish).value, np.float64)
         except Exception as error:
-            about = {"total": list(total.shape), "count": list(count.shape), "reason": one_line(error)}
-            raise RecipeError("finish-failed", metric=name, error=type(error).__name__, **about) from error
+            about = {
+                "total": list(total.shape),
+                "count": list(count.shape),
+                "reason": one_line(error),
+            }
+            raise RecipeError(
+                "finish-failed", metric=name, error=type(error).__name__, **about
+            ) from error
         values[name] = float(value) if value.ndim == 0 else value
     return values

@@ -7,7 +7,8 @@ The ratio is that of two norms of the layer.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,20 +28,24 @@ class _ByLayer(_Named):
     def elementwise(self) -> bool:
         return False
 
-    @abstractmethod
-    def _ratio(self, param: jax.Array, other: jax.Array, hyper: Scalars) -> jax.Array:
-        """Of layers whose norms are not 0, from the norms of their parameters and of their updates."""
-
-    def _by_ratios(self, hyper: Scalars, decaying: Tree, then: _Parts) -> optax.GradientTransformation:
-        """Multiplies what `then` makes of each layer's update by the layer's ratio, 1 where a norm is 0."""
+    def _by_ratios(
+        self, decaying: Tree, ratio_of: Callable[[jax.Array, jax.Array], jax.Array], then: _Parts
+    ) -> optax.GradientTransformation:
+        """Multiplies the output of `then` for each layer's update by the layer's ratio, which is 1
+        where a norm is 0. Elsewhere it is `ratio_of` the norms of the layer's parameters and of its
+        update."""
 
         def norm(x: jax.Array, layers: int) -> jax.Array:
-            return jnp.sqrt(jnp.sum(x * x, axis=tuple(range(int(layers > 1), x.ndim)), keepdims=True))
+            return jnp.sqrt(
+                jnp.sum(x * x, axis=tuple(range(int(layers > 1), x.ndim)), keepdims=True)
+            )
 
-        def one(does: bool, update: jax.Array, moved: jax.Array, param: jax.Array, layers: int) -> jax.Array:
+        def one(
+            does: bool, update: jax.Array, moved: jax.Array, param: jax.Array, layers: int
+        ) -> jax.Array:
             own, other = norm(param, layers), norm(update, layers)
             usual = (own > 0) & (other > 0)
-            ratio = jnp.where(usual, self._ratio(own, jnp.where(usual, other, 1), hyper), 1)
+            ratio = jnp.where(usual, ratio_of(own, jnp.where(usual, other, 1)), 1)
             return moved * ratio if does else moved
 
         def update(updates: Tree, params: Tree) -> Tree:
@@ -54,15 +59,15 @@ class _ByLayer(_Named):
 
 @dataclass(frozen=True)
 class lamb(_ByLayer):
-    """Adam with decoupled weight decay, each layer's step as long as its parameters (You et al., 2020,
-    https://arxiv.org/abs/1904.00962).
+    """Adam with decoupled weight decay, each layer's step as long as its parameters (You et al.,
+    2020, https://arxiv.org/abs/1904.00962).
 
         u = adam(grad) + weight_decay * p;  p = p - lr * (|p| / |u|) * u
 
-    Arguments: `lr`, `b1`, `b2`, `eps`, `weight_decay` and `clip` as in `adamw`; `decay`: which parameters
-    decay (see `decays`). The others, as a rule biases and normalization, also move without the ratio, as in
-    the paper's program. `stacked`: a pattern of paths whose leaves have a layer in each row. Each row then
-    has its own ratio.
+    Arguments: `lr`, `b1`, `b2`, `eps`, `weight_decay` and `clip` as in `adamw`. `decay`: which
+    parameters decay (see `decays`). The others, usually biases and normalization, also move without
+    the ratio, as in the paper's program. `stacked`: a pattern of paths whose leaves have a layer in
+    each row. Each row then has its own ratio.
     """
 
     lr: Any
@@ -77,23 +82,21 @@ class lamb(_ByLayer):
     def _transform(self, hyper: Scalars, decaying: Tree, norm: Any) -> optax.GradientTransformation:
         adam = optax.scale_by_adam(hyper["b1"], hyper["b2"], self.eps)
         parts = [*_clipped(hyper, norm), adam, *_decayed(hyper, decaying)]
-        ratios = self._by_ratios(hyper, decaying, [])
+        ratios = self._by_ratios(decaying, operator.truediv, [])
         return optax.chain(*parts, ratios, optax.scale_by_learning_rate(hyper["lr"]))
-
-    def _ratio(self, param: jax.Array, other: jax.Array, hyper: Scalars) -> jax.Array:
-        return param / other
 
 
 @dataclass(frozen=True)
 class lars(_ByLayer):
-    """SGD with momentum, each layer with a rate of its own (You et al., 2017, https://arxiv.org/abs/1708.03888).
+    """SGD with momentum, each layer with its own rate (You et al., 2017,
+    https://arxiv.org/abs/1708.03888).
 
         rate = lr * trust * |p| / (|grad| + weight_decay * |p| + eps)
         v = momentum * v + rate * (grad + weight_decay * p);  p = p - v
 
-    Arguments: `lr`, `momentum`, `weight_decay` and `clip` as in `sgd`; `trust` and `eps`, numbers; `decay`
-    and `stacked` as in `lamb`. Layers that do not decay have a rate of `lr`. `optax.lars` divides by `|grad +
-    weight_decay * p|`.
+    Arguments: `lr`, `momentum`, `weight_decay` and `clip` as in `sgd`. `trust` and `eps`: numbers.
+    `decay` and `stacked` as in `lamb`. Layers that do not decay have a rate of `lr`. `optax.lars`
+    divides by `|grad + weight_decay * p|`.
     """
 
     lr: Any
@@ -106,9 +109,11 @@ class lars(_ByLayer):
     stacked: str = STACKED
 
     def _transform(self, hyper: Scalars, decaying: Tree, norm: Any) -> optax.GradientTransformation:
-        ratios = self._by_ratios(hyper, decaying, _decayed(hyper, decaying))
-        parts = [*_clipped(hyper, norm), ratios, optax.scale_by_learning_rate(hyper["lr"])]
-        return optax.chain(*parts, *([optax.trace(hyper["momentum"])] if "momentum" in hyper else []))
+        def ratio_of(param: jax.Array, grad: jax.Array) -> jax.Array:
+            return self.trust * param / (grad + hyper.get("weight_decay", 0.0) * param + self.eps)
 
-    def _ratio(self, param: jax.Array, other: jax.Array, hyper: Scalars) -> jax.Array:
-        return self.trust * param / (other + hyper.get("weight_decay", 0.0) * param + self.eps)
+        ratios = self._by_ratios(decaying, ratio_of, _decayed(hyper, decaying))
+        parts = [*_clipped(hyper, norm), ratios, optax.scale_by_learning_rate(hyper["lr"])]
+        return optax.chain(
+            *parts, *([optax.trace(hyper["momentum"])] if "momentum" in hyper else [])
+        )

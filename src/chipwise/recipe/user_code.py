@@ -1,4 +1,4 @@
-"""Errors of functions that users write, told with the user's own line."""
+"""Reports errors of functions that users write, with the user's own line."""
 
 from __future__ import annotations
 
@@ -11,11 +11,22 @@ from pathlib import Path
 
 import jax
 
-from ..errors import ChipwiseError, RecipeError, near
-from ..words.figures import one_line
+from ..base import ChipwiseError, RecipeError, near
+from ..base.figures import one_line
 
 _WHOLE = 1000  # characters: JAX's sentences say in their middle what to do
-_LIBRARIES = {"chipwise", "equinox", "flax", "jax", "jaxlib", "keras", "numpy", "optax", "torch", "torchax"}
+_LIBRARIES = {
+    "chipwise",
+    "equinox",
+    "flax",
+    "jax",
+    "jaxlib",
+    "keras",
+    "numpy",
+    "optax",
+    "torch",
+    "torchax",
+}
 BY_VALUE = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -27,8 +38,9 @@ BY_VALUE = (
 
 @contextlib.contextmanager
 def user_code(what: str, columns: Iterable[str] = ()) -> Iterator[None]:
-    """A context in which an error is one of the user's function `what`, such as "Task.loss", which reads a
-    batch with these `columns`. Raises it as a `RecipeError` with the line, from the original error."""
+    """A context for a call of the user's function `what`, such as "Task.loss", which reads a batch
+    with these `columns`. Raises its error as a `RecipeError` with the line, from the original
+    error."""
     try:
         yield
     except (ChipwiseError, MemoryError, jax.errors.JaxRuntimeError):
@@ -43,8 +55,14 @@ def any_batch(to: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        inner = error.__cause__ if isinstance(error, RecipeError) and error.__cause__ is not None else error
-        if not any(word in f"{type(inner)} {inner}" for word in ("_DimExpr", "InconclusiveDimension")):
+        inner = (
+            error.__cause__
+            if isinstance(error, RecipeError) and error.__cause__ is not None
+            else error
+        )
+        if not any(
+            word in f"{type(inner)} {inner}" for word in ("_DimExpr", "InconclusiveDimension")
+        ):
             raise
         at = line_of(inner)
         where = f" at {at[0]}" if at else ""
@@ -56,9 +74,19 @@ def _told(error: Exception, what: str, columns: list[str]) -> RecipeError:
     where = f" at {at[0]}" if at else ""
     if isinstance(error, BY_VALUE):
         return RecipeError("task-decides-by-value", what=what, where=where)
-    if isinstance(error, KeyError) and columns and error.args and (key := str(error.args[0])) not in columns:
+    if (
+        isinstance(error, KeyError)
+        and columns
+        and error.args
+        and (key := str(error.args[0])) not in columns
+    ):
         return RecipeError(
-            "task-column", what=what, column=key, where=where, columns=columns, near=near(key, columns)
+            "task-column",
+            what=what,
+            column=key,
+            where=where,
+            columns=columns,
+            near=near(key, columns),
         )
     facts = {"error": type(error).__name__, "reason": reason_of(error)}
     return RecipeError("task-fails", what=what, where=where, **facts)
@@ -69,10 +97,12 @@ def reason_of(error: Exception) -> str:
     return one_line(re.sub(r"\x1b\[[0-9;]*m", "", str(error)), _WHOLE)
 
 
-def line_of(error: BaseException, *, installed: bool = True) -> tuple[str, traceback.FrameSummary] | None:
-    """The line that raised `error`, as "file.py:12" and as a frame: the innermost one in a file that is not
-    installed, else, with `installed`, the innermost one outside of JAX, PyTorch and the other frameworks.
-    `None` if there is none."""
+def line_of(
+    error: BaseException, *, installed: bool = True
+) -> tuple[str, traceback.FrameSummary] | None:
+    """The line that raised `error`, as "file.py:12" and as a frame: the innermost one in a file
+    that is not installed, else, with `installed`, the innermost one outside of JAX, PyTorch and the
+    other frameworks. `None` if there is none."""
     frames = list(reversed(traceback.extract_tb(error.__traceback__)))
     for own in (True, False) if installed else (True,):
         for frame in frames:
@@ -82,7 +112,8 @@ def line_of(error: BaseException, *, installed: bool = True) -> tuple[str, trace
 
 
 def own_line(places: Iterable[tuple[str, int]]) -> str | None:
-    """The first of `places`, pairs of a file and a line, outside of installed packages, as "file.py:12"."""
+    """The first of `places`, pairs of a file and a line, outside of installed packages, as
+    "file.py:12"."""
     for name, line in places:
         if Path(name).is_absolute() and not _installed(Path(name), True):
             return f"{Path(name).name}:{line}"
@@ -90,7 +121,8 @@ def own_line(places: Iterable[tuple[str, int]]) -> str | None:
 
 
 def _installed(file: Path, any_package: bool) -> bool:
-    """Whether `file` is of Python or of a framework; with `any_package`, of any installed package."""
+    """Whether `file` is part of Python or of a framework. With `any_package`, whether it is part of
+    any installed package."""
     for folder in ("site-packages", "dist-packages"):  # also the user's and the system's
         if folder in file.parts:
             package = file.parts[file.parts.index(folder) + 1]

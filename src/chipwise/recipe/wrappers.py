@@ -5,22 +5,19 @@ It is elementwise, as the wrapped optimizer must be, so it works on the flat vec
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
-from ..errors import invalid, unknown
+from ..base import invalid, unknown
 from .duration import Clock, Duration
 from .optimizers import Optimizer, Scalars, Tree
 from .schedules import Schedule, as_schedule, constant, held, piecewise
-from .task import by_path
 
 
 @dataclass(frozen=True)
@@ -29,12 +26,14 @@ class grouped(Optimizer):
 
         grouped(sgd(lr=0.1, weight_decay=5e-4), {"*norm/bias": {"lr": 64, "weight_decay": 1 / 64}})
 
-    *Arguments:* `inner`: an elementwise optimizer; `groups`: patterns of paths (for `fnmatch`), or of rows of
-    stacked arrays, such as `"blocks/stack/*#3"` for the fourth block, to factors by the name of a setting. A
-    factor is a number or a schedule: `{"whiten/bias": {"lr": piecewise({"0st": 1, "3ep": 0})}}` trains a bias
-    for three epochs. A parameter belongs to the first pattern that matches its path.
+    *Arguments:* `inner`: an elementwise optimizer. `groups`: a dict from patterns to factors by the
+    name of a setting. The patterns match paths (with `fnmatch`), or rows of stacked arrays, such as
+    `"blocks/stack/*#3"` for the fourth block. A factor is a number or a schedule:
+    `{"whiten/bias": {"lr": piecewise({"0st": 1, "3ep": 0})}}` trains a bias for three epochs. A
+    parameter belongs to the first pattern that matches its path.
 
-    Raises `RecipeError` for settings that `inner` does not vary and, in use, for a pattern without matches.
+    Raises `RecipeError` for settings that `inner` does not vary and, in use, for a pattern without
+    matches.
     """
 
     inner: Optimizer
@@ -43,12 +42,18 @@ class grouped(Optimizer):
     def __post_init__(self) -> None:
         if not isinstance(self.inner, Optimizer):
             expected = "one such as cw.sgd(lr=0.1)"
-            raise invalid("optimizer-around-nothing", "the optimizer in grouped", self.inner, expected)
+            raise invalid(
+                "optimizer-around-nothing", "the optimizer in grouped", self.inner, expected
+            )
         if not self.inner.elementwise:
             expected = "an elementwise one, such as cw.sgd or cw.adamw"
-            raise invalid("optimizer-not-elementwise", "the optimizer in grouped", self.inner, expected)
+            raise invalid(
+                "optimizer-not-elementwise", "the optimizer in grouped", self.inner, expected
+            )
         try:
-            pairs = tuple((str(pattern), _pairs(factors)) for pattern, factors in _pairs(self.groups))
+            pairs = tuple(
+                (str(pattern), _pairs(factors)) for pattern, factors in _pairs(self.groups)
+            )
         except (TypeError, ValueError):
             pairs = ()
         if not pairs or not all(factors for _, factors in pairs):
@@ -87,7 +92,9 @@ class grouped(Optimizer):
 
     @property
     def hyper(self) -> dict[str, Schedule]:
-        return self.inner.hyper | {name: as_schedule(factor, name) for name, factor in self._factors()}
+        return self.inner.hyper | {
+            name: as_schedule(factor, name) for name, factor in self._factors()
+        }
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -99,18 +106,24 @@ class grouped(Optimizer):
             for p, factors in self.groups
         )
         rest = {name: value for name, value in settings.items() if name in self.inner.settings}
-        return replace(self, inner=self.inner.replace(**rest) if rest else self.inner, groups=groups)
+        return replace(
+            self, inner=self.inner.replace(**rest) if rest else self.inner, groups=groups
+        )
 
     def held(self, clock: Clock) -> Optimizer:
         def last(value: Any) -> Any:
             return held(value, clock) if isinstance(value, Schedule) else value
 
-        groups = tuple((p, tuple((name, last(value)) for name, value in pairs)) for p, pairs in self.groups)
+        groups = tuple(
+            (p, tuple((name, last(value)) for name, value in pairs)) for p, pairs in self.groups
+        )
         return replace(self, inner=self.inner.held(clock), groups=groups)
 
     def _factors(self) -> list[tuple[str, Any]]:
         return [
-            (f"{name} of {pattern}", factor) for pattern, factors in self.groups for name, factor in factors
+            (f"{name} of {pattern}", factor)
+            for pattern, factors in self.groups
+            for name, factor in factors
         ]
 
     def decaying(self, params: Tree) -> Tree:
@@ -129,8 +142,14 @@ class grouped(Optimizer):
     def _apply(self, grads, opt_state, params, scalars, decaying, norm, members):
         if members is None:  # trees, not the vector of a step
             number = self.members(params)
-            spread = (jax.tree.map(lambda x, p: jnp.full(p.shape, x), t, params) for t in (number, decaying))
-            (vector, back), members, decaying = ravel_pytree(params), *(ravel_pytree(t)[0] for t in spread)
+            spread = (
+                jax.tree.map(lambda x, p: jnp.full(p.shape, x), t, params)
+                for t in (number, decaying)
+            )
+            (vector, back), members, decaying = (
+                ravel_pytree(params),
+                *(ravel_pytree(t)[0] for t in spread),
+            )
             moved, state = self._apply(
                 ravel_pytree(grads)[0], opt_state, vector, scalars, decaying, norm, members
             )
@@ -144,25 +163,36 @@ class grouped(Optimizer):
 
 
 def layerwise(
-    inner: Optimizer, layers: Sequence[str | Sequence[str]], factor: float = 1.0, unfreeze: str | None = None
+    inner: Optimizer,
+    layers: Sequence[str | Sequence[str]],
+    factor: float = 1.0,
+    unfreeze: str | None = None,
 ) -> grouped:
     """`inner` with lower rates for lower layers, which may also start one after another.
 
-        layerwise(sgd(lr=0.01), ["stem/*", *(f"blocks/{i}/*" for i in range(16))], 0.8, unfreeze="1ep")
+        blocks = (f"blocks/{i}/*" for i in range(16))
+        layerwise(sgd(lr=0.01), ["stem/*", *blocks], 0.8, unfreeze="1ep")
 
-    *Arguments:* `inner`: an elementwise optimizer; `layers`: from the input up, each a pattern or several
-    (see `grouped`); parameters in none of them, such as a new head, have `inner`'s rate. `factor`: a layer
-    has `factor` times the rate of the next above. `unfreeze`: a duration, after which the uppermost of
-    `layers` starts, and after each further one the next below. Until then a layer's gradient and moments are
-    computed, but it is not updated. (Parameters in `Recipe(frozen=...)` have no gradient at all.)
+    *Arguments:*
 
-    Sources: Howard & Ruder, 2018 (arXiv:1801.06146) for both; Bao et al., 2022 (arXiv:2106.08254).
-    Raises `RecipeError` for no layers, a `factor` that is not above 0, and a duration of 0.
+    - `inner`: an elementwise optimizer.
+    - `layers`: the layers from the input up, each a pattern or several (see `grouped`). Parameters
+      in none of them, such as a new head, have `inner`'s rate.
+    - `factor`: a layer has `factor` times the rate of the next above.
+    - `unfreeze`: a duration. The uppermost of `layers` starts after it, and the next below after
+      each further one. Until then a layer's gradient and moments are computed, but the layer is not
+      updated. (Parameters in `Recipe(frozen=...)` have no gradient at all.)
+
+    Sources: Howard & Ruder, 2018 (arXiv:1801.06146) for both, and Bao et al., 2022
+    (arXiv:2106.08254). Raises `RecipeError` for no layers, a `factor` that is not above 0, and a
+    duration of 0.
     """
     groups = [(layer,) if isinstance(layer, str) else tuple(layer) for layer in layers]
     if not groups or not all(groups) or not factor > 0:
         expected = "patterns such as ['stem/*', 'blocks/*'], and above 0"
-        raise invalid("layerwise-layers", "layerwise's layers and factor", (len(groups), factor), expected)
+        raise invalid(
+            "layerwise-layers", "layerwise's layers and factor", (len(groups), factor), expected
+        )
     each = None if unfreeze is None else Duration.parse(unfreeze)
     if each is not None and not each:
         expected = "a duration above 0, such as '1ep', or None"
@@ -179,31 +209,3 @@ def layerwise(
 def _pairs(given: Any) -> tuple[tuple[str, Any], ...]:
     given = given.items() if isinstance(given, Mapping) else given
     return tuple((str(name), value) for name, value in given)
-
-
-def members(params: Tree, patterns: tuple[str, ...]) -> Tree:
-    """Of each leaf of `params`, the first of `patterns` that fits its path, -1 for none: a number `()`, or
-    `(rows, 1, ...)` where a pattern such as `"blocks/stack/*#3"` is of one row.
-
-    Raises `RecipeError` for a pattern that fits no path.
-    """
-    leaves = by_path(params)
-    names, shapes = list(leaves), [jnp.shape(leaf) for leaf in leaves.values()]
-    numbers = [np.full((), -1) for _ in names]
-    for i, pattern in reversed(list(enumerate(patterns))):  # the first that fits is written last
-        path, mark, number = pattern.rpartition("#")
-        row = int(number) if mark and number.isdecimal() else None
-        path = pattern if row is None else path
-        fits = [k for k, name in enumerate(names) if fnmatch.fnmatchcase(name, path)]
-        if row is not None:
-            fits = [k for k in fits if row < (shapes[k] or (0,))[0]]
-        if not fits:
-            raise unknown("group-matches-nothing", "trained parameter of a group", pattern, names)
-        for k in fits:
-            if row is None:
-                numbers[k] = np.full((), i)
-            else:
-                first, *rest = shapes[k]
-                numbers[k] = np.array(np.broadcast_to(numbers[k], (first, *[1] * len(rest))))
-                numbers[k][row] = i
-    return jax.tree.unflatten(jax.tree.structure(params), numbers)

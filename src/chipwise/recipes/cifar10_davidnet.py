@@ -4,15 +4,16 @@
     chipwise train cifar10-davidnet --data DIR --set width=16 --set precision=f32    # on a laptop
 
 Reflect-pad 4 and crop, flip and 8×8 cutout run on the device. Expected test accuracy after 24
-epochs: 94 % (median of 50 runs of the original: 94.08 %, 35 of them at least 94 %; 79 s on a V100,
-https://github.com/davidcpage/cifar10-fast; 64 s on a TPU v2-8 and 550 s on a T4 in the archived
-Fenwicks notebooks, with another weight decay). Weight decay is the original's 5e-4; Fenwicks' 1.25e-4 acted
-eight times on a TPU because each of 8 cores added it before the sum.
+epochs: 94 %. The median of 50 runs of the original is 94.08 %, and 35 of them reached at least
+94 %. A run took 79 s on a V100 (https://github.com/davidcpage/cifar10-fast). The archived Fenwicks
+notebooks, with another weight decay, took 64 s on a TPU v2-8 and 550 s on a T4. Weight decay is the
+original's 5e-4. Fenwicks' 1.25e-4 acted eight times on a TPU because each of 8 cores added it
+before the sum.
 """
 
 from __future__ import annotations
 
-from ..data.augment import cifar
+from ..augment import cifar
 from ..data.datasets import cifar10
 from ..interop.nnx import functional
 from ..models.davidnet import DavidNet
@@ -25,8 +26,9 @@ from .classification import by_channel, classification
 def recipe(
     data: str | None = None, width: int = 64, smoothing: float = 0.0, bn_momentum: float = 0.9
 ) -> Recipe:
-    """*Arguments:* `width`: channels of the first layer (16 is a quarter of the net); `smoothing`:
-    label smoothing; `bn_momentum`: of batch norm's running statistics, per step."""
+    """*Arguments:* `width`: the channels of the first layer (16 is a quarter of the net).
+    `smoothing`: label smoothing. `bn_momentum`: the momentum of batch norm's running statistics,
+    per step."""
     images = cifar10(data)
     return Recipe(
         name="cifar10-davidnet" if width == 64 else f"cifar10-davidnet-{width}",
@@ -40,7 +42,9 @@ def recipe(
         batch=512,
         replicas=8,
         duration="24ep",
-        optimizer=sgd(lr=one_cycle(0.4, warmup="5ep"), momentum=0.9, nesterov=True, weight_decay=5e-4),
+        optimizer=sgd(
+            lr=one_cycle(0.4, warmup="5ep"), momentum=0.9, nesterov=True, weight_decay=5e-4
+        ),
         precision="bf16",
         validated=Validated(
             source="94 % at 0.019 to 0.039, 92 % at 0.005 and too little at 0.155 in archived runs",

@@ -13,15 +13,22 @@ from ..recipe.task import Sum, Task
 
 
 def classification(
-    model: tuple[Callable, Callable], dataset: Dataset, normalise: Callable[[jax.Array], jax.Array],
-    augment: Callable[[dict, jax.Array], dict] | None = None, smoothing: float = 0.0,
+    model: tuple[Callable, Callable],
+    dataset: Dataset,
+    normalise: Callable[[jax.Array], jax.Array],
+    augment: Callable[[dict, jax.Array], dict] | None = None,
+    smoothing: float = 0.0,
     mix: Callable[[dict, jax.Array], dict] | None = None,
-) -> Task:  # fmt: skip
+) -> Task:
     """A task with softmax cross-entropy and accuracy.
 
-    *Arguments:* `model`: `(init, apply)` from `cw.nnx.functional`; `normalise`: stored images, `(batch, ...)`
-    uint8, to float32 model inputs; `augment`: of one stored example; `smoothing`: label smoothing, only in
-    training; `mix`: of a replica's batch after `augment`.
+    *Arguments:*
+
+    - `model`: `(init, apply)` from `cw.nnx.functional`.
+    - `normalise`: a function from stored images, `(batch, ...)` uint8, to float32 model inputs.
+    - `augment`: a function that changes one stored example.
+    - `smoothing`: label smoothing, only in training.
+    - `mix`: a function that changes a replica's batch after `augment`.
     """
     init, apply = model
 
@@ -33,8 +40,13 @@ def classification(
 
     def loss(params, state, batch, key, train):
         logits, state = forward(params, state, batch["image"], key, train)
-        values = losses.softmax_cross_entropy(logits, batch["label"], smoothing=smoothing if train else 0.0)
-        return {"loss": Sum.of(values), "accuracy": Sum.of(losses.correct(logits, batch["label"]))}, state
+        values = losses.softmax_cross_entropy(
+            logits, batch["label"], smoothing=smoothing if train else 0.0
+        )
+        return {
+            "loss": Sum.of(values),
+            "accuracy": Sum.of(losses.correct(logits, batch["label"])),
+        }, state
 
     def predict(params, state, inputs):
         return forward(params, state, inputs["image"], None, False)[0]
@@ -54,7 +66,8 @@ def classification(
 
 
 def by_channel(mean: Sequence[float], std: Sequence[float]) -> Callable[[jax.Array], jax.Array]:
-    """`(image - mean) / std` in float32; `mean` and `std` per channel, in the units of the stored image."""
+    """A function that returns `(image - mean) / std` in float32. `mean` and `std` are per channel,
+    in the units of the stored image."""
     m, s = jnp.asarray(mean, jnp.float32), jnp.asarray(std, jnp.float32)
 
     def normalise(images):

@@ -4,46 +4,72 @@
     chipwise train gpt2-124m --synthetic              # random tokens: speed without a data set
     chipwise plan gpt2-124m --on v5e-8,a100:8         # no data needed
 
-DIR is a packed folder with one column, `token`: sequences of 1,025 uint16; each of the first 1,024 tokens
-predicts the next one, but where a column `mask` has a 0. The net is that of Radford et al. (2019), the
-training that of llm.c's reproduction: batch 512 sequences (524,288 tokens), 19,560 steps, AdamW with b2 0.95
-and a decay of 0.1 on matrices, warm-up of 700 steps to 6e-4, half a cosine to 0, clipping at a norm of 1.
+DIR is a packed folder with one column, `token`: sequences of 1,025 uint16. Each of the first 1,024
+tokens predicts the next one, except where a column `mask` has a 0. The net is that of Radford et
+al. (2019). The training is that of llm.c's reproduction: batch 512 sequences (524,288 tokens),
+19,560 steps, AdamW with b2 0.95 and a decay of 0.1 on matrices, warm-up of 700 steps to 6e-4, half
+a cosine to 0, clipping at a norm of 1.
 
-64 replicas of 8 sequences: a device computes one replica at a time, and 8 sequences fit every chip of 16 GB;
-up to 64 devices share them. The metric `loss` is in nats per token, `perplexity` is its `exp`.
+There are 64 replicas of 8 sequences. A device computes one replica at a time, and 8 sequences fit
+every chip of 16 GB. Up to 64 devices share the replicas. The metric `loss` is in nats per token,
+and `perplexity` is its `exp`.
 
-Expected loss on held-out text of the same kind: 3.28 on FineWeb (3.2847 for llm.c's trainer after 10
-billion tokens, by github.com/KellerJordan/modded-nanogpt; 90 minutes on 8 A100, 45 on 8 H100). It
-depends on the text: 1 % less loss is about 3 % less perplexity. Not measured here.
+Expected loss on held-out text of the same kind: 3.28 on FineWeb. llm.c's trainer reached 3.2847
+after 10 billion tokens, according to github.com/KellerJordan/modded-nanogpt, in 90 minutes on 8
+A100 and 45 on 8 H100. The loss depends on the text: 1 % less loss is about 3 % less perplexity. Not
+measured here.
 """
 
 from __future__ import annotations
 
-from ..errors import invalid
+from ..base import invalid
 from ..models.transformer import GPT2, KEPT, kernels
 from ..recipe import schedules
 from ..recipe.optimizers import adamw
 from ..recipe.recipe import Recipe, Validated
-from .tokens import end_of, language
+from .tokens import language, start_of
 
 _BATCH, _STEPS = 512, 19_560
 _EVAL = 10_240  # sequences, 10.5 million tokens
 
 
 def recipe(
-    data: str | None = None, context: int = 1024, vocabulary: int = 50_257, depth: int = 12, width: int = 768,
-    heads: int = 12, remat: str = KEPT, documents: bool = False, warmup: str = "700st",
-) -> Recipe:  # fmt: skip
-    """*Arguments:* `context`: predicted tokens of a sequence; `vocabulary`: its size; `depth`: blocks;
-    `width`: entries of a token's state; `heads`: of attention, a divisor of `width`; `remat`: what a block
-    saves for its gradient, a policy of `cw.models.remat` such as `context+mlpwi`; `documents`: no token sees
-    one of another document, see `tokens.end_of`; `warmup`: of the rate, such as `5%` for a short run."""
+    data: str | None = None,
+    context: int = 1024,
+    vocabulary: int = 50_257,
+    depth: int = 12,
+    width: int = 768,
+    heads: int = 12,
+    remat: str = KEPT,
+    documents: bool = False,
+    warmup: str = "700st",
+) -> Recipe:
+    """*Arguments:*
+
+    - `context`: the predicted tokens of a sequence.
+    - `vocabulary`: the size of the vocabulary.
+    - `depth`: the blocks.
+    - `width`: the entries of a token's state.
+    - `heads`: the heads of attention, a divisor of `width`.
+    - `remat`: what a block saves for its gradient, a policy of `cw.models.remat` such as
+      `context+mlpwi`.
+    - `documents`: no token sees one of another document, see `tokens.start_of`.
+    - `warmup`: the warm-up of the rate, such as `5%` for a short run.
+    """
     if width % heads or not 1 <= vocabulary <= 65_536:
         expected = "heads that divide the width, and at most 65,536 kinds of tokens"
-        raise invalid("gpt2-sizes", "width, heads, vocabulary", (width, heads, vocabulary), expected)
-    sizes = {"vocabulary": vocabulary, "context": context, "depth": depth, "width": width, "heads": heads}
+        raise invalid(
+            "gpt2-sizes", "width, heads, vocabulary", (width, heads, vocabulary), expected
+        )
+    sizes = {
+        "vocabulary": vocabulary,
+        "context": context,
+        "depth": depth,
+        "width": width,
+        "heads": heads,
+    }
 
-    end = end_of(data, vocabulary) if documents else None
+    end = start_of(data, vocabulary) if documents else None
 
     def net(rngs):
         return GPT2(**sizes, keep=remat, end=end, rngs=rngs)

@@ -2,9 +2,10 @@
 
     chipwise train mnist --data DIR
 
-Pixels / 255, no augmentation, Adam with a rate of 1e-4 + 0.01 exp(-step / 2000). Expected test accuracy
-after 24 epochs: 99.3 to 99.5 %, depending on the seed (`benchmarks/mnist_seeds.md`; the archived Fenwicks
-runs gave 99.30 to 99.47 % on a TPU v2-8 and 99.23 to 99.45 % on a T4). Minutes on two CPU cores.
+Pixels / 255, no augmentation, Adam with a rate of 1e-4 + 0.01 exp(-step / 2000). Expected test
+accuracy after 24 epochs: 99.3 to 99.5 %, depending on the seed (`benchmarks/mnist_seeds.md`). The
+archived Fenwicks runs reached 99.30 to 99.47 % on a TPU v2-8 and 99.23 to 99.45 % on a T4. Takes
+minutes on two CPU cores.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .classification import classification
 
 
 def recipe(data: str | None = None, bn_momentum: float = 0.99) -> Recipe:
-    """*Arguments:* `bn_momentum`: of batch norm's running statistics, per step."""
+    """*Arguments:* `bn_momentum`: the momentum of batch norm's running statistics, per step."""
     return Recipe(
         name="mnist",
         task=classification(

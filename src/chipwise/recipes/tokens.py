@@ -11,10 +11,10 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
+from ..base import DataError
 from ..data.pack.tokenise import tokenizer_of
 from ..data.packed import PackedFolder
 from ..data.synthetic import Absent
-from ..errors import DataError
 from ..interop.nnx import decoder, functional
 from ..models.tied import tied_loss
 from ..recipe.metrics import perplexity
@@ -25,14 +25,21 @@ _NARROW = 65_536
 
 
 def language(
-    net: Callable[[nnx.Rngs], nnx.Module], table: str, data: str | Path | None, context: int, vocabulary: int,
+    net: Callable[[nnx.Rngs], nnx.Module],
+    table: str,
+    data: str | Path | None,
+    context: int,
+    vocabulary: int,
     sequences: tuple[int, int],
-) -> Task:  # fmt: skip
-    """The task of a net from `(batch, context)` tokens to `(batch, context, width)` states; the logits are
-    their products with the rows of `params[table]["embedding"]`. Data as in `tokens`; if it has a column
-    `mask`, the loss is the mean over the tokens of the whole step whose mask is not 0.
+) -> Task:
+    """The task of a net that maps `(batch, context)` tokens to `(batch, context, width)` states.
+    The logits are the products of the states with the rows of `params[table]["embedding"]`. The
+    data is that of `tokens`. If it has a column `mask`, the loss is the mean over the tokens of the
+    whole step whose mask is not 0.
 
-    `predict` gives the logits of the token that follows the last one, from the last `context` tokens."""
+    `predict` gives the logits of the token that follows the last one, from the last `context`
+    tokens.
+    """
     init, apply = functional(net)
     states_of = decoder(net)
 
@@ -57,49 +64,68 @@ def language(
 
     train, held_out = tokens(data, context, vocabulary, sequences)
     return Task(
-        init=init, loss=loss, train=train, eval=held_out, predict=predict, decode=decode, context=context,
+        init=init,
+        loss=loss,
+        train=train,
+        eval=held_out,
+        predict=predict,
+        decode=decode,
+        context=context,
         returns="logits",
-    )  # fmt: skip
+    )
 
 
 def tokens(
     data: str | Path | None, context: int, vocabulary: int, sequences: tuple[int, int]
 ) -> tuple[Source, Source]:
-    """Training and evaluation sequences: column `token` `(context + 1,)`, each below `vocabulary`; uint16, or
-    uint32 for a larger vocabulary.
+    """Training and evaluation sequences, with a column `token` of shape `(context + 1,)`. Each
+    token is below `vocabulary`. The dtype is uint16, or uint32 for a vocabulary above 65,536.
 
-    *Arguments:* `data`: a packed folder; `sequences`: their numbers without one. Raises `DataError` for a
-    folder with other columns.
+    *Arguments:* `data`: a packed folder. `sequences`: the numbers of training and evaluation
+    sequences without a folder. Raises `DataError` for a folder with other columns.
     """
     dtype = np.dtype(np.uint16 if vocabulary <= _NARROW else np.uint32)
     spec = {"token": jax.ShapeDtypeStruct((context + 1,), dtype)}
     if data is None:
-        train, held_out = (Absent(n, spec, "Text in tokens", {"token": vocabulary}) for n in sequences)
+        train, held_out = (
+            Absent(n, spec, "Text in tokens", {"token": vocabulary}) for n in sequences
+        )
         return train, held_out
     return tuple(packed(data, spec["token"], vocabulary))  # type: ignore[return-value]
 
 
-def end_of(data: str | Path | None, vocabulary: int) -> int:
-    """The token that follows each document of a packed folder; without one the last of the vocabulary, as
-    GPT-2's is. Raises `DataError` for a folder whose tokens were cut elsewhere, which does not say."""
+def start_of(data: str | Path | None, vocabulary: int) -> int:
+    """The token at which each document of a packed folder begins: the first that the tokenizer puts
+    before one, else the end of the one before. Without a folder it is the last token of the
+    vocabulary, as in GPT-2. Raises `DataError` for a folder that does not name this token, because
+    its tokens were cut elsewhere."""
     if data is None:
         return vocabulary - 1
-    cut = tokenizer_of(PackedFolder(data, "train"))
+    source = PackedFolder(data, "train")
+    cut = tokenizer_of(source, source.document_ends)
     if cut is None or cut.end is None:
-        sentence = "{path} does not say which token follows a document: pack the text with chipwise pack."
+        sentence = (
+            "{path} does not say which token follows a document: pack the text with chipwise pack."
+        )
         raise DataError("tokens-without-end", sentence, path=str(data))
-    return cut.end
+    return (*cut.begin, cut.end)[0]
 
 
 def packed(
     data: str | Path, token: jax.ShapeDtypeStruct, vocabulary: int, *, labelled: bool = False
 ) -> list[PackedFolder]:
-    """The training and evaluation part of a packed folder with a column `token` below `vocabulary`, and
-    `labelled` or not. Raises `DataError` for another one."""
+    """The training and evaluation parts of a packed folder with a column `token` below
+    `vocabulary`, and with a column `label` if `labelled`. Raises `DataError` for any other
+    folder."""
     sources = [PackedFolder(data, split) for split in ("train", "eval")]
     for source in sources:
         column, below = source.spec.get("token"), source.below.get("token")
-        narrow = labelled and column is not None and column.dtype.kind in "iu" and column.shape == token.shape
+        narrow = (
+            labelled
+            and column is not None
+            and column.dtype.kind in "iu"
+            and column.shape == token.shape
+        )
         if (
             not (narrow or column == token)
             or (below or 2**32) > vocabulary
@@ -107,8 +133,19 @@ def packed(
         ):
             columns = [f"{name} {c.dtype}{list(c.shape)}" for name, c in source.spec.items()]
             expected = f"token {token.dtype}{list(token.shape)}{' and label' if labelled else ''}"
-            size = f"length={(column or token).size}" if labelled else f"context={(column or token).size - 1}"
+            size = (
+                f"length={(column or token).size}"
+                if labelled
+                else f"context={(column or token).size - 1}"
+            )
             size += f" --set vocabulary={below}" * (below is not None)
-            about = {"columns": columns, "below": below, "expected": expected, "vocabulary": vocabulary}
-            raise DataError("tokens-differ", path=str(source.path), size=size, **about)
+            raise DataError(
+                "tokens-differ",
+                path=str(source.path),
+                columns=columns,
+                below=below,
+                expected=expected,
+                vocabulary=vocabulary,
+                size=size,
+            )
     return sources

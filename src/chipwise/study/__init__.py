@@ -1,4 +1,6 @@
-"""Studies: runs of a recipe with several seeds and settings. Finders of rates and batches, and transfer."""
+"""Many runs of a recipe: seeds and settings (`sweep.py`), rates (`find_lr.py`), another batch
+(`transfer.py`, `critical_batch.py`), timing (`bench.py`), and verdicts on changes (`referee/`).
+"""
 
 import lazy_loader
 

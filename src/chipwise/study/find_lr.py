@@ -1,4 +1,5 @@
-"""`cw.find_lr(recipe)`: a peak learning rate from one short run whose rate grows with every step."""
+"""`cw.find_lr(recipe)` finds a peak learning rate from one short run whose rate grows with every
+step."""
 
 from __future__ import annotations
 
@@ -11,27 +12,28 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..engine.on import ALL, On
-from ..engine.placement import describe
-from ..engine.progress import Reporter
-from ..engine.session import Session
-from ..errors import DivergedError, RecipeError
+from ..base import DivergedError, Fact, RecipeError, fact
+from ..base.displayed import Displayed
 from ..machine.arithmetic import fixed
 from ..recipe.recipe import Recipe, Validated
 from ..recipe.schedules import Schedule, as_schedule, constant, exponential, rounded
 from ..recipe.task import finished
-from ..words.displayed import Displayed
-from ..words.facts import Fact, fact
+from ..run.on import ALL, On
+from ..run.placement import describe
+from ..run.progress import Reporter
+from ..run.session import Session
 from .range_test import FEWEST, TOO_HIGH, RangeCurve, limit, read
 
 LOW, HIGH, STEPS = 1e-5, 10.0, 100
-"""Six decades hold the rates of every optimizer here, and 100 steps are as many as fastai's finder makes."""
+"""The defaults. Six decades include the rates of every optimizer here. fastai's finder also takes
+100 steps."""
 
 MOST = 2000
-"""Steps of a test: more read no better, and reading takes the square of their number."""
+"""The most steps of a test. More steps do not improve the reading, and its time grows with the
+square of their number."""
 
 _MEMORY = 0.8
-"""Of the average that ends a test: about 5 steps."""
+"""The decay of the average that ends a test. It spans about 5 steps."""
 
 SCHEMA = "chipwise.find_lr/3"
 MARKS = ("suggestion", "last_stable")
@@ -39,20 +41,23 @@ MARKS = ("suggestion", "last_stable")
 
 @dataclass(frozen=True)
 class LrSearch(Displayed):
-    """The result of `find_lr`.
-
-    *Fields:* `old`: the recipe; `curve`; `stopped`: a fact, why the test ended before its last step, or None;
-    `devices`: what it ran on; `notes`: facts.
-    """
+    """The result of `find_lr`."""
 
     old: Recipe
+    """The recipe."""
     curve: RangeCurve
     stopped: Fact | None
+    """Why the test ended before its last step, or None."""
     devices: dict[str, Any]
+    """The devices that ran the test."""
     notes: tuple[Fact, ...] = ()
 
-    suggestion = property(lambda self: self.curve.suggestion, doc="The peak rate to use, in the middle.")
-    last_stable = property(lambda self: self.curve.last_stable, doc="The highest rate that still learns.")
+    suggestion = property(
+        lambda self: self.curve.suggestion, doc="The peak rate to use, in the middle."
+    )
+    last_stable = property(
+        lambda self: self.curve.last_stable, doc="The highest rate that still learns."
+    )
 
     @property
     def own_peak(self) -> float:
@@ -69,8 +74,8 @@ class LrSearch(Displayed):
     def recipe(self) -> Recipe:
         """The recipe with `settings`: the schedule keeps its shape and gets the rate as its peak.
 
-        If the curve is conclusive, the recipe counts as `validated` by the test, for `cw.check`. Raises
-        `RecipeError` if the schedule is a function of the step, whose peak cannot be set.
+        If the curve is conclusive, the recipe counts as `validated` by the test, for `cw.check`.
+        Raises `RecipeError` if the schedule is a function of the step, whose peak cannot be set.
         """
         optimizer = self.old.optimizer
         ((name, rate),) = self.settings.items()
@@ -83,7 +88,7 @@ class LrSearch(Displayed):
         return dataclasses.replace(new, validated=Validated(source=source))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; every number is finite."""
+        """Plain JSON values. Every number is finite."""
         return {
             "schema": SCHEMA,
             "recipe": self.old.describe(),
@@ -94,7 +99,9 @@ class LrSearch(Displayed):
             **{name: getattr(self.curve, name) for name in MARKS},
             "stopped": self.stopped and self.stopped.json(),
             "doubts": [doubt.json() for doubt in self.curve.doubts],
-            **{name: getattr(self.curve, name).tolist() for name in ("rates", "losses", "smoothed")},
+            **{
+                name: getattr(self.curve, name).tolist() for name in ("rates", "losses", "smoothed")
+            },
         }
 
 
@@ -108,18 +115,20 @@ def find_lr(
     on: On = ALL,
     progress: str = "auto",
 ) -> LrSearch:
-    """Finds a peak learning rate for `recipe` with the range test of Smith (2015, arXiv:1506.01186, section
-    3.3): a fresh run whose rate grows from `low` to `high` with every step.
+    """Finds a peak learning rate for `recipe` with the range test of Smith (2015, arXiv:1506.01186,
+    section 3.3): a fresh run whose rate grows from `low` to `high` with every step.
 
-    The curve has the same bits on 1 and on 8 devices. The recipe is not changed, and nothing is written.
+    The curve has the same bits on 1 and on 8 devices. The recipe is not changed, and nothing is
+    written.
 
     *Arguments:*
 
-    - `low`, `high`: the first and the last rate. `steps`: their number, from 10 to 2,000.
-    - `on`, `progress`: as in `fit`; a test is always exact.
+    - `low`, `high`: the first and the last rate.
+    - `steps`: the number of rates, from 10 to 2,000.
+    - `on`, `progress`: as in `fit`, but a test is always exact.
 
-    Raises `RecipeError` for settings that cannot be swept, `DataError` and `DeviceError` as `fit` does, and
-    `DivergedError` if the very first loss is not finite.
+    Raises `RecipeError` for settings that cannot be swept, `DataError` and `DeviceError` as `fit`
+    does, and `DivergedError` if the very first loss is not finite.
     """
     _check(low, high, steps)
     test = swept(recipe, low, high, steps)
@@ -135,15 +144,18 @@ def find_lr(
             raise DivergedError(
                 "loss-not-finite-at-once",
                 "The first loss of '{recipe}' is not finite, before any rate acts. Check the data, "
-                "Task.init and Task.loss.", recipe=recipe.name,
-            )  # fmt: skip
+                "Task.init and Task.loss.",
+                recipe=recipe.name,
+            )
         devices = describe(session.machine, session.layout)
-        return LrSearch(recipe, read(rates, np.asarray(losses)), stopped, devices, tuple(session.warnings))
+        return LrSearch(
+            recipe, read(rates, np.asarray(losses)), stopped, devices, tuple(session.warnings)
+        )
 
 
 def swept(recipe: Recipe, low: float, high: float, steps: int) -> Recipe:
-    """`recipe` for `steps` steps with rates from `low` to `high`, evenly spaced on a logarithmic axis. Other
-    hyperparameters have their value at the recipe's highest rate."""
+    """`recipe` for `steps` steps with rates from `low` to `high`, evenly spaced on a logarithmic
+    axis. Other hyperparameters have their value at the recipe's highest rate."""
     optimizer, clock = recipe.optimizer, recipe.clock
     rates = optimizer.hyper[optimizer.lr_name].table(clock)
     at = int(np.argmax(rates)) if rates.size else 0
@@ -157,19 +169,23 @@ def swept(recipe: Recipe, low: float, high: float, steps: int) -> Recipe:
     )
 
 
-def _losses(session: Session, rates: list[float], reporter: Reporter) -> tuple[list[float], Fact | None]:
+def _losses(
+    session: Session, rates: list[float], reporter: Reporter
+) -> tuple[list[float], Fact | None]:
     """The loss of each step, and why the test ended before its last one.
 
-    It ends at the first loss that is not finite, which is left out, or when the exponential average of the
-    last steps (bias-corrected) is above 4 times its best value and above the first loss. A small loss that
-    fluctuates, as for a task already learned, is not a divergence.
+    The test ends at the first loss that is not finite, which is left out. It also ends when the
+    exponential average of the last steps (bias-corrected) is above 4 times its best value and above
+    the first loss. A small loss that fluctuates, as for a task already learned, is not a
+    divergence.
     """
     losses: list[float] = []
     total, weight, best = 0.0, 0.0, math.inf
     session.begin()
     for step, rate in enumerate(rates, 1):
         session.advance()
-        loss = float(finished({"loss": jax.device_get(session.drain()["loss"])})["loss"])  # of this step
+        # Of this step
+        loss = float(finished({"loss": jax.device_get(session.drain()["loss"])})["loss"])
         about = {"step": step, "steps": len(rates), "lr": rate}
         if not math.isfinite(loss):
             return losses, fact("range-test-not-finite", **about)
@@ -192,4 +208,6 @@ def _check(low: float, high: float, steps: int) -> None:
         raise RecipeError("rates-out-of-order", low=low, high=high)
     if type(steps) is not int or not FEWEST <= steps <= MOST:
         facts = {"steps": steps, "fewest": FEWEST, "most": MOST}
-        raise RecipeError("range-test-steps", "steps={steps!r}: expected {fewest} to {most}.", **facts)
+        raise RecipeError(
+            "range-test-steps", "steps={steps!r}: expected {fewest} to {most}.", **facts
+        )

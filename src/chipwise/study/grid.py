@@ -3,8 +3,8 @@
     lr=0.2,0.4  momentum=0.9,0.95            4 points
     lr=0.2,momentum=0.9/seed-0               the folder of a run
 
-Values are text, as for `--set`, and become numbers when the recipe is made. A comma separates two values
-unless it is in brackets, in quotes or after a backslash.
+Values are text, as for `--set`, and become numbers when the recipe is made. A comma separates two
+values unless it is in brackets, in quotes or after a backslash.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import itertools
 import re
 from collections.abc import Hashable, Mapping, Sequence
 
-from ..errors import RecipeError
+from ..base import RecipeError
+from ..base.figures import known
 
 Settings = dict[str, str]  # one point: setting to value
 _SEEDS = 2**32
 _MOST = 1000  # seeds; a higher count is probably a seed given by mistake
 _OPEN, _CLOSED = "([{", ")]}"
-_PART = re.compile(r"\\,|'[^']*'|\"[^\"]*\"|.", re.DOTALL)  # a quote that is not closed is an apostrophe
+# A quote that is not closed is an apostrophe
+_PART = re.compile(r"\\,|'[^']*'|\"[^\"]*\"|.", re.DOTALL)
 _LONGEST = 100  # characters of a folder's name; file systems allow 255 bytes
 _ODD = re.compile(r"[^A-Za-z0-9._+=,-]")
 
@@ -36,13 +38,16 @@ def parse(texts: Sequence[str]) -> dict[str, list[str]]:
             raise RecipeError("set-not-key-value", wrong, text=text)
         if name in settings:
             wrong = "--set {name} is given twice. Give all values together: --set {name}={values}."
-            raise RecipeError("set-twice", wrong, name=name, values=",".join([*settings[name], values]))
+            raise RecipeError(
+                "set-twice", wrong, name=name, values=",".join([*settings[name], values])
+            )
         settings[name] = split(values)
     return settings
 
 
 def split(text: str) -> list[str]:
-    """The values in `text`, in order. Raises `RecipeError` for an open bracket or an empty value."""
+    """The values in `text`, in order. Raises `RecipeError` for an open bracket or an empty
+    value."""
     values, depth = [""], 0
     for part in _PART.findall(text):
         depth = max(0, depth + (part in _OPEN) - (part in _CLOSED))
@@ -61,7 +66,8 @@ def split(text: str) -> list[str]:
 
 
 def points(settings: Mapping[str, Sequence[str]]) -> list[Settings]:
-    """All combinations; the last setting changes fastest. Without settings: one point, the unchanged recipe.
+    """All combinations. The last setting changes fastest. Without settings, the only point is the
+    unchanged recipe.
 
     Raises `RecipeError` for a setting without values, for a repeated value, and for `seed`.
     """
@@ -75,11 +81,14 @@ def points(settings: Mapping[str, Sequence[str]]) -> list[Settings]:
         for value in values:
             if (old := known.setdefault(_meaning(value), value)) is not value:
                 raise RecipeError("value-twice", name=name, first=old, second=value)
-    return [dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())]
+    return [
+        dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())
+    ]
 
 
 def seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
-    """`5` or `"5"` means the seeds 0 to 4; `"3,7"` or `[3, 7]` these two, `"7,"` seed 7 alone.
+    """Parses seeds. `5` or `"5"` means the seeds 0 to 4. `"3,7"` or `[3, 7]` means these two.
+    `"7,"` means seed 7 alone.
 
     Raises `RecipeError` for other text, and for a repeated seed.
     """
@@ -90,24 +99,32 @@ def seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
     if isinstance(given, int) and given > _MOST:
         raise RecipeError(
             "seeds-too-many",
-            "--seeds {given}: expected at most {most} seeds. Seed {given} alone is --seeds {given}, with a "
-            "comma.", given=given, most=_MOST,
-        )  # fmt: skip
+            "--seeds {given}: expected at most {most} seeds. Seed {given} alone is --seeds "
+            "{given}, with a "
+            "comma.",
+            given=given,
+            most=_MOST,
+        )
     if isinstance(given, int):  # True is no number of seeds
         given = range(given) if type(given) is int else ()
     named = tuple(given)
     if not named:
-        raise RecipeError("seeds-too-few", "--seeds {given}: expected at least 1 seed.", given=given)
+        raise RecipeError(
+            "seeds-too-few", "--seeds {given}: expected at least 1 seed.", given=given
+        )
     for k, seed in enumerate(named):
         if type(seed) is not int or not 0 <= seed < _SEEDS:
             raise RecipeError("seed-out-of-range", seed=seed, highest=_SEEDS - 1)
         if seed in named[:k]:
-            raise RecipeError("seed-twice", "Seed {seed} is given twice. Give each seed once.", seed=seed)
+            raise RecipeError(
+                "seed-twice", "Seed {seed} is given twice. Give each seed once.", seed=seed
+            )
     return named
 
 
 def identity(point: Mapping[str, str]) -> Hashable:
-    """Equal for points that mean the same, however their numbers are written and ordered."""
+    """An identity that is equal for points with the same meaning. The order of settings and the
+    notation of numbers do not matter."""
     return frozenset((name, _meaning(value)) for name, value in point.items())
 
 
@@ -119,8 +136,8 @@ def name(point: Mapping[str, str]) -> str:
 def folder(point: Mapping[str, str], seed: int) -> str:
     """The run's folder, relative to the study's, different for every run.
 
-    Characters that are unsafe in a shell, a file system or a URL become `_`. Then, or if it is too long, the
-    name ends with a digest of the original.
+    Characters that are unsafe in a shell, a file system or a URL become `_`. Then, or if it is too
+    long, the name ends with a digest of the original.
     """
     exact = ",".join(f"{key}={value}" for key, value in point.items())
     shown = _ODD.sub("_", exact)
@@ -136,5 +153,4 @@ def _meaning(value: str) -> Hashable:
         literal = ast.literal_eval(value)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return value
-    number = isinstance(literal, (int, float)) and not isinstance(literal, bool)
-    return literal if number else repr(literal)
+    return literal if known(literal) else repr(literal)

@@ -1,16 +1,18 @@
-"""How the curve of a learning-rate range test is read: losses over rates that grow evenly in their logarithm.
+"""Reads the curve of a learning-rate range test: losses over rates that grow evenly in their
+logarithm.
 
-Smith (2015, arXiv:1506.01186, section 3.3) reads it by eye. Here a rule does, which does not depend on the
-units of loss and rate: a shifted or scaled curve gives the same rates.
+Smith (2015, arXiv:1506.01186, section 3.3) reads it by eye. Here a rule reads it. The rule does not
+depend on the units of loss and rate: a shifted or scaled curve gives the same rates.
 
-- `last_stable`: the highest rate up to which the loss keeps nine tenths of its fall;
-- `suggestion`: the logarithmic middle of the bottom of the curve, which goes from the knee, where the loss
-  has fallen by nine tenths, to `last_stable`. Smith takes the highest rate before the curve stops falling;
-  the middle keeps away from both ends, which a longer run reaches earlier than a test.
+- `last_stable`: the highest rate up to which the loss keeps nine tenths of its fall.
+- `suggestion`: the logarithmic middle of the bottom of the curve. The bottom goes from the knee,
+  where the loss has fallen by nine tenths, to `last_stable`. Smith takes the highest rate before
+  the curve stops falling. The middle keeps away from both ends, which a longer run reaches earlier
+  than a test.
 
-Both use smoothed losses. A causal mean lags, and would move both towards higher rates. This one weighs
-neighbours on both sides equally, by `exp(-distance / width)`. The weights are normalised, so its ends are
-unbiased too.
+Both use smoothed losses. A causal mean lags, and would move both towards higher rates. This one
+weighs neighbours on both sides equally, by `exp(-distance / width)`. The weights are normalised, so
+its ends are unbiased too.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..words.facts import Fact, fact
+from ..base import Fact, fact
 
 FEWEST = 10  # losses that a curve needs at least
 TOO_HIGH = 4.0  # a loss that is this many times the best is out of hand
@@ -30,9 +32,8 @@ _KEPT = 0.9  # share of the fall of the loss that a stable rate keeps
 
 @dataclass(frozen=True)
 class RangeCurve:
-    """A finished test. *Fields:* `rates`, `losses` and `smoothed`: `(n,)` float64, all finite, n at least 1;
-    `suggestion` and `last_stable`, within `rates`; `fell`: whether the loss fell clearly at any rate (if not,
-    they mean little); `doubts`: facts about doubtful rates."""
+    """A finished test. `rates`, `losses` and `smoothed` are `(n,)` float64, all finite, with n at
+    least 1. `suggestion` and `last_stable` are within `rates`."""
 
     rates: np.ndarray
     losses: np.ndarray
@@ -40,23 +41,30 @@ class RangeCurve:
     suggestion: float
     last_stable: float
     fell: bool
+    """Whether the loss fell clearly at any rate. If not, `suggestion` and `last_stable` mean
+    little."""
     doubts: tuple[Fact, ...] = ()
+    """Facts about doubtful rates."""
 
 
 def limit(best: float) -> float:
-    """The loss that is too high. Losses of densities may be negative, and 4 x that would be lower still."""
+    """The loss that is too high. Losses of densities may be negative, and 4 times such a loss would
+    be even lower."""
     return best + (TOO_HIGH - 1) * abs(best)
 
 
 def read(rates: np.ndarray, losses: np.ndarray) -> RangeCurve:
-    """Reads the curve of `rates`, (n,) ascending and above 0, and `losses`, (m,) finite, with m from 1 to n.
-    If they are fewer than the rates, the test was stopped."""
+    """Reads the curve of `rates`, (n,) ascending and above 0, and `losses`, (m,) finite, with m
+    from 1 to n. Fewer losses than rates mean that the test was stopped."""
     n = len(losses)
     stopped = n < len(rates)
     rates, losses = np.asarray(rates[:n], np.float64), np.asarray(losses, np.float64)
     smoothed = smooth(rates, losses)
     best = int(np.argmin(smoothed))
-    fall, noise = float(smoothed[0] - smoothed[best]), float(np.std((losses - smoothed)[: best + 1]))
+    fall, noise = (
+        float(smoothed[0] - smoothed[best]),
+        float(np.std((losses - smoothed)[: best + 1])),
+    )
     above = smoothed > smoothed[best] + (1 - _KEPT) * fall
     before, after = np.flatnonzero(above[:best]), np.flatnonzero(above[best:])
     knee = rates[before[-1] + 1] if before.size else rates[0]

@@ -1,8 +1,8 @@
 """Statistics of repeated measurements: means with intervals, and whether two of them differ.
 
-Intervals are 95 % intervals by Student's t; for two independent samples by Welch (1947, Biometrika 34, pages
-28 to 35), which does not assume equal variances. They hold for independent, roughly normal values: runs with
-several seeds, or repetitions of a benchmark.
+Intervals are 95 % intervals by Student's t. Those of two independent samples are by Welch (1947,
+Biometrika 34, pages 28 to 35), which does not assume equal variances. The intervals hold for
+independent, roughly normal values: runs with several seeds, or repetitions of a benchmark.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 CONFIDENCE = 0.95
 NO_DIFFERENCE, HIGHER, LOWER, UNKNOWN = "difference-not-shown", "higher", "lower", "one-run-each"
 TWO_ALIKE = "two-alike"
-"""Codes of what may be said."""
+"""Codes of verdicts."""
 
 _SHARE = re.compile(
     r"accuracy|auc|f1|precision|recall|exact_match|hamming|top_?\d"
@@ -27,8 +27,8 @@ _SHARE = re.compile(
 class Spread:
     """`n` values: their mean, their deviation, and the interval of the mean.
 
-    *Fields:* `deviation` (with n - 1), `low` and `high` are `None` for a single value. The interval of a
-    share ends at 0 and at 1.
+    *Fields:* `deviation` (with n - 1), `low` and `high` are `None` for a single value. The interval
+    of a share is clipped to 0 and 1.
     """
 
     n: int
@@ -39,7 +39,8 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float], metric: str = "") -> Spread:
-        """The spread of `values` of `metric`. Raises `ValueError` if there are none, or one is not finite."""
+        """The spread of `values` of `metric`. Raises `ValueError` if there are none, or one is not
+        finite."""
         _check(values)
         n, mean = len(values), statistics.fmean(values)
         if n == 1:
@@ -54,17 +55,20 @@ class Spread:
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference or ratio `value` with its interval and a verdict.
-
-    *Fields:* `verdict`: `NO_DIFFERENCE` if the interval has the neutral value (0 of a difference, 1 of a
-    ratio), else `HIGHER` or `LOWER`; `UNKNOWN` without an interval; `TWO_ALIKE` for two equal values, which
-    often happens by chance, above all with accuracies.
-    """
+    """A difference or ratio `value` with its interval and a verdict."""
 
     value: float
     low: float | None
     high: float | None
     verdict: str
+    """One of these codes.
+
+    - `NO_DIFFERENCE`: the interval has the neutral value, 0 of a difference or 1 of a ratio.
+    - `HIGHER` or `LOWER`: it does not.
+    - `UNKNOWN`: there is no interval.
+    - `TWO_ALIKE`: the two values are equal, which often happens by chance, above all with
+      accuracies.
+    """
 
 
 def difference(a: Sequence[float], b: Sequence[float]) -> Difference:
@@ -104,8 +108,8 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Difference:
 def ratio(a: Sequence[float], b: Sequence[float]) -> Difference:
     """The geometric mean of `a` over that of `b`, for independent samples.
 
-    Speeds vary by factors, so this uses logarithms. Raises `ValueError` if a sample is empty, or a value is
-    not finite and above 0.
+    Speeds vary by factors, so this uses logarithms. Raises `ValueError` if a sample is empty, or a
+    value is not finite and above 0.
     """
     if any(not (math.isfinite(x) and x > 0) for x in (*a, *b)):
         raise ValueError(f"values {list(a)[:4]} and {list(b)[:4]}: expected finite numbers above 0")

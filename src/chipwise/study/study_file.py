@@ -3,9 +3,10 @@
     {"schema": "chipwise.study/1", "recipe": "mnist", "source": {"recipe": "mnist", "set": [], ...},
      "settings": {"lr": ["0.2", "0.4"]}, "seeds": [0, 1],
      "points": [{"set": {"lr": "0.2"},
-                 "runs": [{"seed": 0, "run": "lr=0.2/seed-0", "done": true, "metrics": {...}, ...}]}]}
+                 "runs": [{"seed": 0, "run": "lr=0.2/seed-0", "done": true, ...}]}]}
 
-The run folders are authoritative: the result of a finished run is read again from its `result.json`.
+The run folders are authoritative: the result of a finished run is read again from its
+`result.json`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..atomic import hold, put_inside, read_inside, to_write, typed
-from ..errors import RunError
+from ..base import RunError
+from ..base.displayed import Displayed
+from ..base.files import put_inside, read_inside, to_write
+from ..base.json_types import typed
+from ..base.locks import hold
 from ..recipe.recipe import difference
-from ..words.displayed import Displayed
 from . import grid
 
 SCHEMA = "chipwise.study/1"
@@ -29,21 +32,20 @@ FILE = "study.json"
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a study.
-
-    *Fields:* `run`: its folder, relative to the study's; `done`: whether it is finished; `metrics`,
-    `fingerprint` and `examples_per_second` (global, median) as in its result; `seconds`: wall time over all
-    its processes; `diverged`: None, or as in its metrics.jsonl: `code`, the steps `first` and `last`, and
-    `value`.
-    """
+    """One run of a study. `metrics`, `fingerprint` and `examples_per_second` (global, median) are
+    as in its result."""
 
     seed: int
     run: str
+    """The run's folder, relative to the study's."""
     done: bool = False
+    """Whether the run is finished."""
     diverged: Mapping[str, Any] | None = None
+    """None, or as in its metrics.jsonl: `code`, the steps `first` and `last`, and `value`."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     steps: int | None = None
     seconds: float | None = None
+    """Wall time over all processes of the run."""
     examples_per_second: float | None = None
     fingerprint: str | None = None
 
@@ -66,14 +68,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Study(Displayed):
-    """Several settings of a recipe, each with several seeds. Points are compared with the first one.
-
-    *Fields:* `folder`; `recipe`: its name; `source`: how the command line made the recipe; `points`.
-    """
+    """Several settings of a recipe, each with several seeds. Points are compared with the first
+    one."""
 
     folder: Path
     recipe: str
+    """The recipe's name."""
     source: dict[str, Any] | None
+    """How the command line made the recipe."""
     points: list[Point] = field(default_factory=list)
 
     @property
@@ -113,19 +115,23 @@ class Study(Displayed):
         }
 
     def write(self) -> None:
-        """Replaces `study.json`. Raises `RunError` if it cannot be written; the old file then stays."""
+        """Replaces `study.json`. Raises `RunError` if it cannot be written, and leaves the old
+        file."""
         text = json.dumps(self.to_json(), indent=1) + "\n"
         try:
             put_inside(self.folder / FILE, text.encode())
         except OSError as error:
-            raise RunError("study-document-unwritable", path=self.folder / FILE, reason=error) from None
+            raise RunError(
+                "study-document-unwritable", path=self.folder / FILE, reason=error
+            ) from None
 
 
 def read(folder: str | Path) -> Study | None:
     """The study in `folder`, or `None` if there is none.
 
-    The runs' folders are computed from settings and seeds, so a damaged file cannot point elsewhere. Raises
-    `RunError` for a file that cannot be read, is damaged, or is of another version.
+    The runs' folders are computed from settings and seeds, so a damaged file cannot point
+    elsewhere. Raises `RunError` for a file that cannot be read, is damaged, or is of another
+    version.
     """
     folder = Path(folder).absolute()
     file = folder / FILE
@@ -134,7 +140,9 @@ def read(folder: str | Path) -> Study | None:
         schema = stored.get("schema")
         if schema == SCHEMA:
             points = [Point(dict(p["set"]), _runs(p["set"], p["runs"])) for p in stored["points"]]
-            if not isinstance(stored["recipe"], str) or not isinstance(stored["source"], dict | None):
+            if not isinstance(stored["recipe"], str) or not isinstance(
+                stored["source"], dict | None
+            ):
                 raise ValueError("recipe or source")
             return Study(folder, stored["recipe"], stored["source"], points)
     except (FileNotFoundError, NotADirectoryError):
@@ -145,9 +153,12 @@ def read(folder: str | Path) -> Study | None:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise RunError(
             "study-damaged",
-            "{file} is damaged ({reason:plain}). Delete it and type the command again: finished runs are "
-            "kept.", file=file, reason=reason,
-        ) from error  # fmt: skip
+            "{file} is damaged ({reason:plain}). Delete it and type the command again: "
+            "finished runs are "
+            "kept.",
+            file=file,
+            reason=reason,
+        ) from error
     raise RunError("study-schema", file=file, schema=schema, expected=SCHEMA)
 
 
@@ -160,7 +171,7 @@ def opened(run: str | Path, recipe: str, source: dict[str, Any] | None) -> Itera
         lock = hold(folder, FILE)
     except OSError as error:
         raise RunError("study-unwritable", folder=run, reason=error) from error
-    with contextlib.closing(lock):
+    with lock:
         if (folder / "recipe.json").exists():
             raise RunError("single-run-here", folder=folder)
         study = read(folder) or Study(folder, recipe, source)
@@ -171,9 +182,12 @@ def opened(run: str | Path, recipe: str, source: dict[str, Any] | None) -> Itera
         if rows := difference(old, new):
             raise RunError(
                 "study-of-another-recipe",
-                "{folder} holds a study of another recipe ({differences:changes}). Name another folder "
-                "with --run.", folder=folder, differences=rows,
-            )  # fmt: skip
+                "{folder} holds a study of another recipe ({differences:changes}). Name "
+                "another folder "
+                "with --run.",
+                folder=folder,
+                differences=rows,
+            )
         yield study
 
 

@@ -7,16 +7,22 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..atomic import check_inside, typed
-from ..engine.agenda import Agenda
-from ..engine.fit import fit
-from ..engine.session import Session
-from ..engine.stored import disagreement, number, read_result, read_rows, stored_recipe
-from ..errors import DivergedError, RecipeError, RunError
+from ..base import DivergedError, RecipeError, RunError, unknown
+from ..base.files import check_inside
+from ..base.json_types import typed
+from ..data.compared import compared_data
+from ..recipe.direction import bare, directions, judged
 from ..recipe.recipe import Recipe
-from ..recipe.settings import apply, load
+from ..recipe.settings import apply
+from ..recipes.load import load
+from ..run.evaluate import evaluation
+from ..run.fit import fit
+from ..run.folder.ledger import check_unchanged
+from ..run.folder.run_reader import disagreement, number, read_result, read_rows, stored_recipe
+from ..run.run_schedule import Agenda
+from ..run.session import Session
 from . import grid
 from .study_file import Point, Run, Study
 
@@ -26,16 +32,16 @@ _DEFAULTS = {n: p.default for n, p in inspect.signature(fit).parameters.items() 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where recipes come from: a name and settings, or a recipe made in Python.
-
-    *Fields:* `recipe`: a built-in name, `path.py:name`, or a `Recipe`; `set`: settings such as `"lr=0.2"`
-    that all runs share; `data` and `synthetic` as in `cw.load`. Only names take these three.
-    """
+    """The origin of recipes: a name and settings, or a recipe made in Python. Only names take
+    `set`, `data` and `synthetic`."""
 
     recipe: str | Recipe
+    """A built-in name, `path.py:name`, or a `Recipe`."""
     set: tuple[str, ...] = ()
+    """Settings such as `"lr=0.2"` that all runs share."""
     data: str | None = None
     synthetic: bool = False
+    """`data` and `synthetic` are as in `cw.load`."""
 
     def __post_init__(self):
         if isinstance(self.recipe, Recipe) and (self.set or self.data or self.synthetic):
@@ -43,13 +49,15 @@ class Origin:
 
     @property
     def name(self) -> str:
-        """The recipe's name, with an absolute path for a file, so that it works from any directory."""
+        """The recipe's name, with an absolute path for a file, so that it works from any
+        directory."""
         assert isinstance(self.recipe, str)
         path, _, name = self.recipe.partition(":")
         return f"{Path(path).absolute()}:{name}" if Path(path).suffix == ".py" else self.recipe
 
     def make(self, settings: Mapping[str, str] | None = None, seed: int | None = None) -> Recipe:
-        """The recipe with further `settings` and a `seed`. Raises `RecipeError` for invalid ones."""
+        """The recipe with further `settings` and a `seed`. Raises `RecipeError` for invalid
+        ones."""
         settings = dict(settings or {})
         if isinstance(self.recipe, Recipe):
             recipe = apply(self.recipe, settings)
@@ -60,14 +68,17 @@ class Origin:
             raise RecipeError(
                 "seed-dropped",
                 "{recipe} ignores its parameter seed: the recipe has seed {seed}. Pass it on: "
-                "cw.Recipe(seed=seed, ...).", recipe=self.recipe, seed=recipe.seed,
-            )  # fmt: skip
+                "cw.Recipe(seed=seed, ...).",
+                recipe=self.recipe,
+                seed=recipe.seed,
+            )
         return recipe
 
     def source(
         self, settings: Mapping[str, str] | None = None, seed: int | None = None
     ) -> dict[str, Any] | None:
-        """How `make` makes the recipe, to store with a run; `None` for a recipe made in Python."""
+        """The arguments from which `make` makes the recipe, to store with a run. `None` for a
+        recipe made in Python."""
         if isinstance(self.recipe, Recipe):
             return None
         data = self.data
@@ -83,31 +94,43 @@ class Origin:
 
 @dataclass(frozen=True)
 class StudyRun:
-    """A run to train. *Fields:* `settings` of the point; `seed`; `folder`: the run's, absolute."""
+    """A run to train."""
 
     settings: grid.Settings
+    """The settings of the point."""
     seed: int
     folder: Path
+    """The run's folder, absolute."""
 
     @property
     def name(self) -> str:
-        return f"{grid.name(self.settings)}, seed {self.seed}" if self.settings else f"seed {self.seed}"
+        return (
+            f"{grid.name(self.settings)}, seed {self.seed}"
+            if self.settings
+            else f"seed {self.seed}"
+        )
 
     @property
     def run(self) -> str:
         """The folder, relative to the study's."""
         return grid.folder(self.settings, self.seed)
 
-    def train(self, origin: Origin, options: dict[str, Any], progress: str) -> dict[str, Any] | None:
+    def train(
+        self, origin: Origin, options: dict[str, Any], progress: str
+    ) -> dict[str, Any] | None:
         """Trains the run, or the rest of it, as `fit` does. *Returns* its divergence, or `None`."""
         try:
             fit(origin.make(self.settings, self.seed), self.folder, progress=progress, **options)
         except DivergedError as error:
-            return {"code": error.code, **{name: error.facts[name] for name in ("first", "last", "value")}}
+            return {
+                "code": error.code,
+                **{name: error.facts[name] for name in ("first", "last", "value")},
+            }
         return None
 
     def ended(self, diverged: dict[str, Any] | None) -> Run:
-        """The run, which has just been trained. *Arguments:* `diverged` as `train` returned it."""
+        """The run, which has just been trained. *Arguments:* `diverged`: the value that `train`
+        returned."""
         run = Run(self.seed, self.run, diverged=diverged) if diverged else self.finished()
         if run is None:
             raise RunError("result-unreadable", folder=self.folder)
@@ -120,31 +143,63 @@ class StudyRun:
             return None  # unfinished or damaged: `fit` continues from its checkpoint
         rows, _ = read_rows(self.folder)
         # Over all processes; if rows lack it, of the last one
-        seconds = next((s for row in reversed(rows) if (s := number(row.get("seconds"))) is not None), None)
+        seconds = next(
+            (s for row in reversed(rows) if (s := number(row.get("seconds"))) is not None), None
+        )
         try:
             total = result["seconds"]["total"] if seconds is None else seconds
-            return typed(Run, {**result, "seed": self.seed, "run": self.run, "done": True, "seconds": total})
+            return typed(
+                Run, {**result, "seed": self.seed, "run": self.run, "done": True, "seconds": total}
+            )
         except (KeyError, TypeError, ValueError):
             return None
 
 
 def options_of(given: dict[str, Any]) -> dict[str, Any]:
-    """All options of `cw.fit` for the runs of a study, with defaults. Raises `TypeError` for others."""
+    """All options of `cw.fit` for the runs of a study, with defaults. Raises `TypeError` for
+    others."""
     for name in given:
         if name not in _DEFAULTS:
-            raise TypeError(f"a study has no option {name!r}; of cw.fit it takes {', '.join(_DEFAULTS)}")
+            raise TypeError(
+                f"a study has no option {name!r}; of cw.fit it takes {', '.join(_DEFAULTS)}"
+            )
     return {**_DEFAULTS, **given}
 
 
-def checked(recipe: Recipe, options: dict[str, Any]) -> dict[str, Any]:
-    """The description of a point's recipe (which may hold data), after the checks of `fit` before it reads
-    data, so that all points are checked before the first is trained."""
+def checked(recipe: Recipe, options: dict[str, Any], metric: str | None = None) -> dict[str, Any]:
+    """The description of a point's recipe, which may include data. Makes the checks of `fit` before
+    it reads data, so that all points are checked before the first is trained. *Arguments:*
+    `metric`: the one that decides."""
     clock, on = recipe.clock, options["on"]
     Agenda.of(clock, options["eval_every"], options["log_every"], options["checkpoint_every"], None)
     for schedule in recipe.optimizer.hyper.values():
         schedule.table(clock, 0, min(1, clock.total or 0))
-    Session(recipe, on)
+    session = Session(recipe, on)
+    if metric is not None:
+        known = known_of(session)
+        if bare(metric) not in known.names:
+            raise unknown("metric-unknown", "metric", bare(metric), known.names)
+        judged(metric, options["better"], known.better)
     return recipe.describe()
+
+
+class Known(NamedTuple):
+    """What is known of a recipe's metrics before it is trained."""
+
+    names: list[str]
+    better: dict[str, str]
+    """The direction of each metric, if it is known."""
+    evaluation: str
+    """The digest of the evaluation."""
+
+
+def known_of(session: Session) -> Known:
+    """What is known of the metrics of a session's recipe. Traces the loss, and computes nothing."""
+    sums, task, digest = session.abstract.sums, session.recipe.task, ""
+    if task.eval is not None:
+        evaluated = evaluation(session.recipe, task.eval)
+        sums, digest = sums | evaluated.sums, evaluated.digest
+    return Known(sorted(sums), directions(sums, task.directions_of(sums)), digest)
 
 
 def agree(folder: Path, recipe: dict[str, Any]) -> None:
@@ -152,21 +207,39 @@ def agree(folder: Path, recipe: dict[str, Any]) -> None:
     if (folder / "recipe.json").exists() and (rows := disagreement(stored_recipe(folder), recipe)):
         raise RunError(
             "study-run-of-another-recipe",
-            "{folder} holds a run of another recipe ({differences:changes}). Delete it, or name another "
-            "--run.", folder=folder, differences=rows,
-        )  # fmt: skip
+            "{folder} holds a run of another recipe ({differences:changes}). Delete it, or "
+            "name another "
+            "--run.",
+            folder=folder,
+            differences=rows,
+        )
+
+
+def check_finished(
+    study: Study, points: Sequence[Point], origin: Origin, options: dict[str, Any]
+) -> None:
+    """Raises `RunError` if a finished run of `points` was computed by other code, or from other
+    data, than its recipe now has. The runs of a point differ only in their seeds, so one of them is
+    compared."""
+    for point in () if options["changed_code"] else points:
+        run = next((run for run in point.runs.values() if run.done), None)
+        if run is not None:
+            with Session(origin.make(point.settings, run.seed), options["on"]) as session:
+                check_unchanged(study.folder / run.run, session, compared_data(session.recipe.task))
 
 
 def planned(
     study: Study, points: Sequence[Point], described: Sequence[dict], seeds: Sequence[int]
 ) -> list[StudyRun]:
-    """The runs still to train, seeds outermost; finished ones are entered in `study`.
+    """The runs still to train, seeds outermost. Enters finished runs in `study`.
 
-    *Arguments:* `described`: each point's recipe, of any seed. Raises `RunError` if a run's folder has
-    something else.
+    *Arguments:* `described`: each point's recipe, of any seed. Raises `RunError` if a run's folder
+    has something else.
     """
     jobs = []
-    check_inside(study.folder, *{Path(grid.folder(p.settings, s)).parts[0] for p in points for s in seeds})
+    check_inside(
+        study.folder, *{Path(grid.folder(p.settings, s)).parts[0] for p in points for s in seeds}
+    )
     for seed in seeds:
         for point, recipe in zip(points, described, strict=True):
             job = StudyRun(point.settings, seed, study.folder / grid.folder(point.settings, seed))

@@ -1,18 +1,19 @@
 """`cw.transfer(recipe, batch=128)`: the recipe at another batch, and why each number changed.
 
-With `k` = new batch / old batch, an epoch has 1/k as many steps. Three quantities are kept:
+With `k` = new batch / old batch, an epoch has 1/k as many steps. Three quantities stay the same:
 
-- the noise. SGD: rate times `k`, since k small steps go as far as one step of k times the rate (Krizhevsky
-  2014; Goyal et al. 2017). Adam: rate times the root of `k`, since it divides by the gradient's size, which
-  is mostly noise (Malladi et al. 2022);
-- the averaging time in examples. A decay per step `d` becomes `d ** k` (Busbridge et al. 2023). Malladi et
-  al. write `1 - k (1 - d)`, which is the same to first order and leaves (0, 1) if k is large;
-- forgetting: peak rate x weight decay x steps an epoch, the inverse of the epochs over which weights average
-  their updates (Wang & Aitchison 2024). It determines the decay for any rate, so the decay is also adjusted
-  to a rate chosen by hand.
+- the noise. SGD: rate times `k`, since k small steps go as far as one step of k times the rate
+  (Krizhevsky 2014, Goyal et al. 2017). Adam: rate times the root of `k`, since it divides by the
+  gradient's size, which is mostly noise (Malladi et al. 2022).
+- the averaging time in examples. A decay per step `d` becomes `d ** k` (Busbridge et al. 2023).
+  Malladi et al. write `1 - k (1 - d)`, which is the same to first order and leaves (0, 1) if k is
+  large.
+- forgetting: peak rate x weight decay x steps an epoch, the inverse of the epochs over which
+  weights average their updates (Wang & Aitchison 2024). It determines the decay for any rate, so
+  the decay is also adjusted to a rate chosen by hand.
 
-The last one also separates the six archived runs of DavidNet at 64, 128 and 512 examples a step: 0.019 to
-0.039 reached 94 %, 0.005 and 0.155 did not.
+The last one also separates the six archived runs of DavidNet at 64, 128 and 512 examples a step:
+0.019 to 0.039 reached 94 %, 0.005 and 0.155 did not.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from ..errors import RecipeError
+from ..base import Fact, RecipeError, fact, plain, say
+from ..base.displayed import Displayed
+from ..base.figures import known
 from ..recipe.check import LEAST_FOR_BATCH_NORM, SUBLANES
 from ..recipe.duration import Clock, Duration
 from ..recipe.optimizers import HIGHEST_ADAM, Optimizer
 from ..recipe.recipe import Recipe
 from ..recipe.schedules import Schedule, as_given, as_schedule, exponential, rounded
-from ..words.displayed import Displayed
-from ..words.facts import Fact, fact, plain, say
 
 UNAFFECTED = fact("move-unaffected")
 
@@ -63,31 +64,36 @@ class Change:
 
 @dataclass(frozen=True)
 class Transfer(Displayed):
-    """A recipe made from another: `old` and `recipe`, the new one.
-
-    `changes`: the settings that depend on the batch, the replicas and the length, also those that stay for a
-    reason. `limits`: where the rules are known to fail. `print` shows everything.
-    """
+    """A recipe made from another: `old` and `recipe`, the new one. `print` shows everything."""
 
     old: Recipe
     recipe: Recipe
     changes: tuple[Change, ...]
+    """The settings that depend on the batch, the replicas and the length. Includes those that stay
+    for a reason."""
     limits: tuple[Fact, ...]
+    """The cases where the rules are known to fail."""
 
     @property
     def forgetting(self) -> tuple[float | None, float | None]:
-        """Peak rate x weight decay x steps an epoch, old and new; None without a decay."""
+        """Peak rate x weight decay x steps an epoch, old and new. None without a decay."""
         return self.old.forgetting, self.recipe.forgetting
 
     @property
     def settings(self) -> list[str]:
-        """What changed, as texts for `--set`: `["batch=128", "lr=0.1"]`, of a schedule its peak. Lengths in a
-        schedule cannot be typed so."""
+        """The changed settings as texts for `--set`, such as `["batch=128", "lr=0.1"]`. A schedule
+        has its peak here. Lengths in a schedule cannot be typed this way."""
         old, new, inner = self.old, self.recipe, self.old.optimizer.settings
-        names = [n for n in ("batch", "replicas", "duration", "ema") if getattr(old, n) != getattr(new, n)]
+        names = [
+            n
+            for n in ("batch", "replicas", "duration", "ema")
+            if getattr(old, n) != getattr(new, n)
+        ]
         values = {name: getattr(new, name) for name in names}
         values |= {name: v for name, v in new.optimizer.settings.items() if v != inner[name]}
-        peaks = {n: v.highest(new.clock) if isinstance(v, Schedule) else v for n, v in values.items()}
+        peaks = {
+            n: v.highest(new.clock) if isinstance(v, Schedule) else v for n, v in values.items()
+        }
         return [f"{name}={value}" for name, value in peaks.items()]
 
     def to_json(self) -> dict[str, Any]:
@@ -104,10 +110,12 @@ class Transfer(Displayed):
 
 @dataclass(frozen=True)
 class Move:
-    """The factors of a transfer, new over old: `batch`; `run`: examples of the whole run."""
+    """The factors of a transfer, new over old."""
 
     batch: Fraction
+    """The factor of the batch."""
     run: Fraction = Fraction(1)
+    """The factor of the examples of the whole run."""
 
     def length(self, text: str) -> str:
         """A duration in a schedule, scaled to keep its share of the run."""
@@ -132,18 +140,25 @@ def transfer(
 ) -> Transfer:
     """`recipe` at another batch, number of replicas or length, with the same dynamics.
 
-    *Arguments*: `batch` and `replicas`: global, as in a `Recipe`; `duration`: such as `"48ep"`. By default
-    they stay, except that a duration in steps is scaled with the batch. `lr`: a peak rate to use instead of
-    the rule's; the weight decay is adjusted to it. Rules and sources: `docs/transfer.md`.
+    *Arguments*:
 
-    *Returns* a `Transfer`. Raises `RecipeError` if no argument is given, if the replicas do not divide the
-    batch, and for an optimizer or schedule without a rule.
+    - `batch` and `replicas`: global, as in a `Recipe`.
+    - `duration`: such as `"48ep"`.
+    - `lr`: a peak rate to use instead of the rule's. The weight decay is adjusted to it.
+
+    By default batch, replicas and duration stay, except that a duration in steps is scaled with the
+    batch. Rules and sources: `docs/transfer.md`.
+
+    *Returns* a `Transfer`. Raises `RecipeError` if no argument is given, if the replicas do not
+    divide the batch, and for an optimizer or schedule without a rule.
     """
     if batch is None and replicas is None and duration is None and lr is None:
         raise RecipeError("transfer-nothing")
     old_clock = recipe.clock
     given: dict[str, Any] = {"batch": batch, "replicas": replicas, "duration": duration}
-    new = dataclasses.replace(recipe, **{name: value for name, value in given.items() if value is not None})
+    new = dataclasses.replace(
+        recipe, **{name: value for name, value in given.items() if value is not None}
+    )
     new.check_batch()
     k, run = Fraction(new.batch, recipe.batch), Fraction(1)
     if duration is None and Duration.parse(recipe.duration).unit == "st":
@@ -158,7 +173,9 @@ def transfer(
     changes = [*_counts(recipe, new, run), *changes]
     if recipe.ema is not None:
         changes.append(Change("ema", recipe.ema, ema, fact("move-ema", k=float(k))))
-    return Transfer(recipe, new, tuple(changes), tuple(limits(recipe, new, k, run, by_hand=lr is not None)))
+    return Transfer(
+        recipe, new, tuple(changes), tuple(limits(recipe, new, k, run, by_hand=lr is not None))
+    )
 
 
 def _counts(old: Recipe, new: Recipe, run: Fraction) -> list[Change]:
@@ -176,8 +193,8 @@ def _counts(old: Recipe, new: Recipe, run: Fraction) -> list[Change]:
 def _moved(
     optimizer: Optimizer, move: Move, clock: Clock, lr: float | None
 ) -> tuple[Optimizer, list[Change]]:
-    """The optimizer after `move`, with its changes. `lr`: the peak rate instead of the rule's; `clock`: the
-    old run's. Raises `RecipeError` if there is no rule."""
+    """The optimizer after `move`, with its changes. `lr` is the peak rate instead of the rule's.
+    `clock` is the old run's. Raises `RecipeError` if there is no rule."""
     settings: dict[str, Any] = {}
     changes: list[Change] = []
     factor = optimizer.rate_factor(move.batch)
@@ -186,9 +203,12 @@ def _moved(
     elif move.batch != 1 or lr is not None:
         raise RecipeError(
             "no-rule-for-optimizer",
-            "{optimizer} has no rule for another batch. Keep the batch, or --set batch and {names:and} "
-            "yourself.", optimizer=repr(optimizer), names=list(optimizer.hyper),
-        )  # fmt: skip
+            "{optimizer} has no rule for another batch. Keep the batch, or --set batch and "
+            "{names:and} "
+            "yourself.",
+            optimizer=repr(optimizer),
+            names=list(optimizer.hyper),
+        )
     for name in optimizer.hyper:
         before = settings.get(name, optimizer.settings[name])
         after = as_given(before, as_schedule(before).stretched(move.length))
@@ -209,7 +229,7 @@ def _values(
 
     old_lr, code = peak(given["lr"]), "move-rate-linear" if linear else "move-rate-root"
     if lr is not None:
-        if not isinstance(lr, int | float) or isinstance(lr, bool) or not 0 < lr < math.inf or not old_lr:
+        if not known(lr) or lr <= 0 or not old_lr:
             raise RecipeError("lr-not-above-zero", lr=lr, peak=old_lr)
         factor, code = Fraction(repr(float(lr))) / Fraction(repr(old_lr)), "move-rate-by-hand"
     elif k == 1:
@@ -248,7 +268,11 @@ def _lengths(name: str, before: Schedule, after: Schedule, move: Move) -> list[C
     if move.run == 1:
         code = "move-length-more-steps" if move.batch < 1 else "move-length-fewer-steps"
     pairs = zip(before.lengths(), after.lengths(), strict=True)
-    return [Change(f"{name}: {what}", old, new, fact(code)) for (what, old), (_, new) in pairs if old != new]
+    return [
+        Change(f"{name}: {what}", old, new, fact(code))
+        for (what, old), (_, new) in pairs
+        if old != new
+    ]
 
 
 def _scaled(value: Any, factor: Fraction | float) -> Any:
@@ -257,16 +281,21 @@ def _scaled(value: Any, factor: Fraction | float) -> Any:
 
 
 def _to_the_power(value: Any, exponent: Fraction) -> Any:
-    """A decay per step, such as Adam's `b1` or an EMA's, for steps that are `exponent` times as large.
+    """A decay per step, such as Adam's `b1` or an EMA's, for steps that are `exponent` times as
+    large.
 
-    The distance to 1 keeps four digits. Raises `RecipeError` for an exponential schedule, whose power is not
-    an exponential schedule.
+    The distance to 1 has four digits. Raises `RecipeError` for an exponential schedule, whose power
+    is not an exponential schedule.
     """
     if isinstance(value, exponential):
         raise RecipeError("average-decays", schedule=repr(value))
 
     def change(decay: float) -> float:
-        return 0.0 if decay <= 0 else rounded(1 - rounded(-math.expm1(exponent * math.log(decay)), 4), 12)
+        return (
+            0.0
+            if decay <= 0
+            else rounded(1 - rounded(-math.expm1(exponent * math.log(decay)), 4), 12)
+        )
 
     return as_given(value, as_schedule(value).mapped(change))
 
@@ -280,11 +309,13 @@ _LARGEST_LINEAR = 8192  # Goyal et al. 2017, figure 1
 _FEWEST_STEPS, _FEWEST_AN_EPOCH = 200, 10
 
 
-def limits(old: Recipe, new: Recipe, k: Fraction, run: Fraction, by_hand: bool = False) -> Iterator[Fact]:
+def limits(
+    old: Recipe, new: Recipe, k: Fraction, run: Fraction, by_hand: bool = False
+) -> Iterator[Fact]:
     """Reasons why `new`, the transferred recipe, may train differently from `old`.
 
-    *Arguments:* `k`: new batch over old; `run`: examples of the whole run, new over old; `by_hand`: whether
-    the rate was set by the caller.
+    *Arguments:* `k` is new batch over old. `run` is the examples of the whole run, new over old.
+    `by_hand` is whether the caller set the rate.
     """
     if k > 1:
         yield from _of_the_optimizer(new)

@@ -1,4 +1,5 @@
-"""The columns of tables: which is the image, the label or the text, and what labels become."""
+"""The columns of tables: which one is the image, the label or the text, and how labels are
+converted."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import DataError
+from ...base import DataError
 
 COLUMNS = {
     "image": ("image", "image/encoded", "img", "jpg", "png", "jpeg", "webp"),
@@ -17,19 +18,19 @@ COLUMNS = {
     "text": ("text", "content", "document", "sentence"),
     "prompt": (),
 }
-"""What columns are called elsewhere; the first that is there is taken where the user names none."""
+"""The usual names of columns. The first one in a table is used if the user names none."""
 
 _SPLIT = re.compile(r"(?:^|[-_./])(train|eval|val|valid|validation|test)(?=[-_./]|$)")
 
 
 def split_of(name: str) -> str:
-    """ "train" or "eval", from a file's name; train by default."""
+    """Returns "train" or "eval", from a file's name. The default is train."""
     match = _SPLIT.search(name.lower())
     return "eval" if match and match[1] != "train" else "train"
 
 
 def chosen(role: str, there: Sequence[str], columns: Mapping[str, str], path: Path) -> str | None:
-    """The column among `there` that is the image, the label or the text.
+    """The column among `there` that is the image, the label or the text, or `None`.
 
     Raises `DataError` if the user names a column that is missing.
     """
@@ -37,13 +38,20 @@ def chosen(role: str, there: Sequence[str], columns: Mapping[str, str], path: Pa
         if columns[role] not in there:
             wrong = "{path} has no column {column:plain} for the {role}. It has {columns:list}."
             raise DataError(
-                "rows-column", wrong, path=path, role=role, column=columns[role], columns=sorted(there)
+                "rows-column",
+                wrong,
+                path=path,
+                role=role,
+                column=columns[role],
+                columns=sorted(there),
             )
         return columns[role]
     return next((name for name in COLUMNS[role] if name in there), None)
 
 
-def labels_of(values: Mapping[str, list[Any]]) -> tuple[dict[str, dict[str, np.ndarray]], tuple[str, ...]]:
+def labels_of(
+    values: Mapping[str, list[Any]],
+) -> tuple[dict[str, dict[str, np.ndarray]], tuple[str, ...]]:
     """Labels by split, and the classes: sorted text, or integers from 0 to the largest."""
     every = [value for some in values.values() for value in some]
     if all(value is None for value in every):
@@ -65,8 +73,13 @@ def labels_of(values: Mapping[str, list[Any]]) -> tuple[dict[str, dict[str, np.n
     if not kinds <= set("biuf") or any(column.ndim > 2 for column in columns.values()):
         raise DataError("rows-label-kind", label=str(every[0])[:60])
     if "f" in kinds or any(column.ndim > 1 for column in columns.values()):
-        return {split: {"label": column.astype(np.float32)} for split, column in columns.items()}, ()
-    low, high = min(int(c.min()) for c in columns.values()), max(int(c.max()) for c in columns.values())
+        return {
+            split: {"label": column.astype(np.float32)} for split, column in columns.items()
+        }, ()
+    low, high = (
+        min(int(c.min()) for c in columns.values()),
+        max(int(c.max()) for c in columns.values()),
+    )
     if not 0 <= low <= high < 1 << 24:
         wrong = "Labels go from {low} to {high}: expected classes numbered from 0."
         raise DataError("rows-label-range", wrong, low=low, high=high)

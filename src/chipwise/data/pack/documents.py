@@ -1,4 +1,4 @@
-"""Reads texts from files, folders and tables in pieces; memory holds one piece."""
+"""Reads texts from files, folders and tables in pieces. Memory contains one piece."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...errors import DataError, unreadable
-from ..folder import DEEPEST, TARS
+from ...base import DataError, unreadable
+from ..folder import DEEPEST, TARS, is_litter
 from .columns import chosen, split_of
 from .hub import files_at, from_hub, text_rows
 from .tables import EVAL
@@ -18,7 +18,8 @@ _PIECE = 1 << 20  # bytes of a piece of a document, which ends at a line break
 
 
 class Document(NamedTuple):
-    """A text in `pieces`, with its split and its origin, and the `prompt` that it answers, if it does."""
+    """A text in `pieces`, with its split and its origin, and the `prompt` that it answers, if
+    any."""
 
     split: str
     name: str
@@ -32,7 +33,7 @@ def is_text(path: Path) -> bool:
 
 
 def documents(path: Path | str, columns: dict[str, str]) -> Iterator[Document]:
-    """Yields the documents at `path`, or of a data set of the Hub; see `text_listing`."""
+    """Yields the documents at `path`, or of a data set of the Hub. See `text_listing`."""
     if isinstance(path, str):
         splits = from_hub(path)
         other = next((name for name in EVAL if name in splits), None)
@@ -51,7 +52,9 @@ def documents(path: Path | str, columns: dict[str, str]) -> Iterator[Document]:
         elif ending in (".parquet", ".jsonl", ".csv"):
             yield from _rows(path, text_rows(path), split_of(path.name), columns)
         elif path.name.lower().endswith(TARS):
-            raise DataError("text-archive", "{path} is an archive: unpack it, and pack its text.", path=path)
+            raise DataError(
+                "text-archive", "{path} is an archive: unpack it, and pack its text.", path=path
+            )
         else:
             yield Document("train", path.name, _pieces(path))
     except OSError as error:
@@ -59,12 +62,14 @@ def documents(path: Path | str, columns: dict[str, str]) -> Iterator[Document]:
 
 
 def _files(path: Path) -> Iterator[Document]:
-    """The text files of a folder; `train/` with `test/` or similar are splits."""
+    """Yields the text files of a folder. `train/` with `test/` or similar are splits."""
     files = []
     for folder, below, names in os.walk(path):
         if below and len(Path(folder).relative_to(path).parts) >= DEEPEST:
             wrong = "{path} has folders more than {deep} deep: pack those below."
             raise DataError("folder-too-deep", wrong, path=path, deep=DEEPEST)
+        below[:] = [name for name in below if not is_litter(name)]
+        names = [name for name in names if not is_litter(name)]
         found = (Path(folder) / name for name in names if name.lower().endswith(ENDINGS))
         files += [file.relative_to(path) for file in found if file.is_file()]
     files.sort()
@@ -77,7 +82,7 @@ def _files(path: Path) -> Iterator[Document]:
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
-    """A file in pieces that end at a line break, unless a line is longer than a piece."""
+    """Yields a file in pieces that end at a line break, unless a line is longer than a piece."""
     rest = b""
     with open(path, "rb") as file:
         while block := file.read(_PIECE):
@@ -105,9 +110,14 @@ def _rows(
             found = {role: chosen(role, there, columns, path) for role in ("text", "prompt")}
             roles = {role: column for role, column in found.items() if column is not None}
             if "text" not in roles:
-                wrong = "{path} has the columns {columns:list}: name that of text with --columns text=NAME."
+                wrong = (
+                    "{path} has the columns {columns:list}: name that of text with --columns "
+                    "text=NAME."
+                )
                 raise DataError("text-column", wrong, path=path, columns=there)
-        read = {role: _cell(path, number, column, row.get(column)) for role, column in roles.items()}
+        read = {
+            role: _cell(path, number, column, row.get(column)) for role, column in roles.items()
+        }
         name = f"{getattr(path, 'name', split)}/{number}"
         yield Document(split, name, [read["text"]], read.get("prompt", b""))
 
@@ -115,7 +125,9 @@ def _rows(
 def _cell(path: Any, number: int, column: str, value: Any) -> bytes:
     if not isinstance(value, str):
         wrong = "{path}, row {row}: {column:plain} is {kind}, expected text."
-        raise DataError("text-row", wrong, path=path, row=number, column=column, kind=type(value).__name__)
+        raise DataError(
+            "text-row", wrong, path=path, row=number, column=column, kind=type(value).__name__
+        )
     try:
         return value.encode()
     except UnicodeEncodeError as error:

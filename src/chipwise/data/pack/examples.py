@@ -1,6 +1,6 @@
 """Converts examples to stored records, with images as pixels or JPEG bytes, in threads.
 
-Workers are threads, since both decoders release the GIL; `benchmarks/packing.md` compares them with
+Workers are threads, since both decoders release the GIL. `benchmarks/packing.md` compares them with
 processes. Work in flight is bounded, and results come in the order of the listing.
 """
 
@@ -18,53 +18,63 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from ...errors import DataError
+from ...base import DataError
 from ..images import Encoded, fitted, from_pillow, room
 from .folders import Split
 
-# Chroma at half the resolution, as in cameras. Photographs at 224×224 and quality 90 take 15.9 kB and 0.23 ms
-# to decode; 4:4:4 takes 21.3 kB and 0.44 ms for 2.8 dB more (simplejpeg 1.9 on one AMD EPYC core).
+# Chroma at half the resolution, as in cameras. Photographs at 224×224 and quality 90 take 15.9 kB
+# and 0.23 ms to decode; 4:4:4 takes 21.3 kB and 0.44 ms for 2.8 dB more (simplejpeg 1.9 on one AMD
+# EPYC core).
 _CHROMA = "420"
 # Work for some ms; pieces of one small image would double its cost
 PIECE_ENTRIES, PIECE_BYTES = 64, 1 << 20
-_HELD_BYTES = 1 << 27  # of images that are made or wait for being written; they may be small only as files
+# Of images that are made or wait for being written; they may be small only as files
+_HELD_BYTES = 1 << 27
 _ENCODING = 6  # bytes a pixel, besides those of the image
 _JPEG_SIDE = 65_500  # libjpeg's limit
 
 
 @dataclass(frozen=True)
 class Form:
-    """How images are stored. *Fields:* `size`: both sides in pixels, or `None` to keep them; `store`: "raw"
-    or "jpeg"; `quality`: of JPEGs that must be encoded."""
+    """How images are stored."""
 
     size: int | None = None
+    """Both sides in pixels, or `None` to leave them as they are."""
     store: str = "raw"
+    """The form of the data, "raw" or "jpeg"."""
     quality: int = 90
+    """The quality of JPEGs that must be encoded."""
 
 
 class StoredImage(NamedTuple):
-    """*Fields:* `data`: the stored pixels or JPEG bytes; `pixels`: as a reader decodes them."""
+    """An image in its stored form."""
 
     data: np.ndarray | bytes
+    """The stored pixels or JPEG bytes."""
     pixels: np.ndarray
+    """The pixels, as a reader decodes them."""
 
 
 class Entry(NamedTuple):
-    """A stored entry, or `error`, the reason why it cannot be stored.
-
-    *Fields:* `name`; `columns`: `image` first; `pixels` of its image, if it has one.
-    """
+    """A stored entry, or an error."""
 
     name: str
     columns: Mapping[str, Any]
+    """The columns, `image` first."""
     pixels: np.ndarray | None = None
+    """The pixels of the image, if the entry has one."""
     error: DataError | None = None
+    """The reason why the entry cannot be stored, or `None`."""
 
 
-def records(split: Split, pieces: Iterable[Sequence[int]], form: Form, workers: int) -> Iterator[list[Entry]]:
-    """The records of each of `pieces`, rows of `split`, in order, made by `workers` threads.
+def records(
+    split: Split, pieces: Iterable[Sequence[int]], form: Form, workers: int
+) -> Iterator[list[Entry]]:
+    """Yields the records of each of `pieces`, rows of `split`, in order, converted by `workers`
+    threads.
 
-    Pieces that would fill the memory come in parts: the others stop early, and go on when they are the first.
+    Pieces that would fill the memory come in parts. All but the first stop early, and continue when
+    they are the first.
     """
     waiting: deque[tuple[Sequence[int], list | None, Future[list[Entry]]]] = deque()
     held = Held()
@@ -86,7 +96,9 @@ def records(split: Split, pieces: Iterable[Sequence[int]], form: Form, workers: 
             for rows in pieces:
                 # An object's [i] may not be thread-safe: then this thread reads
                 examples = None if split.threads else [_read(split, row) for row in rows]
-                waiting.append((rows, examples, pool.submit(piece, split, rows, examples, form, held, False)))
+                waiting.append(
+                    (rows, examples, pool.submit(piece, split, rows, examples, form, held, False))
+                )
                 if len(waiting) > workers + 2:
                     yield from first()
             while waiting:
@@ -110,7 +122,7 @@ class _NoRoom(Exception):
 
 
 class Held:
-    """The bytes of images that are made, or wait for being written."""
+    """The bytes of images that are being converted or wait to be written."""
 
     def __init__(self):
         self.bytes, self._lock = 0, threading.Lock()
@@ -120,7 +132,7 @@ class Held:
             self.bytes += nbytes
 
     def take(self, nbytes: int, always: bool) -> None:
-        """Adds `nbytes`. Raises `_NoRoom` if they are too many, unless they are `always` taken."""
+        """Adds `nbytes`. Raises `_NoRoom` if the sum is too large, unless `always` is true."""
         with self._lock:
             if self.bytes + nbytes > _HELD_BYTES and not always:
                 raise _NoRoom
@@ -128,15 +140,20 @@ class Held:
 
 
 def _held(entry: Entry) -> int:
-    values = {id(value): value for value in (*entry.columns.values(), entry.pixels) if value is not None}
+    values = {
+        id(value): value for value in (*entry.columns.values(), entry.pixels) if value is not None
+    }
     return sum(len(v) if isinstance(v, bytes) else np.asarray(v).nbytes for v in values.values())
 
 
 def piece(
     split: Split, rows: Sequence[int], examples: list | None, form: Form, held: Held, first: bool
 ) -> list[Entry]:
-    """The records of `rows`, from `examples`, or read here if that is `None`: of all, or of the first ones
-    before too many bytes are `held`, which may be none unless the piece is the `first` to be written."""
+    """The records of `rows`, from `examples`, or read here if that is `None`.
+
+    If too many bytes are `held`, returns only the first records. These may be none, unless the
+    piece is the `first` to be written.
+    """
     done: list[Entry] = []
     taken = 0
 
@@ -160,7 +177,9 @@ def piece(
         except DataError as error:
             done.append(Entry(split.names[row], {}, error=error))
         except OSError as error:  # Pillow reads some files when their pixels are asked for
-            done.append(Entry(split.names[row], {}, error=DataError("entry-unreadable", reason=error)))
+            done.append(
+                Entry(split.names[row], {}, error=DataError("entry-unreadable", reason=error))
+            )
         finally:
             held.add(-taken)
             taken = 0
@@ -190,12 +209,13 @@ def stored_image(
 ) -> StoredImage:
     """`value` in its stored form.
 
-    `value`: encoded bytes, a Pillow image, or an array or tensor: `(h, w)`, `(h, w, 1 or 3)`, and for tensors
-    `(1 or 3, h, w)`, of uint8, or of floats from 0 to 1, which become 0 to 255. A JPEG that needs no change
-    is stored byte for byte; arrays without `size` are stored raw as they are. `before_pixels`: called with
-    the bytes of an encoded image's pixels before it is decoded.
+    `value`: encoded bytes, a Pillow image, or an array or tensor. An array is `(h, w)` or
+    `(h, w, 1 or 3)`, a tensor also `(1 or 3, h, w)`, of uint8, or of floats from 0 to 1, which
+    become 0 to 255. A JPEG that needs no change is stored byte for byte. Arrays without `size` are
+    stored raw as they are. `before_pixels` is called with the bytes of an encoded image's pixels
+    before it is decoded.
 
-    Raises `DataError` if it cannot be stored; the caller adds the name.
+    Raises `DataError` if it cannot be stored. The caller adds the name.
     """
     size = None if form.size is None else (form.size, form.size)
     if isinstance(value, bytes):
@@ -229,15 +249,20 @@ def _loaded(image: Image.Image, size: tuple[int, int] | None) -> np.ndarray:
     except (DataError, MemoryError, OSError):
         raise
     except Exception as error:  # decoders raise what they like on damaged files
-        wrong = "a damaged image ({kind}): replace or remove it."
+        wrong = "a damaged image ({kind}): replace it or leave it out."
         raise DataError("image-pillow-damaged", wrong, kind=type(error).__name__) from error
 
 
 def _array(value: Any) -> np.ndarray:
     array = np.asarray(value)
-    if hasattr(value, "detach") and array.ndim == 3 and array.shape[0] in (1, 3):  # PyTorch's order of axes
+    # PyTorch's order of axes
+    if hasattr(value, "detach") and array.ndim == 3 and array.shape[0] in (1, 3):
         array = np.ascontiguousarray(array.transpose(1, 2, 0))
-    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3)) or not array.size:
+    if (
+        array.ndim not in (2, 3)
+        or (array.ndim == 3 and array.shape[2] not in (1, 3))
+        or not array.size
+    ):
         wrong = "its image has shape {shape}: expected (h, w), (h, w, 1) or (h, w, 3)."
         raise DataError("image-array-shape", wrong, shape=array.shape)
     if array.dtype == np.uint8:
@@ -245,7 +270,9 @@ def _array(value: Any) -> np.ndarray:
     low, high = array.min().item(), array.max().item()
     if array.dtype.kind == "f" and low >= 0 and high <= 1:
         return np.rint(array * 255).astype(np.uint8)
-    wrong = "its pixels are {dtype} from {low:g} to {high:g}: expected uint8, or floats from 0 to 1."
+    wrong = (
+        "its pixels are {dtype} from {low:g} to {high:g}: expected uint8, or floats from 0 to 1."
+    )
     raise DataError("image-array-values", wrong, dtype=array.dtype.name, low=low, high=high)
 
 
@@ -256,7 +283,7 @@ def _resized(array: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def pieces_of(sizes: np.ndarray, start: int) -> Iterator[range]:
-    """The rows from `start` on, in pieces with a limit of entries and bytes."""
+    """Yields the rows from `start` on, in pieces with a limit of entries and bytes."""
     first, held = start, 0
     for row in range(start, len(sizes)):
         held += int(sizes[row])

@@ -1,4 +1,5 @@
-"""Listings of what to pack, before anything is decoded: names, sizes and labels, and a reader.
+"""Listings of the entries to pack, before anything is decoded: names, sizes and labels, and a
+reader.
 
 Files of images become listings, equal for a folder and its archive:
 
@@ -6,7 +7,8 @@ Files of images become listings, equal for a folder and its archive:
     SRC/train/cat/1.jpg, SRC/val/cat/2.jpg                      train and eval
     SRC.csv                                                     labels from a table
 
-Common parent folders, as in archives, are ignored. Files deeper inside a class's folder belong to the class.
+Common parent folders, as in archives, are ignored. Files deeper inside a class's folder belong to
+the class.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...errors import DataError, unreadable
+from ...base import DataError, Fact, unreadable
+from ..class_names import nfc, numbers_of
 from ..folder import SUFFIXES, Files, read_file
 from ..sources import Columns
 from .tables import EVAL, LabelTable
@@ -30,24 +33,21 @@ from .tables import EVAL, LabelTable
 
 @dataclass(frozen=True)
 class Split:
-    """The entries of one split, in the order in which they are packed.
-
-    *Fields:*
-
-    - `names`: unique origins, such as `cat/0123.jpg`.
-    - `sizes` `(n,)`: bytes of each file, 0 if unknown.
-    - `labels`: columns `(n, ...)` that are known already; others come with the examples.
-    - `read`: `i -> columns of the example`; its `image` may be encoded bytes, an array or a Pillow image.
-    - `content`: a digest of the contents, if names and sizes are not enough.
-    - `threads`: whether `read` is thread-safe.
-    """
+    """The entries of one split, in the order in which they are packed."""
 
     names: Sequence[str]
+    """Unique origins, such as `cat/0123.jpg`."""
     sizes: np.ndarray
+    """`(n,)`: the bytes of each file, 0 if unknown."""
     labels: Columns
+    """The columns `(n, ...)` that are known already. Others come with the examples."""
     read: Callable[[int], Mapping[str, Any]]
+    """`i -> columns of the example`. Its `image` may be encoded bytes, an array or a Pillow
+    image."""
     content: str = ""
+    """A digest of the contents, if names and sizes are not enough."""
     threads: bool = True
+    """Whether `read` is thread-safe."""
 
     @classmethod
     def numbered(
@@ -98,15 +98,23 @@ class Numbered(Sequence):
 
 @dataclass(frozen=True)
 class Listing:
-    """Split to its entries; `names`: the classes; `below`: column to the exclusive upper bound of its values.
-
-    `left_out`: files without the suffix of an image, and other things that are not packed, for the report.
-    """
+    """The entries to pack, with their classes."""
 
     splits: Mapping[str, Split]
+    """Split to its entries."""
     names: tuple[str, ...] = ()
+    """The names of the classes."""
     below: Mapping[str, int] = field(default_factory=dict)
+    """Column to the exclusive upper bound of its values."""
     left_out: tuple[str, ...] = ()
+    """Files without the suffix of an image, and other things that are not packed, for the
+    report."""
+    texts: Mapping[str, Any] = field(default_factory=dict)
+    """The tokens with which a document begins and ends, for the manifest."""
+    beside: Mapping[str, bytes] = field(default_factory=dict)
+    """Files beside the splits of the pack: name to content."""
+    told: tuple[Fact, ...] = ()
+    """How the source was understood, for the report."""
 
     @classmethod
     def classified(cls, splits: Mapping[str, Split], classes: tuple[str, ...]) -> Listing:
@@ -117,17 +125,22 @@ class Listing:
 def divided(listing: Listing, share: float) -> Listing:
     """`listing` with `share` of each class of its one split moved to `eval`.
 
-    Of a class with `n` entries, the `round(n * share)` names with the smallest SHA-256 are moved: the same
-    ones on every machine, and for a folder and its archive. Entries without an integer label are one class.
+    In a class with `n` entries, the `round(n * share)` names with the smallest SHA-256 are moved.
+    They are the same on every machine, and for a folder and its archive. Entries without an integer
+    label are one class.
     """
     if set(listing.splits) != {"train"}:
-        wrong = "--split {share:g}, but there is a split already ({splits:list}): leave --split out."
+        wrong = (
+            "--split {share:g}, but there is a split already ({splits:list}): leave --split out."
+        )
         raise DataError("split-twice", wrong, share=share, splits=list(listing.splits))
     whole = listing.splits["train"]
     label = whole.labels.get("label")
     if label is None or label.ndim != 1 or label.dtype.kind not in "iu":
         label = np.zeros(len(whole), np.int32)
-    keys = [hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest() for name in whole.names]
+    keys = [
+        hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest() for name in whole.names
+    ]
     held_out = np.zeros(len(whole), bool)
     order = np.argsort(label, kind="stable")
     for alike in np.split(order, np.flatnonzero(np.diff(label[order])) + 1):
@@ -136,7 +149,10 @@ def divided(listing: Listing, share: float) -> Listing:
     if held_out.all() or not held_out.any():
         empty = "train" if held_out.all() else "eval"
         raise DataError("split-empty", share=share, examples=len(whole), empty=empty)
-    splits = {"train": whole.only(np.flatnonzero(~held_out)), "eval": whole.only(np.flatnonzero(held_out))}
+    splits = {
+        "train": whole.only(np.flatnonzero(~held_out)),
+        "eval": whole.only(np.flatnonzero(held_out)),
+    }
     return replace(listing, splits=splits)
 
 
@@ -144,14 +160,17 @@ _ENDINGS = sorted(SUFFIXES)
 
 
 class _Rows(NamedTuple):
-    """The files of a split: their `rows` in the list of all, and the number of path parts to `cut` off."""
+    """The files of a split."""
 
     rows: list[int]
+    """Their rows in the list of all files."""
     cut: int
+    """The number of parts to cut off their paths."""
 
 
 def arrange(where: Path, files: Files) -> Listing:
-    """Arranges `files` in splits, with labels by folder; the classes are those of `train`, sorted."""
+    """Arranges `files` in splits, with labels by folder. The classes are those of `train`,
+    sorted."""
     if not files.paths:
         wrong = "{path} holds no images: expected {path}/<class>/<file> of {endings:list}."
         raise DataError("folder-no-images", wrong, path=where, endings=_ENDINGS)
@@ -161,21 +180,19 @@ def arrange(where: Path, files: Files) -> Listing:
     _check_folders(where, files, splits, above)
     # By class, then file; "a-b/1" sorts before "a/1" as text, but its class comes after
     for rows, cut in splits.values():
-        rows.sort(key=lambda row: (paths[row][cut], "/".join(paths[row][cut + 1 :])))
-    classes = tuple(sorted({paths[row][splits["train"].cut] for row in splits["train"].rows}))
+        rows.sort(key=lambda row: (nfc(paths[row][cut]), "/".join(paths[row][cut + 1 :])))
+    classes = tuple(sorted({nfc(paths[row][splits["train"].cut]) for row in splits["train"].rows}))
     numbers = {name: number for number, name in enumerate(classes)}
     entries = {}
     for split, (rows, cut) in splits.items():
-        unknown = sorted({paths[row][cut] for row in rows} - set(numbers))
-        if unknown:
-            wrong = "{path} has classes in {split} that train lacks ({classes:few}); it has {train:few}."
-            facts = {"split": split, "classes": unknown, "train": classes}
-            raise DataError("classes-not-in-train", wrong, path=where, **facts)
+        of = [nfc(paths[row][cut]) for row in rows]
+        numbers_of(classes, sorted(set(of)), f"{split} of {where}")
         entries[split] = Split(
             names=["/".join(paths[row][cut:]) for row in rows],
             sizes=np.asarray([files.sizes[row] for row in rows], np.int64),
-            labels={"label": np.asarray([numbers[paths[row][cut]] for row in rows], np.int32)},
-            read=partial(_image, files.read, [files.keys[row] for row in rows]),  # which can be pickled
+            labels={"label": np.asarray([numbers[name] for name in of], np.int32)},
+            # Which can be pickled
+            read=partial(_image, files.read, [files.keys[row] for row in rows]),
         )
     return Listing(entries, classes, {"label": len(classes)}, (*ignored, *files.left_out))
 
@@ -193,22 +210,38 @@ def listed_by(table: LabelTable) -> Listing:
         except OSError as error:
             raise unreadable(root / name, error) from error
         if not stat.S_ISREG(status.st_mode):  # reading a pipe might never end
-            wrong = "{table} names {name}, which is not a regular file: remove the row."
+            wrong = "{table} names {name}, which is not a regular file: leave out the row."
             raise DataError("table-irregular-file", wrong, table=table.path, name=name)
         sizes.append(status.st_size)
     if missing:
-        wrong = "{table} names {count:count file} missing from {root} ({names:few}): remove the rows."
+        endings = (ending for ending in _ENDINGS if os.path.isfile(root / (missing[0] + ending)))
+        if (ending := next(endings, None)) is not None:
+            wrong = (
+                "{table} names {name}, but the file is {name}{ending}: write all names with their "
+                "suffix."
+            )
+            facts = {"table": table.path, "name": missing[0], "ending": ending}
+            raise DataError("table-names-no-suffix", wrong, **facts)
+        wrong = (
+            "{table} names {count:count file} missing from {root} ({names:few}): add them, or "
+            "leave out their rows."
+        )
         facts = {"table": table.path, "count": len(missing), "names": missing}
         raise DataError("table-files-absent", wrong, root=root, **facts)
     keys = [str(root / name) for name in table.files]
     whole = Split(
-        table.files, np.asarray(sizes, np.int64), {"label": table.labels}, partial(_image, read_file, keys)
+        table.files,
+        np.asarray(sizes, np.int64),
+        {"label": table.labels},
+        partial(_image, read_file, keys),
     )
     if table.splits is None:
-        return Listing({"train": whole}, table.classes, table.below)
+        return Listing({"train": whole}, table.classes, table.below, told=(table.read,))
     of = np.asarray(table.splits)
-    splits = {name: whole.only(np.flatnonzero(of == name)) for name in sorted(set(table.splits))[::-1]}
-    return Listing(splits, table.classes, table.below)
+    splits = {
+        name: whole.only(np.flatnonzero(of == name)) for name in sorted(set(table.splits))[::-1]
+    }
+    return Listing(splits, table.classes, table.below, told=(table.read,))
 
 
 def _image(read: Callable[[Any], bytes], keys: list[Any], i: int) -> Mapping[str, Any]:
@@ -216,7 +249,8 @@ def _image(read: Callable[[Any], bytes], keys: list[Any], i: int) -> Mapping[str
 
 
 def _above(paths: Sequence[tuple[str, ...]]) -> int:
-    """The number of common parent folders of all files; a class and a file of each path always stay."""
+    """The number of common parent folders of all files. A class and a file of each path always
+    remain."""
     above = 0
     while all(len(path) > above + 2 and path[above] == paths[0][above] for path in paths):
         above += 1
@@ -237,18 +271,29 @@ def _splits(paths: list[tuple[str, ...]]) -> tuple[dict[str, _Rows], list[str]]:
 
 
 def _check_folders(where: Path, files: Files, splits: Mapping[str, _Rows], above: int) -> None:
-    """Raises `DataError` unless every image is in a class's folder, and every such folder has an image."""
+    """Raises `DataError` unless every image is in a class's folder, and every such folder has an
+    image."""
     for rows, cut in splits.values():
         start = above + cut
         outside = ["/".join(files.paths[row]) for row in rows if len(files.paths[row]) < start + 2]
         if outside:
-            wrong = "{path} has images in no class folder ({names:few}): move them, or give a .csv of labels."
+            wrong = (
+                "{path} has images in no class folder ({names:few}): move them, or give a .csv "
+                "of labels."
+            )
             raise DataError("folder-images-outside", wrong, path=where, names=outside)
         root = files.paths[rows[0]][:start]
         classes = {files.paths[row][start] for row in rows}
         for folder in files.folders:
             if len(folder) == start + 1 and folder[:start] == root and folder[start] not in classes:
-                wrong = "The class folder '{folder}' of {path} has no images ({endings:list}): remove it."
+                wrong = (
+                    "The class folder '{folder}' of {path} has no images ({endings:list}): "
+                    "add some, or move it elsewhere."
+                )
                 raise DataError(
-                    "class-folder-empty", wrong, folder="/".join(folder), path=where, endings=_ENDINGS
+                    "class-folder-empty",
+                    wrong,
+                    folder="/".join(folder),
+                    path=where,
+                    endings=_ENDINGS,
                 )

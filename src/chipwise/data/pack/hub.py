@@ -2,8 +2,8 @@
 
     data/train-00000-of-00002.parquet   reviews.jsonl   hf://datasets/ylecun/mnist
 
-It keeps what it reads in CACHE/datasets, as memory-mapped files. Only its own readers run: no code and no
-pickle of a data set.
+The library stores the data that it reads in CACHE/datasets, as memory-mapped files. Only its own
+readers run: no code and no pickle of a data set.
 """
 
 from __future__ import annotations
@@ -20,17 +20,22 @@ from typing import Any
 
 import numpy as np
 
-from ...atomic import open_regular
-from ...errors import DataError, RecipeError, library
-from ...words.figures import one_line
-from ..remote import home
+from ...base import DataError, RecipeError, library
+from ...base.figures import one_line
+from ...base.files import home, open_regular
+from ..class_names import numbers_of
+from ..folder import is_litter
 from .columns import chosen, labels_of, split_of
 from .folders import Listing, Split
 
 _HUB = "hf://datasets/"
-_FILES = {"parquet": re.compile(r".*\.parquet"), "tfrecord": re.compile(r".*\.tfrecords?|.*-\d+-of-\d+")}
+_FILES = {
+    "parquet": re.compile(r".*\.parquet"),
+    "tfrecord": re.compile(r".*\.tfrecords?|.*-\d+-of-\d+"),
+}
 _FEWEST_ROWS = 1 << 16
-"""Rows that a Parquet file may state whatever its size; beyond them no row is smaller than a byte."""
+"""The number of rows that a Parquet file may state whatever its size. Beyond it, a file must have
+at least a byte per row."""
 
 
 _MOST_EXPANDED = 1 << 28  # bytes of the values of a small Parquet file
@@ -39,19 +44,26 @@ _LONGEST_LINE = 1 << 25  # bytes of a row of JSON or CSV
 
 def on_hub(src: Any) -> bool:
     """Whether `src` is `hf://datasets/NAME` or `hf://datasets/OWNER/NAME`, and not a file of it."""
-    return isinstance(src, str) and src.startswith(_HUB) and src[len(_HUB) :].strip("/").count("/") < 2
+    return (
+        isinstance(src, str) and src.startswith(_HUB) and src[len(_HUB) :].strip("/").count("/") < 2
+    )
 
 
 def from_hub(src: str) -> dict[str, Any]:
-    """The data set of the Hub as split to a `datasets.Dataset`. Raises `DataError` if it cannot be read."""
+    """The data set of the Hub as split to a `datasets.Dataset`. Raises `DataError` if it cannot be
+    read."""
     with _library(src) as datasets:
         return dict(datasets.load_dataset(src[len(_HUB) :].strip("/"), cache_dir=_cache()))
 
 
 def files_at(path: Path) -> tuple[str, list[Path]] | None:
-    """The kind of rows at `path`, "parquet" or "tfrecord", and their files; else `None`."""
+    """The kind of rows at `path`, "parquet" or "tfrecord", and their files, or `None`."""
     folders = [path, path / "data"] if path.is_dir() else []
-    listed = [sorted(p for p in folder.iterdir() if p.is_file()) for folder in folders if folder.is_dir()]
+    listed = [
+        sorted(p for p in folder.iterdir() if p.is_file() and not is_litter(p.name))
+        for folder in folders
+        if folder.is_dir()
+    ]
     for files in listed or [[path] if path.is_file() else []]:  # reading a pipe might never end
         for kind, pattern in _FILES.items():
             matching = [file for file in files if pattern.fullmatch(file.name)]
@@ -61,7 +73,7 @@ def files_at(path: Path) -> tuple[str, list[Path]] | None:
 
 
 def from_parquet(files: Sequence[Path], columns: Mapping[str, str]) -> Listing:
-    """The rows of Parquet `files`; their names say which are for eval.
+    """The rows of Parquet `files`. The names of the files say which are for eval.
 
     Raises `DataError` for files that are damaged, or state more rows than they have bytes.
     """
@@ -82,7 +94,8 @@ def from_parquet(files: Sequence[Path], columns: Mapping[str, str]) -> Listing:
     splits = {}
     for split in sorted(by_split, reverse=True):
         names = [glob.escape(str(file)) for file in by_split[split]]  # which takes patterns
-        known = hashlib.sha256(content[split].encode()).hexdigest()  # the library's key is the time of change
+        # The library's key is the time of change
+        known = hashlib.sha256(content[split].encode()).hexdigest()
         options = {"data_files": names, "split": "train", "cache_dir": f"{_cache()}/{known[:32]}"}
         with _library(by_split[split][0]) as datasets:
             splits[split] = datasets.load_dataset("parquet", **options)
@@ -90,7 +103,7 @@ def from_parquet(files: Sequence[Path], columns: Mapping[str, str]) -> Listing:
 
 
 def text_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a table with text, one at a time. Raises `DataError` for a damaged one."""
+    """Yields the rows of a table with text, one at a time. Raises `DataError` for a damaged one."""
     kind = {".parquet": "parquet", ".csv": "csv"}.get(path.suffix.lower(), "json")
     options: dict[str, Any] = {"keep_default_na": False} if kind == "csv" else {}
     with _library(path) as datasets:
@@ -112,7 +125,7 @@ def text_rows(path: Path) -> Iterator[dict[str, Any]]:
 def _refuse_expanding(path: Path) -> None:
     """Raises `ValueError` for a Parquet file of few bytes whose dictionaries repeat long values.
 
-    Reads the chunks of which that is possible, without expanding them.
+    Reads only the chunks for which that is possible, without expanding them.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -145,7 +158,8 @@ def _refuse_expanding(path: Path) -> None:
 
 
 def _refuse_long_lines(path: Path) -> None:
-    """Raises `ValueError` for a line of more than two times `_LONGEST_LINE`, reading little of the file."""
+    """Raises `ValueError` for a line of more than two times `_LONGEST_LINE`, reading little of the
+    file."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         for at in range(0, size - _LONGEST_LINE, _LONGEST_LINE):
@@ -156,20 +170,29 @@ def _refuse_long_lines(path: Path) -> None:
 
 
 def from_datasets(
-    splits: Mapping[str, Any], columns: Mapping[str, str], path: Any, content: Mapping[str, str]
+    splits: Mapping[str, Any],
+    columns: Mapping[str, str],
+    path: Any,
+    content: Mapping[str, str],
+    names: Sequence[str] = (),
 ) -> Listing:
-    """The rows of `datasets.Dataset`s by split, of images or of numbers, with labels if there are any.
+    """The rows of `datasets.Dataset`s by split, with images or numbers, and with labels if there
+    are any.
 
-    *Arguments:* `columns`: the names of "image" and "label", if they are not the usual ones; `path`: for
-    errors; `content`: a digest of each split, where the library's own is not enough.
+    *Arguments:* `columns`: the names of "image" and "label", if they are not the usual ones.
+    `path`: the source, for errors. `content`: a digest of each split, where the library's own is
+    not enough. `names`: the classes, by default those of the first split that states them. Labels
+    of the others are joined to them by name.
     """
     read: dict[str, Any] = {}
     values: dict[str, list[Any]] = {}
-    classes: tuple[str, ...] = ()
+    classes = tuple(names)
     for split, data in splits.items():
         with _library(path) as datasets:
             data = data.with_format(None)
-            images = [n for n, feature in data.features.items() if isinstance(feature, datasets.Image)]
+            images = [
+                n for n, feature in data.features.items() if isinstance(feature, datasets.Image)
+            ]
             there = data.column_names
             image = chosen("image", there, columns, path)
             label = chosen("label", there, columns, path)
@@ -177,7 +200,11 @@ def from_datasets(
             for name in images:  # so that JPEGs can be stored unchanged
                 data = data.cast_column(name, datasets.Image(decode=False))
             values[split] = list(data[label]) if label else [None] * len(data)
-            classes = classes or tuple(getattr(data.features.get(label), "names", ()) or ())
+            own = tuple(getattr(data.features.get(label), "names", ()) or ())
+            classes = classes or own
+            if own not in ((), classes):
+                number = numbers_of(classes, own, split).tolist()
+                values[split] = [v if v is None or v < 0 else number[v] for v in values[split]]
             others = [name for name in there if name != label and not name.startswith("__")]
             kept = [image] if image else others
             read[split] = _reader(data.select_columns(kept), image, path)
@@ -185,7 +212,9 @@ def from_datasets(
     entries = {}
     for split, data in splits.items():
         known = content.get(split, data._fingerprint)
-        entries[split] = Split.numbered(len(data), read[split], labels[split], content=known, threads=False)
+        entries[split] = Split.numbered(
+            len(data), read[split], labels[split], content=known, threads=False
+        )
     return Listing.classified(entries, classes or found)
 
 
@@ -197,7 +226,9 @@ def _reader(data: Any, image: str | None, path: Any) -> Any:
         value = row[image]
         encoded = value.get("bytes") if isinstance(value, Mapping) else value
         if encoded is None:  # a path would be that of any file on this machine
-            raise DataError("rows-image-missing", "{path}: row {row} has no image.", path=path, row=index)
+            raise DataError(
+                "rows-image-missing", "{path}: row {row} has no image.", path=path, row=index
+            )
         return {"image": encoded if isinstance(encoded, bytes) else np.asarray(encoded)}
 
     return read
@@ -209,7 +240,8 @@ def _cache() -> str:
 
 @contextlib.contextmanager
 def _library(path: Any) -> Iterator[Any]:
-    """The library, without its progress bars; its errors, of whatever kind, become a `DataError`."""
+    """A context with the library, without its progress bars. All errors of the library become a
+    `DataError`."""
     datasets = library("datasets", "pack-library")
     bars = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()

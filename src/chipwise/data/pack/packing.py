@@ -1,12 +1,11 @@
 """Packs a source: lists it, then decodes on every core and writes in order.
 
-The result does not depend on the number of workers or on kills: records are written in the order of the
-listing, and incomplete shards are written again.
+The result does not depend on the number of workers or on kills: records are written in the order of
+the listing, and incomplete shards are written again.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import itertools
 import json
@@ -26,8 +25,9 @@ import PIL
 import simplejpeg
 from PIL import Image
 
-from ...atomic import check_inside, put_inside, to_write
-from ...errors import DataError, RecipeError
+from ...base import DataError, RecipeError
+from ...base.files import check_inside, put_inside, to_write
+from ...base.locks import Lock
 from ...machine.limits import usable_cores
 from ..images import MAX_PIXELS
 from ..remote import local
@@ -36,68 +36,89 @@ from .examples import Entry, Form, pieces_of, records
 from .folders import divided
 from .hub import on_hub
 from .recognise import listing_of
-from .tokenise import TOKENIZER, TextForm, text_listing
+from .tables import LABELS
+from .tokenise import TextForm, text_listing
 from .writer import SHARD_BYTES, Writer
 
 _SKIPPED_SHARE, _SKIPPED_LEAST = 0.01, 10
 
 
 class Progress(NamedTuple):
-    """The progress of `split`: `done` of its `total` entries; `skipped` so far, of all splits."""
+    """The progress of a split."""
 
     split: str
     done: int
+    """The number of entries that are done."""
     total: int
+    """The number of all entries."""
     skipped: int
+    """The number of entries skipped so far, in all splits."""
 
 
 @dataclass(frozen=True)
 class PackSettings:
-    """How to pack.
-
-    *Fields:*
-
-    - `size`: in pixels: images are scaled to cover `size` × `size`, and the centre is cropped. `None` keeps
-      their sizes.
-    - `store`: `"raw"` pixels, all of one size, or `"jpeg"`, with `quality` for images that must be encoded;
-      JPEGs that need no change are stored byte for byte.
-    - `split`: the share of each class for `eval`; `shards`: the approximate number of files per column, or
-      `"auto"`: 1 GiB each.
-    - `max_skipped`: how many entries that cannot be packed are skipped, by default 1 % and at least 10; the
-      manifest lists them.
-    - `workers`: threads, by default one per core; `names`: the classes, for objects without them.
-    - `text`: how text becomes tokens; `.txt`, `.md` and `.jsonl` files are text also without it. `columns`:
-      the names of "image", "label", "text" or the "prompt" that the text answers, in Parquet, TFRecord or a
-      table of text.
-
-    Raises `RecipeError` for other values.
-    """
+    """How to pack. Raises `RecipeError` for invalid values."""
 
     size: int | None = None
+    """In pixels: images are scaled to cover `size` × `size`, and the centre is cropped. `None`
+    leaves their sizes as they are."""
     store: str = "raw"
+    """`"raw"`: pixels, all of one size. `"jpeg"`: JPEGs. Those that need no change are stored byte
+    for byte."""
     quality: int = 90
+    """The quality of JPEGs that must be encoded."""
     split: float | None = None
+    """The share of each class for `eval`."""
     shards: int | str = "auto"
+    """The approximate number of files per column, or `"auto"`: 1 GiB each."""
     max_skipped: int | None = None
+    """How many entries that cannot be packed are skipped, by default 1 % and at least 10. The
+    manifest lists them."""
     workers: int | None = None
+    """The number of threads, by default one per core."""
     names: Sequence[str] = ()
+    """The classes, for objects without them."""
     text: TextForm | None = None
+    """How text becomes tokens. `.txt`, `.md` and `.jsonl` files are text also without it."""
     columns: Mapping[str, str] | None = None
+    """The names of "image", "label", "text" or the "prompt" that the text answers, in a table,
+    Parquet or TFRecord."""
+    labels: str | None = None
+    """What the labels of a table are: `"classes"`, `"several"` classes each or `"numbers"`. `None`
+    takes what all cells say."""
+    heading: str | None = None
+    """The names of the columns of a table without a heading, such as `"file,label"`."""
 
     def __post_init__(self):
         def whole(value: Any, least: int, most: float = math.inf) -> bool:
             return value is None or (isinstance(value, int) and least <= value <= most)
 
         share = self.split is None or (isinstance(self.split, (int, float)) and 0 < self.split < 1)
-        largest, shards = math.isqrt(MAX_PIXELS), re.fullmatch("auto|0*[1-9][0-9]*", str(self.shards))
+        largest, shards = (
+            math.isqrt(MAX_PIXELS),
+            re.fullmatch("auto|0*[1-9][0-9]*", str(self.shards)),
+        )
         checks = (
             (f"--store {self.store}", self.store in ("raw", "jpeg"), "raw or jpeg"),
-            (f"--size {self.size!r}", whole(self.size, 1, largest), f"a whole number from 1 to {largest:,}"),
-            (f"--quality {self.quality!r}", whole(self.quality, 1, 100), "a whole number from 1 to 100"),
-            (f"--max-skipped {self.max_skipped!r}", whole(self.max_skipped, 0), "a whole number from 0"),
+            (
+                f"--size {self.size!r}",
+                whole(self.size, 1, largest),
+                f"a whole number from 1 to {largest:,}",
+            ),
+            (
+                f"--quality {self.quality!r}",
+                whole(self.quality, 1, 100),
+                "a whole number from 1 to 100",
+            ),
+            (
+                f"--max-skipped {self.max_skipped!r}",
+                whole(self.max_skipped, 0),
+                "a whole number from 0",
+            ),
             (f"--workers {self.workers!r}", whole(self.workers, 1), "a whole number from 1"),
             (f"--split {self.split!r}", share, "the share for eval, between 0 and 1, such as 0.1"),
             (f"--shards {self.shards}", shards, "auto or a number from 1"),
+            (f"--labels {self.labels}", self.labels in (None, *LABELS), " or ".join(LABELS)),
         )
         for given, right, expected in checks:
             if not right:
@@ -106,16 +127,20 @@ class PackSettings:
 
 
 class Packing:
-    """A source and where it is packed; see `pack`. The constructor lists the source and writes nothing.
+    """A source and where it is packed. See `pack`. The constructor lists the source and writes
+    nothing.
 
-    *Attributes:* `src`: its name; `dst`; `partial`: the temporary folder; `options`; `form`: how images are
-    stored; `listing`; `workers`; `max_skipped`.
+    *Attributes:* `src`: its name. `dst`: the folder of the pack. `partial`: the temporary folder.
+    `options`: the `PackSettings`. `form`: how images are stored. `listing`: the entries. `workers`
+    and `max_skipped`: as in `PackSettings`, with their defaults replaced.
     """
 
     def __init__(self, src: Any, dst: str | Path, **options: Any):
         self.options = PackSettings(**options)
         if "://" in str(dst):
-            wrong = "{dst} is a URL: expected a folder on this machine; copy the pack there afterwards."
+            wrong = (
+                "{dst} is a URL: expected a folder on this machine; copy the pack there afterwards."
+            )
             raise RecipeError("pack-to-url", wrong, dst=dst)
         self.dst = Path(to_write(dst, "dst")).expanduser()
         self.partial = self.dst.parent / f".{self.dst.name}.partial"
@@ -138,8 +163,12 @@ class Packing:
         if text is not None and path is None:
             wrong = "text= with a {kind}: expected a path; leave text= out for an object of tokens."
             raise RecipeError("pack-text-of-object", wrong, kind=self.src)
+        table = {"labels": given.labels, "heading": given.heading}
+        if any(table.values()) and (text or not str(path).lower().endswith(".csv")):
+            wrong = "--labels and --heading are for a .csv of files and labels, not {src:plain}."
+            raise RecipeError("pack-table-option", wrong, src=self.src)
         if text is None or path is None:
-            self.listing = listing_of(src, given.names, columns)
+            self.listing = listing_of(src, given.names, columns, **table)
             if given.split is not None:
                 self.listing = divided(self.listing, given.split)
         else:
@@ -157,7 +186,8 @@ class Packing:
         self._first: tuple[str, dict[str, Any]] | None = None  # name and shapes of the first record
         self._skipped = 0  # of the splits that are complete
         self._name_bytes = {
-            name: max(len(os.fsencode(n)) for n in split.names) for name, split in self.listing.splits.items()
+            name: max(len(os.fsencode(n)) for n in split.names)
+            for name, split in self.listing.splits.items()
         }
 
     def settings(self, split: str) -> dict[str, Any]:
@@ -173,14 +203,23 @@ class Packing:
             "shard_bytes": SHARD_BYTES,
             "shard_examples": most,
             "decoders": f"simplejpeg {simplejpeg.__version__}, Pillow {PIL.__version__}",
-            **({} if self.text is None else {"text": {k: v and str(v) for k, v in vars(self.text).items()}}),
+            **(
+                {}
+                if self.text is None
+                else {
+                    "text": {
+                        **{k: v and str(v) for k, v in vars(self.text).items()},
+                        **self.listing.texts,
+                    }
+                }
+            ),
         }
 
     def run(self, progress: Callable[[Progress], None] = lambda _: None) -> int:
-        """Makes the pack, or continues one; it appears at `dst` when it is complete.
+        """Writes the pack, or continues one. It appears at `dst` when it is complete.
 
-        `progress` is called after each piece of work. *Returns* how many entries this call has processed.
-        Raises `DataError`; complete shards are kept.
+        `progress` is called after each piece of work. *Returns* the number of entries that this
+        call has processed. Raises `DataError`. Complete shards remain.
         """
         check_inside(self.dst.parent, self.partial.name)
         self._first, self._skipped = None, 0
@@ -197,45 +236,59 @@ class Packing:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """A context with the temporary folder, which no other process has. Raises `DataError`, also if the
-        pack has appeared meanwhile."""
+        """A context in which no other process has the temporary folder. Raises `DataError`, also if
+        the pack has appeared meanwhile."""
         try:
             self.partial.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            lock = Lock(self.partial.with_name(f"{self.partial.name}.lock"))
+        except BlockingIOError as error:
+            wrong = (
+                "Another process is writing {folder}, as {lock} says: wait until it is done. If it "
+                "has ended on another machine, delete {lock}."
+            )
+            facts = {"folder": self.partial, "lock": error.filename}
+            raise DataError("pack-in-use", wrong, **facts) from error
         except OSError as error:
             raise DataError("pack-unwritable", path=self.partial, reason=error) from error
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                wrong = "Another process is writing {folder}: wait until it is done."
-                raise DataError("pack-in-use", wrong, folder=self.partial) from error
-            if self.dst.exists():  # of another process, which made it from an earlier temporary folder
+            # Of another process, which made it from an earlier temporary folder
+            if self.dst.exists():
                 with suppress(OSError):  # it is that one, or has something
                     self.partial.rmdir()
                 raise DataError("pack-exists", folder=self.dst)
             yield
         finally:
-            os.close(lock)
+            lock.remove()
 
     def _appear(self) -> None:
-        strange = {path.name for path in self.partial.iterdir()} - {*self.listing.splits, TOKENIZER}
+        own = {*self.listing.splits, *self.listing.beside}
+        strange = {path.name for path in self.partial.iterdir()} - own
         if strange:
-            wrong = "{folder} holds {names:few} from another pack: remove it (rm -r {folder}) first."
-            raise DataError("pack-partial-strange", wrong, folder=self.partial, names=sorted(strange))
+            wrong = "{folder} holds {names:few} from another pack: move that away, and pack again."
+            raise DataError(
+                "pack-partial-strange", wrong, folder=self.partial, names=sorted(strange)
+            )
         try:
-            if self.text is not None and self.text.tokenizer is not None:
-                put_inside(self.partial / TOKENIZER, Path(self.text.tokenizer).read_bytes())
+            for name, content in self.listing.beside.items():
+                put_inside(self.partial / name, content)
             os.rename(self.partial, self.dst)
         except OSError as error:
             wrong = "{folder} is complete, but cannot be renamed to {dst}: {reason}."
-            raise DataError("pack-rename", wrong, folder=self.partial, dst=self.dst, reason=error) from error
+            raise DataError(
+                "pack-rename", wrong, folder=self.partial, dst=self.dst, reason=error
+            ) from error
 
     def _split(self, name: str, progress: Callable[[Progress], None]) -> int:
         split = self.listing.splits[name]
         source = {"fingerprint": split.fingerprint(), "examples": len(split)}
         settings = self.settings(name)
-        decides = [source, settings, self.listing.names, dict(self.listing.below), [*self.listing.splits]]
+        decides = [
+            source,
+            settings,
+            self.listing.names,
+            dict(self.listing.below),
+            [*self.listing.splits],
+        ]
         identity = json.dumps(decides, sort_keys=True).encode("utf-8", "surrogateescape")
         writer = Writer(
             self.partial / name,
@@ -269,7 +322,8 @@ class Packing:
             return writer.consumed - begun
 
     def _write(self, writer: Writer, piece: Sequence[Entry]) -> None:
-        """Writes a piece of work in order: runs of records at once, with skipped entries between them."""
+        """Writes a piece of work in order: runs of records at once, with skipped entries between
+        them."""
         for failed, group in itertools.groupby(piece, key=lambda record: record.error is not None):
             run = list(group)
             if failed:
@@ -287,15 +341,16 @@ class Packing:
             writer.add([record.name for record in run], columns, pixels or None)
 
     def _check_skipped(self, writer: Writer) -> None:
-        """Raises `DataError` if more entries were skipped than may be, those of other splits included."""
+        """Raises `DataError` if more entries were skipped than may be, including those of other
+        splits."""
         if self._skipped + len(writer.skipped) > self.max_skipped:
             names = [entry["name"] for entry in writer.skipped[::-1]]
             numbers = {"src": self.src, **writer.skipped[-1], "partial": self.partial}
             raise DataError("pack-skipped-many", limit=self.max_skipped, names=names, **numbers)
 
     def _check_alike(self, record: Entry) -> None:
-        """Raises `DataError` unless a record has the columns and shapes of the first one; raw packs hold
-        images of one size."""
+        """Raises `DataError` unless a record has the columns and shapes of the first one. Raw packs
+        have images of one size."""
         name = record.name
         shapes = {c: () if isinstance(v, bytes) else np.shape(v) for c, v in record.columns.items()}
         first, expected = self._first = self._first or (name, shapes)
@@ -303,29 +358,43 @@ class Packing:
             return
         image, other = expected.get("image"), shapes.get("image")
         if image and other and image != other:
-            facts = {"first_height": image[0], "first_width": image[1], "height": other[0], "width": other[1]}
-            raise DataError("pack-image-sizes", first=first, name=name, size=min(image[:2]), **facts)
+            facts = {
+                "first_height": image[0],
+                "first_width": image[1],
+                "height": other[0],
+                "width": other[1],
+            }
+            raise DataError(
+                "pack-image-sizes", first=first, name=name, size=min(image[:2]), **facts
+            )
         there, here = ([f"{c} {list(s)}" for c, s in each.items()] for each in (expected, shapes))
         raise DataError("examples-differ", first=first, expected=there, name=name, columns=here)
 
 
 def pack(
-    src: Any, dst: str | Path, *, progress: Callable[[Progress], None] = lambda _: None, **options: Any
+    src: Any,
+    dst: str | Path,
+    *,
+    progress: Callable[[Progress], None] = lambda _: None,
+    **options: Any,
 ) -> Path:
     """Packs `src` into the folder `dst`, which appears when it is complete, and returns its path.
 
     *Arguments:*
 
-    - `src`: a folder of images with a sub-folder for each class, or with `train/` and `test/` (`val/`, ...)
-      of them; a `.tar`, `.tar.gz` or `.tar.xz` of one; a `.csv` with files and labels; Parquet or TFRecord
-      files; text; the URL of any of these except a `.csv`, as a string; `hf://datasets/OWNER/NAME`; any
-      object with `len` and `[i]` whose examples are dicts of columns or pairs (image, label), or a dict of
-      such objects by split.
+    - `src`: a folder of images with a sub-folder for each class, or with `train/` and `test/`
+      (`val/`, ...) of them, or a `.tar`, `.tar.gz` or `.tar.xz` of one. Or a `.csv` with files and
+      labels, Parquet or TFRecord files, text, or the URL of any of these except a `.csv`, as a
+      string. Or `hf://datasets/OWNER/NAME`. Or any object with `len` and `[i]` whose examples are
+      dicts of columns or pairs (image, label), or a dict of such objects by split.
     - `progress`: called after each piece of work.
     - `**options`: the fields of `PackSettings`, such as `size=224`.
 
-    After a kill the same call continues after the last complete shard, and the pack has the same bytes.
-    Raises `RecipeError` for invalid settings, `DataError` for data that cannot be packed and for a full disk.
+    After a kill the same call continues after the last complete shard, and the pack has the same
+    bytes.
+
+    Raises `RecipeError` for invalid settings, and `DataError` for data that cannot be packed and
+    for a full disk.
     """
     job = Packing(src, dst, **options)
     job.run(progress)

@@ -10,20 +10,28 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import DataError, unreadable
+from ...base import DataError, unreadable
+from ...recipe.source import unmasked
 from .. import remote
+from ..class_names import Renamed, joined, names_of
 from ..folder import TARS, list_tar, walk
 from ..sources import Columns, check_labels
 from .folders import Listing, Split, arrange, listed_by
 from .hub import files_at, from_datasets, from_hub, from_parquet, on_hub
-from .tables import EVAL, read_table
+from .tables import EVAL, other_form, read_table
 from .tfrecord import from_tfrecords
 
 _RENAMED = {"img": "image", "images": "image", "labels": "label"}
 
 
-def listing_of(src: Any, names: Sequence[str] = (), columns: Mapping[str, str] | None = None) -> Listing:
-    """The entries of `src`, whatever its kind; a URL is fetched.
+def listing_of(
+    src: Any,
+    names: Sequence[str] = (),
+    columns: Mapping[str, str] | None = None,
+    **table: str | None,
+) -> Listing:
+    """The entries of `src`, whatever its kind. A URL is fetched. *Arguments:* `table`: the `labels`
+    and the `heading` of a table.
 
     Raises `DataError` if it cannot be packed.
     """
@@ -40,39 +48,51 @@ def listing_of(src: Any, names: Sequence[str] = (), columns: Mapping[str, str] |
         if (rows := files_at(path)) is not None:
             kind, found = rows
             given = dict(columns or {})
-            return from_tfrecords(found, given) if kind == "tfrecord" else from_parquet(found, given)
+            return (
+                from_tfrecords(found, given) if kind == "tfrecord" else from_parquet(found, given)
+            )
         if path.is_dir():
             return arrange(path, walk(path))
+        other = other_form(path) if path.is_file() else None
     except OSError as error:
         raise unreadable(path, error) from error
     if path.name.lower().endswith(".csv"):
-        return listed_by(read_table(path))
+        return listed_by(read_table(path, columns, **table))
     if path.name.lower().endswith(TARS):
         return arrange(path, list_tar(path))
-    wrong = "{path} is a file of another kind: expected a folder, a .csv with labels, or a .tar[.gz|.xz]."
-    raise DataError("pack-source-unknown", wrong, path=path)
+    wrong = (
+        "{path} is a file of another kind: expected a folder, a .csv with labels, or a "
+        ".tar[.gz|.xz]."
+    )
+    raise other or DataError("pack-source-unknown", wrong, path=path)
 
 
 def from_objects(
     sources: Any, names: Sequence[str] = (), columns: Mapping[str, str] | None = None
 ) -> Listing:
-    """The entries of any object with `len` and `[i]`, or of a dict of them by split (`train`, and `test` or
-    similar).
+    """The entries of any object with `len` and `[i]`, or of a dict of them by split (`train`, and
+    `test` or similar).
 
-    An example is a dict of columns or a pair (image, label). `names`: the classes, for objects without
-    `classes` or `names`; `columns`: of a Hugging Face data set.
+    An example is a dict of columns or a pair (image, label). The classes are `names`, by default
+    those of `train`. Labels of an object that states its own are joined to them by name. `columns`:
+    those of a Hugging Face data set. Raises `DataError` for other classes.
     """
     by_split = {"train": sources}
     if isinstance(sources, Mapping):
         others = [name for name in (*EVAL, *sources) if name in sources and name != "train"]
         if "train" not in sources or (not others and len(sources) > 1):
-            wrong = "A dict of sources with {splits:list}: expected train and one other, which becomes eval."
+            wrong = (
+                "A dict of sources with {splits:list}: expected train and one other, which "
+                "becomes eval."
+            )
             raise DataError("objects-by-split", wrong, splits=list(sources))
         by_split = {"train": sources["train"], **({"eval": sources[others[0]]} if others else {})}
     if all(hasattr(source, "cast_column") for source in by_split.values()):
-        return from_datasets(by_split, columns or {}, type(sources).__name__, {})
-    splits, classes = {}, tuple(names)
+        return from_datasets(by_split, columns or {}, type(sources).__name__, {}, names)
+    splits, known = {}, tuple(names) or names_of(by_split["train"])
+    classes = known
     for split, source in by_split.items():
+        source = joined(known, source)
         own_classes, labels = _labels(source)
         classes = classes or own_classes
         splits[split] = _of_object(source, labels)
@@ -98,7 +118,9 @@ def _labels(source: Any) -> tuple[tuple[str, ...], Columns]:
 
 
 def _of_object(source: Any, labels: Columns) -> Split:
-    kind = type(source).__name__
+    kind, join = type(source).__name__, None
+    if isinstance(source, Renamed):  # its examples as they are, as images may be encoded
+        source, join = source.source, source.join
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         wrong = "A {kind} cannot be packed: expected a path, or an object with len() and [i]."
         raise DataError("object-no-source", wrong, kind=kind)
@@ -109,11 +131,23 @@ def _of_object(source: Any, labels: Columns) -> Split:
         if isinstance(example, (tuple, list)) and len(example) == 2:
             example = dict(zip(("image", "label"), example, strict=True))
         if not isinstance(example, Mapping) or not example:
-            wrong = "Example {index} of the {source} is a {kind}: expected a dict, or a pair (image, label)."
-            raise DataError("object-example", wrong, index=index, source=kind, kind=type(example).__name__)
-        return {str(_RENAMED.get(name, name)): value for name, value in example.items()}
+            wrong = (
+                "Example {index} of the {source} is a {kind}: expected a dict, or a pair "
+                "(image, label)."
+            )
+            raise DataError(
+                "object-example", wrong, index=index, source=kind, kind=type(example).__name__
+            )
+        example = {
+            str(_RENAMED.get(name, name)): unmasked(str(name), value)
+            for name, value in example.items()
+        }
+        if join is not None and "label" in example:
+            example["label"] = join(np.asarray([example["label"]]))[0]
+        return example
 
-    # Content is only sampled, so a change of the object between a kill and the next call may be missed
+    # Content is only sampled, so a change of the object between a kill and the next call may be
+    # missed
     digest = hashlib.sha256(kind.encode())
     for index in sorted({0, n // 2, n - 1}) if n else ():
         try:

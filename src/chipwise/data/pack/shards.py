@@ -13,8 +13,8 @@ from zlib import crc32
 
 import numpy as np
 
-from ...atomic import open_inside
-from ...errors import DataError
+from ...base import DataError
+from ...base.files import open_inside
 from ..manifest import header, sha256
 from ..sources import Columns
 
@@ -22,8 +22,8 @@ _PIXELS, _ROWS = 1024, 64  # squares of a block fit in the cache, and its sums i
 
 
 class NpyFile:
-    """A `.npy` file of `items` entries, each `shape` of `dtype`; `finish` writes their number to the
-    header."""
+    """A `.npy` file of `items` entries, each `shape` of `dtype`. `finish` writes their number to
+    the header."""
 
     def __init__(self, path: Path, dtype: np.dtype, shape: tuple[int, ...]):
         self.path, self.dtype, self.shape, self.items = path, dtype, shape, 0
@@ -55,10 +55,13 @@ def _write(handle: int, data) -> None:
         view = view[os.write(handle, view) :]
 
 
-def record_lines(dtype: np.dtype, names: Sequence[str], rows: Columns, ends: np.ndarray | None) -> np.ndarray:
+def record_lines(
+    dtype: np.dtype, names: Sequence[str], rows: Columns, ends: np.ndarray | None
+) -> np.ndarray:
     """The lines of the record table, `(n,)` of `dtype`, except the ends of images in their shard.
 
-    `rows`: column to `(n, ...)`; with `ends` `(n,)`, `image` to the encoded images' bytes, which end there.
+    `rows`: column to `(n, ...)`. With `ends` `(n,)`, `image` is all encoded images' bytes, and each
+    image ends at its entry of `ends`.
     """
     lines = np.zeros(len(names), dtype)
     encoded = [name.encode("utf-8", "surrogateescape") for name in names]
@@ -81,14 +84,14 @@ def record_lines(dtype: np.dtype, names: Sequence[str], rows: Columns, ends: np.
 
 @dataclass
 class Moments:
-    """Sums over uint8 pixels by channel, as integers of any size.
-
-    *Fields:* `count`: pixels; `sums` and `squares`: of their values and squares, one per channel.
-    """
+    """Sums over uint8 pixels by channel, as integers of any size."""
 
     count: int = 0
+    """The number of pixels."""
     sums: list[int] = field(default_factory=list)
+    """The sums of their values, one per channel."""
     squares: list[int] = field(default_factory=list)
+    """The sums of the squares of their values, one per channel."""
 
     def add(self, pixels: np.ndarray, channels: int) -> None:
         """Adds uint8 pixels `(..., channels)`, contiguous, or the concatenation of such arrays."""
@@ -99,16 +102,26 @@ class Moments:
         # Sums along rows are vectorised; along 3 channels they would be 10 times slower
         for start in range(0, whole, width * _ROWS):
             block = flat[start : min(whole, start + width * _ROWS)].reshape(-1, width)
-            total[0] += block.sum(axis=0, dtype=np.uint32).reshape(-1, channels).sum(axis=0, dtype=np.int64)
+            total[0] += (
+                block.sum(axis=0, dtype=np.uint32).reshape(-1, channels).sum(axis=0, dtype=np.int64)
+            )
             squares = block.astype(np.uint16)
             squares *= squares
-            total[1] += squares.sum(axis=0, dtype=np.uint32).reshape(-1, channels).sum(axis=0, dtype=np.int64)
+            total[1] += (
+                squares.sum(axis=0, dtype=np.uint32)
+                .reshape(-1, channels)
+                .sum(axis=0, dtype=np.int64)
+            )
         rest = flat[whole:].reshape(-1, channels).astype(np.int64)
         total[0] += rest.sum(axis=0)
         total[1] += (rest * rest).sum(axis=0)
         self.count += flat.size // channels
-        self.sums = [a + b for a, b in zip(self.sums or [0] * channels, total[0].tolist(), strict=True)]
-        self.squares = [a + b for a, b in zip(self.squares or [0] * channels, total[1].tolist(), strict=True)]
+        self.sums = [
+            a + b for a, b in zip(self.sums or [0] * channels, total[0].tolist(), strict=True)
+        ]
+        self.squares = [
+            a + b for a, b in zip(self.squares or [0] * channels, total[1].tolist(), strict=True)
+        ]
 
     @property
     def mean(self) -> list[float]:
@@ -118,7 +131,10 @@ class Moments:
     def std(self) -> list[float]:
         """The standard deviation of the pixels (divided by `count`, not `count - 1`)."""
         n = self.count
-        return [math.sqrt((n * q - s * s) / (n * n)) for s, q in zip(self.sums, self.squares, strict=True)]
+        return [
+            math.sqrt((n * q - s * s) / (n * n))
+            for s, q in zip(self.sums, self.squares, strict=True)
+        ]
 
 
 def sync(folder: Path) -> None:

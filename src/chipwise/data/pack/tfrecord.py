@@ -2,8 +2,8 @@
 
     uint64 length | uint32 masked CRC-32C of it | data | uint32 masked CRC-32C of the data
 
-(https://www.tensorflow.org/tutorials/load_data/tfrecord). The data is a protocol buffer: an Example is a map
-from names to lists of bytes, float32 or int64.
+(https://www.tensorflow.org/tutorials/load_data/tfrecord). The data is a protocol buffer: an Example
+is a map from names to lists of bytes, float32 or int64.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ...atomic import message_class
-from ...errors import DataError, library
+from ...base import DataError, library
+from ...base.protobuf import message_class
 from .columns import chosen, labels_of, split_of
 from .folders import Listing, Split
 
@@ -25,7 +25,7 @@ MOST = 1 << 30  # bytes of a record; a larger length is damage
 _MASK = 0xA282EAD8
 
 Value = list[bytes] | np.ndarray
-"""Of a feature: bytes, float32 or int64."""
+"""The values of a feature: bytes, float32 or int64."""
 
 
 def records(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -41,7 +41,9 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
                 raise DataError("tfrecord-damaged", path=path, offset=offset, part="length")
             data, tail = file.read(length), file.read(4)
             if len(tail) < 4:
-                wrong = "{path} ends within the record of {bytes} bytes at byte {offset}. Get it again."
+                wrong = (
+                    "{path} ends within the record of {bytes} bytes at byte {offset}. Get it again."
+                )
                 raise DataError("tfrecord-cut", wrong, path=path, offset=offset, bytes=length)
             if _masked(data) != int.from_bytes(tail, "little"):
                 raise DataError("tfrecord-damaged", path=path, offset=offset + 12, part="data")
@@ -73,10 +75,10 @@ def _values(feature: Any) -> Value:
 
 
 def from_tfrecords(files: Sequence[Path], columns: Mapping[str, str]) -> Listing:
-    """The examples of TFRecord `files`, of images or of numbers, with labels if there are any.
+    """The examples of TFRecord `files`, with images or numbers, and with labels if there are any.
 
-    Each file is read once here, to check it; memory holds offsets and labels. Raises `DataError` with file
-    and offset for truncated or damaged files.
+    Each file is read once here, to check it. Memory contains offsets and labels. Raises `DataError`
+    with file and offset for truncated or damaged files.
     """
     places: dict[str, list[tuple[Path, int, int]]] = {}
     values: dict[str, list[Any]] = {}
@@ -88,7 +90,9 @@ def from_tfrecords(files: Sequence[Path], columns: Mapping[str, str]) -> Listing
             features = _features(path, offset, data)
             label = chosen("label", list(features), columns, path)
             value = None if label is None else _single(features[label])
-            values.setdefault(split, []).append(value.decode() if isinstance(value, bytes) else value)
+            values.setdefault(split, []).append(
+                value.decode() if isinstance(value, bytes) else value
+            )
             places.setdefault(split, []).append((path, offset, len(data)))
         digests[split] = f"{digests.get(split, '')}{path.name} {digest.hexdigest()} "
 
@@ -98,7 +102,9 @@ def from_tfrecords(files: Sequence[Path], columns: Mapping[str, str]) -> Listing
             with open(path, "rb") as file:
                 file.seek(offset)
                 features = _features(path, offset, file.read(length))
-            image, label = (chosen(role, list(features), columns, path) for role in ("image", "label"))
+            image, label = (
+                chosen(role, list(features), columns, path) for role in ("image", "label")
+            )
             if image is not None:
                 return {"image": _single(features[image])}
             return {n.replace("/", "_"): _column(v) for n, v in features.items() if n != label}
@@ -119,7 +125,9 @@ def _features(path: Path, offset: int, data: bytes) -> dict[str, Value]:
         return example(data)
     except ValueError as error:  # of UnicodeDecodeError too
         wrong = "{path}, byte {offset}: no tf.train.Example is there ({reason:plain})."
-        raise DataError("tfrecord-no-example", wrong, path=path, offset=offset, reason=str(error)) from error
+        raise DataError(
+            "tfrecord-no-example", wrong, path=path, offset=offset, reason=str(error)
+        ) from error
 
 
 def _single(value: Value) -> Any:

@@ -1,8 +1,8 @@
-"""Writes a split of a pack shard by shard; incomplete shards are written again.
+"""Writes a split of a pack shard by shard. Incomplete shards are written again.
 
-`progress.json` is replaced when a shard is complete, and has everything that the manifest will say about the
-shards so far. The next `Writer` on the folder continues after the last one. The result has the same bytes
-whatever the kills and however records were divided over calls.
+`progress.json` is replaced when a shard is complete, and has everything that the manifest will say
+about the shards so far. The next `Writer` on the folder continues after the last one. The result
+has the same bytes whatever the kills and however records were divided over calls.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from ...atomic import check_inside, put_inside, read_inside, remove_temporaries
-from ...errors import DataError
+from ...base import DataError
+from ...base.files import check_inside, put_inside, read_inside, remove_temporaries
 from ...recipe.source import narrow
 from ..images import decode
 from ..manifest import FORMAT, MANIFEST, RECORD, VERSION, record_dtype, render
@@ -39,18 +39,20 @@ _LEAST_ROOM = 100e6  # bytes asked for on a full disk
 
 @dataclass
 class _Progress:
-    """The content of `progress.json`: the complete shards, and the entries up to their end.
-
-    *Fields:* `identity` as in `Writer`; `shards` and `columns` as in the manifest; `counts` of the classes;
-    `moments` of the pixels; `skipped`: the skipped entries as `{"name", "reason"}`.
-    """
+    """The content of `progress.json`: the complete shards, and the entries up to their end."""
 
     identity: str
+    """The digest, as in `Writer`."""
     shards: list[dict[str, Any]] = field(default_factory=list)
+    """The complete shards, as in the manifest."""
     columns: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The columns, as in the manifest."""
     counts: list[int] = field(default_factory=list)
+    """The examples of each class."""
     moments: Moments = field(default_factory=Moments)
+    """The sums over the pixels."""
     skipped: list[dict[str, str]] = field(default_factory=list)
+    """The skipped entries as `{"name", "reason"}`."""
 
     @property
     def examples(self) -> int:
@@ -58,24 +60,27 @@ class _Progress:
 
 
 class Writer:
-    """Appends records to a split of a pack; `docs/format.md` describes the folder.
+    """Appends records to a split of a pack. `docs/format.md` describes the folder.
 
     *Arguments:*
 
-    - `folder`: the split's temporary folder; the caller renames the whole pack at the end.
+    - `folder`: the split's temporary folder. The caller renames the whole pack at the end.
     - `store`: `"raw"`, or `"jpeg"` for a column `image` of encoded images.
-    - `names`: the classes; `below`: column of integers to their exclusive upper bound.
-    - `settings`: stored in the manifest; `splits`: of the pack, so that a missing one is noticed.
-    - `identity`: a digest of the source and the settings. A folder with the same identity is continued.
-    - `name_bytes`: of the longest record name in UTF-8; `shard_bytes`, `shard_examples`:
-      of the records in a shard, at most.
+    - `names`: the classes.
+    - `below`: column of integers to their exclusive upper bound.
+    - `settings`: stored in the manifest.
+    - `splits`: the splits of the pack, so that a missing one is noticed.
+    - `identity`: a digest of the source and the settings. A folder with the same identity is
+      continued.
+    - `name_bytes`: the length of the longest record name in UTF-8.
+    - `shard_bytes`, `shard_examples`: the most bytes and the most records in a shard.
     - `total`: expected records, for the message about a full disk.
 
     *Attributes:* `complete`: whether the split was already finished.
 
-    Of several writers in one folder at once, none is right; `Packing` sees to that. Raises `DataError` for a
-    folder of another identity, columns that change, values out of range, and a full disk. After an error only
-    `close` may be called; complete shards stay.
+    Only one writer may use a folder at a time, which `Packing` ensures. Raises `DataError` for a
+    folder of another identity, columns that change, values out of range, and a full disk. After an
+    error only `close` may be called. Complete shards remain.
     """
 
     def __init__(
@@ -94,7 +99,11 @@ class Writer:
         splits: Sequence[str] = (),
     ):
         self.folder, self.store, self.names = Path(folder), store, tuple(names)
-        self.below, self.settings, self.splits = dict(below or {}), dict(settings or {}), tuple(splits)
+        self.below, self.settings, self.splits = (
+            dict(below or {}),
+            dict(settings or {}),
+            tuple(splits),
+        )
         self.shard_bytes, self.total = shard_bytes, total
         self.shard_examples = shard_examples or sys.maxsize
         self.complete = False
@@ -117,17 +126,20 @@ class Writer:
 
     @property
     def consumed(self) -> int:
-        """The number of entries written or skipped; the caller continues there."""
+        """The number of entries written or skipped. The caller continues there."""
         return self.written + len(self.skipped)
 
     def add(
-        self, names: Sequence[str], columns: Mapping[str, Any], pixels: Sequence[np.ndarray] | None = None
+        self,
+        names: Sequence[str],
+        columns: Mapping[str, Any],
+        pixels: Sequence[np.ndarray] | None = None,
     ) -> None:
         """Adds records.
 
-        *Arguments:* `names` `(n,)`: their origins; `columns`: column to `(n, ...)`, and for the store
-        `"jpeg"` `image` to `n` encoded images; `pixels`: the decoded images, `(h, w, 3)` uint8 each, if
-        available.
+        *Arguments:* `names` `(n,)`: their origins. `columns`: column to `(n, ...)`, and for the
+        store `"jpeg"` `image` to `n` encoded images. `pixels`: the decoded images, `(h, w, 3)`
+        uint8 each, if available.
         """
         ends = shapes = None
         rows: Columns = {}
@@ -146,7 +158,9 @@ class Writer:
         if not len(names):
             return
         lines = record_lines(self._line, names, rows, ends)
-        fixed = sum(values[:1].nbytes for name, values in rows.items() if ends is None or name != "image")
+        fixed = sum(
+            values[:1].nbytes for name, values in rows.items() if ends is None or name != "image"
+        )
         upto = np.arange(1, len(lines) + 1) * fixed + (0 if ends is None else ends)
         start = before = 0
         with self._reporting():
@@ -178,7 +192,7 @@ class Writer:
     def finish(self, source: Mapping[str, Any]) -> None:
         """Completes the split: the last shard, and the manifest.
 
-        `source`: `fingerprint` and `examples` of the source; skipped entries are added here. Raises
+        `source`: `fingerprint` and `examples` of the source. Skipped entries are added here. Raises
         `DataError` if nothing was written. Does nothing for a split that was already complete.
         """
         if self.complete:
@@ -187,10 +201,14 @@ class Writer:
             wrong = "All {count:,} entries were skipped, the first is {name:plain}: {reason}"
             raise DataError("pack-nothing-left", wrong, count=len(self.skipped), **self.skipped[0])
         if not self.written:
-            raise DataError("pack-nothing", "There is nothing to pack: expected at least one example.")
+            raise DataError(
+                "pack-nothing", "There is nothing to pack: expected at least one example."
+            )
         with self._reporting():
             self._close_shard()
-            put_inside(self.folder / MANIFEST, render(self._manifest(source)).encode(), durable=True)
+            put_inside(
+                self.folder / MANIFEST, render(self._manifest(source)).encode(), durable=True
+            )
             (self.folder / PROGRESS).unlink()
             sync(self.folder)
         self.complete = True
@@ -210,20 +228,31 @@ class Writer:
         begun = progress or manifest
         if begun is None:
             if others := os.listdir(self.folder):
-                wrong = "{folder} holds other files ({name}): remove it, or pack elsewhere."
+                wrong = (
+                    "{folder} holds other files ({name}): move them away, or pack to another "
+                    "folder."
+                )
                 raise DataError("pack-folder-not-empty", wrong, folder=self.folder, name=others[0])
             self._save()  # now the folder is marked as ours
             return
         if begun.get("identity") != self._progress.identity:
-            wrong = "{folder} was begun from another source or settings: give those, or rm -r {folder}."
+            wrong = (
+                "{folder} was begun from another source or settings: give those, or pack to "
+                "another folder."
+            )
             raise DataError("pack-other-settings", wrong, folder=self.folder)
         if progress is None:
-            self._progress.shards, self._progress.skipped = begun["shards"], begun["source"]["skipped"]
+            self._progress.shards, self._progress.skipped = (
+                begun["shards"],
+                begun["source"]["skipped"],
+            )
             self.complete = True
             return
         try:
             self._progress = _Progress(**progress | {"moments": Moments(**progress["moments"])})
-            whole = {file["name"] for shard in self._progress.shards for file in shard["files"].values()}
+            whole = {
+                file["name"] for shard in self._progress.shards for file in shard["files"].values()
+            }
         except (KeyError, TypeError) as error:
             raise _damaged(self.folder / PROGRESS) from error
         for path in self.folder.iterdir():
@@ -231,7 +260,8 @@ class Writer:
                 path.unlink()
 
     def _check(self, rows: Columns, n: int, shapes: list[list[int]] | None) -> None:
-        """Raises `DataError` unless the records have the earlier columns and their values are in range."""
+        """Raises `DataError` unless the records have the earlier columns and their values are in
+        range."""
         columns: dict[str, dict[str, Any]] = {}
         for name, values in rows.items():
             columns[name] = {"dtype": values.dtype.name, "shape": list(values.shape[1:])}
@@ -240,10 +270,14 @@ class Writer:
         known = self._progress.columns
         if shapes is not None:  # images may differ in size; the manifest then has no shape
             shapes += [known["image"]["shape"]] if "image" in known else []
-            columns["image"]["shape"] = shapes[0] if all(shape == shapes[0] for shape in shapes) else None
+            columns["image"]["shape"] = (
+                shapes[0] if all(shape == shapes[0] for shape in shapes) else None
+            )
         expected = list(known or [*columns, *(name for name in self.below if name not in columns)])
         if list(columns) != expected:
-            wrong = "Records after {after:,} have the columns {columns:list}: expected {expected:list}."
+            wrong = (
+                "Records after {after:,} have the columns {columns:list}: expected {expected:list}."
+            )
             raise DataError(
                 "pack-columns", wrong, columns=list(columns), expected=expected, after=self.written
             )
@@ -251,7 +285,9 @@ class Writer:
             image = shapes is not None and name == "image"
             if not image and len(rows[name]) != n:
                 wrong = "Column '{column}' has {rows:count row}, expected {expected}."
-                raise DataError("pack-column-length", wrong, column=name, rows=len(rows[name]), expected=n)
+                raise DataError(
+                    "pack-column-length", wrong, column=name, rows=len(rows[name]), expected=n
+                )
             if known and not image and column != known[name]:
                 raise DataError(
                     "pack-column-changed",
@@ -299,7 +335,9 @@ class Writer:
         self._save()
 
     def _save(self) -> None:
-        put_inside(self.folder / PROGRESS, json.dumps(asdict(self._progress)).encode(), durable=True)
+        put_inside(
+            self.folder / PROGRESS, json.dumps(asdict(self._progress)).encode(), durable=True
+        )
 
     def _manifest(self, source: Mapping[str, Any]) -> dict[str, Any]:
         progress, moments = self._progress, self._progress.moments
@@ -330,15 +368,29 @@ class Writer:
             yield
         except OSError as error:
             kept, written = self._progress.examples, self.written
-            nbytes = self._bytes + sum(f["bytes"] for s in self._progress.shards for f in s["files"].values())
+            nbytes = self._bytes + sum(
+                f["bytes"] for s in self._progress.shards for f in s["files"].values()
+            )
             self.close()
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                wrong = "Cannot write {folder} after {kept:,} records ({reason}): run it again to continue."
-                raise DataError("pack-write", wrong, folder=self.folder, kept=kept, reason=error) from error
+                wrong = (
+                    "Cannot write {folder} after {kept:,} records ({reason}): run it again to "
+                    "continue."
+                )
+                raise DataError(
+                    "pack-write", wrong, folder=self.folder, kept=kept, reason=error
+                ) from error
             left = (self.total - written) * nbytes / written if self.total and written else 0
-            wrong = "{folder}: disk full; {kept:count record} stay: free {needed:bytes} and run it again."
+            wrong = (
+                "{folder}: disk full; {kept:count record} stay: free {needed:bytes} and run "
+                "it again."
+            )
             raise DataError(
-                "pack-disk-full", wrong, folder=self.folder, kept=kept, needed=max(left, _LEAST_ROOM)
+                "pack-disk-full",
+                wrong,
+                folder=self.folder,
+                kept=kept,
+                needed=max(left, _LEAST_ROOM),
             ) from error
 
 
@@ -354,23 +406,32 @@ def write_packed(
 ) -> Path:
     """Writes batches from a program as a split of a packed folder, and returns the split's path.
 
-    *Arguments:* `batches`: dicts of columns `(n, ...)`, equal except for `n`, written in order; `classes`:
-    column `label` is in `[0, classes)`, with the names `names`; `below`: the same for other integer columns,
-    such as `{"token": 50257}`; `shard_bytes`: of the examples in a shard.
+    *Arguments:*
 
-    The folder appears when it is complete. Raises `DataError` if it exists, for no examples, columns that
-    change, values out of range and a full disk; then nothing is left behind.
+    - `batches`: dicts of columns `(n, ...)`, equal except for `n`, written in order.
+    - `classes`: the column `label` is in `[0, classes)`, with the names `names`.
+    - `below`: the same for other integer columns, such as `{"token": 50257}`.
+    - `shard_bytes`: the most bytes of the examples in a shard.
+
+    The folder appears when it is complete. Raises `DataError` if it exists, for no examples,
+    columns that change, values out of range and a full disk. After an error nothing is left behind.
     """
     folder = Path(path).expanduser() / (split or "")
     if folder.exists():
         raise DataError("pack-exists", folder=folder)
     limits = {**(below or {}), **({"label": classes} if classes is not None else {})}
-    partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.partial"  # no killed process has left it
+    # No killed process has left it
+    partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.partial"
     try:
         writer = Writer(  # records of a program have no names, and the pack cannot be continued
-            partial, store="raw", identity="", name_bytes=1,
-            names=names, below=limits, shard_bytes=shard_bytes,
-        )  # fmt: skip
+            partial,
+            store="raw",
+            identity="",
+            name_bytes=1,
+            names=names,
+            below=limits,
+            shard_bytes=shard_bytes,
+        )
         with closing(writer):
             for batch in batches:
                 writer.add([""] * len(next(iter(batch.values()), ())), batch)
@@ -396,5 +457,5 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _damaged(path: Path) -> DataError:
-    wrong = "{path} is damaged: rm -r {folder} and pack again."
+    wrong = "{path} is damaged: move {folder} away and pack again."
     return DataError("pack-progress-damaged", wrong, path=path, folder=path.parent)

@@ -1,83 +1,108 @@
 """A comparison as a JSON document, for `chipwise compare --json`, the table and the page.
 
-docs/compare.md describes every field. Fields may be added under the same number; it is raised when a field
-changes its meaning or is removed.
+docs/compare.md describes every field. New fields keep the schema's number. The number rises when a
+field changes its meaning or is removed.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ...errors import RecipeError, near
+from ...base import RecipeError, near, plain
+from ...recipe.direction import judged
 from ...study.goal import Goal
 from ...study.stats import Spread, difference, paired
-from ...words.facts import plain
 from ..row import Repeat, Row
 from ..row_sources import read
 from ..terminal import heading
 from .conclusions import conclusions
 from .differing import differing, same_device
-from .row_figures import FEW, Figure, TimeTo, cost, examples_per_second, ratio, times_to, wall_seconds
+from .row_figures import (
+    FEW,
+    SAME_BITS,
+    Figure,
+    TimeTo,
+    cost,
+    examples_per_second,
+    ratio,
+    same_bits,
+    times_to,
+    wall_seconds,
+)
 
 SCHEMA = "chipwise.comparison/7"
 _POINTS = 400  # at most, in a curve
 _FIRST = ("eval/accuracy", "eval/loss")  # what is compared, where it is there and no other is named
 
 
-def compare(
-    sources: Sequence[str], *, baseline: str | None = None, target: str | None = None,
-    metric: str | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """The document of what `sources` name. *Arguments:* `target`: such as `"eval/accuracy=0.94"`. Raises as
+def compare(sources: Sequence[str], **how: Any) -> dict[str, Any]:
+    """The document of a comparison of `sources`. *Arguments:* `how`: those of `document`. Raises as
     `row_sources.read` and `document` do."""
-    goal = None if target is None else Goal.parse(target)
-    return document(read(sources), baseline=baseline, target=goal, metric=metric)
+    return document(read(sources), **how)
 
 
 def document(
-    rows: Sequence[Row], *, baseline: str | None = None, target: Goal | None = None, metric: str | None = None
+    rows: Sequence[Row],
+    *,
+    baseline: str | None = None,
+    target: str | None = None,
+    metric: str | None = None,
+    better: Mapping[str, str] = {},
 ) -> dict[str, Any]:
     """The whole comparison as plain JSON values.
 
-    *Arguments:* `baseline`: a row's label, by default the first with a speed; `target`: a value of a metric,
-    for the time to it; `metric`: what is compared, by default the accuracy or the loss of evaluation.
+    *Arguments:*
 
-    Raises `RecipeError` for a single row that is no study, a baseline that is not a row, and a metric that no
-    row has.
+    - `baseline`: a row's label, by default the first with a speed.
+    - `target`: a value of a metric, for the time to it, such as `"eval/accuracy=0.94"`.
+    - `metric`: the metric to compare, by default the accuracy or the loss of evaluation.
+    - `better`: which way metrics are better, before what the runs say. If nothing says it of the
+      metric, or runs disagree, no row is better.
+
+    Raises `RecipeError` for a single row that is no study, a baseline that is not a row or has no
+    speed, and a metric that no row has.
     """
     if len(rows) < 2 and not (rows and rows[0].form == "study"):
         raise RecipeError("compare-alone", labels=[row.label for row in rows])
-    times = times_to(rows, target) if target is not None else [None] * len(rows)
+    runs = [r for row in rows for r in row.sound]
+    goal = target and Goal.parse(target, better, *(r.better for r in runs))
+    times = times_to(rows, goal) if goal else [None] * len(rows)
     speeds = {row.label: examples_per_second(row) for row in rows}
     base = _baseline(rows, speeds, baseline)
     one_batch = len({row.batch for row in rows if speeds[row.label]}) == 1
     metric = _metric(rows, metric)
+    known = [r.better for r in runs if metric in r.metrics]
+    said = judged(metric, better, *known, strict=False) if metric else None
     base_time = times[list(rows).index(base)]
     stated_rows = []
     for row, time in zip(rows, times, strict=True):
         stated = _stated(row) | _figures(row, base, speeds, (time, base_time), one_batch)
-        stated_rows.append(stated | {
-            "same_device": None if row is base else same_device(row, base),
-            "metric": _final(row, base, metric),
-            "repeats": [_repeat(r) for r in row.repeats],
-        })  # fmt: skip
+        stated_rows.append(
+            stated
+            | {
+                "same_device": None if row is base else same_device(row, base),
+                "metric": _final(row, base, metric),
+                "repeats": [_repeat(r) for r in row.repeats],
+            }
+        )
     names = list(dict.fromkeys(row.recipe for row in rows))
     comparison = plain(
         {
             **heading(SCHEMA),
             "recipes": names,
             "baseline": base.label,
-            "target": None if target is None else {**asdict(target), "words": str(target)},
+            "target": {**asdict(goal), "words": str(goal)} if goal else None,
             "metric": metric,
+            "better": said and said["better"],
             "differing": differing(rows),
             "rows": stated_rows,
         }
     )
-    return comparison | {"sentences": plain(conclusions(comparison))}
+    return comparison | {"sentences": plain(conclusions(comparison, said))}
 
 
 def _stated(row: Row) -> dict[str, Any]:
@@ -87,7 +112,11 @@ def _stated(row: Row) -> dict[str, Any]:
         "machine versions steps"
     )
     when = {str(r.diverged): r.diverged for r in row.repeats if r.diverged is not None}
-    lost = {"runs": len(row.repeats) - len(row.sound), "of": len(row.repeats), "when": list(when.values())}
+    lost = {
+        "runs": len(row.repeats) - len(row.sound),
+        "of": len(row.repeats),
+        "when": list(when.values()),
+    }
     return {name: getattr(row, name) for name in (*own.split(), "notes")} | {
         "device": row.where,
         "diverged": lost if when else None,
@@ -102,7 +131,7 @@ def _figures(
     one_batch: bool,
 ) -> dict[str, Any]:
     """A row's speed and times. Ratios are to the baseline, and `None` for the baseline itself.
-    *Arguments:* `times`: to the target, of the row and of the baseline."""
+    *Arguments:* `times`: the times to the target of the row and of the baseline."""
     speed, wall, time = speeds[row.label], wall_seconds(row), times[0]
 
     def against(mine: Figure | None, other: Figure | None):
@@ -133,15 +162,20 @@ def _baseline(rows: Sequence[Row], speeds: dict[str, Figure | None], label: str 
     if chosen in able:
         return chosen  # type: ignore[return-value]
     if chosen is not None:
-        text = "--baseline {label:plain} has no speed in examples/s. Rows that have one: {rows:list}."
+        text = (
+            "--baseline {label:plain} has no speed in examples/s. Rows that have one: {rows:list}."
+        )
         raise RecipeError(
             "baseline-no-speed", text, label=label, rows=[row.label for row in able] or ["none"]
         )
     if given:
         raise RecipeError(
-            "baseline-several", "--baseline {label:plain} became {n} rows: {rows:and}. Name one.",
-            label=label, n=len(given), rows=[row.label for row in given],
-        )  # fmt: skip
+            "baseline-several",
+            "--baseline {label:plain} became {n} rows: {rows:and}. Name one.",
+            label=label,
+            n=len(given),
+            rows=[row.label for row in given],
+        )
     labels = [row.label for row in rows]
     text = "--baseline {label:plain}: no such row.{near:near} Rows: {rows:list}."
     raise RecipeError("baseline-unknown", text, label=label, near=near(label, labels), rows=labels)
@@ -160,13 +194,16 @@ def _metric(rows: Sequence[Row], named: str | None) -> str | None:
         return next((name for name in (*_FIRST, *others) if name in seen), None)
     if seen and named not in seen:
         text = "No run has the metric {metric:plain}.{near:near} Metrics: {metrics:list}."
-        raise RecipeError("study-no-metric", text, metric=named, near=near(named, seen), metrics=list(seen))
+        raise RecipeError(
+            "study-no-metric", text, metric=named, near=near(named, seen), metrics=list(seen)
+        )
     return named
 
 
 def _final(row: Row, base: Row, metric: str | None) -> dict[str, Any] | None:
-    """The last value of the metric in each repeat, its spread, and its difference from the baseline's; by
-    pairs if every seed of one is a seed of the other."""
+    """The last value of the metric in each repeat, its spread, and its difference from the
+    baseline's. The difference is by pairs if every seed of one is a seed of the other. Runs of the
+    same bits are not samples, so they have no interval."""
     mine, other = _finals(row, metric), _finals(base, metric)
     if not mine:
         return None
@@ -182,14 +219,21 @@ def _final(row: Row, base: Row, metric: str | None) -> dict[str, Any] | None:
             apart = paired([seeds[s] for s in both], [others[s] for s in both])
         else:
             apart = difference(values, [v for _, v in other])
+        if apart.value == 0 and same_bits(row, base):
+            apart = replace(apart, low=None, high=None, verdict=SAME_BITS)
     best = [r.best_at for r in row.sound if r.complete and r.best_at is not None]
     return asdict(spread) | {
-        "values": values, **ends, "difference": apart, "by_pairs": by_pairs, "best_at": best,
-    }  # fmt: skip
+        "values": values,
+        **ends,
+        "difference": apart,
+        "by_pairs": by_pairs,
+        "best_at": best,
+    }
 
 
 def _finals(row: Row, metric: str | None) -> list[tuple[Any, float]]:
-    """What pairs a repeat, its seed, or its folder's name where seeds are alike, as in folds; its value."""
+    """Pairs of a repeat's key and its value. The key is the seed, or the folder's name if the seeds
+    of a study's row are alike, as in folds."""
     alike = len({r.seed for r in row.sound}) < len(row.sound) and row.form == "study"
     finals = [r for r in row.sound if r.complete and metric and metric in r.metrics]
     return [(Path(r.name).name if alike else r.seed, r.metrics[metric or ""]) for r in finals]
@@ -208,6 +252,7 @@ def _repeat(repeat: Repeat) -> dict[str, Any]:
     return {
         "name": repeat.name,
         "seed": repeat.seed,
+        "fingerprint": repeat.fingerprint,
         "speeds": thinned(repeat.speeds),
         "diverged": repeat.diverged is not None,
         "warming_up": repeat.warming_up,

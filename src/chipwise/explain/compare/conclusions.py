@@ -1,26 +1,26 @@
-"""The conclusions of a comparison, as facts from a document's values: which result is better and whether that
-means anything, which row is faster, and what a run takes."""
+"""The conclusions of a comparison, as facts from a document's values: which result is better and
+whether the difference is significant, which row is faster, and the time and cost of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...recipe.metrics import lower_is_better
+from ...base import Fact, fact
+from ...base.figures import known
 from ...study.stats import CONFIDENCE, HIGHER, LOWER, NO_DIFFERENCE, UNKNOWN
-from ...words.facts import Fact, fact
-from ...words.figures import known
-from .row_figures import FEW
+from .row_figures import FEW, SAME_BITS
 
 Document = Mapping[str, Any]
 _MANY = 3  # comparisons, from which on chance is worth a word
 
 
-def conclusions(document: Document) -> dict[str, list[Fact]]:
-    """The facts by subject: `headline`, the result first and then the speed; `speed`, what to know of the
-    speeds; `wall`, `target` and `metric`."""
+def conclusions(document: Document, said: Fact | None) -> dict[str, list[Fact]]:
+    """The facts by subject. `headline` has the result first and then the speed. `speed` has notes
+    on the speeds. The others are `wall`, `target` and `metric`. *Arguments:* `said`: which way the
+    metric is better."""
     rows = [row for row in document["rows"] if row["examples_per_second"]]
-    result = _better(document)
+    result = _better(document, said)
     speed, metric = _faster(document, rows) if len(rows) > 1 else [], list(_metric(document))
     return {
         "headline": [*result, *speed] or metric[:1] or [fact("nothing-to-compare")],
@@ -31,14 +31,16 @@ def conclusions(document: Document) -> dict[str, list[Fact]]:
     }
 
 
-def _better(document: Document) -> list[Fact]:
-    """Which result is better: of the best other row and the baseline."""
+def _better(document: Document, said: Fact | None) -> list[Fact]:
+    """Compares the result of the best other row with the baseline's. If it is unknown which way
+    the metric is better, compares the highest, and none is better."""
     metric, finals = document["metric"], [row for row in document["rows"] if row["metric"]]
     base = next((row for row in finals if row["label"] == document["baseline"]), None)
     others = [row for row in finals if row is not base and row["metric"]["difference"]]
-    if base is None or not others:
+    if base is None or not others or said is None:
         return []
-    sign = -1 if lower_is_better(metric) else 1
+    better = said["better"]
+    sign = -1 if better == LOWER else 1
     best = max(others, key=lambda row: sign * row["metric"]["mean"])
     apart = best["metric"]["difference"]
     turned = sign * apart["value"] < 0  # the baseline is better
@@ -48,18 +50,24 @@ def _better(document: Document) -> list[Fact]:
         value, low, high = -value, high and -high, low and -low
     names = {"a": one["label"], "b": two["label"], "metric": metric}
     means = {"a_mean": one["metric"]["mean"], "b_mean": two["metric"]["mean"]}
-    numbers = {**names, **means, "value": value, "low": low, "high": high}
-    if apart["verdict"] in (HIGHER, LOWER):
+    numbers = {**names, **means, "value": value, "low": low, "high": high, "better": better}
+    if apart["verdict"] in (HIGHER, LOWER) and better is None:
+        code = "results-differ"
+    elif apart["verdict"] in (HIGHER, LOWER):
         code = "better-by-pairs" if best["metric"]["by_pairs"] else "better"
     elif apart["verdict"] == NO_DIFFERENCE:
         code = "no-better-shown"
+    elif apart["verdict"] == SAME_BITS:
+        code = "same-runs"
     else:
         code = "one-seed-each" if apart["verdict"] == UNKNOWN else "results-alike"
-    return [Fact(code, {**numbers, "n": min(one["metric"]["n"], two["metric"]["n"])})]
+    result = Fact(code, {**numbers, "n": min(one["metric"]["n"], two["metric"]["n"])})
+    return [result] if said.code == "direction" else [result, said]
 
 
 def _faster(document: Document, rows: list[Document]) -> list[Fact]:
-    """Compares the fastest row with the baseline; if the baseline is the fastest, it with the next one."""
+    """Compares the fastest row with the baseline. If the baseline is the fastest, compares it with
+    the next one."""
     base = next((row for row in rows if row["label"] == document["baseline"]), None)
     first, second, *_ = sorted(rows, key=lambda row: -row["examples_per_second"]["value"])
     if base is None:
@@ -90,9 +98,14 @@ def _wall(rows: list[Document]) -> Iterator[Fact]:
     for row in rows:
         if row["wall_seconds"]:
             parts = {name: s for name, s in row["seconds"].items() if name != "total" and s}
-            more = [*_against(row["wall_ratio"]), *([fact("wall-parts", parts=parts)] if parts else [])]
+            more = [
+                *_against(row["wall_ratio"]),
+                *([fact("wall-parts", parts=parts)] if parts else []),
+            ]
             if row["cost"]:
-                more.append(fact("run-cost", usd=row["cost"]["usd"], how=row["cost"]["how"]["text"]))
+                more.append(
+                    fact("run-cost", usd=row["cost"]["usd"], how=row["cost"]["how"]["text"])
+                )
             yield fact("wall-time", label=row["label"], wall=row["wall_seconds"], more=more)
 
 
@@ -101,10 +114,16 @@ def _target(document: Document) -> Iterator[Fact]:
         time = row["target"]
         times = []
         if time["training"]:
-            times.append(fact("training-time", seconds=time["training"], more=_against(row["target_ratio"])))
+            times.append(
+                fact("training-time", seconds=time["training"], more=_against(row["target_ratio"]))
+            )
         if time["wall"]:
             times.append(fact("wall-time-to-target", seconds=time["wall"]))
-        of = {"label": row["label"], "target": document["target"]["words"], "why": time["how"]["text"]}
+        of = {
+            "label": row["label"],
+            "target": document["target"]["words"],
+            "why": time["how"]["text"],
+        }
         yield fact("time-to-target", **of, times=times) if times else fact("target-unreached", **of)
 
 
@@ -133,7 +152,9 @@ def _metric(document: Document) -> Iterator[Fact]:
     finals = [row["metric"] for row in document["rows"] if row["metric"]]
     if any(1 < final["n"] < FEW for final in finals):
         yield fact("few-seeds", enough=FEW)
-    compared = sum(bool(final["difference"]) and known(final["difference"]["low"]) for final in finals)
+    compared = sum(
+        bool(final["difference"]) and known(final["difference"]["low"]) for final in finals
+    )
     if compared >= _MANY:
         yield fact("many-comparisons", n=compared, chance=1 - CONFIDENCE**compared)
 

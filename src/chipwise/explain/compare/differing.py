@@ -1,4 +1,4 @@
-"""What differs between rows."""
+"""Lists the differences between rows."""
 
 from __future__ import annotations
 
@@ -6,28 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..row import Row
+from ..row import COMMON, Row
 
-_COMMON = (
-    *("recipe", "parameters", "batch", "replicas", "precision", "data", "framework"),
-    *("exact", "machine", "where"),
-)
 _WORDS = {"batch": "batch (global)", "where": "device"}
 
 
 @dataclass(frozen=True)
 class Differing:
-    """A setting that differs between the rows that state it: `values` by label; `None` is not set."""
+    """A setting that differs between the rows that state it."""
 
     setting: str
     values: dict[str, Any]
+    """Values by label. `None` means not set."""
 
 
 def differing(rows: Sequence[Row]) -> list[Differing]:
-    """The differences, most important first. Recipe settings are compared only between rows that store
-    them."""
+    """The differences, most important first. Recipe settings are compared only between rows that
+    store them."""
     settings = []
-    for name in _COMMON:
+    for name in COMMON:
         stating = [row for row in rows if name != "where" or row.device is not None]
         values = {row.label: v for row in stating if (v := getattr(row, name)) is not None}
         settings.append(Differing(_WORDS.get(name, name), values))
@@ -43,8 +40,8 @@ def differing(rows: Sequence[Row]) -> list[Differing]:
 
 
 def same_device(row: Row, other: Row) -> bool:
-    """Whether two rows are known to have run on equally many devices of one kind; for CPUs, which
-    all have one name, on one kind of machine."""
+    """Whether two rows are known to have run on the same number of devices of one kind. CPUs all
+    have one name, so their machines must be alike too."""
     if row.device is None or row.where != other.where:
         return False
     cpu = row.simulated or row.device.lower().startswith("cpu")

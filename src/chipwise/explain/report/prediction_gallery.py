@@ -1,4 +1,5 @@
-"""Predictions of a classifier to look at: the worst, the best, and the classes that it confuses."""
+"""Chooses a classifier's predictions to show: the worst, the best, and the classes that it
+confuses."""
 
 from __future__ import annotations
 
@@ -10,28 +11,34 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ...base import RecipeError
+from ...base.figures import one_line
 from ...data.sources import take
 from ...deploy.inputs import name_of
 from ...deploy.model import Trained
 from ...deploy.predictions import predict
-from ...engine.on import ALL, On
-from ...errors import RecipeError
-from ...words.figures import one_line
+from ...run.on import ALL, On
 
 SIDE = 96  # pixels; smaller images are magnified by an integer
 TILES, PAIRS, OF_PAIR = 8, 4, 4
-"""Examples of the worst and of the best; pairs of classes, and examples of each."""
+"""Numbers of the worst examples and of the best, of pairs of classes, and of examples of each
+pair."""
 
 
 def gallery(model: Trained, on: On = ALL) -> dict[str, Any]:
     """Predicts the evaluation data of a model and chooses examples, as JSON values.
 
-    *Returns* `steps`, `examples`, `accuracy`; `worst` and `best`, tiles by the probability of their own
-    class, ties in the data's order; `confused`: pairs of classes (`actual`, `predicted`, `count` of them, and
-    the worst tiles), the most frequent first. A tile: `index`, `name`, `actual`, `predicted`, `probability`
-    of the actual class, and `image`, a PNG as data, or `None`.
+    *Returns*
 
-    Raises `RecipeError` for a model that is no classifier or data without labels, `DataError`.
+    - `steps`, `examples` and `accuracy`.
+    - `worst` and `best`: tiles by the probability of their own class, ties in the data's order.
+    - `confused`: pairs of classes, the most frequent first. A pair has `actual`, `predicted`, its
+      `count` and its worst `tiles`.
+
+    A tile has `index`, `name`, `actual`, `predicted`, the `probability` of the actual class, and
+    `image`, a PNG as a data URL, or `None`.
+
+    Raises `RecipeError` if the model is no classifier or the data has no labels, and `DataError`.
     """
     data = model.evaluation()
     predictions = predict(model, data, on=on)
@@ -79,8 +86,8 @@ def gallery(model: Trained, on: On = ALL) -> dict[str, Any]:
 
 
 def _pictures(images: np.ndarray | None) -> list[str]:
-    """Images `(n, height, width)` or `(n, height, width, channels)` as PNG, from the darkest of their values
-    to the brightest; none of what is no image."""
+    """Encodes images `(n, height, width)` or `(n, height, width, channels)` as PNG, scaled from
+    their darkest value to their brightest. Returns an empty list for arrays of other shapes."""
     if images is None or images.ndim not in (3, 4):
         return []
     values = images.astype(np.float32)
@@ -91,7 +98,9 @@ def _pictures(images: np.ndarray | None) -> list[str]:
     for pixels in np.clip(np.nan_to_num(np.rint(values * 255)), 0, 255).astype(np.uint8):
         picture, file = Image.fromarray(pixels).convert("RGB"), io.BytesIO()
         times = -(-SIDE // max(picture.size))
-        picture = picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)
+        picture = picture.resize(
+            (picture.width * times, picture.height * times), Image.Resampling.NEAREST
+        )
         picture.thumbnail((SIDE, SIDE))
         picture.save(file, "PNG")
         pngs.append(f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}")

@@ -1,8 +1,9 @@
 """The report of a run as a JSON document: result, settings, where the time went, what to try.
 
-Everything is read from the run folder; unknown values are `None`. Nothing is written there and no lock is
-taken, so a running run can be reported. The document's schema is `SCHEMA`: fields may be added under the same
-number; it is raised when a field changes its meaning or is removed. docs/report.md describes every field.
+Everything is read from the run folder. Unknown values are `None`. The report writes nothing there
+and takes no lock, so it also works for a running run. The document's schema is `SCHEMA`. New fields
+keep its number. The number rises when a field changes its meaning or is removed. docs/report.md
+describes every field.
 """
 
 from __future__ import annotations
@@ -12,31 +13,37 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...engine.stored import StoredRun, metrics_of, number, read_ledger, read_run
-from ...errors import RunError
+from ...base import Fact, RunError, fact, plain, say
+from ...base.figures import one_line
 from ...machine.fingerprint import stated
+from ...recipe.described import described_rows
+from ...run.folder.run_reader import StoredRun, metrics_of, number, read_ledger, read_run
 from ...study.study_file import FILE
-from ...words.facts import Fact, fact, plain, say
-from ...words.figures import one_line
 from ..terminal import heading
 from .findings import divergence, learned, slow
-from .stored_settings import command, curve, next_commands, settings, typed
+from .stored_settings import command, curve, next_commands, typed
 from .time_spent import Speed, TimeSpent, intervals, speed, spent
 
 SCHEMA = "chipwise.report/6"
 
 
 def report(path: str | os.PathLike, predictions: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The report of the run folder `path`, as JSON values. Runs no code of the run. Raises `RunError` if
-    `path` is none or cannot be read. *Arguments:* `predictions`, of a `gallery`, to show too."""
+    """The report of the run folder `path`, as JSON values. Runs no code of the run. Raises
+    `RunError` if `path` is no run folder or cannot be read. *Arguments:* `predictions`: those of a
+    `gallery`, to include."""
     folder = Path(path)
-    runs = sorted(file.parent for name in ("recipe.json", FILE) for file in folder.glob(f"*/{name}"))
+    runs = sorted(
+        file.parent for name in ("recipe.json", FILE) for file in folder.glob(f"*/{name}")
+    )
     if runs and not (folder / "recipe.json").exists():
         first = command("chipwise", "report", str(runs[0]))
         raise RunError(
-            "folder-of-runs", "{folder} is not a run folder, but holds {runs:few}: type {command}.",
-            folder=str(folder), runs=[run.name for run in runs], command=first,
-        )  # fmt: skip
+            "folder-of-runs",
+            "{folder} is not a run folder, but holds {runs:few}: type {command}.",
+            folder=str(folder),
+            runs=[run.name for run in runs],
+            command=first,
+        )
     return run_document(read_run(folder)) | {"predictions": predictions}
 
 
@@ -63,7 +70,7 @@ def run_document(run: StoredRun) -> dict[str, Any]:
         "kind": "run",
         "run": one_line(run.path),
         "name": one_line(run.recipe.get("name") or run.path.name),
-        "about": [one.json() for one in _about(run, devices, total)],
+        "about": [one.json() for one in _about(run, devices or {}, total)],
         "status": status,
         "metrics": metrics,
         "metric_steps": steps,
@@ -71,7 +78,7 @@ def run_document(run: StoredRun) -> dict[str, Any]:
         "speed": fast and vars(fast),
         "fingerprint": one_line(fingerprint) if isinstance(fingerprint, str) else None,
         "devices": devices,
-        "settings": settings(run.recipe, clock),
+        "settings": [list(row) for row in described_rows(run.recipe, clock)],
         "schedule": rate | {"note": rate["note"].json()} if "note" in rate else rate,
         "commands": [
             one.json() | {"how": say(one, "how")}
@@ -79,20 +86,23 @@ def run_document(run: StoredRun) -> dict[str, Any]:
         ],
         "curves": _curves(run),
         "intervals": [vars(i) for i in timed],
-        "resumes": [{"when": one_line(s.get("time")), "step": s["step"]} for s in run.starts if s["step"]],
+        "resumes": [
+            {"when": one_line(s.get("time")), "step": s["step"]} for s in run.starts if s["step"]
+        ],
         "seconds": plain(time),
         "advice": [finding.json() for finding in findings],
         "sources": [one.json() | {"about": say(one, "about")} for one in _sources(run, time, fast)],
         "notes": [
-            one.json() for one in (*run.problems, *([fact("length-unknown")] if total is None else []))
+            one.json()
+            for one in (*run.problems, *([fact("length-unknown")] if total is None else []))
         ],
     }
 
 
-def _about(run: StoredRun, devices: Mapping[str, Any] | None, total: int | None) -> Iterator[Fact]:
+def _about(run: StoredRun, devices: Mapping[str, Any], total: int | None) -> Iterator[Fact]:
     """Facts: what was trained, and on what."""
     clock = run.clock
-    if (many := number((devices or {}).get("parameters"))) is not None:
+    if (many := number(devices.get("parameters"))) is not None:
         yield fact("about-parameters", parameters=many)
     if clock is not None and total is not None:
         yield fact("about-examples", examples=clock.examples)
@@ -102,21 +112,30 @@ def _about(run: StoredRun, devices: Mapping[str, Any] | None, total: int | None)
     yield from _proof(run, devices)
 
 
-def _proof(run: StoredRun, devices: Mapping[str, Any] | None) -> Iterator[Fact]:
-    """Facts: the run's ledger, the devices that agreed at its rows, and the faults that ended processes."""
+def _proof(run: StoredRun, devices: Mapping[str, Any]) -> Iterator[Fact]:
+    """Facts: the run's ledger, the devices that agreed at its rows, and the faults that ended
+    processes."""
     try:
         ledger = read_ledger(run.path)
     except RunError as error:
         yield fact("about-ledger-damaged", reason=one_line(error))
         return
     if ledger is not None and ledger.rows:
-        last, agreed = max(ledger.rows), number((devices or {}).get("count")) or 1
-        yield fact("about-ledger", rows=len(ledger.rows), step=last, devices=int(agreed))
-    verified = next((v for one in reversed(run.processes) if isinstance(v := one.get("verified"), dict)), {})
+        count = int(number(devices.get("count")) or 1)
+        code = "about-ledger" if count > 1 and devices.get("exact") else "about-ledger-alone"
+        yield fact(code, rows=len(ledger.rows), step=max(ledger.rows), devices=count)
+    verified = next(
+        (v for one in reversed(run.processes) if isinstance(v := one.get("verified"), dict)), {}
+    )
     if (compared := number(verified.get("replicas"))) and (step := number(verified.get("step"))):
         once = verified.get("faults")
-        facts = {"replicas": compared, "of": step * (number(run.recipe.get("replicas")) or 0)}
-        yield fact("about-verified", **facts, step=step, faults=len(once) if isinstance(once, list) else 0)
+        yield fact(
+            "about-verified",
+            replicas=compared,
+            of=step * (number(run.recipe.get("replicas")) or 0),
+            step=step,
+            faults=len(once) if isinstance(once, list) else 0,
+        )
     codes = ("devices-unlike", "ledger-differs", "replica-differs", "device-wrong")
     faults = [one["step"] for one in run.processes if one.get("code") in codes]
     if faults:
@@ -124,8 +143,9 @@ def _proof(run: StoredRun, devices: Mapping[str, Any] | None) -> Iterator[Fact]:
 
 
 def _status(run: StoredRun, total: int | None) -> dict[str, Any]:
-    """`state`: "finished", "running", "diverged", "unfinished" or "empty"; `steps`: those known to be done;
-    `facts` about them."""
+    """The status of a run. `state` is "finished", "running", "diverged", "unfinished" or "empty".
+    `steps` is the number of steps known to be done, `total` that of the whole run, `checkpoint` the
+    newest. `facts` describe the state."""
     saved = run.checkpoints[-1] if run.checkpoints else None
     steps = max([row["step"] for row in run.rows], default=0)
     steps, result = max(steps, saved or 0), number((run.result or {}).get("steps"))
@@ -133,14 +153,17 @@ def _status(run: StoredRun, total: int | None) -> dict[str, Any]:
     bad = divergence(run)
     if run.running:
         host, pid = one_line(run.starts[-1].get("host")), run.starts[-1].get("pid")
-        state, facts = "running", [fact("story-run-going-on", host=host, pid=pid, step=steps, total=total)]
+        state, facts = (
+            "running",
+            [fact("story-run-going-on", host=host, pid=pid, step=steps, total=total)],
+        )
     elif result is not None and bad is None:
         state, steps = "finished", int(result)
         facts = [fact("story-run-finished", steps=steps)]
-        if (best_of := run.kept) is not None:
-            best = {"metric": one_line(best_of.metric), "value": best_of.value, "best": best_of.step}
-            early = fact("ended-early", step=steps, total=total, patience=one_line(best_of.patience), **best)
-            facts = [early] if best_of.ended_early else [*facts, fact("story-run-best", **best)]
+        if (best := run.kept) is not None:
+            about = {"metric": one_line(best.metric), "value": best.value, "best": best.step}
+            facts.append(fact("story-run-best", **about, better=best.better))
+            facts = [best.story(steps, total)] if best.ended_early else facts
     elif bad is not None:
         length = fact("story-run-length", total=total)
         state, facts = "diverged", [fact("story-run-diverged"), bad[1], length, kept]
@@ -166,8 +189,9 @@ def _end(run: StoredRun) -> Fact:
 
 
 def _metrics(run: StoredRun) -> tuple[dict[str, float | None], dict[str, int]]:
-    """The metrics of result.json; else of the last row of training and of the last evaluation, with their
-    steps "train" and "eval". Numbers that are not finite are `None`."""
+    """The metrics of result.json, without steps. Without them, those of the last row of training
+    and of the last evaluation, with their steps "train" and "eval". Numbers that are not finite are
+    `None`."""
     stored = (run.result or {}).get("metrics")
     if isinstance(stored, dict):
         return _values(stored), {}
@@ -182,10 +206,12 @@ def _metrics(run: StoredRun) -> tuple[dict[str, float | None], dict[str, int]]:
 
 
 def _best(run: StoredRun) -> dict[str, Any] | None:
-    """What `keep_best` kept, with all metrics of that evaluation; `None` if nothing was."""
+    """The evaluation that `keep_best` saved, with all its metrics. `None` if none was saved."""
     if (kept := run.kept) is None:
         return None
-    there = {name: value for row in run.rows if row["step"] == kept.step for name, value in row.items()}
+    there = {
+        name: value for row in run.rows if row["step"] == kept.step for name, value in row.items()
+    }
     about = {name: one_line(v) if isinstance(v, str) else v for name, v in vars(kept).items()}
     return about | {"metrics": _values(there, "eval/") or {one_line(kept.metric): kept.value}}
 

@@ -1,7 +1,6 @@
-"""Reads the recipe that a run stores: its settings with their steps, its rate over the steps, its
-commands.
+"""Reads the recipe that a run stores: its learning rate over the steps, and its commands.
 
-Stored text is data: nothing of it is executed.
+Stored text is data. None of it is executed.
 """
 
 from __future__ import annotations
@@ -12,46 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from ...engine.stored import StoredRun, number
-from ...errors import ChipwiseError
+from ...base import ChipwiseError, Fact, fact
+from ...base.figures import one_line
+from ...recipe.direction import named
 from ...recipe.duration import Clock
 from ...recipe.schedules import Schedule, as_typed, from_json
-from ...words.facts import Fact, fact
-from ...words.figures import counted, one_line
+from ...run.folder.run_reader import StoredRun, number
 from ..row import part
 
 _RATES = ("lr", "learning_rate")
 _POINTS = 240  # of a curve: enough for any screen
 
 
-def settings(stored: Mapping[str, Any], clock: Clock | None) -> list[list[str]]:
-    """The settings as run, with computed values: (setting, value)."""
-    task, optimizer = part(stored, "task"), dict(part(stored, "optimizer"))
-    rows = [["recipe", one_line(stored.get("name"))]]
-    for name, words in (("train", "training examples"), ("eval", "evaluation examples")):
-        data = dict(part(task, name))
-        many = data.pop("examples", None)
-        columns = ", ".join(f"{k} {v}" for k, v in data.items())
-        shown = f"{many:,}" if isinstance(many, int) else many
-        rows.append([words, one_line(f"{shown} ({columns})") if data or many else "none"])
-    rows += [[name, one_line(task[name])] for name in ("augment", "mix") if task.get(name)]
-    batch, replicas = stored.get("batch"), stored.get("replicas")
-    if isinstance(batch, int) and isinstance(replicas, int) and replicas > 0 and number(batch) is not None:
-        rows.append(["batch", f"{batch:,} = {counted(replicas, 'replica')} × {batch / replicas:g}"])
-    duration = one_line(stored.get("duration"))
-    if clock is not None:
-        duration += f" = {clock.total:,} steps ({clock.examples / clock.batch:.4g} an epoch)"
-    rows += [["duration", duration], ["optimizer", one_line(optimizer.pop("optimizer", "unknown"))]]
-    described = {key: as_typed(value) for key, value in optimizer.items() if value is not None}
-    rows += [[f"  {one_line(key)}", one_line(value)] for key, value in described.items()]
-    return rows + [
-        [k, one_line(stored[k])] for k in ("precision", "seed", "ema") if stored.get(k) is not None
-    ]
-
-
 def rebuilt(value: Any) -> Schedule | None:
-    """The schedule of `value`, a number or the output of `Schedule.json`; `None` for other values, such as a
-    Python function, of which a run stores only the name."""
+    """The schedule of `value`, a number or the output of `Schedule.json`. `None` for other values,
+    such as a Python function, for which a run stores only the name."""
     try:
         return from_json(value)
     except (ChipwiseError, ArithmeticError, ValueError, TypeError, RecursionError):
@@ -59,8 +33,9 @@ def rebuilt(value: Any) -> Schedule | None:
 
 
 def curve(stored: Mapping[str, Any], clock: Clock | None) -> dict[str, Any]:
-    """The learning rate over the steps: `name`, `steps`, `values`, `peak`; or `note`, a fact, if it is
-    unknown. *Arguments:* `stored`: the recipe as described by the run."""
+    """The learning rate over the steps: `name`, `text`, `steps`, `values` and `peak`. If it is
+    unknown, `note` is a fact that says why. *Arguments:* `stored`: the recipe as described by the
+    run."""
     optimizer = part(stored, "optimizer")
     name = next((n for n in _RATES if n in optimizer), None)
     if name is None:
@@ -77,7 +52,9 @@ def curve(stored: Mapping[str, Any], clock: Clock | None) -> dict[str, Any]:
         values = [float(schedule.table(clock, int(step), int(step) + 1)[0]) for step in steps]
         return rate | {"steps": steps.tolist(), "values": values, "peak": schedule.highest(clock)}
     except (ChipwiseError, ArithmeticError, ValueError) as error:
-        return rate | {"note": fact("rate-not-drawn", name=name, value=text, reason=one_line(error))}
+        return rate | {
+            "note": fact("rate-not-drawn", name=name, value=text, reason=one_line(error))
+        }
 
 
 # ---- commands
@@ -89,8 +66,8 @@ def command(*words: str) -> str:
 
 
 def typed(run: StoredRun, setting: str | None = None) -> str | None:
-    """The recipe as typed in a command, with its settings and data; `None` for a run of a Python program.
-    *Arguments:* `setting`: one to add or change, such as `lr=0.1`."""
+    """The recipe as typed in a command, with its settings and data. `None` for a run of a Python
+    program. *Arguments:* `setting`: one to add or change, such as `lr=0.1`."""
     source = run.source
     if source is None:
         return None
@@ -111,8 +88,8 @@ def typed(run: StoredRun, setting: str | None = None) -> str | None:
 def next_commands(
     run: StoredRun, state: str, devices: Mapping[str, Any], lower: str | None
 ) -> Iterator[Fact]:
-    """The next commands to type, in order. A run that diverged would do so again, so it is tried with a
-    `lower` rate, such as `lr=0.1`, if known."""
+    """The next commands to type, in order. A run that diverged would diverge again, so its command
+    has a `lower` rate, such as `lr=0.1`, if known."""
     path, again = command(str(run.path)), command(f"{run.path}-again")
     recipe, kept = typed(run), run.kept
     if recipe is None:
@@ -131,6 +108,8 @@ def next_commands(
     pairs = {"--from": source.get("from"), "--eval-data": source.get("eval_data")}
     if kept is not None:
         pairs |= {"--keep-best": kept.metric, "--patience": kept.patience}
+        if kept.better and kept.better != named(kept.metric):
+            pairs[f"--{kept.better}"] = kept.metric
     more = "".join(f" {command(name, one)}" for name, one in pairs.items() if isinstance(one, str))
     more += " --with-optimizer" * (source.get("with_optimizer") is True)
     if devices.get("simulated") is True and number(devices.get("count")):
@@ -139,7 +118,9 @@ def next_commands(
         more += " --no-exact"
     if state == "diverged":
         lowered = f"chipwise train {typed(run, lower)}{more} --run {again}"
-        yield fact("next-try-again", command=f"chipwise find-lr {recipe}" if lower is None else lowered)
+        yield fact(
+            "next-try-again", command=f"chipwise find-lr {recipe}" if lower is None else lowered
+        )
     else:
         if state in ("unfinished", "empty"):
             yield fact("next-resume", command=f"chipwise train {recipe}{more} --run {path}")

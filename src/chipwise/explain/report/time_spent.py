@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...engine.stored import StoredRun, number
-from ...words.facts import Fact, fact
+from ...base import Fact, fact
+from ...run.folder.run_reader import StoredRun, number
 from ..row import part
 
 PARTS = {
@@ -23,49 +23,54 @@ PARTS = {
     "rest": "all but training",
     "other": "other",
 }
-"""What time went to, in the order it is drawn, and in words."""
+"""The kinds of work that took time, in drawing order, with their labels."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """The steps `first` to `last` between two log rows. `seconds`: of training, without evaluation and
-    checkpoints; `speed`: global, in examples/s; `waited`: the share of the seconds in which the device waited
-    for data; `warmup`: whether it is the first of a process."""
+    """The steps `first` to `last` between two log rows."""
 
     first: int
     last: int
     seconds: float
+    """Training time, without evaluation and checkpoints."""
     speed: float
+    """Global speed in examples/s."""
     waited: float | None
+    """The share of the seconds in which the device waited for data."""
     warmup: bool
+    """Whether it is the first interval of a process."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Median and quartiles in examples/s (global), `of` result.json or the rows; `batch` is global."""
+    """Median and quartiles in examples/s (global)."""
 
     examples_per_second: float
     quartiles: list[float] | None
     intervals: int | None
     share_of_peak: float | None
     of: str
+    """The source: result.json or metrics.jsonl."""
     batch: Any
+    """The global batch."""
     replicas: Any
 
 
 @dataclass(frozen=True)
 class TimeSpent:
-    """Seconds by part, which add up to `total`, and what they `cover`, `of` result.json or the rows.
-
-    `processes`: how many trained the run; `all_seconds`: the wall time of all of them, if rows have it.
-    """
+    """Seconds by part, which add up to `total`."""
 
     parts: dict[str, float]
     total: float
     covers: Fact
+    """The part of the run that the seconds cover."""
     of: str
+    """The source: result.json or metrics.jsonl."""
     processes: int
+    """The number of processes that trained the run."""
     all_seconds: float | None
+    """The wall time of all processes, if the rows have it."""
 
 
 def intervals(run: StoredRun) -> list[Interval]:
@@ -88,13 +93,17 @@ def intervals(run: StoredRun) -> list[Interval]:
 
 
 def speed(run: StoredRun, timed: Sequence[Interval]) -> Speed | None:
-    """The speed from result.json, else from the rows, without warm-up if there is more. `None` if nothing was
-    timed."""
+    """The speed from result.json, otherwise from the rows. Leaves out the warm-up if other
+    intervals exist. Returns `None` if nothing was timed."""
     beside = {"batch": run.recipe.get("batch"), "replicas": run.recipe.get("replicas")}
     stored = part(run.result, "speed")
     if (median := number(stored.get("examples_per_second")) or 0.0) > 0:
         quartiles = stored.get("examples_per_second_quartiles")
-        sound = isinstance(quartiles, list) and len(quartiles) == 2 and None not in map(number, quartiles)
+        sound = (
+            isinstance(quartiles, list)
+            and len(quartiles) == 2
+            and None not in map(number, quartiles)
+        )
         many, share = number(stored.get("intervals")), number(stored.get("share_of_peak"))
         known = None if many is None else int(many)
         return Speed(median, quartiles if sound else None, known, share, "result.json", **beside)
@@ -106,15 +115,20 @@ def speed(run: StoredRun, timed: Sequence[Interval]) -> Speed | None:
 
 
 def spent(run: StoredRun, timed: Sequence[Interval]) -> TimeSpent | None:
-    """The seconds from result.json, else from the rows. `None` if nothing was timed."""
+    """The seconds from result.json, otherwise from the rows. `None` if nothing was timed."""
     stored = part(run.result, "seconds")
-    everything = max((s for row in run.rows if (s := number(row.get("seconds"))) is not None), default=None)
+    everything = max(
+        (s for row in run.rows if (s := number(row.get("seconds"))) is not None), default=None
+    )
     if number(stored.get("total")):
         (parts, total), of = _complete(stored), "result.json"
         last = run.starts[-1]["step"] if run.starts else 0
         covers = fact("covers-finishing-process", step=last + 1) if last else fact("covers-run")
     elif everything is not None:
-        train, wait = sum(i.seconds for i in timed), sum(i.seconds * (i.waited or 0.0) for i in timed)
+        train, wait = (
+            sum(i.seconds for i in timed),
+            sum(i.seconds * (i.waited or 0.0) for i in timed),
+        )
         parts = {"train": train - wait, "wait_data": wait, "rest": max(everything - train, 0.0)}
         total, of, covers = everything, "metrics.jsonl", fact("covers-rows")
     else:
@@ -124,10 +138,17 @@ def spent(run: StoredRun, timed: Sequence[Interval]) -> TimeSpent | None:
 
 
 def _complete(stored: Mapping[str, Any]) -> tuple[dict[str, float], float]:
-    """The seconds of result.json, with waiting subtracted from training, and the rest as `other`."""
+    """The seconds of result.json, with waiting subtracted from training, and the remainder as
+    `other`."""
     known = {name: max(number(stored.get(name)) or 0.0, 0.0) for name in PARTS}
     total = number(stored.get("total")) or 0.0
-    sections = sum(known[n] for n in ("start", "compile", "train", "evaluate", "checkpoint", "own_code"))
+    sections = sum(
+        known[n] for n in ("start", "compile", "train", "evaluate", "checkpoint", "own_code")
+    )
     wait = min(known["wait_data"], known["train"])
-    parts = known | {"train": known["train"] - wait, "wait_data": wait, "other": max(total - sections, 0.0)}
+    parts = known | {
+        "train": known["train"] - wait,
+        "wait_data": wait,
+        "other": max(total - sections, 0.0),
+    }
     return parts, max(total, sections)

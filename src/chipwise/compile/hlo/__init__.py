@@ -1,0 +1,1 @@
+"""Reads what XLA compiled: kernels with their operations, bytes and estimated cycles."""

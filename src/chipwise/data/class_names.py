@@ -1,0 +1,166 @@
+"""The names of classes, and data whose labels are joined to those of other data by these names.
+
+A label is a number, and each source counts its own classes. The folder `dog` may be class 1 of the
+training data and class 0 of the data to evaluate. So a second source is read through a table from
+its numbers to those of the first. Where one of the two states no names, its numbers stay.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..base import DataError, Fact, fact
+from ..recipe.source import Columns, Spec, spec_of
+from .draws import Wrapped
+from .sources import check_labels, empty, fill, has
+
+
+class Renamed(Wrapped):
+    """A source whose classes are called `names`, in the order of their numbers.
+
+        test = cw.data.Renamed(cw.Arrays(image=x, label=y), ("cat", "dog"))
+
+    By these names its labels are joined to those of other data, as an evaluation's to those of the
+    training. `()` states no names, so that the numbers count.
+
+    *Attributes:* `own`: if the source is joined to other data, its own names, in the order of its
+    numbers. `names` are then those of the other data, and `numbers` `(len(own),)` the other's
+    numbers of them.
+    """
+
+    own: tuple[str, ...] = ()
+    numbers: np.ndarray | None = None
+
+    def __init__(self, source: Any, names: Sequence[str]):
+        super().__init__(source)
+        self.names = tuple(names)
+        self.classes = len(self.names) or None
+        if has(source, "fill"):  # or it is not called by several threads
+            self.fill = self._fill
+        for name in ("prefetch", "record_name", "below"):
+            if has(source, name):
+                setattr(self, name, getattr(source, name))
+
+    @property
+    def spec(self) -> Spec:
+        spec = super().spec
+        if (own := spec.get("label")) is not None:
+            made = self.join(np.zeros((1, *own.shape), own.dtype))
+            spec["label"] = jax.ShapeDtypeStruct(made.shape[1:], made.dtype)
+        return spec
+
+    def __getitem__(self, index: int) -> Columns:
+        if self.numbers is None:
+            return self.source[index]
+        out = empty(self.spec, 1)
+        self._fill(np.asarray([index]), out)
+        return {name: column[0] for name, column in out.items()}
+
+    def _fill(self, indices: np.ndarray, out: Columns) -> None:
+        own = {name: s for name, s in spec_of(self.source).items() if name == "label"}
+        labels = empty(own, len(indices))
+        fill(self.source, indices, out | labels)
+        for name, column in labels.items():
+            out[name][...] = self.join(column, indices)
+
+    def join(self, labels: np.ndarray, indices: np.ndarray | None = None) -> np.ndarray:
+        """A column of the source's labels `(n, ...)` in the numbers of `names`. `indices` `(n,)`
+        are the numbers of the examples, for errors.
+
+        Vectors `(n, classes)`, one value for each class, get 0 for those that the source lacks.
+        Raises `DataError` for other labels that are no numbers of its classes.
+        """
+        if self.numbers is None:
+            return labels
+        if labels.shape[1:] == self.numbers.shape:
+            out = np.zeros((len(labels), len(self.names)), labels.dtype)
+            out[:, self.numbers] = labels
+            return out
+        check_labels({"label": labels}, len(self.own), called(self.source), indices)
+        return self.numbers[labels]
+
+
+def nfc(name: str) -> str:
+    """A name in the one form of Unicode that all its spellings have: an é may be one character or
+    two."""
+    return unicodedata.normalize("NFC", name)
+
+
+def called(source: Any) -> Any:
+    """How messages call a source."""
+    return getattr(source, "path", type(source).__name__)
+
+
+def names_of(source: Any) -> tuple[str, ...]:
+    """The names of the classes of the column `label` that `source` states, or `()`. Reads no
+    example.
+
+    Sources of chipwise have `names`, PyTorch's a list `classes`, others `class_names`. Hugging
+    Face's data sets have a column of `ClassLabel`.
+    """
+    if isinstance(source, Renamed):
+        return source.names
+    features, count = getattr(source, "features", None), getattr(source, "classes", 0)
+    label = features.get("label") if isinstance(features, Mapping) else None
+    names = getattr(source, "names", None)
+    # Only beside a number of classes: those of another object may be its files
+    stated = [names] if isinstance(names, tuple) and count in (None, len(names)) else []
+    for names in [*stated, getattr(label, "names", None), getattr(source, "class_names", 0), count]:
+        if isinstance(names, list | tuple) and names and all(type(name) is str for name in names):
+            return tuple(names)
+    if isinstance(source, Wrapped):
+        return names_of(source.source)
+    return names_of(source.dataset) if type(source).__name__ == "Subset" else ()
+
+
+def names_in(task: Any) -> tuple[str, ...]:
+    """The names of the classes of a task: those of its training data, else `Task.class_names`."""
+    return names_of(task.train) or task.class_names
+
+
+def joined(names: tuple[str, ...], source: Any) -> Any:
+    """`source` with labels in the numbers of the classes `names` of other data.
+
+    Returns `source` itself if its classes are the same, or if one of the two has no names. Raises
+    `DataError` as `numbers_of` does.
+    """
+    source = source.source if isinstance(source, Renamed) and source.own else source
+    own = names_of(source)
+    if not names or own in ((), names):
+        return source
+    made = Renamed(source, names)
+    made.own, made.numbers = own, numbers_of(names, own, called(source))
+    return made
+
+
+def numbers_of(names: Sequence[str], own: Sequence[str], data: Any) -> np.ndarray:
+    """The numbers among `names` of the classes `own` of `data`, `(len(own),)`. Raises `DataError`
+    for a class that is not there once."""
+    known = [nfc(name) for name in names]
+    times, number = Counter(known), {name: i for i, name in enumerate(known)}
+    if wrong := [name for name in own if times[nfc(name)] != 1]:
+        raise DataError("classes-unjoined", data=data, classes=wrong, training=names)
+    return np.asarray([number[nfc(name)] for name in own], np.int32)
+
+
+def alike(names: Sequence[str]) -> list[Fact]:
+    """The facts that a report begins with about names that a person may read as one."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(" ".join(nfc(name).casefold().split()), []).append(name)
+    return [fact("classes-alike", names=some) for some in groups.values() if len(some) > 1]
+
+
+def told(source: Any) -> Fact | None:
+    """The fact that a run reports at its start about a source that is joined by names."""
+    if not isinstance(source, Renamed) or not source.own:
+        return None
+    lacking = sorted(set(source.names) - set(source.own))
+    code = "labels-joined" if lacking else "labels-joined-all"
+    return fact(code, data=called(source.source), own=source.own, lacking=lacking)

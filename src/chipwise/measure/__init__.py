@@ -1,1 +1,0 @@
-"""Measurements on this machine, and their records."""

@@ -1,0 +1,132 @@
+"""The contents of a run folder beside its ledger: rows of metrics, the result, the best checkpoint.
+
+An audit computes all that a person or a command reads there again, or names it as not audited.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..base.figures import known
+from ..recipe.recipe import Recipe
+from ..run.folder.run_reader import StoredRun, best_row, number
+from ..run.log import epoch_of, rate_of
+
+METRICS = ("train/", "eval/")
+FILES = ("processes.jsonl", "media.jsonl", "tracked")  # no audit computes these again
+
+
+class Rows:
+    """The rows of a run's metrics.jsonl, merged by step.
+
+    *Fields:*
+
+    - `at`: step to name to value, as in the file, such as None for a value that was not finite.
+    - `twice`: the steps that have two values of a metric, and the names.
+    """
+
+    def __init__(self, run: StoredRun, recipe: Recipe):
+        self.recipe = recipe
+        self.at: dict[int, dict[str, Any]] = {}
+        self.twice: dict[int, list[str]] = {}
+        for row in run.rows:
+            merged = self.at.setdefault(row["step"], {})
+            again = [name for name in row if name in merged and _is_computed(name)]
+            if again:
+                self.twice[row["step"]] = again
+            merged |= row
+
+    @property
+    def columns(self) -> list[str]:
+        """The names that no audit computes, such as speeds and a user's own numbers."""
+        names = dict.fromkeys(name for row in self.at.values() for name in row)
+        return [name for name in names if not _is_computed(name) and name not in ("step", "epoch")]
+
+    def has(self, step: int, part: str) -> bool:
+        """Whether the row of `step` has metrics of a part, "train/" or "eval/"."""
+        return any(name.startswith(part) for name in self.at.get(step, ()))
+
+    def unlike(self, step: int, made: Mapping[str, Any], apart: float) -> list[str]:
+        """The names in the row of `step` whose values differ from those of `made` by more than
+        `apart`. Also names that only one of them has, `lr` and `epoch` if they differ from the
+        recipe's, and the names of `twice`. Skips a part without a name in the row or in `made`."""
+        there = self.at.get(step, {})
+        scalars = {name: value for name, value in made.items() if not np.ndim(value)}
+        parts = [
+            part
+            for part in METRICS
+            if self.has(step, part) and any(n.startswith(part) for n in made)
+        ]
+        names = [
+            name for name in dict.fromkeys([*there, *scalars]) if name.startswith(tuple(parts))
+        ]
+        found = [
+            n
+            for n in names
+            if n not in there or n not in scalars or not equal(there[n], scalars[n], apart)
+        ]
+        if "train/" in parts and not equal(there.get("lr"), rate_of(self.recipe, step), 1e-12):
+            found.append("lr")
+        if there and not equal(there.get("epoch"), epoch_of(self.recipe, step), 1e-12):
+            found.append("epoch")
+        return found + [name for name in self.twice.get(step, ()) if name not in found]
+
+
+def _is_computed(name: str) -> bool:
+    return name.startswith(METRICS) or name == "lr"
+
+
+def equal(there: Any, made: Any, apart: float) -> bool:
+    """Whether a value of a file equals the computed value `made`, within the relative and absolute
+    tolerance `apart`. A value that is not finite is null in the file."""
+    if isinstance(there, list) or np.ndim(made):
+        a, b = np.asarray(there, dtype=object), np.asarray(made)
+        return a.shape == b.shape and all(
+            equal(*pair, apart) for pair in zip(a.flat, b.flat, strict=True)
+        )
+    if there is None or made is None or not math.isfinite(made):
+        return there is None and (made is None or not math.isfinite(made))
+    return known(there) and math.isclose(there, made, rel_tol=apart, abs_tol=apart)
+
+
+def result_unlike(
+    run: StoredRun,
+    rows: Rows,
+    step: int,
+    fingerprint: str | None,
+    evaluated: Mapping[str, Any],
+    apart: float,
+) -> Iterator[str]:
+    """The fields of result.json that differ from the computed ones: its `fingerprint`, if bits are
+    compared, and the metrics `evaluated` after its last `step`. Metrics of training are those of
+    the last rows. Also `recipe`, `steps` and `best`, if they differ from the recipe and the
+    rows."""
+    stated = run.result or {}
+    if stated.get("recipe") != rows.recipe.name:
+        yield "recipe"
+    if stated.get("steps") != step:
+        yield "steps"
+    if fingerprint is not None and stated.get("fingerprint") != fingerprint:
+        yield "fingerprint"
+    last: dict[str, Any] = {}
+    for at in sorted(rows.at):
+        last |= {n: v for n, v in rows.at[at].items() if n.startswith("train/")}
+    there = stated.get("metrics")
+    there = there if isinstance(there, dict) else {}
+    made = {**last, **evaluated}
+    for name in dict.fromkeys([*there, *made]):
+        if name not in there or name not in made or not equal(there[name], made[name], apart):
+            yield name
+    kept = stated.get("best")
+    if isinstance(kept, dict):
+        made_again = [{"step": at, **rows.at[at]} for at in sorted(rows.at)]
+        metric = str(kept.get("metric"))
+        first = best_row(made_again, metric, run.better)
+        if first is None and not any(number(row.get(metric)) is not None for row in made_again):
+            first = {"value": None, "step": 0}  # it was never a number
+        if first is None or any(kept.get(name) != first[name] for name in ("value", "step")):
+            yield "best"

@@ -1,0 +1,49 @@
+"""A recipe's description as rows of a table, for a recipe in hand and for what a run stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..base.figures import counted, known, one_line, printable
+from .duration import Clock
+from .schedules import as_typed
+
+_MORE = ("blocks", "shards", "precision", "seed", "ema", "adapters")
+
+
+def described_rows(described: Mapping[str, Any], clock: Clock | None) -> list[tuple[str, str]]:
+    """The settings as run, with computed values: (setting, value).
+
+    *Arguments:* `described`: the output of `Recipe.describe`, or a run's `recipe.json`, which also
+    has the `texts` of its task. Nothing in it is trusted. `clock`:
+    the recipe's, if it is known.
+    """
+    task, optimizer = _part(described, "task"), _part(described, "optimizer")
+    rows = [("recipe", described.get("name"))]
+    for name, words in (("train", "training examples"), ("eval", "evaluation examples")):
+        data = _part(task, name)
+        many = data.pop("examples", None)
+        columns = ", ".join(f"{k} {v}" for k, v in data.items())
+        shown = f"{many:,}" if isinstance(many, int) else many
+        rows.append((words, f"{shown} ({columns})" if data or many else "none"))
+    texts = _part(described, "texts")
+    if isinstance(begin := texts.get("begin"), list):
+        shown = " ".join(map(str, begin)) or "none"
+        rows.append(("documents", f"begin {shown}, end {texts.get('end') or 'as usual'}"))
+    rows += [(name, task.get(name)) for name in ("eval_group", "augment", "mix")]
+    batch, replicas = described.get("batch"), described.get("replicas")
+    if known(batch) and isinstance(replicas, int) and replicas > 0:
+        rows.append(("batch", f"{batch:,} = {counted(replicas, 'replica')} × {batch / replicas:g}"))
+    duration = str(described.get("duration"))
+    if clock is not None:
+        duration += f" = {clock.total:,} steps ({clock.examples / clock.batch:.4g} an epoch)"
+    rows += [("duration", duration), ("optimizer", optimizer.pop("optimizer", "unknown"))]
+    rows += [(f"  {key}", as_typed(v)) for key, v in optimizer.items() if v is not None]
+    rows += [(name, described.get(name)) for name in _MORE]
+    return [(printable(name), one_line(value)) for name, value in rows if value is not None]
+
+
+def _part(described: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = described.get(name)
+    return dict(value) if isinstance(value, Mapping) else {}

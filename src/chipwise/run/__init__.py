@@ -1,0 +1,10 @@
+"""Drives a step: devices and hosts, data, state, compilation, evaluation, and the loop of `fit`.
+
+`session.py` is the only driver, and `placement.py` the only code that knows devices.
+`training_loop.py` is the program that `fit` runs to its end. `folder/` writes and reads the files
+of a run.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

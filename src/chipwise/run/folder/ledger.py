@@ -1,0 +1,188 @@
+"""The ledger of a run: digests of what its steps computed, equal on any number of devices.
+
+    ledger.jsonl    {"ledger": 1, "from": 0, "recipe": ..., "data": {...}, "computed": {...}}
+                    {"step": 40, "gradient": "91c4...", "parameters": ..., "state": ..., ...}
+
+A row has the digests of `run.state_digest` after its step. A step that is one program has no
+gradient digest. A head describes what computes the rows that follow. The first process writes a
+head, and so does each process that continues with other programs, with other data or on another
+chip. Processes that compute the same bits compare the rows that they compute again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ...base import DeviceFault, RunError
+from ...data.compared import Data, changed_data, texts
+from ..placement import device_names
+from ..run_schedule import Agenda
+from ..session import Session
+from ..state_digest import Digested, Pending
+from .checkpointing import Saver
+from .run_folder import RunFolder
+from .run_reader import (
+    DIGESTS,
+    LEDGER,
+    LEDGER_VERSION,
+    Rows,
+    changed_programs,
+    read_ledger,
+    read_processes,
+    sha_of,
+)
+
+
+def head_of(session: Session, data: Data) -> dict[str, Any]:
+    """Returns the head for the rows of `session` and `data`. Traces the step."""
+    devices = None if session.layout.exact else session.layout.devices
+    return {
+        "recipe": sha_of(session.recipe.describe()),
+        "data": texts(data),
+        "computed": {**session.computed(), "chip": session.machine.chip, "devices": devices},
+    }
+
+
+def check_unchanged(run: Path, session: Session, data: Data) -> None:
+    """Raises `RunError` if `session` would not compute what the run folder `run` contains, because
+    its code was edited or `data` is other data. With other versions of JAX or chipwise, whose
+    traces differ too, compares only the data."""
+    changes = changed_programs(read_processes(run), session.computes())
+    edited = [change for change in changes if change[0] in ("code", "evaluation")]
+    if edited and not any(name.startswith("versions.") for name, _, _ in changes):
+        raise RunError("finished-run-of-other-programs", path=str(run), changes=edited)
+    stored = read_ledger(run)
+    if stored is not None:
+        check_data(run, stored.heads[-1]["data"], texts(data))
+
+
+def check_data(run: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raises `RunError` if the digests of the data `before` and `now` differ."""
+    for name, what in changed_data(before, now):
+        raise RunError("ledger-of-other-data", run=str(run), name=name, what=what)
+
+
+class Ledger:
+    """Writes a run's ledger, and compares the devices' copies of the state at its steps.
+
+    *Arguments:* `folder`: only on host 0, which alone reads and writes the file. `saver`: knows on
+    every host whether there is a folder. Without a folder, nothing is done. `changed`: programs or
+    data may differ from those of the run so far.
+
+    Raises `RunError` like `check_unchanged` for a run that needs no step, unless `changed`. Methods
+    that read rows raise `DeviceFault` if devices have different copies or if a row that is computed
+    again differs, and `RunError` for the data of another run.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        folder: RunFolder | None,
+        saver: Saver,
+        agenda: Agenda,
+        changed: bool = False,
+    ):
+        self.session, self.agenda, self.saver = session, agenda, saver
+        self._folder, self._changed = folder, changed
+        self._pending: tuple[int, list[Pending]] | None = None
+        self._again: Rows | None = None  # rows after the step with which it begins
+        self._begin = self._taken = session.step
+        if saver.run is not None:
+            session.watched = agenda.ledger
+        if folder is not None and not changed and session.step >= agenda.last:
+            check_unchanged(folder.path, session, folder.data)
+
+    def take(self, *, last: bool = False) -> None:
+        """Starts the digests of the step that was started last, if that step has a row or is the
+        `last` one."""
+        step = self.session.step
+        due = step in self.agenda.ledger or last
+        if self.saver.run is not None and due and step > self._taken:
+            self.collect()
+            self._taken, self._pending = step, (step, self.session.digest())
+
+    def collect(self) -> None:
+        """Reads what `take` started."""
+        if self._pending is None:
+            return
+        (step, pending), self._pending = self._pending, None
+        self.session.verifier.collect(step)
+        digested = self.session.programs.digests.read(pending)
+        self._agree(step, digested)
+        if step in self.agenda.ledger and self._folder is not None:
+            self._write(self._folder, step, digested.values)
+
+    def agree(self) -> None:
+        """Compares the devices now."""
+        self._agree(self.session.step, self.session.programs.digests.read(self.session.digest()))
+
+    def begin(self) -> None:
+        """Begins again after the session's step."""
+        self._pending, self._again = None, None
+        self._begin = self._taken = self.session.step
+
+    def forget(self, after: int) -> None:
+        """Removes the rows after a step: a device may have computed wrongly in these."""
+        if self._folder is not None and (stored := read_ledger(self._folder.path)) is not None:
+            rows = {step: row for step, row in stored.rows.items() if step <= after}
+            _put(self._folder, stored.heads, rows)
+
+    def digest(self) -> str | None:
+        """Returns `StoredLedger.digest` of the file. Returns `None` without one, and on hosts other
+        than the first."""
+        stored = None if self._folder is None else read_ledger(self._folder.path)
+        return None if stored is None else stored.digest
+
+    def _agree(self, step: int, digested: Digested) -> None:
+        if not digested.unlike or not self.session.layout.exact:
+            return
+        groups = sorted({group for unlike in digested.unlike.values() for group in unlike})
+        devices = device_names(self.session.placement, groups)
+        facts = {
+            "step": step,
+            "devices": devices,
+            "count": self.session.placement.groups,
+            "groups": groups,
+        }
+        raise DeviceFault("devices-unlike", **facts, what=sorted(digested.unlike))
+
+    def _write(self, folder: RunFolder, step: int, values: dict[str, str]) -> None:
+        if self._again is None:
+            self._again = self._open(folder)
+        row = {name: values[name] for name in DIGESTS if name in values}
+        before = self._again.pop(step, None)
+        if before is not None:
+            differing = [n for n in DIGESTS if n in before and n in row and before[n] != row[n]]
+            if differing:
+                raise DeviceFault("ledger-differs", step=step, run=str(folder.path), what=differing)
+            return
+        folder.append(LEDGER, {"step": step, **row})
+
+    def _open(self, folder: RunFolder) -> Rows:
+        """Begins or continues the file. *Returns* the rows that will be computed again."""
+        stored = read_ledger(folder.path)
+        now = json.loads(json.dumps(head_of(self.session, folder.data), default=str))
+        head = {"ledger": LEDGER_VERSION, "from": self._begin, **now}
+        if stored is None:
+            folder.replace(LEDGER, [head])
+            return {}
+        before = stored.heads[-1]
+        if not self._changed:
+            check_data(folder.path, before["data"], now["data"])
+        later = {step: row for step, row in stored.rows.items() if step > self._begin}
+        heads, rows = stored.heads, stored.rows
+        if before["computed"] != now["computed"] or before["data"] != now["data"]:
+            heads = [*(h for h in heads if h["from"] < self._begin), head]
+            rows = {step: row for step, row in rows.items() if step not in later}
+            later = {}
+        _put(folder, heads, rows)
+        return later
+
+
+def _put(folder: RunFolder, heads: list[dict[str, Any]], rows: Rows) -> None:
+    lines = [(h["from"], 1, h) for h in heads] + [
+        (s, 0, {"step": s, **row}) for s, row in rows.items()
+    ]
+    folder.replace(LEDGER, [line for *_, line in sorted(lines, key=lambda line: line[:2])])

@@ -1,0 +1,406 @@
+"""Reads a run folder. Takes no lock, writes nothing, runs no code.
+
+The folder may come from anywhere, and from a killed process, so every part may be missing or
+damaged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ...base import Fact, RecipeError, RunError, fact
+from ...base.figures import known
+from ...base.files import read_inside
+from ...base.json_types import Misfit, typed
+from ...recipe.direction import DIRECTIONS, LOWER, direction
+from ...recipe.duration import Clock
+from ...recipe.recipe import FROM_WEIGHTS, difference
+from .early_stopping import Kept
+
+MOST_ROWS = 1 << 30  # bytes of metrics.jsonl
+_COMPILERS = {"versions.jaxlib", "versions.libtpu"}
+_DIGITS = 15  # at most, of a step or a number of examples; a file with more is damaged
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run folder."""
+
+    path: Path
+    """The folder."""
+    recipe: dict[str, Any]
+    """The recipe as run."""
+    rows: list[dict[str, Any]]
+    """The rows of metrics, sorted by step."""
+    result: dict[str, Any] | None
+    """The content of result.json, `None` before the run is complete."""
+    processes: list[dict[str, Any]]
+    """The events of processes.jsonl in order."""
+    problems: list[Fact]
+    """The damaged files."""
+
+    @property
+    def starts(self) -> list[dict[str, Any]]:
+        """The start events of the first process and of those that resumed."""
+        return [event for event in self.processes if event["event"] == "start"]
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """The steps of its checkpoints, in order."""
+        return steps_in(self.path / "checkpoints")
+
+    @property
+    def clock(self) -> Clock | None:
+        """The run's clock, from the stored recipe, or `None` if the recipe lacks a field."""
+        task = self.recipe.get("task")
+        train = task.get("train") if isinstance(task, dict) else None
+        examples = train.get("examples") if isinstance(train, dict) else None
+        batch, duration = self.recipe.get("batch"), self.recipe.get("duration")
+        if type(examples) is not int or type(batch) is not int or not isinstance(duration, str):
+            return None
+        try:
+            clock = Clock.for_run(examples, batch, duration)
+        except RecipeError:
+            return None
+        return clock if max(examples, clock.total or 0) < 10**_DIGITS else None
+
+    @property
+    def source(self) -> dict[str, Any] | None:
+        """How the command line built the recipe, or `None` for a run of a Python program."""
+        source = self.recipe.get("source")
+        if not isinstance(source, dict) or not isinstance(source.get("recipe"), str):
+            return None
+        settings = source.get("set")
+        sound = isinstance(settings, list) and all(isinstance(text, str) for text in settings)
+        return source if sound and isinstance(source.get("data"), str | None) else None
+
+    @property
+    def better(self) -> dict[str, str]:
+        """The better values of its metrics, as the result or the last process states them."""
+        stated = (self.result or next(reversed(self.starts), {})).get("better")
+        given = stated if isinstance(stated, dict) else {}
+        return {name: way for name, way in given.items() if way in DIRECTIONS}
+
+    @property
+    def kept(self) -> Kept | None:
+        """What `keep_best` kept, from the result, or from the evaluations of an unfinished run."""
+        last: dict[str, Any] = next(reversed(self.starts), {})
+        for stated in ((self.result or {}).get("best"), last.get("best")):
+            if isinstance(stated, dict):
+                best = best_row(self.rows, stated.get("metric"), self.better) or {}
+                try:
+                    kept = typed(Kept, {**best, **stated})
+                except Misfit:
+                    continue
+                if 0 <= kept.step < 2**53:
+                    return kept
+        return None
+
+    @property
+    def running(self) -> bool:
+        """Whether a process of this host is training here now, judged by its pid and start time."""
+        if not self.processes or self.processes[-1]["event"] != "start":
+            return False
+        last = self.processes[-1]
+        if last.get("host") != socket.gethostname() or number(last.get("started")) is None:
+            return False
+        try:
+            return abs(psutil.Process(last["pid"]).create_time() - last["started"]) < 1
+        except (psutil.Error, KeyError, TypeError, ValueError, OverflowError):
+            return False
+
+
+def read_run(path: str | Path) -> StoredRun:
+    """The run folder `path`. Raises `RunError` when it has no run, or one that cannot be read."""
+    path = Path(path)
+    recipe, (rows, damaged), (result, reason) = (
+        stored_recipe(path),
+        read_rows(path),
+        read_result(path),
+    )
+    problems = []
+    if damaged:
+        problems.append(fact("metrics-damaged", lines=damaged, count=len(damaged)))
+    if reason:
+        problems.append(fact("result-damaged", reason=reason))
+    return StoredRun(path, recipe, rows, result, read_processes(path), problems)
+
+
+def read_processes(path: Path) -> list[dict[str, Any]]:
+    """Reads the events of processes.jsonl without damaged lines. Returns none if the file cannot be
+    read."""
+    try:
+        lines = read_inside(path / "processes.jsonl").decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    rows = map(parsed_row, lines)
+    return [row for row in rows if row is not None and row.get("event") in ("start", "end")]
+
+
+def changed_programs(
+    processes: Sequence[Mapping[str, Any]], computed: dict[str, Any]
+) -> list[tuple[str, Any, Any]]:
+    """Compares the programs of a run's last process with those of one that is to continue it,
+    `Session.computes`. *Returns* the differences (what, before, now). Another chip, or without
+    exact sums another number of devices, has other programs anyway. Versions of packages other than
+    compilers count only if the code differs too."""
+    all_before = [event.get("computed") for event in processes if event["event"] == "start"]
+    before = next((one for one in reversed(all_before) if isinstance(one, dict)), None)
+    if before is None:
+        return []
+    if before.get("layout") != computed["layout"]:
+        before, computed = (
+            {k: v for k, v in one.items() if k != "code"} for one in (before, computed)
+        )
+    # One of them evaluates nothing
+    if None in (before.get("evaluation"), computed.get("evaluation")):
+        before, computed = (
+            {k: v for k, v in one.items() if k != "evaluation"} for one in (before, computed)
+        )
+    changes = [one for one in difference(before, computed) if one[0] != "layout"]
+    if {"code", "evaluation"} & (names := {name for name, _, _ in changes}):
+        return changes
+    return [one for one in changes if not one[0].startswith("versions.") or names & _COMPILERS]
+
+
+def stored_recipe(run: Path) -> dict[str, Any]:
+    """The content of `recipe.json` in the run folder `run`. Raises `RunError` when it is missing or
+    damaged."""
+    file = run / "recipe.json"
+    try:
+        stored = json.loads(read_inside(file))
+        if not isinstance(stored, dict):
+            raise ValueError(f"it holds a {type(stored).__name__}")
+    except (FileNotFoundError, NotADirectoryError):
+        raise RunError("not-a-run", path=str(run)) from None
+    except OSError as error:
+        raise RunError("file-unreadable", path=str(file), reason=error) from error
+    except (ValueError, RecursionError) as error:
+        raise RunError(
+            "recipe-json-damaged", path=str(file), run=str(run), reason=str(error)
+        ) from error
+    return stored
+
+
+def disagreement(
+    stored: dict[str, Any], given: dict[str, Any], *, beginning: bool = True
+) -> list[tuple[str, Any, Any]]:
+    """The differences of two descriptions of a recipe: (setting, stored, given). Ignores the
+    recipe's origin (`source`), what is known of its texts, names of classes that only one of them
+    has, directions of metrics for which none was stored (`Task.better`) and, unless `beginning`,
+    the initial weights."""
+    both = stored, json.loads(json.dumps(given))
+    ignored = {"source", "texts"} | (set() if all(d.get("classes") for d in both) else {"classes"})
+    a, b = ({k: v for k, v in d.items() if k not in ignored} for d in both)
+    if not beginning:
+        a, b = _of_any_weights(a), _of_any_weights(b)
+    return [
+        row
+        for row in difference(a, b)
+        if row[1] is not None or not row[0].startswith("task.better")
+    ]
+
+
+def _of_any_weights(described: dict[str, Any]) -> dict[str, Any]:
+    task = described.get("task")
+    if not isinstance(task, dict) or not isinstance(task.get("init"), str):
+        return described
+    return {**described, "task": {**task, "init": task["init"].partition(FROM_WEIGHTS)[0]}}
+
+
+def newest_checkpoint(run: Path) -> int | None:
+    """The step of the newest checkpoint of a run, or `None` without one."""
+    return max(steps_in(run / "checkpoints"), default=None)
+
+
+def steps_in(folder: Path) -> list[int]:
+    """The steps of the complete checkpoints in `folder`, in order."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    # A checkpoint gets its final name, the step, only when it is complete.
+    return sorted(int(name) for name in names if name.isdecimal() and len(name) < _DIGITS)
+
+
+def read_rows(run: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """The rows of metrics.jsonl, sorted by step, and the numbers of damaged lines.
+
+    An incomplete last line, as a killed process leaves, is not counted as damaged. A missing file
+    has no rows. Raises `RunError` for a file that cannot be read.
+    """
+    rows, damaged, lines = [], [], _lines(run / "metrics.jsonl")
+    for line_number, line in enumerate(lines, 1):
+        row = parsed_row(line)
+        if row is not None:
+            rows.append(row)
+        elif line.strip() and line_number < len(lines):
+            damaged.append(line_number)
+    # Stable: training and evaluation of one step keep their order
+    rows.sort(key=lambda row: row["step"])
+    return rows, damaged
+
+
+def _lines(file: Path) -> list[str]:
+    """The lines of a file in a run folder, none if it is missing. Raises `RunError` if it cannot be
+    read."""
+    try:
+        return read_inside(file, MOST_ROWS).decode("utf-8", "replace").split("\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunError("file-unreadable", path=str(file), reason=error) from error
+
+
+def read_media(run: Path) -> list[dict[str, Any]]:
+    """The lines of media.jsonl, a text or a picture each, without damaged ones. Raises as
+    `read_rows`."""
+    rows = (parsed_row(line) for line in _lines(run / "media.jsonl"))
+    return [
+        row
+        for row in rows
+        if row is not None
+        and isinstance(row.get("name"), str)
+        and isinstance(row.get("text", row.get("png")), str)
+    ]
+
+
+def read_result(run: Path) -> tuple[dict[str, Any] | None, str]:
+    """Reads result.json. *Returns* its content, or `None` before the run is complete. Also returns
+    the reason if the file is damaged, otherwise ""."""
+    try:
+        result = json.loads(read_inside(run / "result.json"))
+        if not isinstance(result, dict):
+            raise ValueError(f"it holds a {type(result).__name__}")
+    except (FileNotFoundError, NotADirectoryError):
+        return None, ""
+    except (OSError, ValueError, RecursionError) as error:
+        return None, " ".join(str(getattr(error, "strerror", None) or error).split())[:120]
+    return result, ""
+
+
+def best_row(
+    rows: Sequence[Mapping[str, Any]], metric: Any, known: Mapping[str, str]
+) -> dict[str, Any] | None:
+    """Returns the `value` and the `step` of the first best value of a metric, and which way it is
+    `better`. Returns `None` without any, and if that is not `known`."""
+    better = direction(str(metric), known)
+    found = [(value, row["step"]) for row in rows if (value := number(row.get(metric))) is not None]
+    if better is None or not found:
+        return None
+    value, step = min(found, key=lambda one: one[0] if better == LOWER else -one[0])
+    return {"value": value, "step": step, "better": better}
+
+
+# ---- the ledger: see `run.folder.ledger`
+
+LEDGER = "ledger.jsonl"
+LEDGER_VERSION = 1
+DIGESTS = ("gradient", "parameters", "state", "optimizer")
+
+Rows = dict[int, dict[str, str]]
+
+
+@dataclass(frozen=True)
+class StoredLedger:
+    """The content of a ledger."""
+
+    heads: list[dict[str, Any]]
+    """The heads in their order."""
+    rows: Rows
+    """Step to digests by name."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the recipe's and the data's digests, and of all rows: equal on any number of
+        devices."""
+        what = [self.heads[0].get(name) for name in ("recipe", "data")]
+        return sha_of([what, sorted(self.rows.items())])
+
+    def head(self, step: int) -> dict[str, Any]:
+        """The head of the row of `step`."""
+        return next((h for h in reversed(self.heads) if h["from"] < step), self.heads[0])
+
+
+def read_ledger(run: Path) -> StoredLedger | None:
+    """The ledger of the run folder `run`, `None` if there is none or an empty one. Raises
+    `RunError` for one that cannot be read, is of another version, or has a damaged line other than
+    the last, which a killed process leaves."""
+    file = run / LEDGER
+    heads: list[dict[str, Any]] = []
+    rows: Rows = {}
+    for number, line in enumerate(_lines(file)[:-1], 1):
+        row = _parsed(line)
+        if row is not None and "ledger" in row and row["ledger"] != LEDGER_VERSION:
+            version = str(row["ledger"])[:40]
+            raise RunError(
+                "ledger-version", path=str(file), version=version, expected=LEDGER_VERSION
+            )
+        if row is not None and "ledger" in row:
+            heads.append(row)
+        elif row is not None and heads and row["step"] not in rows:
+            rows[row["step"]] = {name: row[name] for name in DIGESTS if name in row}
+        else:
+            raise RunError("ledger-damaged", path=str(file), line=number)
+    return StoredLedger(heads, rows) if heads else None
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """Returns the head or the row in a line, or `None` for anything else."""
+    row = _object(line)
+    if "ledger" in row:
+        kinds = {"from": int, "data": dict, "computed": dict}
+        sound = all(type(row.get(name)) is kind for name, kind in kinds.items())
+        return row if sound or row["ledger"] != LEDGER_VERSION else None
+    values = [row[name] for name in DIGESTS if name in row]
+    sound = (
+        type(row.get("step")) is int and 0 < row["step"] < 2**53 and 0 < len(values) == len(row) - 1
+    )
+    return row if sound and all(isinstance(v, str) and len(v) == 16 for v in values) else None
+
+
+def _object(line: str) -> dict[str, Any]:
+    """Returns the JSON object in a line, or an empty one for anything else."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return row if isinstance(row, dict) else {}
+
+
+def sha_of(value: Any) -> str:
+    """Returns SHA-256 of a JSON value. Other values in it are replaced by their text."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+# ---- rows
+
+
+def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """The finite metrics `train/...` and `eval/...` of a row."""
+    return {
+        name: value
+        for name in row
+        if name.startswith(("train/", "eval/")) and (value := number(row[name])) is not None
+    }
+
+
+def number(value: Any) -> float | None:
+    """Returns `value` if it is a JSON number below 1e300, so that sums stay finite. Otherwise
+    returns `None`."""
+    return value if known(value) else None
+
+
+def parsed_row(line: str) -> dict[str, Any] | None:
+    """The row in a line of metrics.jsonl, or `None` for a damaged or incomplete line."""
+    row = _object(line)
+    return row if type(row.get("step")) is int and 0 <= row["step"] < 2**53 else None

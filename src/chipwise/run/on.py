@@ -1,0 +1,78 @@
+"""The settings of the machine on which a call runs. Nothing here belongs to a recipe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..base import RecipeError
+
+
+@dataclass(frozen=True)
+class On:
+    """The devices that a call uses, and how data gets there. Only `exact=False` can change a
+    result.
+
+        cw.fit(recipe, on=cw.On(devices=4))
+
+    *Fields:*
+
+    - `devices`: how many to use. All if None.
+    - `platform`: `"cpu"` ignores accelerators. `"gpu"` or `"tpu"` requires one.
+    - `exact`: uses one fixed order of additions, so that any number of devices gives the same bits.
+    - `shares`: how many of the recipe's blocks each device, or group, computes, such as
+      `(3, 3, 2)`. By default, all compute equally many.
+    - `feed`: `"device"` keeps the training data in the devices' memory. `"host"` streams it from
+      the host. `"auto"` keeps it on the devices if it takes at most a quarter of their memory, and
+      half of the host's free memory.
+    - `shard_optimizer`: shards the optimizer's state over the devices. By default, this happens if
+      each saves 16 MB.
+    - `verify`: the share of the replicas that another device computes once more and compares, such
+      as `"1%"`.
+    - `noise`: measures at log steps the gradient noise scale of the step's blocks (`run.noise`), as
+      `train/noise_scale`.
+    - `workers`: threads or processes that read streamed data, such as `4` or `"processes:4"`. If
+      None, a measurement decides.
+    - `stuck`: the seconds without a move after which `fit` ends with `Stuck`, or three times the
+      longest step if that is more. With 0, it never does.
+
+    Raises `RecipeError` for other values.
+    """
+
+    devices: int | None = None
+    platform: str | None = None
+    exact: bool = True
+    feed: str = "auto"
+    workers: int | str | None = None
+    shard_optimizer: bool | None = None
+    shares: Sequence[int] = ()
+    stuck: float | str = 300.0
+    verify: str = "0%"
+    noise: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.shares, str):
+            raise RecipeError("shares-unknown", shares=self.shares)
+        if self.feed not in ("auto", "device", "host"):
+            raise RecipeError(
+                "feed-unknown", "feed={feed}: expected auto, device or host.", feed=self.feed
+            )
+        if not re.fullmatch(r"\d{1,9}(\.\d*)?s?", str(self.stuck)):
+            raise RecipeError("stuck-unreadable", stuck=self.stuck)
+        if not re.fullmatch(r"(100|\d{1,2}(\.\d+)?)%", self.verify):
+            raise RecipeError("verify-share", verify=self.verify)
+
+    @property
+    def verified(self) -> float:
+        """The share of `verify`, from 0 to 1."""
+        return float(self.verify[:-1]) / 100
+
+    def json(self) -> dict[str, Any]:
+        """The fields as plain values."""
+        return asdict(self)
+
+
+ALL = On()
+"""All devices, with the same bits on any number of them."""

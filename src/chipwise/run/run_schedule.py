@@ -1,0 +1,91 @@
+"""The schedule of a run: the steps after which it logs, evaluates, saves and ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from ..base import invalid
+from ..recipe.duration import Clock, Marks
+
+KEEP = 3  # checkpoints by default: enough to fall back twice
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """The steps of any of several marks, and the `last` one."""
+
+    marks: tuple[Marks, ...]
+    last: int
+
+    def __contains__(self, step: object) -> bool:
+        return step == self.last or any(step in one for one in self.marks)
+
+
+@dataclass(frozen=True)
+class Agenda:
+    """The steps after which something is due. A run logs, evaluates and writes its ledger after the
+    same steps wherever its processes stop."""
+
+    total: int
+    """The run's last step."""
+    last: int
+    """The last step of this process."""
+    log: Marks
+    """The steps after which to log."""
+    evaluate: Marks
+    """The steps after which to evaluate."""
+    save: Marks
+    """The steps after which to save."""
+    save_always: bool
+    """Whether to save after all steps in `save`. Otherwise some seconds must also have passed since
+    the last checkpoint."""
+    newest: int
+    """How many of the newest checkpoints are kept."""
+    keep: Marks
+    """The steps whose checkpoints are also kept."""
+    ledger: AnyOf
+    """The steps with a row in the ledger."""
+
+    @classmethod
+    def of(
+        cls,
+        clock: Clock,
+        eval_every: str | None,
+        log_every: str | None,
+        checkpoint_every: str | None,
+        stop_after: str | None,
+        keep: int | str | None = None,
+        ledger: str | None = None,
+    ) -> Agenda:
+        """Returns the agenda for durations. By default, a run has some 25 log rows and 20 possible
+        checkpoints."""
+        total = clock.total or 0
+        last = total if stop_after is None else min(total, clock.steps(stop_after))
+
+        logged = f"{max(1, min(200, total // 25))}st" if log_every is None else log_every
+        saved = f"{max(1, total // 20)}st" if checkpoint_every is None else checkpoint_every
+
+        def marks(every: str | None) -> Marks:
+            never = Marks(Fraction(total + 1), total)
+            return never if every is None or not total else clock.marks(every)
+
+        newest = int(keep) if keep is not None and str(keep).isdecimal() else None
+        if newest == 0:
+            raise invalid(
+                "keep-range", "keep", keep, "a number of checkpoints of at least 1, or a duration"
+            )
+        kept = marks(str(keep) if keep is not None and newest is None else None)
+        every = (marks(logged), marks(eval_every), marks(saved), kept)
+        rows = AnyOf(every if ledger is None else (marks(ledger), kept), total)
+        return cls(
+            total=total,
+            last=last,
+            log=replace(marks(logged), also=total),
+            evaluate=replace(marks(eval_every), also=total),
+            save=replace(marks(saved), but=last),
+            save_always=checkpoint_every is not None,
+            newest=newest or KEEP,
+            keep=kept,
+            ledger=rows,
+        )

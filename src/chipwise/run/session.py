@@ -1,0 +1,309 @@
+"""The driver of the step: devices, layout, data, state, compilation, steps and evaluation.
+
+`fit`, `Stepper`, the finders, `bench` and studies are small programs that use it:
+
+    with Session(recipe, on) as session:
+        session.begin()
+        while session.step < session.total:
+            session.advance()
+        print(session.evaluate())
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Container
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..base import Fact, RecipeError
+from ..data.sources import sample_digest
+from ..data.watch import Watch
+from ..data.workers import chosen
+from ..machine.arithmetic import settings, versions
+from ..recipe.recipe import Recipe
+from ..recipe.task import Sum, Tree
+from ..step.state import TrainState, count
+from ..step.window import flat, window_length
+from . import feed
+from .evaluate import Evaluator
+from .folder.checkpoint import going_on
+from .indexed import in_training
+from .on import ALL, On
+from .placement import Placement, describe, lay_out, start_fact
+from .programs import Outputs, Programs
+from .state_digest import Pending
+from .state_layout import StateLayout, drained
+from .verify import Verifier
+
+QUEUED_STEPS = 32  # that the host may run ahead of the device; a stop takes effect within these
+QUEUED_ON_CPUS = 4
+"""The same for several CPU devices. XLA starts a program in a pool with one thread per device. A
+thread waits while its device has 32 unfinished programs. Others may wait in a collective for a
+device that then has no thread, so that all wait forever. A step has at most seven programs per
+device, and more with LAMB, LARS, additions of a cover, or replicas that are compared. With the last
+two, half as many steps are queued."""
+
+
+class Session:
+    """Trains `recipe` on the machine's devices, step by step.
+
+    The constructor detects the machine, makes the layout and checks the settings. It reads and
+    compiles nothing. `begin` places a state, and `advance` starts steps, compiling them first if
+    necessary.
+
+    *Fields:* `warnings` and `start`: facts to show. `machine`, `layout`, `placement`. `abstract`:
+    the state as shapes. `resident`: whether data stays on the devices. `step`: the number of
+    started steps, of `total`. `watch`: measures waits for data. `programs`. `watched`: the steps
+    whose summed gradient `digest` includes. `noisy`: those of `Programs.squared`. `verifier`:
+    compares replicas.
+
+    Raises `RecipeError`, `DataError` or `DeviceError`.
+    """
+
+    watched: Container[int] = ()
+    noisy: Container[int] = ()
+
+    def __init__(self, recipe: Recipe, on: On = ALL):
+        self.recipe, self.on = recipe, on
+        self.total, self.step = recipe.clock.total or 0, 0
+        self.machine, self.layout, warnings = lay_out(recipe, on)
+        self.placement = Placement.laid(self.machine, self.layout)
+        self._compare()
+        self.abstract, self._index = in_training(recipe)
+        self.warnings: list[Any] = [*warnings, *recipe.warnings()]
+        chosen(recipe.task.train, on.workers)  # raises for impossible workers
+        fits = feed.resident(recipe.task.train, self.placement.memory_bytes, on.feed)
+        # In the memory of every host's devices
+        self.resident = self.placement.all("resident", fits)
+        about: dict[str, Any] = {"resident": self.resident, "state": self.abstract}
+        about |= {"shard_optimizer": on.shard_optimizer, "outputs": Outputs(squares=on.noise)}
+        self.programs = Programs(recipe, self.layout, self.placement, **about)
+        self.verifier = Verifier(self.programs, on.verified)
+        self._window = window_length(recipe)  # for which the program is compiled
+        self._columns: dict[str, np.ndarray] | None = None
+        self._placed: list | None = None
+        self._carry: list[TrainState] = []
+        self._data: Any = None  # `feed.Resident` or `feed.Streamed`, from `begin` on
+        self._evaluator: Evaluator | None = None
+        self.watch = Watch(recipe.task.train, None, self.placement.share)
+        self._open = contextlib.ExitStack()
+        self._queued: deque[Any] = deque()
+
+    def _compare(self) -> None:
+        """Raises `DeviceError`, which names the host, if hosts have different recipes, data or
+        chips."""
+        here, task = self.placement.hosts, self.recipe.task
+        if here.count == 1:
+            return
+        data = {"training": sample_digest(task.train), "evaluation": sample_digest(task.eval)}
+        compared = {"host-differs-recipe": self.recipe.describe(), "host-differs-data": data}
+        here.compare("recipe", compared | {"host-differs": {"chip": self.machine.chip}})
+
+    @property
+    def start(self) -> Fact:
+        """The machine, the layout and the precision."""
+        return start_fact(self.machine, self.layout, self.recipe.precision)
+
+    def describe(self) -> dict[str, Any]:
+        """The machine, the layout, the precision and the size of the model as plain JSON values."""
+        whole = "flat" if self.recipe.optimizer.elementwise else "whole"
+        return {
+            **describe(self.machine, self.layout),
+            "precision": self.recipe.precision,
+            "parameters": count((self.abstract.params, self.abstract.frozen)),
+            "task_state": count(self.abstract.state),
+            "update": "sharded" if self.state_layout.sharded else whole,
+        }
+
+    def computed(self) -> dict[str, Any]:
+        """What may change a bit besides the recipe, as plain JSON values. Traces the step."""
+        layout, names = self.layout, ("together", "shards", "exact")
+        return {
+            "code": self.programs.digest,
+            "layout": [self.machine.kind, *(getattr(layout, name) for name in names)],
+            "settings": settings(),
+            "versions": versions(),
+        }
+
+    def computes(self) -> dict[str, Any]:
+        """`computed`, and a digest of what its evaluation computes, once evaluation data is read
+        (`read`)."""
+        evaluator = self._evaluator
+        return {
+            **self.computed(),
+            "evaluation": None if evaluator is None else evaluator.computes.digest,
+        }
+
+    @property
+    def state_layout(self) -> StateLayout:
+        """The layout of the state on the devices."""
+        return self.programs.state_layout
+
+    # ---- data and state
+
+    def read(self, *, evaluation: bool = False) -> dict[str, Sum]:
+        """Reads training data, and evaluation data if wanted. *Returns* the shapes of its sums.
+        Raises `DataError`."""
+        task = self.recipe.task
+        if self.resident and self._columns is None and self._placed is None:
+            self._columns = self._index.read(task.train, "training")
+        wanted = evaluation and task.eval is not None
+        return self._opened_evaluator().computes.sums if wanted else {}
+
+    def begin(
+        self,
+        state: TrainState | None = None,
+        recipe: Recipe | None = None,
+        *,
+        last: int | None = None,
+    ) -> None:
+        """Continues from `state`, of NumPy arrays, or from the recipe's first state, and starts the
+        feed. The arrays may be on devices, as in `StateLayout.template`.
+
+        *Arguments:* `recipe`: the recipe from now on, with the same programs, so that only
+        schedules, seed and duration may differ. `last`: the step at which to stop, if it is before
+        the recipe's last.
+        """
+        self._open.close()
+        if recipe is not None:
+            if recipe.seed != self.recipe.seed and self._evaluator is not None:
+                self._evaluator.close()  # its program holds the seed
+                self._evaluator = None
+            self.recipe, self.total = recipe, recipe.clock.total or 0
+        self.read()
+        self._carry = []  # frees the previous state's memory
+        state = going_on(self.recipe, self.abstract) if state is None else state
+        self._carry = (
+            self.state_layout.first(self.recipe) if state is None else self.state_layout.put(state)
+        )
+        self.step = self.placement.hosts.pace.step = int(self._carry[0].step)
+        self._queued.clear()
+        if self.step >= (self.total if last is None else last):
+            return
+        if self._columns is not None:
+            self._placed = self.placement.put(flat(self._columns))
+            self._columns = None  # frees the host's copy
+        if self._placed is not None:
+            self._data = feed.Resident(self._placed)
+        else:
+            self._data = feed.Streamed(self.recipe, self.placement, self.step, self._index, self.on)
+        self._open.callback(self._data.close)
+        self._windows = feed.StepWindows(self.recipe, self.placement, self.step, self._window)
+        self._open.callback(self._windows.close)
+        self.watch = Watch(self.recipe.task.train, self._data.stream, self.placement.share)
+
+    @property
+    def data(self) -> Fact:
+        """Whether data is on the devices or streamed, and its size."""
+        return self._data.described(self.recipe.task.train)
+
+    def compile(self) -> None:
+        """Compiles the step, unless that is done."""
+        if not self.programs.compiled:
+            if self.placement.hosts.count > 1:
+                code = {"code (digest of the step's programs)": self.programs.digest}
+                self.placement.hosts.compare("programs", {"host-differs": code})
+            self.programs.compile()
+            # Otherwise collectives wait for hosts that compile
+            self.placement.all("compiled", True)
+
+    # ---- steps
+
+    def advance(self, steps: int = 1, stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Starts `steps` steps. Waits only for data, and when some tens of steps are queued.
+
+        *Returns* whether they were started. This is false once `stopped()`.
+        """
+        self.compile()
+        last = self.step + steps
+        if last > self.total:
+            raise RecipeError("session-ended", total=self.total, step=self.step, steps=steps)
+        while self.step < last:
+            batch = self._data.at(
+                self.step, lambda: not self._queued or self._queued[-1].is_ready(), stopped
+            )
+            if batch is None:
+                return False
+            outputs = Outputs(self.step + 1 in self.watched, self.step + 1 in self.noisy)
+            window, rechecks = (
+                self._windows.at(self.step),
+                self.verifier.due(self.recipe.seed, self.step + 1),
+            )
+            self._carry, token = self.programs.step(self._carry, window, batch, outputs, rechecks)
+            self.step += 1
+            self._queued.append(token)
+            self.placement.hosts.pace.advanced(self.step, self._queued)
+            if len(self._queued) > self.ahead:
+                self._queued.popleft().block_until_ready()
+        return True
+
+    @property
+    def ahead(self) -> float:
+        """The number of steps that the host may run ahead of the device."""
+        queued = QUEUED_STEPS
+        if self.placement.lead.platform == "cpu" and len(self.placement.devices) > 1:
+            plain = self.layout.aligned and not self.verifier.share
+            queued = QUEUED_ON_CPUS if plain else QUEUED_ON_CPUS // 2
+        return min(queued, self._data.in_use - 1)
+
+    def drain(self, keep: bool = False) -> dict[str, Any]:
+        """Returns the metric sums of the steps since the last `drain`, on the device. With `keep`,
+        they stay in the state, and must be read before the next step."""
+        sums, empty = drained(self._carry)
+        self._carry = self._carry if keep else empty
+        return sums
+
+    def wait(self) -> None:
+        """Waits until all started steps are done."""
+        jax.block_until_ready(self._carry)
+        self._queued.clear()
+
+    # ---- state and metrics
+
+    def snapshot(self) -> TrainState:
+        """A copy of the state: see `StateLayout.snapshot`."""
+        return self.state_layout.snapshot(self._carry)
+
+    def digest(self) -> list[Pending]:
+        """Starts digests of the state. See `Programs.digest_of`."""
+        return self.programs.digest_of(self._carry)
+
+    def parameters(self) -> tuple[Tree, Tree]:
+        """All parameters and the task's state, as arrays like those of `snapshot`. Waits."""
+        return self.state_layout.parameters(self._carry)
+
+    def _opened_evaluator(self) -> Evaluator:
+        """Reads evaluation data, and checks that the loss can evaluate. Raises `DataError` without
+        data."""
+        if self._evaluator is None:
+            self._evaluator = Evaluator(self.recipe, self.placement, on=self.on)
+        return self._evaluator
+
+    def evaluate(self) -> dict[str, Any]:
+        """Metric name to value over the task's `eval` source, with averaged parameters if there are
+        any. Waits."""
+        self.wait()
+        return self._opened_evaluator()(*self.state_layout.average(self._carry))
+
+    def forget_optimizer(self) -> None:
+        """Frees the memory of the optimizer's state for an evaluation. No step may follow."""
+        self._carry = [dataclasses.replace(state, optimizer=None) for state in self._carry]
+
+    def close(self) -> None:
+        """Stops the threads that read data. The state stays readable."""
+        self._open.close()
+        if self._evaluator is not None:
+            self._evaluator.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
+        if error is not None:
+            self.placement.hosts.failed(error)
+        self.close()

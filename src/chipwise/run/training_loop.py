@@ -1,0 +1,207 @@
+"""`training`: the training loop, from a recipe to a result. Read it from top to bottom."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+
+from ..base import DataError
+from ..data.class_names import alike, names_in, told
+from ..data.sources import Columns
+from ..machine.arithmetic import fixed
+from ..recipe.check import Finding, misleading
+from ..recipe.recipe import Recipe
+from . import neighbours
+from .event import Event
+from .folder.checkpointing import Saver
+from .folder.early_stopping import EarlyStopping
+from .folder.ledger import Ledger
+from .folder.result import Result
+from .folder.run_folder import RunFolder
+from .log import Log
+from .meter import Meter
+from .on import ALL, On
+from .progress import Reporter
+from .run_schedule import Agenda
+from .session import Session
+from .signals import StopRequest
+from .tracking import Tracking
+from .verify import ReplicaDiffers
+from .watchdog import watched
+
+
+def training(
+    recipe: Recipe,
+    run: str | Path | None = None,
+    *,
+    on: On = ALL,
+    eval_every: str | None = "1ep",
+    log_every: str | None = None,
+    checkpoint_every: str | None = None,
+    stop_after: str | None = None,
+    keep: int | str | None = None,
+    ledger: str | None = None,
+    keep_best: str | None = None,
+    patience: str | None = None,
+    better: Mapping[str, str] = {},
+    fresh: bool = False,
+    changed_code: bool = False,
+    track: str | Sequence[str] = (),
+    progress: str = "auto",
+) -> Generator[Event, None, Result]:
+    """The training of `fit`, as a loop in which your code runs at its events:
+
+        for event in cw.training(recipe, run="runs/mine"):
+            if event.kind == "evaluation" and event.metrics["eval/accuracy"] > 0.95:
+                event.stop()
+        print(event.result.fingerprint)
+
+    *Yields* an `Event` after each row of metrics, evaluation and checkpoint, and at the end, with
+    the `result`. The loop's code changes no bit. The time for which a device waits for it is
+    `seconds["own_code"]`, and no part of any speed. A loop that is left saves its state, and the
+    same call continues the run.
+
+    The arguments, the errors, and JAX's settings within the loop are those of `fit`.
+    """
+    with fixed(), Tracking(track, run) as tracking, contextlib.ExitStack() as closing:
+        # ---- hosts, schedule, devices and data: checked before anything is written or compiled
+        here = closing.enter_context(watched(on.stuck, run))
+        best, meter = EarlyStopping.of(recipe, keep_best, patience, run), Meter(recipe.batch)
+        reporter = Reporter(progress if here.first else "silent")
+        closing.callback(reporter.stop)
+        agenda = Agenda.of(
+            recipe.clock, eval_every, log_every, checkpoint_every, stop_after, keep, ledger
+        )
+        session = closing.enter_context(Session(recipe, on))
+        reporter.introduce(session.start, session.warnings)
+        for notice in (told(recipe.task.eval), *alike(names_in(recipe.task))):
+            reporter.say(notice)
+        reporter.say(best.check(session, better))
+
+        # ---- the run folder, and the state: resumed or new
+        folder = closing.enter_context(RunFolder.opened(run, session, fresh))
+        tracking.begin(folder.path if folder else None, reporter)
+        saver = closing.enter_context(
+            contextlib.closing(Saver(session, folder, meter, agenda, best))
+        )
+        few = _begun(session, saver, reporter, agenda.last)
+        # Until here a signal ends the process at once, also while data does not come: nothing is
+        # trained yet
+        stop = closing.enter_context(contextlib.closing(StopRequest()))
+        log = Log(
+            session, meter, reporter, folder, Ledger(session, folder, saver, agenda, changed_code)
+        )
+        saver.rewind_best(log.history)
+
+        # ---- train
+        if log.begin < agenda.last:
+            if folder is not None:
+                closing.enter_context(folder.process(session, best, changed_code))
+            _compiled(session, few, reporter, meter)
+            for doubt in misleading(recipe):
+                reporter.warn(Finding(doubt).sentence)
+        closing.enter_context(log.divergence(saver.newest))
+        yield from log.undoing(lambda: _train(session, agenda, log, saver, stop), agenda.last)
+
+        # ---- the last checkpoint, evaluation and result
+        saver.save_last()
+        if stop:
+            raise stop.error(session.step, session.total, saver.run)
+        if not best.metric:
+            session.forget_optimizer()  # the evaluation can use its memory
+        log.evaluate(kept=session.step in agenda.evaluate)
+        if session.step in agenda.evaluate:
+            saver.keep_best(log.final)
+        if session.step > log.begin:
+            yield from _told(log, saver)
+        result = Result.of(log, saver)
+        if folder is not None and result.complete:
+            folder.finish(result.to_json(), trained=session.step > log.begin)
+        with contextlib.suppress(GeneratorExit):  # to leave the loop at its end is no stop
+            yield Event("end", log.row(session.step, {}), log, result)
+        return result
+
+
+def _begun(session: Session, saver: Saver, reporter: Reporter, last: int) -> Columns:
+    """Begins at the saved state, or at the first one. *Returns* a few examples for
+    `neighbours.tell`, which are read before the feed reads in its own threads. A run that continues
+    has none."""
+    state = saver.restore(reporter)
+    few = neighbours.few_examples(session.recipe) if state is None else {}
+    session.begin(state, last=last)
+    return few
+
+
+def _compiled(session: Session, few: Columns, reporter: Reporter, meter: Meter) -> None:
+    """Reports what is known of data and loss before the first step, and compiles the step."""
+    reporter.say(session.data)
+    neighbours.tell(session, few, reporter)
+    meter.seconds["start"] = meter.total()
+    with meter.section("compile"), reporter.waiting("compiling"):
+        session.compile()
+
+
+def _train(
+    session: Session, agenda: Agenda, log: Log, saver: Saver, stop: StopRequest
+) -> Generator[Event, None, None]:
+    """Steps until `agenda.last`, a stop or the end of patience. The host reads metrics one step
+    late."""
+    saver.begin()
+    log.meter.mark(session.step, first=True)
+    while (
+        session.step < agenda.last
+        and not stop.reached(log.reporter.console.gone)
+        and not saver.best.over
+    ):
+        try:
+            advanced = session.advance(stopped=lambda: stop.alone)
+        except DataError:  # the steps before what cannot be used are kept
+            if session.step > log.begin:
+                _saved(log, saver)
+            raise
+        if not advanced:
+            break
+        log.collect()
+        log.take(agenda)
+        if session.step in agenda.evaluate and session.step < agenda.last:
+            log.evaluate()
+            saver.keep_best(log.final)
+        if saver.due():
+            log.collect(last=True)
+            saver.save()
+            log.new.append(("checkpoint", log.row(session.step, {})))
+        if (yield from _told(log, saver)):
+            break
+    log.collect(last=True, rest=not stop)
+    yield from _told(log, saver)
+
+
+def _told(log: Log, saver: Saver) -> Generator[Event, None, bool]:
+    """Yields the new events, and saves the state if one asks for it. *Returns* whether to stop."""
+    stopping = False
+    while log.new:
+        event = Event(*log.new.popleft(), log)
+        try:
+            with log.meter.section("own_code", unless_busy=True):
+                yield event
+        except GeneratorExit:
+            _saved(log, saver)
+            raise
+        finally:
+            event.over = True
+        with fixed():  # the code may have changed JAX's settings
+            stops, saves = log.session.placement.agree("event", [event.stopping, event.saving])
+        stopping |= stops
+        if saves:
+            log.collect(last=True)
+            saver.save()
+    return stopping
+
+
+def _saved(log: Log, saver: Saver) -> None:
+    """Saves the state of a loop that is left, on one host: others may not have left it."""
+    if log.session.placement.hosts.count == 1:
+        with contextlib.suppress(ReplicaDiffers):  # what may be wrong is not saved
+            log.collect(last=True)
+            saver.save_last()

@@ -1,0 +1,146 @@
+"""A side of a comparison: a recipe by name, in a file or in a git revision's file, with its own
+modules."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...base import RecipeError
+from ...data.compared import Data, compared_data
+from ...recipe.recipe import Recipe
+from ...run.folder.ledger import head_of
+from ...run.on import On
+from ...run.session import Session
+from ...step.state import first_digest
+from ..study_runs import Origin, known_of
+
+# Of the task, programs and data are digested
+_NAMES = ("name", "seed", "source", "validated", "task")
+
+
+class Contender:
+    """One side.
+
+    *Fields:*
+
+    - `name`: the name as given.
+    - `origin`: the origin of the side's recipes.
+    - `root`: the folder of the side's own modules, so that each side may import its own
+      `helper.py`. `None` for recipes without a file.
+    """
+
+    def __init__(self, name: str, origin: Origin, root: Path | None):
+        self.name, self.origin, self.root = name, origin, root
+        self._modules: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, recipe: str | Recipe, settings: Sequence[str], data: str | None) -> Contender:
+        """The side of a `Recipe`, a built-in name, `path.py:name` or `REVISION:path.py:name`.
+
+        Raises `RecipeError` for a revision or a file that git does not know.
+        """
+        if isinstance(recipe, Recipe):
+            return cls(recipe.name, Origin(recipe), None)
+        shown, (revision, colon, path) = " ".join([recipe, *settings]), recipe.partition(":")
+        if (
+            colon
+            and Path(path.partition(":")[0]).suffix == ".py"
+            and Path(revision).suffix != ".py"
+        ):
+            # A private folder, since these files are executed: nobody else may have put them there
+            place = Path(tempfile.mkdtemp(prefix="chipwise-revision-"))
+            atexit.register(shutil.rmtree, place, ignore_errors=True)
+            recipe = checked_out(revision, path, place)
+        file = Path(recipe.partition(":")[0])
+        root = file.absolute().parent if file.suffix == ".py" else None
+        return cls(shown, Origin(recipe, tuple(settings), data), root)
+
+    @contextlib.contextmanager
+    def imported(self) -> Iterator[None]:
+        """A context in which the modules of `root` are this side's. On exit it removes them from
+        `sys.modules` and restores the modules that they replaced."""
+        path, before = list(sys.path), dict(sys.modules)
+        sys.modules.update(self._modules)
+        try:
+            yield
+        finally:
+            self._modules = {name: one for name, one in sys.modules.items() if self._owns(one)}
+            for name in self._modules:
+                del sys.modules[name]
+                if name in before:
+                    sys.modules[name] = before[name]
+            sys.path[:] = path
+
+    def _owns(self, module: Any) -> bool:
+        file = getattr(module, "__file__", None)
+        if file is None or self.root is None or "site-packages" in Path(file).parts:
+            return False
+        return Path(file).is_relative_to(self.root)
+
+    def make(self, seed: int) -> Recipe:
+        with self.imported():
+            return self.origin.make(seed=seed)
+
+    def identity(self, seed: int, on: On) -> tuple[str, Data, dict[str, str]]:
+        """A digest of all inputs that decide the bits of a run with this seed, how far its data is
+        compared, and which way its metrics are better. The inputs are the recipe's settings, the
+        programs that begin, train and evaluate, the data and the chip."""
+        recipe = self.make(seed)
+        with self.imported(), Session(recipe, on) as session:
+            data = compared_data(recipe.task)
+            head = head_of(session, data)
+            known = known_of(session)
+            programs = [first_digest(recipe), known.evaluation]
+        settings = {k: v for k, v in recipe.describe().items() if k not in _NAMES}
+        whole = [settings, head["computed"], head["data"], programs]
+        text = json.dumps(whole, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest(), data, known.better
+
+
+def checked_out(revision: str, path: str, place: Path) -> str:
+    """`FILE:NAME` for a file of a git revision. Writes the revision's files to the empty folder
+    `place`."""
+    file, colon, name = path.partition(":")
+    top = Path(_git("rev-parse", "--show-toplevel", revision=revision).decode().strip())
+    wanted = f"{revision}^{{commit}}"
+    sha = (
+        _git("rev-parse", "--verify", "-q", "--end-of-options", wanted, revision=revision)
+        .decode()
+        .strip()
+    )
+    packed = io.BytesIO(_git("-C", str(top), "archive", "--format=tar", sha, revision=revision))
+    with tarfile.open(fileobj=packed) as tar:
+        tar.extractall(place, filter="data")
+    absolute = Path(os.path.normpath(Path(file).absolute()))
+    inside = absolute.is_relative_to(top) and place / absolute.relative_to(top)
+    if not inside or not inside.is_file():
+        text = (
+            "{revision} has no file {path}: give its path from here, as {revision}:path.py:recipe."
+        )
+        raise RecipeError("revision-file-missing", text, revision=revision, path=file)
+    return f"{inside}{colon}{name}"
+
+
+def _git(*words: str, revision: str) -> bytes:
+    """The output of git. Raises `RecipeError` if there is no git, repository or revision."""
+    try:
+        return subprocess.run(["git", *words], capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = getattr(error, "stderr", b"").decode(errors="replace").strip() or str(error)
+        text = (
+            "git knows no revision '{revision}' here ({reason:plain}): expected one such as HEAD~1."
+        )
+        raise RecipeError("revision-unknown", text, revision=revision, reason=reason) from error

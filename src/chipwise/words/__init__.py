@@ -1,1 +1,0 @@
-"""Every sentence that chipwise prints: facts (a code and its numbers) made into text, in this one place."""
