@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from pages import _BROWSER, _FLAGS
+from pages import _FLAGS, BROWSER
 
 ROOT = Path(__file__).parents[1]
 LOOKS = [(width, scheme) for width in (390, 1280) for scheme in ("light", "dark")]
@@ -103,9 +103,7 @@ async def _tab(profile):
     import aiohttp
 
     flags = [*_FLAGS, f"--user-data-dir={profile}", "--remote-debugging-port=0", "about:blank"]
-    with subprocess.Popen(
-        [_BROWSER, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as browser:
+    with subprocess.Popen([BROWSER, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as browser:
         try:
             for _ in range(600):
                 if (profile / "DevToolsActivePort").exists():

@@ -10,10 +10,11 @@ import re
 import jax
 import pytest
 
-from chipwise.hlo.kernel import Kernel
+from chipwise.compile import compiled
+from chipwise.compile.answers import Answer
+from chipwise.compile.exports import Exported
+from chipwise.compile.hlo.kernel import Kernel
 from chipwise.planner import compile_step
-from chipwise.planner.compile_answers import Compiled
-from chipwise.planner.tracing import Exported
 
 _ARRAY = re.compile(r"tensor<((?:\d+x)*)([a-z]+)(\d+)>")
 
@@ -27,15 +28,15 @@ def answer(request):
             for dims, _, bits in _ARRAY.findall(text)
         ]
     else:
-        exchange = request.program
-        devices = exchange.devices
-        sizes = [4 * exchange.size] * (exchange.local + 1)
+        sent = request.program.arguments
+        devices = sent["groups"] * sent["shards"]
+        sizes = [4 * sent["size"]] * (sent["local"] + 1)
     total, side = sum(sizes), 1 + round(max(sizes) ** 0.5)
     product = Kernel(
         "gemm", "matmul", flops=2.0 * side**3, bytes=total / 2, dtype="f32", shape=(side,) * 3 + (1,)
     )
     passes = Kernel("fusion", "elementwise", bytes=float(total), dtype="f32", line="net.py:1")
-    return Compiled(
+    return Answer(
         request.name,
         temp_bytes=total // 6,
         flops=product.flops,
@@ -57,5 +58,6 @@ def no_gpu_compiler():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compile_step, "compile_each", compile_each)
+        patch.setattr(compiled, "compile_each", compile_each)
         patch.setattr(compile_step, "COMPILERS", {**compile_step.COMPILERS, "cuda": lambda: None})
         yield

@@ -11,16 +11,16 @@ PACKAGE = Path(__file__).parents[1] / "src" / "chipwise"
 
 @dataclasses.dataclass(frozen=True)
 class Import:
-    """An import, at the top of a file or in a function: `engine/fit.py` at `line` takes `recipe/duration.py`.
+    """An import, at the top of a file or in a function: `run/fit.py` at `line` takes `recipe/duration.py`.
 
     `module` is a file of the package, relative to it; importing from a package is taking its `__init__.py`.
-    `loads` says that importing `file` runs this import: it stands in no function, and is not for types alone.
+    `typing` says that it is for types alone.
     """
 
     file: str
     line: int
     module: str
-    loads: bool
+    typing: bool
 
     @property
     def arrow(self) -> tuple[str, str]:
@@ -32,7 +32,7 @@ def files() -> list[Path]:
 
 
 def package_of(file: str) -> str:
-    """`engine` of `engine/fit.py`; `errors` of `errors.py`."""
+    """`engine` of `run/fit.py`; `errors` of `errors.py`."""
     return file.split("/")[0].removesuffix(".py")
 
 
@@ -47,7 +47,7 @@ def imports() -> list[Import]:
             continue
         here = ("chipwise", *path.relative_to(PACKAGE).parent.parts)
         tree = ast.parse(path.read_text())
-        loading = set(_loading(tree.body))
+        typing = set(_for_types(tree))
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
                 base = here[: len(here) - node.level + 1] if node.level else ()
@@ -59,15 +59,15 @@ def imports() -> list[Import]:
                 continue
             for name in names:
                 if name[0] == "chipwise" and (module := _module(name[1:], known)):
-                    found.append(Import(file, node.lineno, module, node in loading))
+                    found.append(Import(file, node.lineno, module, node in typing))
     return found
 
 
 def cycle() -> list[str]:
-    """Files that import each other in a circle while they load: the first one found, or empty."""
+    """Files that import each other in a circle, in functions too: the first one found, or empty."""
     onward: dict[str, set[str]] = {}
     for one in imports():
-        if one.loads and one.file != one.module:
+        if not one.typing and one.file != one.module:
             onward.setdefault(one.file, set()).add(one.module)
     done: set[str] = set()
 
@@ -85,15 +85,12 @@ def cycle() -> list[str]:
     return next((circle for file in sorted(onward) if (circle := visit(file, ()))), [])
 
 
-def _loading(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that run when a module is imported."""
-    for node in body:
-        yield node
+def _for_types(tree: ast.Module) -> Iterator[ast.AST]:
+    """What only type checkers run."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            yield from _loading(node.orelse)
-        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            for inner in ("body", "orelse", "handlers", "finalbody"):
-                yield from _loading(getattr(node, inner, []))
+            for statement in node.body:
+                yield from ast.walk(statement)
 
 
 def _module(name: tuple[str, ...], known: set[str]) -> str | None:

@@ -8,14 +8,14 @@ from html.parser import HTMLParser
 import pytest
 
 HOSTILE = "<script>alert('x')</script>\"><img src=https://example.com/x onerror=alert(1)>"
-_BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--hide-scrollbars", "--force-device-scale-factor=1", "--force-prefers-reduced-motion",
 )  # fmt: skip
 _VOID = {"meta", "link", "br", "img", "input", "hr"}
-needs_browser = pytest.mark.skipif(_BROWSER is None, reason="no chromium on this machine")
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
 
 
 class Reader(HTMLParser):
@@ -50,7 +50,7 @@ def browse(folder, text: str, *flags: str) -> str:
     """Chromium's standard output for a page, from an empty profile."""
     source = folder / "opened.html"
     source.write_text(text, encoding="utf-8")
-    command = [_BROWSER, *_FLAGS, f"--user-data-dir={folder / 'profile'}", *flags, source.as_uri()]
+    command = [BROWSER, *_FLAGS, f"--user-data-dir={folder / 'profile'}", *flags, source.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout

@@ -1,8 +1,8 @@
 """A whole run by a session alone, and its bits."""
 
-from chipwise.engine.on import On
-from chipwise.engine.session import Session
-from chipwise.engine.state import fingerprint
+from chipwise.run.on import On
+from chipwise.run.session import Session
+from chipwise.step.state import fingerprint
 
 
 def run(recipe, devices, **on):

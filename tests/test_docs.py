@@ -4,6 +4,7 @@ import inspect
 import os
 import pkgutil
 import re
+import runpy
 import subprocess
 import sys
 import types
@@ -15,10 +16,15 @@ import pytest
 
 import chipwise as cw
 import doc_pages
+from chipwise.base.errors import DeviceError
+from chipwise.chips.targets import parse
+from pages import Reader
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
+MADE = ("commands.md", "json.md")
+"""Pages that the site makes of the code: tests/tools/test_docs_site.py."""
 WITH_LINKS = [*PAGES, ROOT / "llms.txt"]
 
 
@@ -40,7 +46,7 @@ def anchors(page):
 def test_every_link_leads_somewhere(page):
     text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if target.startswith("http") or target == "commands.md":  # which the site makes
+        if target.startswith("http") or target in MADE:
             continue
         path, _, anchor = target.partition("#")
         file = (page.parent / path).resolve() if path else page
@@ -50,7 +56,7 @@ def test_every_link_leads_somewhere(page):
 
 def test_the_site_has_every_page():
     listed = re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted([*map(named, PAGES), "commands.md"])
+    assert sorted(listed) == sorted([*map(named, PAGES), *MADE])
 
 
 @pytest.mark.parametrize("page", doc_pages.PAGES, ids=doc_pages.name)
@@ -58,6 +64,24 @@ def test_every_step_is_known(page):
     """Python compiles, and a shell's line is a command of ours or sets a machine up. Below they are run."""
     for kind, text in doc_pages.steps(page):
         assert kind != "python" or compile(text, page.name, "exec")
+
+
+def test_every_target_is_one():
+    """Also inside sentences. A page runs at some merges; a chip that plans refuse is found at each."""
+    asked = [
+        (page.name, name)
+        for page in [*doc_pages.PAGES, ROOT / "llms.txt", *(ROOT / "examples").glob("*.py")]
+        for names in re.findall(r"--on[ =]([\w:,.-]+\w)", page.read_text())
+        for name in names.split(",")
+    ]
+    assert len(asked) > 40
+    wrong = []
+    for page, name in asked:
+        try:
+            parse(name)
+        except DeviceError as error:
+            wrong.append(f"{page}: {error}")
+    assert not wrong
 
 
 def test_every_small_and_foreign_step_is_on_a_page():
@@ -79,11 +103,20 @@ def ran(page, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.drawn
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", [p for p in doc_pages.PAGES if list(doc_pages.steps(p))], ids=doc_pages.name)
 def test_every_page_runs_as_written(page, tmp_path):
     done = ran(page, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
+    if doc_pages.name(page) == "tutorial/plan":  # whose plan docs/plan.png shows
+        shown = runpy.run_path(str(ROOT / "tools" / "docs_pictures.py"))["PICTURES"]["plan"].drawn()
+        assert without_numbers((tmp_path / "plan.html").read_text()) == without_numbers(shown)
+
+
+def without_numbers(page):
+    """What a page says, with a mark for each number, and without the place of the checkout."""
+    return re.sub(r"[\d.,]+", "#", Reader(page).text.replace(f"{ROOT}/", ""))
 
 
 def test_quick_pages_run(tmp_path):

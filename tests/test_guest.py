@@ -123,7 +123,7 @@ def called(tmp_path_factory):
         "homes = [cw, *(getattr(cw, package) for package in cw._PACKAGES.split())]\n"
         "for home in homes:\n    for name in getattr(home, '__all__', ()):\n        getattr(home, name)\n"
         "found['public'] = changed(before, state())\n"
-        "import tasks\nrecipe = tasks.recipe(duration='2st', replicas=1)\n"
+        "import tasks\nrecipe = tasks.quick(duration='2st', replicas=1)\n"
         f"os.chdir({str(tmp_path_factory.mktemp('runs'))!r})\n"
         "before = state()\n"
         "cw.fit(recipe, run='run', on=cw.On(devices=1), progress='none', checkpoint_every='1st')\n"
@@ -134,6 +134,7 @@ def called(tmp_path_factory):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["public", "fit", "sweep"])
 def test_what_is_called_puts_back_what_it_changed(called, what):
     assert called[what] == []

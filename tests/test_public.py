@@ -13,8 +13,8 @@ import chipwise as cw
 ROOT = Path(__file__).parents[1]
 NAMES = """
 Arrays On PackedFolder Recipe Stepper Sum Task adam adamw augment check compare datasets equinox errors
-evaluate export find_lr fit from_optax keras linen load losses metrics moments nnx one_cycle pack
-plan predict pretrained report result schedules sgd simulate sweep torch transfer
+evaluate export find_lr fit from_optax keras linen load losses metrics nnx one_cycle pack
+plan predict pretrained report result schedules sgd simulate sweep torch training transfer
 """.split()  # noqa: SIM905
 SCHEMAS = "record report plan find_lr comparison check transfer".split()  # noqa: SIM905
 """`chipwise.record/1` and the like in the documents are schemas of JSON, not paths."""
@@ -50,6 +50,19 @@ def test_every_public_name_is_documented():
 @pytest.mark.parametrize("path", documented())
 def test_every_documented_path_is_there(path):
     assert pkgutil.resolve_name(path) is not None
+
+
+TASKS = ("chipwise.recipes.classification", "chipwise.recipes.tokens")
+"""The tasks of built-in recipes, which two examples share."""
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_imports_public_names(path):
+    for module, names in re.findall(r"^from (chipwise[.\w]*) import (.+)$", path.read_text(), re.M):
+        if module not in TASKS:
+            home = pkgutil.resolve_name(module)
+            assert module == "chipwise" or module.split(".")[1] in cw._PACKAGES.split()
+            assert set(names.split(", ")) <= set(home.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error():

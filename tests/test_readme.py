@@ -58,6 +58,7 @@ def test_the_command_line_takes_every_command():
         subcommand.make_context(words[0], words[1:], parent=context)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("typed", [RUN, pytest.param(SLOW, marks=pytest.mark.slow)])
 def test_the_first_commands_run(tmp_path, typed):
     assert {f"chipwise {words}" for words in typed} <= set(commands(README)) | set(commands(OVERVIEW))
@@ -79,7 +80,7 @@ def test_the_first_commands_run(tmp_path, typed):
 
 def test_every_linked_file_is_there():
     for target in re.findall(r"\]\(([^)]+)\)", README):
-        assert target.startswith("http") or (ROOT / target).exists(), target
+        assert target.startswith("http") or (ROOT / target.partition("#")[0]).exists(), target
 
 
 def test_make_targets_exist():
@@ -91,5 +92,4 @@ def test_make_targets_exist():
 def test_an_example_is_short_and_says_what_to_expect(path):
     text = path.read_text()
     assert text.startswith('"""')
-    programs = "demo.py", "plan_tokens.py"  # which are commands of their own
-    assert path.name in programs or len(text.splitlines()) < 100
+    assert path.name == "demo.py" or len(text.splitlines()) < 100

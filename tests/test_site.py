@@ -29,7 +29,7 @@ SITE = (
     "examples/own_task.py",
 )
 needs_axe = pytest.mark.skipif(chromium.axe() is None, reason="no axe-core: npm install --no-save axe-core")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs_browser, needs_axe]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), needs_browser, needs_axe]
 
 
 def assert_fine(pages, tmp_path):
@@ -48,7 +48,7 @@ def test_pages_that_commands_write(tmp_path):
     made = {name: tmp_path / f"{name}.html" for name in ("report", "compare", "plan")}
     assert cli.main(["report", str(runs[0]), "--html", str(made["report"])]) == 0
     assert cli.main(["compare", *map(str, runs), "--html", str(made["compare"])]) == 0
-    assert cli.main(["plan", "digits", "--on", "t4,v5e-8,cpu", "--html", str(made["plan"])]) == 0
+    assert cli.main(["plan", "digits", "--on", "t4,v5e-8", "--html", str(made["plan"])]) == 0
     assert_fine({name: file.as_uri() for name, file in made.items()}, tmp_path)
 
 

@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 import chipwise as cw
 import tasks
-from chipwise.engine.session import Session
+from chipwise.run.session import Session
 
 GRADIENTS = """
 import os, sys
@@ -31,6 +33,7 @@ def started(cores, devices):
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_gradients_have_the_same_bits_with_any_number_of_cores_and_devices():
     cases = [(1, 1), (2, 1), (8, 1), (16, 1), (2, 8)]
     told = [child.communicate()[0].split() for child in [started(*case) for case in cases]]
@@ -38,6 +41,7 @@ def test_gradients_have_the_same_bits_with_any_number_of_cores_and_devices():
     assert len({digest for _, digest in told}) == 1
 
 
+@pytest.mark.slow
 def test_several_cpu_devices_have_fewer_programs_under_way_than_block_the_pool():
     most_in_flight = 32  # a device, of the XLA CPU client: a thread of the pool waits beyond
     programs = 5  # of a step on a device, at most: replica, reduce, square, update, gather

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from chipwise.engine.reduce import AXIS, reducer
+from chipwise.step.reduce import AXIS, reducer
 
 
 def sent_bytes(hlo: str, devices: int) -> float:

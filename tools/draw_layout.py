@@ -1,6 +1,8 @@
-"""Draws the house: packages, what they import, their files and lines, read from the code.
+"""Draws the house: packages and what they import, read from the code.
 
     python tools/draw_layout.py          # writes docs/design.svg
+
+It shows no sizes, which change with every commit: `tests/test_layout.py -s` prints them.
 
 An arrow points at what a package imports. Arrows that others imply are left out: explain imports recipe too,
 by way of study and data. All import what lies below all. `docs/design.md` shows the picture, and
@@ -16,52 +18,41 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "chipwise"
 COLUMNS = [
-    ["recipe", "models"],
-    ["data", "interop", "hlo"],
-    ["engine", "recipes"],
-    ["planner", "study", "measure", "proof", "deploy"],
-    ["explain", "launch", "referee"],
-    ["track", "cli"],
+    ["models", "augment", "compile"],
+    ["recipe", "data", "interop", "recipes"],
+    ["step", "run"],
+    ["deploy", "proof", "study", "planner"],
+    ["launch", "explain", "cli"],
 ]
 """From the left, which imports nothing of the others, to the right, which nothing imports."""
-BELOW = ["words", "errors", "atomic", "chips", "machine"]
+BELOW = ["base", "chips", "machine"]
 
 IDEAS = {
-    "words": "sentences of facts",
-    "errors": "one tree, one code each",
-    "atomic": "files whole or not at all",
+    "base": "errors, facts, files",
     "chips": "catalogue, targets, prices",
     "machine": "devices found, simulated",
-    "recipe": "all that changes a result",
     "models": "one idea a file",
-    "data": "sources, order, feeding",
+    "augment": "examples changed on chips",
+    "recipe": "all that changes a result",
+    "data": "sources, order, reading",
     "interop": "other frameworks",
-    "hlo": "reads compiled programs",
-    "engine": "the one driver of the step",
     "recipes": "built-in recipes",
+    "step": "one step, as pure functions",
+    "compile": "programs on absent chips",
+    "run": "drives a step, keeps runs",
     "deploy": "predictions, exports",
     "proof": "computed again, compared",
-    "planner": "the step on absent chips",
-    "study": "sweeps, finders, moves",
-    "referee": "verdicts on changes",
-    "measure": "benchmarks as records",
+    "study": "sweeps, finders, a referee",
+    "planner": "memory, seconds, dollars",
     "launch": "jobs for rented chips",
-    "explain": "compare, report, pages",
-    "track": "rows to other services",
+    "explain": "compare, report, track",
     "cli": "parse, call, print",
 }
-WIDTH, HEIGHT, ACROSS, DOWN, EDGE = 178, 62, 44, 22, 12
-
-
-def size(name: str) -> tuple[int, int]:
-    """Python files and their lines."""
-    folder = PACKAGE / name
-    files = sorted(folder.rglob("*.py")) if folder.is_dir() else [PACKAGE / f"{name}.py"]
-    return len(files), sum(len(file.read_text().splitlines()) for file in files)
+WIDTH, HEIGHT, ACROSS, DOWN, EDGE = 178, 50, 44, 22, 12
 
 
 def imports() -> set[tuple[str, str]]:
-    """Who imports whom, also inside functions, from right to left: `("engine", "data")`."""
+    """Who imports whom, also inside functions, from right to left: `("run", "data")`."""
     order = [name for column in COLUMNS for name in column]
     arrows = set()
     for file in PACKAGE.rglob("*.py"):
@@ -112,14 +103,11 @@ def arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
 
 
 def box(name: str, x: int, y: int) -> list[str]:
-    files, lines = size(name)
-    count = f"{files} files, {lines:,} lines" if files > 1 else f"{lines:,} lines"
     fill = "#f3f0e6" if name in BELOW else "#eaf1f8"
     return [
         f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="6" fill="{fill}" stroke="#345"/>',
         f'<text x="{x + 10}" y="{y + 21}" font-size="15" font-weight="bold">{name}</text>',
-        f'<text x="{x + 10}" y="{y + 38}" font-size="12">{escape(IDEAS[name])}</text>',
-        f'<text x="{x + 10}" y="{y + 53}" font-size="11" fill="#567">{count}</text>',
+        f'<text x="{x + 10}" y="{y + 39}" font-size="12">{escape(IDEAS[name])}</text>',
     ]
 
 

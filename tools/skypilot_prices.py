@@ -30,10 +30,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from chipwise.base.errors import DeviceError
 from chipwise.chips.catalogue import Chip, named
 from chipwise.chips.prices import COLUMNS, Price
 from chipwise.chips.targets import parse
-from chipwise.errors import DeviceError
 
 CLOUDS = ("aws", "azure", "gcp", "lambda", "nebius", "paperspace", "runpod", "shadeform", "vast", "verda")
 PLACEHOLDER = 700.0

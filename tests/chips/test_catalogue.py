@@ -3,10 +3,10 @@ from importlib.resources import files
 
 import pytest
 
+from chipwise.base.errors import RecipeError
 from chipwise.chips import CHIPS, find, named, peak_flops_per_device
 from chipwise.chips.catalogue import spelled
 from chipwise.chips.gpus import GENERATIONS
-from chipwise.errors import RecipeError
 from refusals import refused
 
 GPUS = [c for c in CHIPS if c.kind == "GPU"]

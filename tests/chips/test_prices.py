@@ -3,11 +3,11 @@ from dataclasses import replace
 
 import pytest
 
+from chipwise.base.errors import DataError
+from chipwise.base.facts import fact
 from chipwise.chips.catalogue import CHIPS, named
 from chipwise.chips.prices import INCLUDES, OLD_DAYS, cheapest, load, prices_for, read
 from chipwise.chips.targets import names, parse
-from chipwise.errors import DataError
-from chipwise.words.facts import fact
 from refusals import refused
 
 BUNDLE = load()

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from chipwise.base.errors import DeviceError
+from chipwise.base.facts import fact
 from chipwise.chips.targets import EXAMPLES, MOST_CHIPS, SLICES, names, parse
-from chipwise.errors import DeviceError
 from chipwise.machine.host_facts import installed
-from chipwise.words.facts import fact
 from refusals import refused
 
 

@@ -1,5 +1,6 @@
 """The command line as a function, and a recipe file of one's own."""
 
+import functools
 import json
 import os
 import subprocess
@@ -9,10 +10,11 @@ from typing import NamedTuple
 
 import jsonschema
 import pytest
+import typer
 
 from chipwise import cli
+from chipwise.base.errors import ChipwiseError
 from chipwise.cli import skill
-from chipwise.errors import ChipwiseError
 
 TESTS = Path(__file__).parents[1]
 MINE = '''
@@ -88,6 +90,10 @@ def digits(tmp_path_factory):
     return folder
 
 
+MAKE = cli.app
+COMMANDS = functools.cache(lambda: typer.main.get_command(MAKE()))  # made once, not with each call
+
+
 @pytest.fixture
 def chipwise(capfd, monkeypatch):
     """`chipwise(*arguments)` in this process, on its 8 simulated devices: exit code, output, errors."""
@@ -103,8 +109,7 @@ def chipwise(capfd, monkeypatch):
 
         return call
 
-    app = cli.app
-    monkeypatch.setattr(cli, "app", lambda: watched(app()))
+    monkeypatch.setattr(cli, "app", lambda: watched(COMMANDS()))
 
     def call(*arguments):
         capfd.readouterr()

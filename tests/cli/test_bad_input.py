@@ -295,10 +295,11 @@ def test_a_run_folder_without_permission(refused, tmp_path):
 
 def test_a_disk_without_room_for_checkpoints(refused, monkeypatch):
     usage = SimpleNamespace(free=1000)
-    monkeypatch.setattr("chipwise.engine.run_folder.shutil.disk_usage", lambda place: usage)
+    monkeypatch.setattr("chipwise.run.folder.run_folder.shutil.disk_usage", lambda place: usage)
     refused(5, "run-without-space", "digits", "--devices", 1)
 
 
+@pytest.mark.slow
 def test_a_run_of_another_recipe_is_refused_with_old_and_new(refused, chipwise, mine, tmp_path):
     run = ("--run", tmp_path / "run", "--devices", 1)
     assert chipwise("train", f"{mine}:lion", "--set", "duration=1st", *run, "--quiet").code == 0
@@ -315,7 +316,7 @@ def test_a_run_of_another_recipe_is_refused_with_old_and_new(refused, chipwise, 
 
 
 def test_a_folder_in_use_names_the_process(refused, mine, tmp_path):
-    from chipwise.engine.run_folder import RunFolder
+    from chipwise.run.folder.run_folder import RunFolder
 
     held = RunFolder(tmp_path / "run", {}, 0)
     try:

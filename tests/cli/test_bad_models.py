@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tasks
-from chipwise.engine import keys
+from chipwise.step import keys
 
 HEAD = """
 import numpy as np

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from chipwise.base.facts import fact
 from chipwise.cli import main
 from chipwise.machine.record import read
-from chipwise.words.facts import fact
 
 QUICK = ["--steps", "10", "--warmup", "3", "--devices", "1"]
 
@@ -32,7 +32,7 @@ def test_ctrl_c_leaves_no_record(tmp_path, monkeypatch, chipwise):
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("chipwise.measure.bench.measure_train", interrupted)
+    monkeypatch.setattr("chipwise.study.bench.measure_train", interrupted)
     assert chipwise("bench", "digits").code == 130
     assert list(tmp_path.iterdir()) == []
 

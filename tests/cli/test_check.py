@@ -1,6 +1,6 @@
 import json
 
-from chipwise.words.facts import fact
+from chipwise.base.facts import fact
 
 
 def test_warnings_are_lines_and_the_code_is_0(chipwise, mine):

@@ -4,10 +4,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from chipwise.base.errors import DataError, DeviceError
+from chipwise.base.facts import fact
 from chipwise.chips import CHIPS
 from chipwise.cli.chips import FIGURES, chips
-from chipwise.errors import DataError, DeviceError
-from chipwise.words.facts import fact
 from refusals import refused
 
 app = typer.Typer(rich_markup_mode=None)

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import chipwise as cw
+from chipwise.base.facts import fact
 from chipwise.explain.compare.comparison import SCHEMA
-from chipwise.words.facts import fact
 from explain.comparisons import record, run
 
 
@@ -14,7 +14,7 @@ def test_the_result_comes_first_and_what_differs_last(chipwise, tmp_path):
     said = chipwise("compare", a, b, "--html", tmp_path / "page.html")
     assert said.code == 0, said.err
     lines = said.out.splitlines()
-    assert "eval/accuracy is 0.98 of b" in lines[0] and "as fast as a" in lines[1]
+    assert "eval/accuracy is 0.98 for b" in lines[0] and "as fast as a" in lines[1]
     titles = ("Result", "Wall time", "What differs", "Where the")
     at = [said.out.index(f"\n{title}") for title in titles]
     assert at == sorted(at)
@@ -34,6 +34,18 @@ def test_what_is_compared_can_be_named(chipwise, tmp_path):
     named = json.loads(chipwise("compare", a, b, "--metric", "train/loss", "--json").out)
     assert named["metric"] == "train/loss" == cw.compare(a, b, metric="train/loss")["metric"]
     assert chipwise("compare", a, b, "--metric", "los").refused(2, "study-no-metric", metric="los")
+
+
+def test_which_way_a_metric_is_better_can_be_typed(chipwise, tmp_path):
+    for name, value in (("a", 1.0), ("b", 0.9)):
+        row = {"step": 100, "eval/odd": value, "examples_per_second": 1e3}
+        run(tmp_path / name, rows=json.dumps(row) + "\n")
+    sides = [tmp_path / name for name in "ab"]
+    said = chipwise("compare", *sides)
+    assert said.code == 0 and "--lower eval/odd" in " ".join(said.out.split())
+    for way in ("lower", "higher"):
+        found = json.loads(chipwise("compare", *sides, f"--{way}", "eval/odd", "--json").out)
+        assert found["better"] == way
 
 
 def test_markup_in_names_is_text(chipwise, tmp_path):

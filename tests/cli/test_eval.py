@@ -104,6 +104,7 @@ def test_a_run_without_a_checkpoint_is_one_line(chipwise, of_a_file, mine, tmp_p
     assert chipwise("eval", tmp_path, "--recipe", f"{mine}:recipe").refused(5, "run-without-checkpoints")
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_and_a_third_split(chipwise, mine, tmp_path):
     """`--best` of every command that uses a trained model, and `--eval-data` of any split."""
     import numpy as np

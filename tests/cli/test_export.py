@@ -2,9 +2,10 @@ import json
 
 import pytest
 
-from chipwise.words.facts import fact
+from chipwise.base.facts import fact
 
 
+@pytest.mark.slow
 def test_a_run_leaves_as_weights(chipwise, digits, tmp_path):
     pytest.importorskip("safetensors")
     out = tmp_path / "m.safetensors"

@@ -3,9 +3,10 @@ import json
 import pytest
 
 import chipwise as cw
-from chipwise.words.facts import fact
+from chipwise.base.facts import fact
 
 
+@pytest.mark.slow
 def test_a_table_and_the_line_that_trains(chipwise, mine):
     said = chipwise("find-lr", f"{mine}:recipe", "--steps", 12, "--set", "batch=16", "--devices", 1)
     assert said.code == 0 and "step 12/12" in said.err
@@ -17,6 +18,7 @@ def test_a_table_and_the_line_that_trains(chipwise, mine):
     assert found.optimizer.lr == old.optimizer.lr.with_peak(float(rate))
 
 
+@pytest.mark.slow
 def test_the_line_to_type_has_what_was_given(chipwise, mine):
     said = chipwise(
         "find-lr", f"{mine}:recipe", "--steps", 10, "--devices", 1, "--set", "classes=5", "--synthetic"

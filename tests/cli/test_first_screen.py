@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from chipwise.cli import GROUPS, RENAMED
-from chipwise.words.facts import fact
+from chipwise.base.facts import fact
+from chipwise.cli import GROUPS
 
 
 @pytest.fixture
@@ -26,6 +26,7 @@ def shell(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_completion_installs_and_completes(shell, tmp_path):
     done = shell("--install-completion", "bash")
     assert done.returncode == 0, done.stderr
@@ -50,12 +51,3 @@ def test_at_most_19_commands_each_in_one_group(chipwise):
     listed = [line.split()[0] for line in chipwise("--help").out.splitlines() if line.startswith("  ")]
     assert len(names) == len(set(names)) <= 19 and set(names) <= set(listed)
     assert all(chipwise(name, "--help").code == 0 for name in names)
-
-
-@pytest.mark.parametrize("old", RENAMED)
-def test_an_old_command_is_answered_with_the_new_one(chipwise, old):
-    said = chipwise(old, "digits", "--unknown")
-    assert said.refused(2, "command-renamed", old=old, new=RENAMED[old])
-    command, *words = RENAMED[old].split()
-    help = chipwise(command, "--help").out
-    assert all(word.rstrip(",") in help for word in words if word.startswith("--"))

@@ -24,6 +24,7 @@ def run(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_it_goes_on_with_a_prompt_and_with_several(chipwise, run):
     words = ("generate", run, "--prompt", "One", "--tokens", 6, "--devices", 1)
     one, told = chipwise(*words), chipwise(*words, "--json")
@@ -37,6 +38,7 @@ def test_it_goes_on_with_a_prompt_and_with_several(chipwise, run):
     assert "6 tokens" in one.err
 
 
+@pytest.mark.slow
 def test_what_it_refuses_in_a_line(chipwise, run, digits):
     above = {"tokens": 65, "context": 64}
     assert chipwise("generate", run, "--prompt", "x" * 65).refused(2, "prompt-above-context", **above)
@@ -45,6 +47,7 @@ def test_what_it_refuses_in_a_line(chipwise, run, digits):
     assert chipwise("generate", digits).refused(2, "task-without-decode", recipe="digits")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_an_exported_model_says_the_same_in_transformers(chipwise, run, tmp_path):
     pytest.importorskip("safetensors")
@@ -60,6 +63,7 @@ def test_an_exported_model_says_the_same_in_transformers(chipwise, run, tmp_path
     assert net.config.eos_token_id == 256 and [one for one in whole if one != 256] == ours
 
 
+@pytest.mark.slow
 def test_a_folder_of_transformers_goes_on_without_its_sizes(chipwise, run, tmp_path):
     pytest.importorskip("safetensors")
     assert chipwise("export", run, "--to", "huggingface", "--out", tmp_path / "m").code == 0

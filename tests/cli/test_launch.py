@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from chipwise.words.facts import fact
+from chipwise.base.facts import fact
 from planner import documents
 
 
@@ -26,6 +26,7 @@ def plans(monkeypatch):
     return known
 
 
+@pytest.mark.slow
 def test_writes_and_starts_nothing(chipwise, plans, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     said = chipwise("launch", "digits", "--on", "a100", "--to", "slurm", "--out", tmp_path, "--json")
@@ -43,9 +44,9 @@ def test_writes_and_starts_nothing(chipwise, plans, tmp_path, monkeypatch):
     [
         ("skypilot", "a100", "launch-costs"),
         ("docker", "a100", "launch-price-own"),
-        ("kaggle", "t4", "launch-price-free"),
+        pytest.param("kaggle", "t4", "launch-price-free", marks=pytest.mark.slow),
         pytest.param("colab", "t4", "launch-price-free", marks=pytest.mark.slow),
-        ("colab", "a100", "launch-price-units"),
+        pytest.param("colab", "a100", "launch-price-units", marks=pytest.mark.slow),
     ],
 )
 def test_the_price_is_the_one_of_the_place(chipwise, plans, tmp_path, to, on, code):
@@ -65,7 +66,7 @@ def test_a_recipe_travels_with_what_it_imports_and_this_chipwise(chipwise, plans
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "a-link.py").symlink_to(file)
     assert chipwise("launch", f"{tmp_path}/other/a-link.py:recipe", *words).code == 0
-    assert "train /app/own.py:recipe " in (tmp_path / "out" / "chipwise-a-link.sh").read_text()
+    assert "train /app/own.py:recipe " in (tmp_path / "out" / "chipwise-a-link.docker.sh").read_text()
     assert chipwise("launch", f"{file}:recipe", *words).code == 0
     carried = {path.name for path in (tmp_path / "out" / "chipwise-own-files").iterdir()}
     assert {"own.py", "mine.py"} < carried
@@ -95,7 +96,7 @@ def test_a_wheel_of_ones_own_goes_along(chipwise, plans, tmp_path):
     assert chipwise("launch", "digits", *given).code == 0
     assert sorted(path.name for path in (tmp_path / "git").iterdir()) == [
         "chipwise-digits.Dockerfile",
-        "chipwise-digits.sh",
+        "chipwise-digits.docker.sh",
     ]
 
 

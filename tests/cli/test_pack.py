@@ -9,11 +9,12 @@ import tarfile
 import fsspec
 import pytest
 
+from chipwise.base.errors import DataError
+from chipwise.base.facts import fact
+from chipwise.base.figures import printable
 from chipwise.data import PackedFolder
 from chipwise.data.images import decode
 from chipwise.data.pack import packing as job
-from chipwise.errors import DataError
-from chipwise.words.facts import fact
 from pictures import encoded, files, smooth, write
 
 
@@ -38,13 +39,28 @@ def test_pack_packs_and_reports(chipwise, src, tmp_path):
     assert said.code == 0, said.err
     for text in (
         fact("pack-packing", src=src, dst=tmp_path / "out", total=21),
-        fact("pack-left-out", names=["train/bee/notes.txt"]),
+        fact("pack-left-out", counts=["1 .txt"]),
         fact("pack-split-skipped", count=1, split="train"),
         fact("pack-skipped-entry", name="bee/003.jpeg", reason=why_not(b"broken")),
     ):  # fmt: skip
         assert str(text) in said.out
     source = PackedFolder(tmp_path / "out", "eval")
     assert source.names == ("ant", "bee", "cat") and source[0]["image"].shape == (20, 20, 3)
+
+
+def test_a_table_says_how_it_was_read(chipwise, src, tmp_path):
+    table = src / "train" / "labels.csv"
+    table.write_text("bee/000.jpeg,31\nbee/001.jpeg,2.5\n")
+    options = ["--heading", "photo,age", "--columns", "image=photo"]
+    said = chipwise("pack", table, tmp_path / "out", *options)
+    assert said.refused(3, "table-labels-mixed", line=2, one="numbers", other="classes")
+    said = chipwise("pack", table, tmp_path / "out", *options, "--labels", "numbers", "--size", 8)
+    assert said.code == 0, said.err
+    about = {"file": "photo", "columns": ["age"], "kind": "numbers", "values": ["2.5 to 31"]}
+    assert str(fact("table-read", path=table, **about)) in said.out
+    assert PackedFolder(tmp_path / "out")[1]["label"] == 2.5
+    twice = ["--columns", "label=age,label=photo"]
+    assert chipwise("pack", table, tmp_path / "more", *twice).refused(2, "pack-columns-option")
 
 
 def test_json_is_one_object(chipwise, src, tmp_path):
@@ -163,11 +179,11 @@ def test_names_that_are_no_text_and_look_like_markup(chipwise, tmp_path):
 
 def test_control_characters_in_names_are_escaped(chipwise, tmp_path):
     write(tmp_path / "src", 2, classes=("a",))
-    for name in ("x\n\x1b[31m.jpg", "y\u202e.txt"):
+    for name in ("x\n\x1b[31m.jpg", "y\u202e"):
         (tmp_path / "src" / "a" / name).write_bytes(b"?")
     said = chipwise("pack", tmp_path / "src", tmp_path / "out")
     assert said.code == 0 and f"a/x\\n\\x1b[31m.jpg: {why_not(b'?')}" in said.out
-    assert str(fact("pack-left-out", names=["a/y\u202e.txt"])) in said.out
+    assert printable("1 a/y\u202e") in said.out and "\u202e" not in said.out
     assert "a/x\\n\\x1b[31m.jpg" in chipwise("pack", tmp_path / "out").out
     said = chipwise("pack", tmp_path / "src", tmp_path / "other", "--max-skipped", 0)
     assert said.err.count("\n") == 1 and "\x1b" not in said.err
@@ -234,3 +250,14 @@ def test_options_of_the_other_use_are_refused(chipwise, src, tmp_path):
         2, code, options=["--size", "--workers"]
     )
     assert not (tmp_path / "out").exists()
+
+
+def test_names_alike_and_what_is_left_out_are_in_the_first_lines(chipwise, tmp_path):
+    write(tmp_path / "src", 1, classes=("Cat", "cat", "dog"))
+    for name in ("a.heic", "b.HEIC", "notes.txt", "README"):
+        (tmp_path / "src" / "dog" / name).write_text("x")
+    said = chipwise("pack", tmp_path / "src", tmp_path / "out", "--size", 8)
+    assert said.code == 0, said.err
+    first = said.out.splitlines()[:3]
+    assert first[1] == str(fact("classes-alike", names=["Cat", "cat"]))
+    assert first[2] == str(fact("pack-left-out", counts=["2 .heic", "1 dog/README", "1 .txt"]))

@@ -11,13 +11,13 @@ from PIL import Image
 
 import chipwise as cw
 import tasks
+from chipwise.base.errors import CheckpointError, RunError
 from chipwise.data.pack.packing import Packing
 from chipwise.data.pack.writer import Writer
 from chipwise.deploy.model import Trained
 from chipwise.deploy.pretrained import pretrained
-from chipwise.engine.checkpoint import restore_run
-from chipwise.engine.stored import read_run
-from chipwise.errors import CheckpointError, RunError
+from chipwise.run.folder.checkpoint import restore_run
+from chipwise.run.folder.run_reader import read_run
 from chipwise.study.sweep import sweep
 from refusals import refused
 
@@ -58,11 +58,11 @@ COMMANDS = {
     ),
     "predict": (
         lambda at: cw.predict(model(), on=cw.On(devices=1), out=at / "o.csv"),
-        [f".o.csv.parts{n}" for n in ("", "/lock", "/predictions.json", "/000000000000-x.csv", "/whole.csv")],
+        [f".o.csv.making{n}" for n in ("", "/lock", "/whole")],
     ),
     "export": (
         lambda at: cw.export(model(), "safetensors", at / "m", data=tasks.data(5)),
-        [f".m.export{n}" for n in ("", "/lock", "/model.safetensors")],
+        [f".m.making{n}" for n in ("", "/lock", "/model.safetensors")],
     ),
     "pack": (
         lambda at: Packing(at / "photos", at / "P", size=8).run(),
@@ -91,6 +91,8 @@ def place(tmp_path, a_run):
     return tmp_path / "at"
 
 
+@pytest.mark.slow
+@pytest.mark.drawn
 @pytest.mark.timeout(60)  # of which the first of a command compiles; none waits for a pipe or reads a device
 @pytest.mark.parametrize("target", ["file", "folder", "pipe", "/dev/zero"])
 @pytest.mark.parametrize("command,name", [(c, name) for c, (_, names) in COMMANDS.items() for name in names])
@@ -115,6 +117,7 @@ def test_no_link_is_followed(place, tmp_path, command, name, target):
     assert os.listdir(outside / "folder") == ["lock"]
 
 
+@pytest.mark.slow
 def test_a_file_that_has_another_name_is_not_written(tmp_path):
     """Such as one of a copy by `cp -al`, which appending would change too."""
     cw.fit(recipe(), tmp_path / "run", stop_after="2st", **QUIET)

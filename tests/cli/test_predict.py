@@ -8,10 +8,13 @@ import pytest
 from PIL import Image
 
 import tasks
+from chipwise.base.facts import fact
 from chipwise.cli import main
-from chipwise.words.facts import fact
+
+pytestmark = pytest.mark.as_users_compile
 
 
+@pytest.mark.slow
 def test_predictions_agree_with_evaluation_on_any_devices(chipwise, digits, tmp_path):
     accuracy = json.loads((digits / "result.json").read_text())["metrics"]["eval/accuracy"]
     files = []
@@ -28,6 +31,7 @@ def test_predictions_agree_with_evaluation_on_any_devices(chipwise, digits, tmp_
     assert len(rows) == 360 and right == pytest.approx(accuracy, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_report_shows_a_gallery_of_predictions(chipwise, digits, tmp_path):
     accuracy = json.loads((digits / "result.json").read_text())["metrics"]["eval/accuracy"]
     said = chipwise("report", digits, "--predictions", "--html", tmp_path / "report.html", "--json")
@@ -43,6 +47,7 @@ def test_a_report_shows_a_gallery_of_predictions(chipwise, digits, tmp_path):
     said.refused(2, "gallery-option-unused")
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_predicts_and_is_exported(chipwise, tmp_path):
     run, one = tmp_path / "run", ["--devices", 1, "--quiet"]
     options = ["--set", "duration=8st", "--set", "lr=3", "--eval-every", "2st", "--keep-best", "eval/loss"]
@@ -71,6 +76,7 @@ def test_a_folder_of_images_needs_no_labels(chipwise, digits, tmp_path):
     assert str(fact("written", path=out)) in said.out
 
 
+@pytest.mark.slow
 def test_a_file_that_a_run_names_is_not_executed_unasked(chipwise, mine, tmp_path):
     run = tmp_path / "run"
     options = ["--devices", "1", "--eval-every", "end", "--quiet"]
@@ -96,6 +102,7 @@ def recipe(data=None):
 """
 
 
+@pytest.mark.slow
 def test_the_data_of_a_run_is_found_with_a_recipe_file_too(chipwise, tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     np.savez(tmp_path / "data.npz", **tasks.data(53, 1).columns)
@@ -106,6 +113,7 @@ def test_the_data_of_a_run_is_found_with_a_recipe_file_too(chipwise, tmp_path):
     assert json.loads(said.out)["examples"] == 53, said.err
 
 
+@pytest.mark.slow
 def test_a_url_that_only_a_run_names_is_not_fetched(chipwise, tmp_path, monkeypatch):
     monkeypatch.setenv("CHIPWISE_CACHE", str(tmp_path / "mine"))
     (tmp_path / "own.py").write_text(OWN)
@@ -124,6 +132,7 @@ def test_a_url_that_only_a_run_names_is_not_fetched(chipwise, tmp_path, monkeypa
     assert chipwise("eval", *options, "--data", url).code == 0
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line(chipwise, digits, tmp_path):
     out = tmp_path / "p.csv"
     assert chipwise("predict", tmp_path, "--out", out).refused(5, "not-a-run")

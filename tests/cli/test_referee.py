@@ -2,7 +2,10 @@
 
 import json
 
+import pytest
 
+
+@pytest.mark.slow
 def test_the_same_to_the_bit_is_told_at_once(chipwise, mine, tmp_path):
     run = ["--run", tmp_path / "referee", "--devices", 1]
     said = chipwise("referee", f"{mine}:recipe", f"{mine}:recipe", *run)
@@ -13,6 +16,7 @@ def test_the_same_to_the_bit_is_told_at_once(chipwise, mine, tmp_path):
     assert found["tries"]["tries"] == 1
 
 
+@pytest.mark.slow
 def test_a_verdict_has_its_exit_code(chipwise, mine, tmp_path):
     words = ["--set", "lr=0.1001", "--set-base", "duration=2st", "--margin", "50%", "--run", tmp_path]
     said = chipwise("referee", f"{mine}:recipe", *words, "--devices", 1, "--json")

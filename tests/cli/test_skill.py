@@ -6,7 +6,8 @@ import jsonschema
 import pytest
 import typer
 
-from chipwise.cli import app, exit_codes, skill
+from chipwise.cli import app, skill
+from chipwise.cli.exit_codes import exit_codes
 from chipwise.cli.referee import EXITS
 
 SCHEMAS = sorted(skill.HERE.joinpath("schemas").glob("*.json"))

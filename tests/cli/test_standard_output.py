@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import processes
+import run_folders
 from chipwise.cli import main
 
 MAIN = "import sys; sys.argv[0] = 'chipwise'; from chipwise.cli import main; main()"
@@ -36,6 +37,7 @@ def one_line(said):
     assert errors.count("error: ") == 1 and "Exception ignored" not in errors
 
 
+@pytest.mark.slow
 @FULL
 @pytest.mark.parametrize(
     ("words", "unbuffered"),
@@ -45,14 +47,20 @@ def test_full_output_is_told_in_a_line(words, unbuffered):
     one_line(command(*words.split(), shell=">/dev/full", PYTHONUNBUFFERED=unbuffered))
 
 
+@pytest.mark.slow
 @FULL
-def test_a_run_whose_output_is_full_is_whole(tmp_path, monkeypatch, capfdbinary):
+def test_a_run_whose_output_is_full_is_whole(tmp_path):
     run = tmp_path / "run"
-    recipe = f"{processes.HERE / 'tasks.py'}:recipe"
+    recipe = f"{processes.HERE / 'tasks.py'}:quick"
     words = ["train", recipe, "--set", "duration=1st", "--set", "replicas=1", "--run", run]
     one_line(command(*words, shell=">/dev/full"))
     assert (run / "result.json").exists()
     one_line(command("report", run, shell=">/dev/full"))
+
+
+def test_a_report_is_written_in_any_encoding(tmp_path, monkeypatch, capfdbinary):
+    rows = run_folders.usual()
+    run = run_folders.write(tmp_path / "run", rows, run_folders.finished(rows))
     for encoding in ("ascii", "utf-16"):
         with monkeypatch.context() as patch:
             own = io.TextIOWrapper(io.BytesIO(), encoding)
@@ -73,6 +81,7 @@ def test_an_output_that_nobody_reads_ends_quietly():
     assert command("chips", shell="| head -1")[2] == ""
 
 
+@pytest.mark.slow
 def test_settings_that_would_hang_are_refused():
     one_line(command("devices", NPROC="999999"))
     one_line(command("devices", NPROC="many"))

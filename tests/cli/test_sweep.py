@@ -4,8 +4,10 @@ import signal
 
 import pytest
 
-from chipwise.engine.run_folder import RunFolder
-from chipwise.words.facts import fact
+from chipwise.base.facts import fact
+from chipwise.run.folder.run_folder import RunFolder
+
+pytestmark = pytest.mark.as_users_compile
 
 FAST = ("--eval-every", "end", "--devices", "1", "--quiet", "--set", "duration=5st")
 
@@ -37,10 +39,11 @@ def swept(mine, tmp_path_factory):
 
 def test_json_is_the_study_and_its_table(swept):
     said, folder = swept
-    assert {k: v for k, v in said.items() if k not in ("run", "metric", "baseline", "rows")} == json.loads(
-        (folder / "study.json").read_text()
-    )
+    assert {
+        k: v for k, v in said.items() if k not in ("run", "metric", "better", "baseline", "rows")
+    } == json.loads((folder / "study.json").read_text())
     assert (said["run"], said["metric"], said["seeds"]) == (str(folder), "eval/loss", [0, 1])
+    assert said["better"] == "lower"
     assert said["settings"] == {"rate": ["0.1", "0.3"], "duration": ["5st"]}
     assert [row["label"] for row in said["rows"]] == ["rate=0.1", "rate=0.3"] and said[
         "baseline"
@@ -50,6 +53,7 @@ def test_json_is_the_study_and_its_table(swept):
     assert said["source"]["recipe"].endswith("my_task.py:recipe")
 
 
+@pytest.mark.slow
 def test_the_folders_are_ordinary_runs(swept, chipwise, mine):
     said, folder = swept
     run = said["points"][1]["runs"][1]
@@ -73,9 +77,30 @@ def test_people_see_a_table_its_warnings_and_the_folder(swept, chipwise, mine):
     wrong = chipwise("sweep", f"{mine}:recipe", "--set", "rate=0.1", "--run", swept[1], "--seeds", 1,
                      "--metric", "train/los", *FAST)  # fmt: skip
     assert wrong.code == 2
-    assert "Did you mean 'train/loss'" in wrong.err
+    assert "Did you mean 'loss'" in wrong.err
 
 
+def test_a_metric_that_may_be_better_either_way_is_refused_before_anything_is_trained(
+    chipwise, mine, tmp_path
+):
+    odd = """
+import my_task
+
+def loss(params, state, batch, key, train):
+    sums, state = my_task.tasks.plain_loss(params, state, batch, key, train)
+    return {**sums, "odd": sums["loss"]}, state
+
+def recipe():
+    return dataclasses.replace(old := my_task.recipe(), task=dataclasses.replace(old.task, loss=loss))
+"""
+    (mine.parent / "odd.py").write_text("import dataclasses" + odd)
+    command = ["sweep", f"{mine.parent / 'odd.py'}:recipe", "--seeds", 1, "--run", tmp_path / "s", *FAST]
+    assert chipwise(*command, "--metric", "eval/odd").refused(2, "direction-unknown", metric="eval/odd")
+    assert chipwise(*command, "--metric", "eval/even").refused(2, "metric-unknown")
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.slow
 def test_named_seeds_are_one_row_and_a_folder_each(chipwise, mine, tmp_path):
     setting, folder = ("--set", "duration=5st"), tmp_path / "s"
     said = chipwise("sweep", f"{mine}:recipe", "--seeds", "3,1", "--run", folder, *FAST[:-3], *setting)
@@ -106,6 +131,7 @@ def test_what_makes_no_sense_is_said_on_one_line_and_makes_no_folder(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_stop_names_the_folder_that_goes_on(chipwise, mine, tmp_path, monkeypatch):
     log = RunFolder.log
 
@@ -139,3 +165,9 @@ def test_when_every_run_diverged_the_exit_code_says_so(chipwise, tmp_path):
     )
     assert said.code == 6 and said.error.code == "every-run-diverged"
     assert "1 of 1 diverged" in said.out
+
+
+def test_a_metric_cannot_be_better_both_ways(chipwise, mine, tmp_path):
+    command = ["sweep", f"{mine}:recipe", "--seeds", 1, "--run", tmp_path / "s", *FAST]
+    both = ["--lower", "odd", "--higher", "eval/odd"]
+    assert chipwise(*command, *both).refused(2, "better-twice", metrics=["odd"])

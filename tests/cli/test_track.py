@@ -5,9 +5,9 @@ import json
 import pytest
 
 import run_folders
-from chipwise.engine import tracking
-from chipwise.track import sending
-from chipwise.track.services import Tracker
+from chipwise.explain.track import sending
+from chipwise.explain.track.services import Tracker
+from chipwise.run import tracking
 
 
 def begin(name, title, settings, id):

@@ -5,7 +5,6 @@ import pytest
 
 import chipwise as cw
 from chipwise.study.critical_batch import critical_batch
-from chipwise.study.goal import Goal
 
 
 @pytest.mark.parametrize("more", [(), ("--lr", "0.2"), ("--duration", "24st")])
@@ -31,7 +30,7 @@ def test_a_length_within_a_schedule_ends_with_a_line_of_python(chipwise, tmp_pat
     assert said.code == 0, said.err
     line = said.out.splitlines()[-1]
     code = line[line.index("cw.fit(") :].removeprefix("cw.fit(").removesuffix(")")
-    assert eval(code).describe() == cw.load(f"{file}:recipe").transfer(batch=8).describe()
+    assert eval(code).describe() == cw.transfer(cw.load(f"{file}:recipe"), batch=8).recipe.describe()
 
 
 def test_json_is_one_object(chipwise):
@@ -53,6 +52,7 @@ def test_mistakes_are_one_line(chipwise, mine):
         assert said.code == 2 and said.err.count("\n") == 1 and said.out == "", arguments
 
 
+@pytest.mark.slow
 def test_a_run_with_a_noise_scale_says_the_length(chipwise, mine, tmp_path):
     run, recipe = tmp_path / "run", f"{mine}:recipe"
     how = ("--devices", 1, "--noise", "--eval-every", "2st", "--log-every", "1st", "--quiet")
@@ -60,7 +60,7 @@ def test_a_run_with_a_noise_scale_says_the_length(chipwise, mine, tmp_path):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [row["eval/loss"] for row in rows if "eval/loss" in row]
     goal = f"eval/loss={max(losses[1:]):.6f}1"
-    law = critical_batch(cw.load(recipe), run, Goal.parse(goal))
+    law = critical_batch(cw.load(recipe), run, goal)
     batch = cw.load(recipe).batch * 2
     words = ("transfer", recipe, "--batch", batch, "--like", run, "--target", goal)
     told = json.loads(chipwise(*words, "--json").out)

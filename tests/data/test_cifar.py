@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chipwise.base.errors import DataError
 from chipwise.data.originals import batches_at, read_batch, read_cifar, unpickle
-from chipwise.errors import DataError
 from cifar_files import archived, batch, pickled, write
 from refusals import refused
 

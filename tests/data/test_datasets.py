@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from chipwise.base.errors import DataError
 from chipwise.data import datasets, originals
 from chipwise.data.datasets import cifar10, digits, mnist
 from chipwise.data.sources import materialize, nbytes, spec_of
-from chipwise.errors import DataError
 from cifar_files import archived, batch, write
 from refusals import refused
 
@@ -108,6 +108,7 @@ def fake_mnist(monkeypatch):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["", "mnist", "MNIST/raw"])
 @pytest.mark.parametrize("zipped", [False, True])
 def test_where_mnist_is_looked_for(tmp_path, monkeypatch, where, zipped):
@@ -144,6 +145,7 @@ def test_a_folder_without_the_data_is_refused_at_once(tmp_path, monkeypatch, mak
         make().train[0]
 
 
+@pytest.mark.slow
 def test_original_cifar10_from_folder_and_archive(tmp_path, monkeypatch):
     folder = write(tmp_path / "cifar10", monkeypatch, lambda seed: 10_000)
     data = cifar10(tmp_path)

@@ -9,8 +9,8 @@ import warnings
 
 import pytest
 
+from chipwise.base.errors import DataError
 from chipwise.data.datasets import published as fetch
-from chipwise.errors import DataError
 from refusals import refused
 
 CONTENT = bytes(range(256)) * 9000  # some chunks

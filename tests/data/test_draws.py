@@ -12,11 +12,13 @@ import chipwise as cw
 from chipwise.data.draws import Drawn, seeded
 from chipwise.data.sources import materialize, take
 from chipwise.data.weighted import by_epoch
-from chipwise.engine.evaluate import evaluate
+from chipwise.run.evaluate import evaluate
 from refusals import refused
 
 torch = pytest.importorskip("torch")
 from drawn_source import Compose, Images, Noise, RandomCrop, RandomHorizontalFlip  # noqa: E402
+
+pytestmark = pytest.mark.as_users_compile
 
 QUIET = {"progress": "none", "eval_every": None}
 ALL = Compose(RandomCrop(4), RandomHorizontalFlip(), Noise())
@@ -45,7 +47,7 @@ def expected():
 @pytest.mark.parametrize(
     "on",
     [
-        cw.On(devices=8),
+        pytest.param(cw.On(devices=8), marks=pytest.mark.slow),
         cw.On(devices=2, workers="threads:2"),
         pytest.param(cw.On(devices=1, workers="processes:2"), marks=pytest.mark.slow),
     ],
@@ -56,6 +58,7 @@ def test_the_same_bits_on_any_devices_and_whoever_reads(expected, on):
     assert cw.fit(recipe(Images(transform=ALL)), on=on, **QUIET).fingerprint == expected
 
 
+@pytest.mark.slow
 def test_the_same_bits_after_a_stop(expected, tmp_path):
     at = {"run": tmp_path / "run", **QUIET}
     cw.fit(recipe(Images(transform=ALL)), on=cw.On(devices=2), stop_after="6st", **at)
@@ -63,13 +66,14 @@ def test_the_same_bits_after_a_stop(expected, tmp_path):
     assert again.steps == 9 and again.fingerprint == expected
 
 
+@pytest.mark.slow
 def test_code_is_called_for_each_example_of_each_epoch():
     source, once = Images(transform=ALL), Images(transform=ALL)
     cw.fit(recipe(source), on=cw.On(devices=1), **QUIET)
-    about = 1 + 2 * 8  # its shapes, and eight examples read twice
+    about = 1 + 3 * 8  # its shapes, eight examples read twice, and eight whose loss is tried
     assert source.calls == about + 9 * 8  # steps times batch
     cw.fit(recipe(cw.data.Cached(once)), on=cw.On(devices=1), **QUIET)
-    assert once.calls == 1 + N
+    assert once.calls == 1 + 8 + N
     with refused(cw.errors.DataError, "data-by-epoch", source="Images"):
         cw.fit(recipe(source), on=cw.On(devices=1, feed="device"), **QUIET)
 
@@ -87,6 +91,7 @@ def test_what_is_known_to_draw_nothing_is_read_once():
     assert all(isinstance(by_epoch(source, 0), Drawn) for source in drawn)
 
 
+@pytest.mark.slow
 def test_draws_of_an_epoch_are_independent_of_those_of_others():
     class Draws:
         def __len__(self):

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from chipwise.base.errors import DataError
 from chipwise.data import ImageFolder
 from chipwise.data.images import decode
 from chipwise.data.sources import materialize, nbytes, take
-from chipwise.errors import DataError
 from refusals import refused
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from chipwise.base.errors import DataError
 from chipwise.data.originals import read_idx
-from chipwise.errors import DataError
 from refusals import refused
 
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
+from chipwise.base.errors import DataError
 from chipwise.data import images
 from chipwise.data.images import MAX_PIXELS, Encoded, covering, decode
-from chipwise.errors import DataError
 from pictures import encoded, smooth
 from refusals import refused
 

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ def test_an_epoch_is_a_permutation_of_all_examples(seed, epoch, n):
     assert sorted(permutation(seed, epoch, n)) == list(range(n))
 
 
+@pytest.mark.slow
 @given(st.integers(0, 5), sizes, st.integers(0, 200), st.integers(0, 200), st.integers(0, 200))
 def test_any_cut_of_the_stream_gives_the_same_stream(seed, n, a, b, c):
     a, b, c = sorted((a, b, c))

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 import chipwise as cw
 from chipwise.data import PackedFolder, materialize, packed, take, write_packed
+from chipwise.data.compared import changed_data, compared
 from chipwise.data.images import decode
 from chipwise.data.manifest import header, render
 from chipwise.data.pack import Writer
-from chipwise.data.sources import data_digest, empty, spec_of
+from chipwise.data.sources import empty, spec_of
 from chipwise.data.stages import Stages
 from refusals import refused
 
@@ -350,6 +351,11 @@ def test_encoded_images_come_back_as_they_were_and_decoded(tmp_path):
     source.verify()
 
 
+def unlike(before, now):
+    """The parts in which the texts of two packs differ."""
+    return dict(changed_data({"": before}, {"": now})).get("", [])
+
+
 def test_packs_of_the_same_images_agree_and_others_do_not(tmp_path):
     from PIL import Image
 
@@ -361,23 +367,27 @@ def test_packs_of_the_same_images_agree_and_others_do_not(tmp_path):
 
     def digest(name, **options):
         Packing(tmp_path / "photos", tmp_path / name, workers=1, **options).run()
-        return data_digest(PackedFolder(tmp_path / name))
+        return compared(PackedFolder(tmp_path / name)).text
 
     photos(tmp_path / "cut"), photos(tmp_path / "whole", shard_bytes=1 << 20)
     cut, whole = (PackedFolder(tmp_path / name) for name in ("cut", "whole"))
-    assert cut.manifest["shards"] != whole.manifest["shards"] and data_digest(cut) == data_digest(whole)
+    assert cut.manifest["shards"] != whole.manifest["shards"] and compared(cut) == compared(whole)
     raw = digest("raw", size=8)
-    assert raw == digest("jpeg", store="jpeg") == digest("larger", size=12)
-    assert raw.startswith("pack:")
+    assert raw.startswith("pack:") and not unlike(raw, digest("jpeg", store="jpeg"))
+    assert unlike(raw, digest("larger", size=12)) == ["records"]
+    assert not unlike(raw.partition(" ")[0], raw)  # of an earlier version
     (tmp_path / "photos" / "b" / "4.jpg").write_bytes((tmp_path / "photos" / "b" / "3.jpg").read_bytes())
     more = digest("more", size=8)
     (tmp_path / "photos" / "b" / "4.jpg").rename(tmp_path / "photos" / "a" / "4.jpg")
-    assert len({raw, more, digest("moved", size=8)}) == 3
+    moved = digest("moved", size=8)
+    assert "pack" in unlike(more, moved) and len({raw, more, moved}) == 3
+    Image.new("RGB", (16, 16), (200, 9, 9)).save(tmp_path / "photos" / "a" / "4.jpg")
+    assert unlike(moved, digest("repainted", size=8)) == ["records"]
 
 
 def test_without_names_packs_agree_by_their_bytes(tmp_path):
     pack(tmp_path / "one"), pack(tmp_path / "same"), pack(tmp_path / "other", n=6)
-    one, same, other = (data_digest(PackedFolder(tmp_path / n)) for n in ("one", "same", "other"))
+    one, same, other = (compared(PackedFolder(tmp_path / n)).text for n in ("one", "same", "other"))
     assert one == same != other
 
 

@@ -3,11 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import chipwise as cw
+from chipwise.base.errors import DataError, RecipeError
 from chipwise.data.cached import constant
-from chipwise.errors import DataError, RecipeError
 from refusals import refused
+
+pytestmark = pytest.mark.as_users_compile
 
 LENGTH = 4
 TEXTS = [
@@ -37,6 +40,7 @@ class Drawing:
         return {"token": np.arange(np.random.randint(1, 5))}
 
 
+@pytest.mark.slow
 def test_a_masked_loss_does_not_depend_on_the_padding():
     def loss(params, state, batch, key, train):
         values = jnp.where(batch["seen"], params["w"][batch["token"]], 0.0).sum(axis=1)

@@ -18,11 +18,11 @@ from urllib.parse import unquote
 import fsspec
 import pytest
 
+from chipwise.base.errors import DataError
+from chipwise.base.facts import fact
 from chipwise.data import remote, take
 from chipwise.data.datasets import mnist
 from chipwise.data.remote import local
-from chipwise.errors import DataError
-from chipwise.words.facts import fact
 from refusals import refused
 
 FOLDER = {f"{c}/{i} big.jpg": f"{c}{i}".encode() * (50 + i) for c in ("cat", "dog") for i in range(3)}
@@ -479,6 +479,7 @@ def test_ctrl_c_ends_a_big_file_too(server, monkeypatch):
         local(f"{server.url}/x.tar", say=say)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["file's header", "file", "manifest"])
 def test_a_server_that_drips_is_given_up(server, where, monkeypatch):
     monkeypatch.setattr(remote, "SILENCE_SECONDS", 0.3)

@@ -14,7 +14,9 @@ from PIL import Image
 import chipwise as cw
 from chipwise.data import PackedFolder
 from chipwise.data.pack import pack
-from chipwise.recipe import settings
+from chipwise.recipe.recipe_file import import_file
+
+pytestmark = pytest.mark.as_users_compile
 
 QUIET = {"progress": "none", "eval_every": None}
 
@@ -61,7 +63,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def of(made):
-    return settings.import_file("same_bits", str(made / "recipe.py")).of
+    return import_file("same_bits", str(made / "recipe.py")).of
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,7 @@ def loose(made, of):
     ).fingerprint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["raw", "jpeg"])
 @pytest.mark.parametrize("feed", ["host", "device"])
 def test_a_pack_is_the_loose_files(made, of, loose, store, feed):
@@ -93,6 +96,7 @@ def test_any_number_of_devices(made, of, loose, devices, store, feed):
     assert result.devices["count"] == devices and result.fingerprint == loose
 
 
+@pytest.mark.slow
 def test_stopped_in_mid_epoch_and_gone_on_from_elsewhere(made, of, loose, tmp_path):
     cw.fit(
         of(cw.data.ImageFolder(made / "photos")),

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chipwise.base.errors import DataError
 from chipwise.data.sources import Arrays, Lazy, check_labels, fill, materialize, nbytes, spec_of, take
-from chipwise.errors import DataError
 from refusals import refused
 
 
@@ -57,6 +57,13 @@ def test_memory_mapped_columns_are_not_copied(tmp_path):
     assert np.shares_memory(materialize(source)["image"], mapped)
     got = take(source, [3])["image"]
     assert type(got) is np.ndarray and (got == images()[[3]]).all()
+
+
+def test_rows_of_a_view_are_taken_without_copying_all_of_it():
+    view = np.broadcast_to(np.arange(4, dtype=np.float32), (1 << 40, 4))  # 16 TB
+    source = Arrays(x=view)
+    for rows in (source.take(np.array([5, 1 << 39])), take(source, np.array([0, (1 << 40) - 1]))):
+        np.testing.assert_array_equal(rows["x"], view[:2])
 
 
 def test_materialize_makes_columns_contiguous():
@@ -130,6 +137,47 @@ def test_float64_infinity_stays_and_overflow_is_refused():
 def test_what_arrays_refuses(columns, code, facts):
     with refused(DataError, code, **facts):
         Arrays(**columns)
+
+
+MASKED = np.ma.masked_greater(np.arange(10.0), 8)  # the last is 9 below its mask
+
+
+class Giving:
+    """A source that takes several examples at once."""
+
+    spec = {"x": jax.ShapeDtypeStruct((), np.float32)}  # noqa: RUF012
+
+    def __len__(self):
+        return 10
+
+    def take(self, indices):
+        return {"x": MASKED[indices].astype(np.float32)}
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: Arrays(x=MASKED),
+        lambda: Arrays(x=list(MASKED[:, None])),
+        lambda: Arrays(x=[1.0, np.ma.masked]),
+        lambda: materialize(Lazy(10, {"x": jax.ShapeDtypeStruct((), np.float32)}, lambda: {"x": MASKED})),
+        lambda: take([{"x": row} for row in MASKED[:, None]], [0, 9]),
+        lambda: take([{"x": row, "y": 0} for row in MASKED[:, None]], [0, 9]),
+        lambda: take(Giving(), [0, 9]),
+        lambda: fill(Giving(), np.arange(8, 10), {"x": np.empty(2, np.float32)}),
+        lambda: spec_of([{"x": MASKED}]),
+    ],
+)
+def test_masked_values_are_refused_at_every_door(read):
+    with refused(DataError, "column-masked", column="x"):
+        read()
+
+
+def test_a_mask_that_masks_nothing_is_an_array():
+    np.testing.assert_array_equal(Arrays(x=MASKED[:9]).columns["x"], np.arange(9))
+    assert take(Giving(), [0, 8])["x"].tolist() == [0, 8]
+    filled = Arrays(x=MASKED.filled(np.nan)).columns["x"]
+    assert np.isnan(filled[9]) and type(filled) is np.ndarray
 
 
 def test_labels_at_both_ends_of_the_range_pass():

@@ -6,11 +6,11 @@ import tarfile
 
 import pytest
 
+from chipwise.base.errors import DataError
 from chipwise.data import folder
 from chipwise.data.pack.packing import pack
 from chipwise.data.pack.recognise import listing_of
 from chipwise.data.pack.tokenise import TextForm
-from chipwise.errors import DataError
 from pictures import write
 from refusals import refused
 

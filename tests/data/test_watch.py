@@ -13,6 +13,8 @@ from chipwise.data import stage, write_packed
 from chipwise.data.packed import PackedFolder
 from slow_source import Numbers
 
+pytestmark = pytest.mark.as_users_compile
+
 QUIET = {"progress": "none", "on": cw.On(devices=1, feed="host")}
 
 
@@ -57,6 +59,7 @@ def starved(tmp_path_factory):
     return cw.fit(recipe(Numbers(seconds=0.008), steps=60), folder, log_every="20st", **QUIET), folder
 
 
+@pytest.mark.slow
 def test_a_slow_source_is_found_out(starved):
     result, _ = starved
     feed = result.feed
@@ -71,6 +74,7 @@ def test_a_slow_source_is_found_out(starved):
     assert result.seconds["wait_data"] == pytest.approx(feed["waited_seconds"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_run_folder_says_it_too(starved):
     result, folder = starved
     logged = [row for row in rows(folder) if "train/loss" in row]
@@ -86,20 +90,21 @@ def test_the_run_folder_says_it_too(starved):
 
 
 @pytest.mark.slow
-def test_two_seconds_an_image_is_99_percent_waiting():
+def test_half_a_second_an_image_is_nearly_all_waiting():
     class Slow(Numbers):
         def __getitem__(self, index):
             with stage("transform"):
-                time.sleep(2.0)
+                time.sleep(0.5)
             return super().__getitem__(index)
 
     slow = Slow()
     feed = cw.fit(recipe(slow, batch=2, steps=8), **QUIET).feed
-    assert feed["waited_share"] > 0.985
-    assert feed["waited_seconds_by_stage"]["transform"] > 0.98 * feed["waited_seconds"]
+    assert feed["waited_share"] > 0.9  # the rest is the step, which a busy machine slows
+    assert feed["waited_seconds_by_stage"]["transform"] > 0.9 * feed["waited_seconds"]
     assert feed["code"] == "input-bound" and feed["advice"]["code"] == "feed-try-augment"
 
 
+@pytest.mark.slow
 def test_packed_data_keeps_the_device_busy(tmp_path):
     rng = np.random.default_rng(0)
     columns = {
@@ -112,6 +117,7 @@ def test_packed_data_keeps_the_device_busy(tmp_path):
     assert result.feed["code"] == "fed"
 
 
+@pytest.mark.slow
 def test_resident_data_is_not_waited_for(tmp_path):
     result = cw.fit(recipe(cw.data.Cached(Numbers())), tmp_path, **{**QUIET, "on": cw.On(devices=1)})
     assert result.feed["data"] == "on the device" and result.feed["code"] == "data-resident"

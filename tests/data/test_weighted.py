@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 
 import chipwise as cw
+from chipwise.base.errors import DataError
 from chipwise.data import Weighted, order
-from chipwise.data.sources import data_digest, take
+from chipwise.data.compared import compared
+from chipwise.data.sources import take
 from chipwise.data.weighted import by_epoch
 from refusals import refused
+
+pytestmark = pytest.mark.as_users_compile
 
 N = 40
 SOURCE = cw.Arrays(x=np.arange(N, dtype=np.float32)[:, None], label=(np.arange(N) < 4).astype(np.int32))
@@ -65,11 +69,12 @@ def recipe(source):
     return cw.Recipe(task=task, batch=8, replicas=8, duration="4ep", optimizer=cw.sgd(lr=0.1), seed=3)
 
 
+@pytest.mark.slow
 def test_the_same_bits_on_any_devices_and_after_a_stop(tmp_path):
     quiet = {"progress": "none", "eval_every": None}
     first = cw.fit(recipe(Weighted(SOURCE, WEIGHTS)), on=cw.On(devices=1), log_every="1ep", **quiet)
     at = {"run": tmp_path / "run", **quiet}
-    cw.fit(recipe(Weighted(SOURCE, WEIGHTS)), on=cw.On(devices=8), stop_after="7st", **at)
+    cw.fit(recipe(Weighted(SOURCE, WEIGHTS)), on=cw.On(devices=3), stop_after="7st", **at)
     again = cw.fit(recipe(Weighted(SOURCE, WEIGHTS)), on=cw.On(devices=2), **at)
     assert again.fingerprint == first.fingerprint
     assert abs(first.metrics["train/rare"] - 20 / 40) < 0.06
@@ -78,11 +83,18 @@ def test_the_same_bits_on_any_devices_and_after_a_stop(tmp_path):
 
 
 def test_a_run_does_not_go_on_with_other_weights():
-    one, same, other = (data_digest(Weighted(SOURCE, w)) for w in (WEIGHTS, WEIGHTS * 1.0, WEIGHTS + 1))
-    assert one == same and len({one, other, data_digest(SOURCE)}) == 3
+    one, same, other = (compared(Weighted(SOURCE, w)).text for w in (WEIGHTS, WEIGHTS * 1.0, WEIGHTS + 1))
+    assert one == same and len({one, other, compared(SOURCE).text}) == 3
 
 
 @pytest.mark.parametrize("weights", [np.ones(N - 1), np.zeros(N), -np.ones(N), np.full(N, np.inf), [[1.0]]])
 def test_other_weights_are_refused(weights):
     with refused(cw.errors.DataError, "weights-wrong", n=N):
         Weighted(SOURCE, weights)
+
+
+def test_weights_inside_another_source_are_refused():
+    with refused(DataError, "weights-inside", outer="Cached"):
+        by_epoch(cw.data.Cached(Weighted(SOURCE, WEIGHTS)), 0)
+    with refused(DataError, "weights-inside", outer="Renamed"):
+        by_epoch(cw.data.Renamed(Weighted(SOURCE, WEIGHTS), ("a", "b")), 0)

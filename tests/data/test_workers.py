@@ -60,6 +60,7 @@ def test_threads_write_every_row(count, n):
         np.testing.assert_array_equal(got[name], column)
 
 
+@pytest.mark.slow
 def test_processes_write_every_row_and_tell_their_time(tmp_path, monkeypatch):
     source = Numbers(seconds=0.001)
     (tmp_path / "multiprocessing.py").write_text("")  # in the current folder, perhaps of others: not imported
@@ -79,6 +80,7 @@ def test_processes_write_every_row_and_tell_their_time(tmp_path, monkeypatch):
         workers.close()
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_or_dies_is_an_error():
     workers = Workers(Numbers(bad=7, dies=8), "processes:1")
     try:

@@ -7,11 +7,11 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.atomic import hold
+from chipwise.base.locks import hold
 from chipwise.deploy import export as module
 from chipwise.deploy import formats
 from chipwise.deploy.model import Trained
-from chipwise.engine import keys
+from chipwise.step import keys
 from refusals import refused
 
 NEEDS = {"stablehlo": "flatbuffers", "onnx": "jax2onnx", "safetensors": "safetensors"}
@@ -39,7 +39,9 @@ def small(**changes):
     return Trained(tasks.recipe(task=tasks.task(**settings)), params, state)
 
 
-@pytest.mark.parametrize("to", NEEDS)
+@pytest.mark.parametrize(
+    "to", [pytest.param(to, marks=() if to == "stablehlo" else pytest.mark.slow) for to in NEEDS]
+)
 def test_every_format_runs_elsewhere_and_gives_the_same(tmp_path, to):
     pytest.importorskip(NEEDS[to])
     model = untrained("digits")
@@ -69,6 +71,7 @@ def exported(name, to, folder, examples):
     return made, module.take(source, np.arange(examples))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_transformers_run_in_onnx_runtime_and_give_the_same(tmp_path, name):
     made, rows = exported(name, "onnx", tmp_path, 5)
@@ -79,6 +82,7 @@ def test_transformers_run_in_onnx_runtime_and_give_the_same(tmp_path, name):
 
 
 @pytest.mark.slow
+@pytest.mark.drawn
 @pytest.mark.parametrize("to", NEEDS)
 @pytest.mark.parametrize(
     "name",
@@ -102,6 +106,7 @@ def test_the_stablehlo_is_read_by_jax_alone_with_any_batch(tmp_path):
         np.testing.assert_allclose(found, cw.predict(model, cw.Arrays(x=x)).outputs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_onnx_file_says_what_it_is(tmp_path):
     pytest.importorskip("jax2onnx")
     import onnx
@@ -146,6 +151,7 @@ def test_weights_leave_a_task_without_predict(tmp_path, monkeypatch):
         cw.export(small(), "safetensors", tmp_path / "n.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["stablehlo", "onnx"])
 @pytest.mark.parametrize(
     "counts",
@@ -163,6 +169,7 @@ def test_a_predict_that_needs_the_number_of_examples_is_told_so(tmp_path, to, co
     assert caught.value.facts["where"].startswith(" at test_export.py:")
 
 
+@pytest.mark.slow
 def test_a_file_that_its_own_library_cannot_run_is_not_written(tmp_path):
     pytest.importorskip("jax2onnx")
     model = small(
@@ -256,7 +263,7 @@ def test_a_folder_is_never_replaced(tmp_path):
 
 
 def test_what_a_killed_export_left_is_removed_by_the_next_one(tmp_path):
-    beside = tmp_path / ".m.export"
+    beside = tmp_path / ".m.making"
     (beside / "tmp1").mkdir(parents=True)
     (beside / "tmp1" / "model.safetensors").write_bytes(b"half")
     with hold(beside), refused(cw.errors.RunError, "folder-in-use", path=str(beside)):

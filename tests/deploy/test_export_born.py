@@ -39,13 +39,14 @@ def born_in_torch():
     return trained(cw.torch.task(net, nn.CrossEntropyLoss(), train=data, eval=data))
 
 
-@pytest.mark.parametrize("to", NEEDS)
+@pytest.mark.parametrize("to", ["stablehlo", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_a_model_from_pytorch_leaves_in_every_format(tmp_path, born_in_torch, to):
     pytest.importorskip(NEEDS[to])
     made = cw.export(born_in_torch, to, tmp_path / "m")
     assert made.examples == 40 and made.labels_differ == 0 and made.difference < 1e-4
 
 
+@pytest.mark.slow
 def test_a_model_from_keras_leaves(tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     pytest.importorskip("keras")
@@ -63,6 +64,7 @@ def test_a_model_from_keras_leaves(tmp_path, monkeypatch):
     assert made.labels_differ == 0 and made.difference < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [{"scale_factor": 2}, {"scale_factor": 1.5}, {"size": (7, 3)}])
 def test_nearest_upsampling_of_pytorch_leaves_too(tmp_path, scale):
     torch = pytest.importorskip("torch")
@@ -76,6 +78,7 @@ def test_nearest_upsampling_of_pytorch_leaves_too(tmp_path, scale):
     assert cw.export(model, "onnx", tmp_path / "m").difference < 1e-5
 
 
+@pytest.mark.slow
 def test_an_equinox_model_leaves(tmp_path):
     eqx = pytest.importorskip("equinox")
     pytest.importorskip("flatbuffers")

@@ -9,10 +9,12 @@ import pytest
 from flax import nnx
 
 import chipwise as cw
+from chipwise.base.errors import DataError, DivergedError, RecipeError, RunError
 from chipwise.data.pack.tokenise import BYTES, TextForm
 from chipwise.deploy.generation import Continuation
-from chipwise.errors import DataError, DivergedError, RecipeError, RunError
 from refusals import refused
+
+pytestmark = pytest.mark.slow
 
 PROMPTS = [[5, 6, 7], [9], [1, 2, 3, 4, 5, 6, 7, 8]]
 SIZES = {"depth": 2, "width": 32, "heads": 4, "context": 24, "vocabulary": 257}
@@ -242,7 +244,6 @@ def theirs(name):
     return transformers.LlamaForCausalLM(config), cw.load(name, settings(name, context=256), synthetic=True)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [*SETTINGS, "qwen3"])
 def test_200_greedy_tokens_are_those_of_transformers(torch, tmp_path, name):

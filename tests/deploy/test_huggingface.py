@@ -12,9 +12,11 @@ import pytest
 from flax import nnx
 
 import chipwise as cw
-from chipwise.data.pack.tokenise import TextForm
+import published_texts as published
+from chipwise.base.errors import DataError, RecipeError
+from chipwise.data.pack.tokenise import TextForm, tokenizer_of
+from chipwise.deploy.huggingface import ends_of, folder_files
 from chipwise.deploy.model import Trained
-from chipwise.errors import DataError, RecipeError
 from chipwise.interop.nnx import functional
 from chipwise.models.bert import BERT
 from chipwise.models.resnet50 import ResNet50
@@ -121,6 +123,7 @@ def test_the_same_logits_both_ways(torch, tmp_path, kind):
     here = ours(model.recipe, model.params, model.state, x)
     assert np.ptp(here) > 0.1
     np.testing.assert_allclose(theirs(torch, net, x), here, rtol=0, atol=1e-5 * max(1, np.abs(here).max()))
+    torch.manual_seed(0)
     for tensor in net.state_dict().values():  # other weights, saved by transformers, come here
         if tensor.is_floating_point():
             tensor.mul_(0.8).add_(0.1 * torch.rand(tensor.shape))
@@ -132,6 +135,7 @@ def test_the_same_logits_both_ways(torch, tmp_path, kind):
     np.testing.assert_allclose(ours(model.recipe, params, state, x), want, rtol=0, atol=atol)
 
 
+@pytest.mark.slow
 def test_what_is_written_without_transformers(gpt2, tmp_path):
     folder = written(gpt2, tmp_path / "m")
     assert {file.name for file in folder.iterdir()} == {"config.json", "model.safetensors"}
@@ -142,6 +146,7 @@ def test_what_is_written_without_transformers(gpt2, tmp_path):
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, again, gpt2.params)))
 
 
+@pytest.mark.slow
 def test_another_use_of_equal_arrays_is_refused(gpt2, tmp_path):
     folder = written(gpt2, tmp_path / "m")
     weights, config = cw.pretrained(folder), json.loads((folder / "config.json").read_text())
@@ -162,6 +167,7 @@ def test_another_use_of_equal_arrays_is_refused(gpt2, tmp_path):
     assert cw.pretrained(folder).start(gpt2.recipe.task)
 
 
+@pytest.mark.slow
 def test_positions_of_a_llama_are_compared_and_tied_tables_are_read(tmp_path):
     model = moved(MODELS["llama"][0]())
     folder = written(model, tmp_path / "m")
@@ -192,6 +198,7 @@ def test_positions_of_a_llama_are_compared_and_tied_tables_are_read(tmp_path):
 SIZED = {k: make for k, (make, x) in MODELS.items() if x is TOKENS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SIZED)
 def test_a_folders_sizes_make_the_recipe(tmp_path, kind):
     """Of weights in bfloat16, as most are published."""
@@ -212,6 +219,7 @@ def test_a_folders_sizes_make_the_recipe(tmp_path, kind):
         cw.pretrained(folder).recipe()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("there,here", [("qwen3", "llama"), ("llama", "qwen3")])
 def test_norms_of_queries_are_not_left_out(tmp_path, there, here):
     folder = written(moved(SIZED[there](head_dim=6)), tmp_path / "m")
@@ -286,6 +294,7 @@ def test_a_name_of_the_hub_is_taken_from_its_cache_or_refused(gpt2, tmp_path, mo
     assert cw.pretrained("hf://some/gpt2").start(gpt2.recipe.task).weights
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_packs_tokenizer_goes_along(tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
@@ -305,3 +314,64 @@ def test_the_packs_tokenizer_goes_along(tmp_path):
     transformers = pytest.importorskip("transformers")
     cut = transformers.AutoTokenizer.from_pretrained(folder)
     assert cut("two one").input_ids == [2, 1] and cut.eos_token_id == 0
+
+
+def packed(path, tokenizer):
+    (path / "book.txt").write_text(" ".join(published.TEXTS))
+    cw.pack(path / "book.txt", path / "pack", text=TextForm(tokens=17, tokenizer=tokenizer), split=0.2)
+    return str(path / "pack")
+
+
+@pytest.mark.parametrize("kind", published.KINDS)
+def test_what_a_folder_says_of_texts_is_written_again(tmp_path, kind):
+    made = published.folder(tmp_path / "there", kind)
+    there, sizes = (
+        tmp_path / "there",
+        SIZES | {"vocabulary": made.get_vocab_size(), "kv_heads": 1, "hidden": 24},
+    )
+    first = moved(
+        cw.load("llama-8b", [f"{k}={v}" for k, v in (sizes | {"shards": 1}).items()], synthetic=True)
+    )
+    for file in written(first, tmp_path / "m").iterdir():
+        file.rename(there / file.name)
+    config = json.loads((there / "config.json").read_text()) | published.ids(kind, made)
+    (there / "config.json").write_text(json.dumps(config))
+    told = json.loads((there / "tokenizer_config.json").read_text()) | {"auto_map": {"AutoTokenizer": "x.py"}}
+    (there / "tokenizer_config.json").write_text(json.dumps(told))
+    own = there / "tokenizer.json"
+    recipe = cw.pretrained(there).recipe(packed(tmp_path, own), ["context=16", "shards=1"])
+    files, _ = folder_files(dataclasses.replace(first, recipe=recipe))
+    assert files["tokenizer.json"] == own.read_bytes()
+    again = {
+        name: json.loads(files[f"{name}.json"])
+        for name in ("config", "tokenizer_config", "generation_config")
+    }
+    assert again["generation_config"] == json.loads((there / "generation_config.json").read_text())
+    assert {name: again["config"][name] for name in published.ids(kind, made)} == published.ids(kind, made)
+    del told["auto_map"]
+    adds = {"add_bos_token": kind != "qwen3", "add_eos_token": False, "model_max_length": 16}
+    assert again["tokenizer_config"] == told | adds
+    assert files.get("chat_template.jinja") == (published.CHAT.encode() if kind == "llama3" else None)
+    ends = published.ids(kind, made)["eos_token_id"]
+    cut = tokenizer_of(recipe.task.train, recipe.task.known_texts)
+    assert ends_of(recipe.task.texts, cut) == (ends if isinstance(ends, list) else [ends])
+
+
+def test_the_end_of_the_pack_ends_texts_beside_those_of_the_folder(tmp_path):
+    """A tokenizer alone, whose end is found by its name: the model learns that one."""
+    made = published.tokenizer("qwen3")
+    made.save(str(tmp_path / "t.json"))
+    sizes = SIZES | {"vocabulary": made.get_vocab_size()}
+    recipe = cw.load(
+        "gpt2-124m", [f"{k}={v}" for k, v in sizes.items()], packed(tmp_path, tmp_path / "t.json")
+    )
+    said, end = made.token_to_id("<|im_end|>"), made.token_to_id("<|endoftext|>")
+    told = {"bos_token_id": None, "eos_token_id": said}
+    texts = {"config.json": told, "generation_config.json": told}
+    task = dataclasses.replace(recipe.task, texts=texts)
+    files, _ = folder_files(moved(dataclasses.replace(recipe, task=task)))
+    for name in texts:
+        assert json.loads(files[name])["eos_token_id"] == [said, end], name
+        assert json.loads(files[name])["bos_token_id"] is None
+    plain = json.loads(folder_files(moved(recipe))[0]["config.json"])
+    assert (plain["bos_token_id"], plain["eos_token_id"]) == (end, end)

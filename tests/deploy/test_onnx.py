@@ -12,8 +12,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 import chipwise as cw
 from chipwise.deploy.onnx import to_onnx
-from chipwise.models.attention import Mask
 from chipwise.models.attention_blocks import blocks
+from chipwise.models.attention_mask import Mask
 from refusals import refused
 
 runtime = pytest.importorskip("onnxruntime")
@@ -103,7 +103,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+FAST = {"argmax", "branch", "clip", "conv", "matmul", "max pool", "pad", "select", "softmax", "sort"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in CASES]
+)
+@pytest.mark.drawn(share=0.25)
 def test_an_operation_gives_what_jax_gives(name):
     def function(inputs):
         return {"y": CASES[name](inputs["x"])}

@@ -9,8 +9,8 @@ import pytest
 
 import chipwise as cw
 from chipwise.deploy.model import Trained
-from chipwise.engine.freeze import whole_params
-from chipwise.engine.state import init_state
+from chipwise.step.freeze import whole_params
+from chipwise.step.state import init_state
 from refusals import refused
 
 SIZES = ["context=16", "vocabulary=20", "depth=2", "width=8", "heads=2"]
@@ -39,6 +39,7 @@ def model(name, weights=None, **changes):
     return Trained(recipe, whole_params(apart, frozen), {}, apart=apart), frozen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_its_arrays_give_the_merged_weights(name, tmp_path):
     numpy = pytest.importorskip("safetensors.numpy")
@@ -59,6 +60,7 @@ def test_its_arrays_give_the_merged_weights(name, tmp_path):
     np.testing.assert_allclose(frozen + SCALE * (b @ a).T, whole, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_peft_has_no_place_for(tmp_path):
     made, _ = model("gpt2")
     of_functions = dataclasses.replace(

@@ -7,7 +7,7 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.atomic import hold
+from chipwise.base.locks import hold
 from chipwise.deploy import predictions as module
 from chipwise.deploy.model import Trained
 from refusals import refused
@@ -30,6 +30,7 @@ def trained(**changes):
 EXPECTED = np.asarray(logits(PARAMS, STATE, {"x": tasks.data(53, 1).columns["x"]}))
 
 
+@pytest.mark.slow
 def test_a_result_predicts_its_evaluation_data():
     recipe = tasks.recipe(
         task=tasks.task(predict=logits, loss=tasks.plain_loss, augment=None, class_names=NAMES),
@@ -52,6 +53,7 @@ def test_accuracy_is_of_labels_that_the_data_has():
     assert cw.predict(trained(), cw.Arrays(x=tasks.data(9).columns["x"]), on=ONE).accuracy is None
 
 
+@pytest.mark.slow
 def test_the_average_is_used_where_the_recipe_has_one(tmp_path):
     recipe = tasks.recipe(
         task=tasks.task(predict=logits, loss=tasks.plain_loss, augment=None), duration="3st", ema=0.5
@@ -90,17 +92,17 @@ def test_a_file_has_every_example_once_and_in_order(tmp_path, suffix):
     np.testing.assert_allclose([float(row["probability"]) for row in rows], chances.max(1), rtol=1e-5)
 
 
-class Stops:
-    """A source that cannot be read past an example, once."""
+class Named:
+    """A source whose examples have names, and that cannot be read past an example."""
 
-    def __init__(self, at):
-        self.of, self.at = tasks.data(53, 1), at
+    def __init__(self, stops_at=53):
+        self.of, self.stops_at = tasks.data(53, 1), stops_at
 
     def __len__(self):
         return len(self.of)
 
     def __getitem__(self, index):
-        if self.at is not None and index >= self.at:
+        if index >= self.stops_at:
             raise cw.errors.DataError("source-empty")
         return self.of[index]
 
@@ -108,77 +110,54 @@ class Stops:
         return f"x/{index}.jpg"
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
-def test_the_same_call_goes_on_after_a_stop_on_other_devices_with_the_same_bytes(
-    tmp_path, monkeypatch, suffix
-):
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_file_of_several_parts_has_the_same_bytes_on_any_devices(tmp_path, monkeypatch, suffix):
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
     monkeypatch.setattr(module, "_PART_ROWS", 8)
-    whole, out = tmp_path / f"whole{suffix}", tmp_path / f"p{suffix}"
-    cw.predict(trained(), Stops(None), on=ONE, out=whole, batch=4)
-    with refused(cw.errors.DataError, "source-empty"):
-        cw.predict(trained(), Stops(37), on=cw.On(devices=2), out=out, batch=4)
-    assert not out.exists()
-    parts = sorted(p.name for p in (tmp_path / f".{out.name}.parts").glob("0*"))
-    assert parts and all(int(p[:12]) % BLOCK == 0 for p in parts)
-    said = []
-    found = cw.predict(trained(), Stops(None), on=cw.On(devices=8), out=out, batch=4, say=said.append)
-    assert said[0].code == "predict-resumed" and said[0]["done"] == BLOCK * len(parts)
-    assert out.read_bytes() == whole.read_bytes()
+    written, said = [], []
+    for devices, batch in ((1, 4), (2, None), (8, 16)):
+        out = tmp_path / f"{devices}{suffix}"
+        found = cw.predict(
+            trained(), Named(), on=cw.On(devices=devices), out=out, batch=batch, say=said.append
+        )
+        written.append(out.read_bytes())
+    assert written[0] == written[1] == written[2]
+    assert [one["done"] for one in said[:3]] == [BLOCK, 2 * BLOCK, 3 * BLOCK]
     right = EXPECTED.argmax(1) == tasks.data(53, 1).columns["label"]
     assert found.accuracy == pytest.approx(right.mean())
-    assert sorted(p.name for p in tmp_path.iterdir()) == [out.name, whole.name]
 
 
-def test_parts_of_other_predictions_are_refused_and_fresh_replaces_them(tmp_path, monkeypatch):
+def test_predictions_that_stop_leave_no_file_and_begin_again(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_PART_ROWS", 8)
     out = tmp_path / "p.csv"
     with refused(cw.errors.DataError, "source-empty"):
-        cw.predict(trained(), Stops(37), on=ONE, out=out, batch=4)
-    with refused(cw.errors.DataError, "predictions-of-others", differ=["top"]):
-        cw.predict(trained(), Stops(None), on=ONE, out=out, batch=4, top=2)
-    for left in ("whole.csv", "predictions.json.1a2b.part"):  # of a kill while the parts are joined
-        (tmp_path / ".p.csv.parts" / left).write_text("half")
-    cw.predict(trained(), Stops(None), on=ONE, out=out, batch=4, top=2, fresh=True)
+        cw.predict(trained(), Named(stops_at=37), on=ONE, out=out, batch=4)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / ".p.csv.making").mkdir()
+    (tmp_path / ".p.csv.making" / "whole").write_text("half")  # of a kill
+    cw.predict(trained(), Named(), on=ONE, out=out, batch=4)
     assert [path.name for path in tmp_path.iterdir()] == ["p.csv"]
     assert out.read_text().splitlines()[1].startswith("0,x/0.jpg,")
+
+
+def test_a_file_is_replaced_only_by_fresh(tmp_path):
+    out = tmp_path / "p.csv"
+    out.write_text("mine")
     with refused(cw.errors.DataError, "predictions-exist"):
         cw.predict(trained(), on=ONE, out=out)
-
-
-def test_parts_of_other_examples_are_refused(tmp_path, monkeypatch):
-    out = tmp_path / "p.csv"
-    with monkeypatch.context() as stopped:
-        stopped.setattr(module._Job, "_join", lambda job: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            cw.predict(trained(), tasks.data(53, 1), on=ONE, out=out)
-    with refused(cw.errors.DataError, "predictions-of-others", differ=["data"]):
-        cw.predict(trained(), tasks.data(53, 2), on=ONE, out=out)
-    cw.predict(trained(), tasks.data(53, 1), on=ONE, out=out)
-    assert [p.name for p in tmp_path.iterdir()] == ["p.csv"]
+    with refused(cw.errors.DataError, "source-empty"):
+        cw.predict(trained(), Named(stops_at=3), on=ONE, out=out, fresh=True)
+    assert out.read_text() == "mine"
+    cw.predict(trained(), on=ONE, out=out, fresh=True)
+    assert len(out.read_text().splitlines()) == 54
 
 
 def test_one_process_makes_a_file(tmp_path):
-    out, parts = tmp_path / "p.csv", tmp_path / ".p.csv.parts"
-    parts.mkdir()
-    with hold(parts), refused(cw.errors.RunError, "folder-in-use", path=str(parts)):
+    out, beside = tmp_path / "p.csv", tmp_path / ".p.csv.making"
+    beside.mkdir()
+    with hold(beside), refused(cw.errors.RunError, "folder-in-use", path=str(beside)):
         cw.predict(trained(), on=ONE, out=out)
-    (parts / "predictions.json").write_text("[]")  # no job's
-    with refused(cw.errors.DataError, "source-empty"):
-        cw.predict(trained(), Stops(3), on=ONE, out=out)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_gap_between_parts_begins_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_PART_ROWS", 8)
-    whole, out = tmp_path / "whole.csv", tmp_path / "p.csv"
-    cw.predict(trained(), Stops(None), on=ONE, out=whole, batch=4)
-    for at in (37, 21):
-        with refused(cw.errors.DataError, "source-empty"):
-            cw.predict(trained(), Stops(at), on=ONE, out=out, batch=4)
-        next((tmp_path / ".p.csv.parts").glob("000000000000-*")).unlink(missing_ok=True)
-    said = []
-    cw.predict(trained(), Stops(None), on=ONE, out=out, batch=4, say=said.append)
-    assert said[0].code == "predict-done" and out.read_bytes() == whole.read_bytes()
 
 
 def test_outputs_that_are_no_logits_become_columns(tmp_path):

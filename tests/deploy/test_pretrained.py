@@ -8,7 +8,7 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.deploy.pretrained import pretrained
-from chipwise.engine.state import first_state
+from chipwise.step.state import first_state
 from refusals import refused
 
 ONE = cw.On(devices=1)
@@ -31,6 +31,18 @@ def test_a_task_begins_with_the_weights_of_a_file(file):
     for name, value in FIRST[0].items():
         assert np.array_equal(params[name], value)
     assert np.array_equal(state["var"], FIRST[1]["var"]) and state["calls"].dtype == np.int32
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "float8_e4m3fn"])
+def test_quantized_weights_are_refused_by_name(dtype):
+    """Their scales are elsewhere; whole numbers of the task's own, such as counts, are none."""
+    name = next(iter(FIRST[0]))
+    arrays = {**FIRST[0], **FIRST[1], name: np.asarray(jax.numpy.asarray(FIRST[0][name], dtype))}
+    some = [f"{name} {dtype} for float32"]
+    with refused(cw.errors.RecipeError, "weights-quantized", path="arrays", some=some, count=1):
+        pretrained(arrays).start(tasks.task())
+    half = {**arrays, name: FIRST[0][name].astype(np.float16)}
+    assert pretrained(half).start(tasks.task()).weights
 
 
 def test_a_recipe_is_described_with_all_weights_that_it_began_with(file):
@@ -76,6 +88,7 @@ def test_weights_come_before_what_the_data_would_give(file):
     assert np.array_equal(begun.params["w"], FIRST[0]["w"]) and not np.any(begun.params["v"])
 
 
+@pytest.mark.slow
 def test_a_run_is_a_start(tmp_path):
     result = cw.fit(tasks.recipe(duration="2st"), tmp_path / "run", on=ONE, progress="none")
     params, state = pretrained(tmp_path / "run").start(tasks.task()).init(jax.random.key(0))

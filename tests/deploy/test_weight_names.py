@@ -102,6 +102,7 @@ def begun(task):
     return np.asarray(jax.jit(lambda: task.init(jax.random.key(0))[0]["places"])())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("places", [10, 26, 16])
 def test_positions_are_scaled_when_asked(places):
     arrays = of_timm_vit(places=places)

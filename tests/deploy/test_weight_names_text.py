@@ -105,6 +105,7 @@ def test_a_gpt2_is_whole_and_its_matrices_stay():
     np.testing.assert_array_equal(made["blocks.stack.hidden.kernel"][0], arrays["h.0.mlp.c_fc.weight"])
 
 
+@pytest.mark.slow
 def test_padding_is_not_seen_and_text_is():
     task = task_of(partial(BERT, **SIZES, classes=3))
     task = Weights("w", translate(of_bert(), "bert"), "0" * 64).start(task)

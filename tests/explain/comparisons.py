@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from chipwise.base.facts import fact
 from chipwise.explain.compare.comparison import document
 from chipwise.explain.row_sources import read
 from chipwise.machine.fingerprint import Fingerprint
 from chipwise.machine.record import Record, Series
-from chipwise.words.facts import fact
 
 MACHINE = Fingerprint(
     cpu="Some CPU", cores=2, memory_bytes=8 << 30, os="Linux 6.1 x86_64", python="3.12.1",
@@ -87,9 +87,11 @@ def run(
     for k, accuracy in enumerate(accuracies):
         step = 100 * (k + 1)
         when = {"seconds": 100.0 * (k + 1) + seed} if timed else {}
+        rate = speed * (1 + 0.01 * (k + seed))
         log = {
             "train/loss": 1 / (k + 1 + 0.01 * seed),
-            "examples_per_second": speed * (1 + 0.01 * (k + seed)),
+            "steps_per_second": rate / described["batch"],
+            "examples_per_second": rate,
         }
         made += [{"step": step, **log, **when}, {"step": step, "eval/accuracy": accuracy, **when}]
     if diverged:

@@ -10,15 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chipwise.explain import charts
-from chipwise.explain.charts import (
-    Axis,
-    Trace,
-    log_steps,
-    panel,
-    spread_out,
-    stack,
-    steps,
-)
+from chipwise.explain.charts import Axis, Trace, log_steps, panel, spread_out, steps
 
 POSITIVE = st.floats(1e-6, 1e12)
 NUMBERS = st.floats(-1e30, 1e30, allow_subnormal=False)
@@ -98,7 +90,7 @@ def test_what_is_written_on_an_axis():
 def test_every_point_lies_in_the_frame(points, zero, log, second):
     made = panel("a", [Trace("a", "train", points)], zero=zero, y_log=log, x_log=log, second=second)
     assert (made is None) is (not points)
-    for _, plot in made.sizes if made else ():
+    for plot in (made.plot(560, 300), made.plot(370, 260)) if made else ():
         (line,) = plot.lines
         numbers = [float(x) for x in re.findall(r"-?[\d.]+", line.path)]
         for x, y in [*zip(numbers[::2], numbers[1::2], strict=True), *line.dots]:
@@ -118,11 +110,11 @@ def test_thinning_keeps_the_ends_and_every_peak(many):
 
 def test_a_loss_over_decades_is_logarithmic():
     points = [(k, 10.0**-k) for k in range(5)]
-    plot = panel("a", [Trace("a", "train", points)], y_log=True).sizes[0][1]
+    plot = panel("a", [Trace("a", "train", points)], y_log=True).plot(560, 300)
     gaps = [b - a for (_, a), (_, b) in itertools.pairwise(plot.lines[0].dots)]
     assert plot.y_log and gaps == pytest.approx([gaps[0]] * 4)
     with_zero = panel("a", [Trace("a", "train", [*points, (5, 0.0)])], y_log=True)
-    assert not with_zero.sizes[0][1].y_log
+    assert not with_zero.plot(560, 300).y_log
 
 
 def test_the_axis_minds_no_curve_aside():
@@ -130,7 +122,7 @@ def test_the_axis_minds_no_curve_aside():
     near = Trace("a", "s0", ((1.0, 2.0), (2.0, 1.0)))
     far = Trace("b", "s1", ((1.0, 2.0), (2.0, 1e15)), aside=True)
     both, alone, wide = (
-        panel("losses", curves, y_log=True).sizes[0][1]
+        panel("losses", curves, y_log=True).plot(560, 300)
         for curves in ([near, far], [near], [near, replace(far, aside=False)])
     )
     assert both.y_ticks == alone.y_ticks and both.lines[0] == alone.lines[0] and not both.y_log
@@ -148,7 +140,7 @@ def test_marks_levels_and_a_second_axis():
         level=50,
         level_words="median",
     )
-    plot = made.sizes[0][1]
+    plot = made.plot(560, 300)
     assert (made.second, made.mark_words, made.level_words) == (("epoch", 0.1), "resumed", "median")
     assert plot.marks == pytest.approx([(plot.left + plot.right) / 2])
     assert plot.top < plot.level < plot.bottom and [t.label for t in plot.second] == [
@@ -167,16 +159,14 @@ def test_a_key_has_a_name_once():
         Trace(name, charts.style_of(k), [(0, 1.0), (1, 2.0)]) for k, name in enumerate(["a", "a", "b", ""])
     ]
     assert panel("x", curves).key == {"a": "s1 dash0", "b": "s2 dash0"}
+    marked = panel("x", curves, marks=[1], mark_words="m", level=1, level_words="l")
+    assert list(marked.key) == ["a", "b", "l", "m"]
     assert charts.style_of(7) == "s1 dash1"
 
 
-# ---- stacks
-
-
-def test_stacks_add_up_and_stop_at_the_edge():
-    parts = [("a", "first", 1.0), ("b", "none", None), ("c", "no", 0.0), ("d", "last", 3.0)]
-    whole = stack(parts)
-    assert [(p.name, p.share, p.x, p.width) for p in whole] == [("a", 0.25, 0, 25), ("d", 0.75, 25, 75)]
-    assert [p.width for p in stack(parts, full=8.0)] == [12.5, 37.5]
-    assert [p.width for p in stack(parts, full=2.0)] == [50, 50]
-    assert stack([("a", "", None)]) == []
+def test_a_metric_has_a_panel_with_training_and_evaluation():
+    names = [f"{part}/{name}" for part in ("train", "eval") for name in ("f1", "accuracy", "loss")]
+    drawn = [*charts.metric_panels({name: [(0, 1.0), (1, 2.0)] for name in names} | {"eval/top": []})]
+    assert [one.title.split()[0] for one in drawn] == ["loss", "accuracy", "f1"]
+    assert list(drawn[0].key) == ["training", "evaluation"]
+    assert len([*charts.metric_panels({f"eval/{k}": [(0, 1.0)] for k in range(20)})]) == charts.CHARTS

@@ -2,9 +2,13 @@
 
 import xml.etree.ElementTree as ET
 
+import pytest
+
 import chipwise as cw
 import tasks
 from chipwise.explain import display
+from chipwise.explain.charts import metric_panels
+from chipwise.explain.page import fragment
 from chipwise.planner.plans import Plans
 from planner import documents
 
@@ -18,11 +22,12 @@ def parsed(text):
     return tree, tags
 
 
+@pytest.mark.slow
 def test_a_result_shows_its_curves_and_what_it_came_to(tmp_path):
-    result = cw.fit(tasks.recipe(), on=cw.On(devices=1), progress="none", run=tmp_path / "run")
+    result = cw.fit(tasks.quick(), on=cw.On(devices=1), progress="none", run=tmp_path / "run")
     tree, tags = parsed(result._repr_html_())
     text = "".join(tree.itertext())
-    assert {"svg", "path", "pre"} <= tags and result.fingerprint in text
+    assert {"svg", "path", "table"} <= tags and result.fingerprint in text
     assert f"{result.metrics['train/loss']:.4g}" in text
     told = cw.report(tmp_path / "run")
     assert told["kind"] == "run" and "svg" in parsed(told._repr_html_())[1]
@@ -36,9 +41,10 @@ def test_plans_show_their_table():
     assert plans[0].target in plans[0]._repr_html_()
 
 
+@pytest.mark.slow
 def test_answers_show_tables_and_pictures_and_not_reprs(tmp_path):
     """Of `find_lr`, `transfer`, `check` and `sweep`, printed and in a notebook."""
-    recipe, one = tasks.recipe(duration="4st"), cw.On(devices=1)
+    recipe, one = tasks.quick(duration="4st"), cw.On(devices=1)
     rates = cw.find_lr(recipe, steps=12, on=one, progress="none")
     study = cw.sweep(
         recipe, {"batch": ["24", "48"]}, seeds=(0, 1), run=tmp_path / "study", on=one, progress="none"
@@ -46,22 +52,21 @@ def test_answers_show_tables_and_pictures_and_not_reprs(tmp_path):
     answers = {
         "suggestion": rates,
         "why": cw.transfer(recipe, batch=48),
-        "given": cw.check(tasks.recipe(optimizer=cw.sgd(lr=30.0))),
+        "given": cw.check(tasks.quick(optimizer=cw.sgd(lr=30.0))),
         "baseline": study,
     }
     for heading, answer in answers.items():
         tree, tags = parsed(answer._repr_html_())
         text = "".join(tree.itertext())
-        assert "pre" in tags and heading in text and heading in str(answer)
+        assert "table" in tags and heading in text and heading in str(answer)
         assert type(answer).__name__ not in text and type(answer).__name__ not in str(answer)
     for answer in (rates, study):
         assert "svg" in parsed(answer._repr_html_())[1]
-    assert "No doubts" in str(cw.check(tasks.recipe(eval_block=1, optimizer=cw.sgd(lr=0.1), replicas=1)))
+    assert "No doubts" in str(cw.check(tasks.quick(eval_block=1, optimizer=cw.sgd(lr=0.1), replicas=1)))
 
 
 def test_names_of_others_are_text():
     hostile = "<script>alert(1)</script>"
-    tree, _ = parsed(
-        display.written([hostile]) + display.pictures({f"train/{hostile}": [(1, 2.0), (2, 1.0)]})
-    )
+    drawn = metric_panels({f"train/{hostile}": [(1, 2.0), (2, 1.0)]})
+    tree, _ = parsed(fragment([hostile, *drawn]))
     assert hostile in "".join(tree.itertext())

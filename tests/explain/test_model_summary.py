@@ -9,7 +9,8 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.explain.model_summary import layers
+from chipwise.explain.model_summary import layers, parts
+from chipwise.explain.terminal import console, printed
 
 RESNET32 = str(Path(__file__).parents[2] / "examples" / "cifar10_resnet32.py")
 
@@ -18,6 +19,7 @@ def found(recipe):
     return {layer.name: layer for layer in layers(recipe)}
 
 
+@pytest.mark.slow
 def test_products_convolutions_and_norms_are_counted():
     net = found(cw.load(RESNET32, synthetic=True))
     stem, norm, last = net["stem"], net["units/0/norm1"], net["classifier"]
@@ -47,6 +49,17 @@ def test_a_layer_in_a_loop_counts_each_turn_and_products_of_activations_have_no_
 def test_a_task_without_predict_is_traced_by_its_loss(changes):
     net = found(tasks.recipe(task=tasks.task(loss=tasks.plain_loss), **changes))
     assert (net["w"].flops, net["v"].flops, net["w"].output) == (2 * 12 * 16, 2 * 16 * 5, (16,))
+
+
+def test_it_says_what_an_optimizer_of_two_rules_moves_by_which(capsys):
+    recipe = tasks.recipe(task=tasks.task(loss=tasks.plain_loss), optimizer=cw.recipe.muon(lr=0.1))
+    net = found(recipe)
+    kinds = recipe.optimizer.kinds(jax.eval_shape(recipe.task.init, jax.random.key(0))[0])
+    assert {rule for layer in net.values() for rule in layer.rules.values()} == set(jax.tree.leaves(kinds))
+    assert "muon" in net["w"].rules.values()
+    printed(console(width=100), parts(recipe, list(net.values())))
+    assert "moved by" in capsys.readouterr().out
+    assert not found(tasks.recipe())["w"].rules
 
 
 def test_the_command_prints_the_model(capsys):

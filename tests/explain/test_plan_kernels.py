@@ -6,9 +6,9 @@ import io
 import pytest
 from rich.console import Console
 
+from chipwise.base.facts import fact
+from chipwise.compile.hlo.kernel import Kernel, costliest
 from chipwise.explain import plan_kernels
-from chipwise.hlo.kernel import Kernel, costliest
-from chipwise.words.facts import fact
 from planner import documents
 
 
@@ -42,7 +42,7 @@ def test_shares_are_of_the_step_on_the_device():
     assert first.share == pytest.approx(0.01 / whole) and second.share == pytest.approx(0.1 / whole)
     assert first.peak is None and second.peak == pytest.approx(8e12 / 0.1 / 197e12)
     assert first.place == "net.py:3"
-    assert plan_kernels.costliest(plan(*[kernel()] * 12), 10) == [first] * 10
+    assert plan_kernels.costliest(plan(*[kernel()] * 12)) == [first] * 10
     assert plan_kernels.costliest(plan()) == []
 
 

@@ -4,8 +4,8 @@ import dataclasses
 
 from rich.progress import Progress
 
+from chipwise.base.facts import fact
 from chipwise.explain.plan_progress import PlanProgress, plan_progress
-from chipwise.words.facts import fact
 from planner import documents
 
 

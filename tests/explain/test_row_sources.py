@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from chipwise.errors import DataError, RecipeError, RunError
+import run_folders
+from chipwise.base.errors import DataError, RecipeError, RunError
 from chipwise.explain.row import divergence
 from chipwise.explain.row_sources import read
 from explain.comparisons import (
@@ -21,10 +22,13 @@ from refusals import refused
 def test_warm_up_counts_nowhere(tmp_path):
     """Of a run that was resumed to its end, neither the first interval nor the first after the resumption."""
     speeds = (1.0, 100.0, 101.0, 2.0, 102.0, 103.0)
-    rows = [{"step": 10 * (k + 1), "train/loss": 1.0, "examples_per_second": v} for k, v in enumerate(speeds)]
+    rows = [
+        {"step": 10 * (k + 1), "train/loss": 1.0, "examples_per_second": v, "steps_per_second": v / 256}
+        for k, v in enumerate(speeds)
+    ]
     made = run(tmp_path / "a", rows="".join(json.dumps(row) + "\n" for row in rows))
-    result = json.loads((made / "result.json").read_text())
-    (made / "result.json").write_text(json.dumps({**result, "speed": {"intervals": 2}}))
+    starts = [run_folders.started(), run_folders.started(step=30)]
+    (made / "processes.jsonl").write_text("".join(json.dumps(one) + "\n" for one in starts))
     (row,) = read([str(made)])
     assert [v for _, v in row.repeats[0].speeds] == [100.0, 101.0, 102.0, 103.0]
     (row,) = read([str(run(tmp_path / "b", rows=json.dumps(rows[0])))])

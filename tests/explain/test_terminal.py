@@ -5,31 +5,34 @@ import json
 import pytest
 from rich.text import Text
 
-from chipwise.errors import DataError
-from chipwise.explain.terminal import answer, console, lines, table
-from chipwise.words.facts import fact
+from chipwise.base.errors import DataError
+from chipwise.base.facts import fact
+from chipwise.explain.terminal import Title, answer, console, lines, table
+
+MADE = {"chipwise": "1.0", "created": "today"}
 
 
 def test_a_page_is_written_whole_before_anything_is_printed(tmp_path, capsys):
     path = tmp_path / "deep" / "page.html"
-    answer({}, ["[red]a[/red]"], lambda: "<html>", path, False)
-    assert path.read_text() == "<html>" and [p.name for p in path.parent.iterdir()] == ["page.html"]
+    answer(MADE, [Title("b", 1), "[red]a[/red]"], path, False)
+    assert "[red]a[/red]" in path.read_text() and [p.name for p in path.parent.iterdir()] == ["page.html"]
     out = capsys.readouterr().out
-    assert out.startswith("[red]a[/red]\n") and str(fact("written", path=path)) in out
+    assert out.startswith("b\n[red]a[/red]\n") and str(fact("written", path=path)) in out
     (tmp_path / "file").write_text("")
     for closed in (tmp_path / "file" / "page.html", tmp_path / "deep"):
         with pytest.raises(DataError, match="--html"):
-            answer({}, ["a"], lambda: "<html>", closed, False)
-    assert capsys.readouterr().out == "" and path.read_text() == "<html>"
+            answer(MADE, [Title("b", 1)], closed, False)
+    assert capsys.readouterr().out == ""
 
 
 def test_json_is_one_object_and_nothing_else(tmp_path, capsys):
-    answer({"a": 1}, ["a"], lambda: "<html>", tmp_path / "page.html", True)
-    assert json.loads(capsys.readouterr().out) == {"a": 1} and (tmp_path / "page.html").exists()
+    answer(MADE, ["a"], tmp_path / "page.html", True, [Title("of the page", 1)])
+    assert json.loads(capsys.readouterr().out) == MADE
+    assert "of the page" in (tmp_path / "page.html").read_text()
 
 
 def test_cells_are_no_markup_and_move_no_cursor(capsys):
-    answer({}, [table(("a", "b"), [("[red]x[/red]", 3), (Text("y"), "\x1b[31m")])], str, None, False)
+    answer({}, [table(("a", "b"), [("[red]x[/red]", 3), (Text("y"), "\x1b[31m")])], None, False)
     out = capsys.readouterr().out
     assert "[red]x[/red]" in out and "\x1b" not in out and "\\x1b" in out
 

@@ -119,7 +119,8 @@ def problem(case: Case, answer: dict) -> str | None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
+@pytest.mark.drawn
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)
 def test_bad_input_ends_in_a_line(part, tmp_path):
     files, here = tmp_path / "files", tmp_path / "here"

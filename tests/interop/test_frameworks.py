@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import chipwise as cw
-from chipwise.engine.state import abstract_state
 from chipwise.interop.adapter import Data, as_sum, flattened, nested
 from chipwise.recipe import freezing
 from chipwise.recipe.low_rank import Adapter
+from chipwise.step.state import abstract_state
 from refusals import refused
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -136,6 +136,7 @@ def fit(task, devices=1, **changes):
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(share=0.25)
 @each
 def test_the_same_bits_on_1_2_4_and_8_devices(framework):
     task = FRAMEWORKS[framework](train=DATA, eval=DATA, metrics=METRICS)
@@ -147,7 +148,9 @@ def test_the_same_bits_on_1_2_4_and_8_devices(framework):
     assert set(results[0].metrics) >= {"train/loss", "train/accuracy", "eval/loss", "eval/accuracy"}
 
 
-@each
+@pytest.mark.parametrize(
+    "framework", [pytest.param(f, marks=() if f == "keras" else pytest.mark.slow) for f in FRAMEWORKS]
+)
 def test_modes_keys_and_statistics(framework):
     """Statistics move in training alone; the mask is the key's; evaluation judges each example by itself."""
     task = FRAMEWORKS[framework](train=DATA)
@@ -175,6 +178,7 @@ def test_modes_keys_and_statistics(framework):
 
 
 @pytest.mark.slow
+@pytest.mark.drawn
 @each
 def test_in_bfloat16_statistics_stay_float32(framework):
     result = fit(FRAMEWORKS[framework](train=DATA, eval=DATA), precision="bf16", duration="2st")
@@ -183,6 +187,7 @@ def test_in_bfloat16_statistics_stay_float32(framework):
     assert {x.dtype for x in jax.tree.leaves(result.params)} == {np.dtype("float32")}
 
 
+@pytest.mark.slow
 @each
 def test_adapters_know_the_inputs_of_a_matrix(framework):
     """Of a convolution and a dense layer; and the loss is traced with the sums."""
@@ -193,6 +198,7 @@ def test_adapters_know_the_inputs_of_a_matrix(framework):
 
 
 @pytest.mark.slow
+@pytest.mark.drawn
 @each
 def test_adapters_have_the_same_bits_on_any_devices(framework):
     task = FRAMEWORKS[framework](train=DATA, eval=DATA)
@@ -203,6 +209,7 @@ def test_adapters_have_the_same_bits_on_any_devices(framework):
     jax.tree.map(np.testing.assert_array_equal, results[0].state, state)  # all else is frozen
 
 
+@pytest.mark.slow
 @each
 def test_frozen_statistics_are_used_and_stay(framework):
     """What one example's place in the loss is worth then does not depend on the others."""
@@ -237,6 +244,7 @@ def test_keras_names_do_not_depend_on_what_a_process_made_before():
     assert set(flattened(first[0], "/")) == set(flattened(second[0], "/")) >= {"conv2d/kernel", "dense/bias"}
 
 
+@pytest.mark.slow
 def test_weights_go_back_to_keras():
     model = keras_net()
     keras = pytest.importorskip("keras")
@@ -255,6 +263,7 @@ def test_weights_go_back_to_keras():
         result.to_keras(other)
 
 
+@pytest.mark.slow
 def test_weights_go_back_to_equinox():
     eqx = pytest.importorskip("equinox")
     result = fit(equinox_task(train=DATA))
@@ -342,6 +351,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.slow
+@pytest.mark.drawn
 @pytest.mark.parametrize("framework", [*FRAMEWORKS, "functions"])
 def test_the_example_trains_and_is_planned(framework):
     if framework in ("torch", "keras", "equinox"):

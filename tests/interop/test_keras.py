@@ -99,13 +99,14 @@ def compiled(metrics, loss="sparse_categorical_crossentropy", last="softmax"):
     return model
 
 
+@pytest.mark.slow
 def test_compiled_metrics_are_those_of_keras():
     top = keras.metrics.SparseTopKCategoricalAccuracy(k=2, name="top")
     model = compiled(["accuracy", top])
     data = cw.Arrays(x=A, label=LABEL, classes=3)
     task = cw.keras.task(model, train=data)
     sums, _ = task.loss(*task.init(jax.random.key(0)), {"x": A, "label": LABEL.astype(np.int32)}, None, False)
-    assert set(sums) == {"loss", "accuracy", "top"}
+    assert set(sums) == {"loss", "accuracy", "top"} and sums["top"].better == "higher"
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         own = model.evaluate(A, LABEL, verbose=0, return_dict=True)
     for name, value in own.items():
@@ -113,7 +114,8 @@ def test_compiled_metrics_are_those_of_keras():
     listed = cw.keras.task(compiled(None), train=data, metrics=["accuracy", top])
     again, _ = listed.loss(*listed.init(jax.random.key(0)), {"x": A, "label": LABEL}, None, False)
     assert {name: float(s.total) for name, s in again.items()} == {n: float(s.total) for n, s in sums.items()}
-    own = cw.keras.task(model, train=data, metrics={"right": cw.losses.correct})
+    own = cw.keras.task(model, train=data, metrics={"right": cw.losses.correct}, better={"right": "higher"})
+    assert own.better == {"right": "higher"}
     assert set(own.loss(*own.init(jax.random.key(0)), {"x": A, "label": LABEL}, None, False)[0]) == {
         "loss",
         "right",
@@ -127,3 +129,224 @@ def test_a_compiled_metric_that_is_no_mean_is_refused_by_name(metric):
         cw.keras.task(compiled([metric]), train=cw.Arrays(x=A, label=LABEL, classes=3))
     with refused(cw.errors.RecipeError, "keras-metric", metric=name):
         cw.keras.task(compiled(None), train=cw.Arrays(x=A, label=LABEL, classes=3), metrics=[metric])
+
+
+# ---- what Keras' own loop does around the network: done, or refused by name
+
+
+def sequential(*layers, of=keras.Sequential, **compile):
+    keras.utils.set_random_seed(0)
+    model = of([keras.Input((4,)), *layers, keras.layers.Dense(3, "softmax")])
+    model.compile(**{"loss": "sparse_categorical_crossentropy", **compile})
+    return model
+
+
+def by_the_target(y_true, y_pred):
+    """A loss that tells the target from the outputs."""
+    return keras.ops.mean(y_pred**2, axis=-1) * keras.ops.cast(y_true, "float32")
+
+
+def overriding(name):
+    return type("Own", (keras.Sequential,), {name: lambda self, *args, **kwargs: 3.0})
+
+
+class Adding(keras.layers.Layer):
+    def __init__(self, added):
+        super().__init__()
+        self.added = added
+
+    def call(self, x):
+        self.add_loss(self.added(x**2))
+        return x
+
+
+class Measuring(keras.Sequential):
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.size = keras.metrics.Mean(name="size")
+
+
+def under_a_policy():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        return sequential()
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def of_outputs(number, **compile):
+    x = keras.Input((4,))
+    model = keras.Model(x, [keras.layers.Dense(3)(x) for _ in range(number)])
+    model.compile(**compile)
+    return model
+
+
+DONE = {
+    "loss_weights": lambda: sequential(loss_weights=0.1),
+    "loss_weights in a list": lambda: sequential(loss_weights=[0.1]),
+    "a function that takes the target first": lambda: sequential(loss=by_the_target),
+    "such a function with a weight": lambda: sequential(loss=by_the_target, loss_weights=0.5),
+    "weighted_metrics": lambda: sequential(weighted_metrics=["accuracy"]),
+    "both metrics": lambda: sequential(
+        metrics=["accuracy"], weighted_metrics=["sparse_categorical_crossentropy"]
+    ),
+    "steps_per_execution": lambda: sequential(steps_per_execution=4),
+    "an activity regularizer": lambda: sequential(
+        keras.layers.Dense(5, activity_regularizer=keras.regularizers.L2(10.0))
+    ),
+    "a kernel regularizer": lambda: sequential(
+        keras.layers.Dense(5, kernel_regularizer=keras.regularizers.L2(10.0))
+    ),
+    "add_loss of a mean": lambda: sequential(Adding(keras.ops.mean)),
+}
+
+
+@pytest.mark.parametrize("made", DONE.values(), ids=DONE)
+def test_what_keras_does_around_the_network_is_done(made):
+    model, data = made(), cw.Arrays(x=A, label=LABEL, classes=3)
+    task = cw.keras.task(model, train=data)
+    sums, _ = task.loss(*task.init(jax.random.key(0)), {"x": A, "label": LABEL}, jax.random.key(0), True)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        own = model.evaluate(A, LABEL, batch_size=24, verbose=0, return_dict=True)
+    assert sums.keys() == own.keys()
+    for name, value in own.items():
+        np.testing.assert_allclose(sums[name].total / sums[name].count, value, rtol=1e-5)
+
+
+REFUSED = {
+    "train_step": (lambda: sequential(of=overriding("train_step")), "keras-own-step"),
+    "test_step": (lambda: sequential(of=overriding("test_step")), "keras-own-step"),
+    "compute_loss": (lambda: sequential(of=overriding("compute_loss")), "keras-own-step"),
+    "compute_metrics": (lambda: sequential(of=overriding("compute_metrics")), "keras-own-step"),
+    "size": (lambda: sequential(of=Measuring), "keras-own-metrics"),
+    "dense/kernel": (
+        lambda: sequential(keras.layers.Dense(5, kernel_constraint="max_norm", name="dense")),
+        "keras-constraint",
+    ),
+    "dense/bias": (
+        lambda: sequential(keras.layers.Dense(5, bias_constraint="non_neg", name="dense")),
+        "keras-constraint",
+    ),
+    "one": (
+        lambda: sequential(keras.layers.Dense(5, dtype="mixed_bfloat16", name="one")),
+        "keras-mixed-precision",
+    ),
+    "run_eagerly": (lambda: sequential(run_eagerly=True), "keras-eager"),
+}
+
+
+@pytest.mark.parametrize("name, case", REFUSED.items(), ids=REFUSED)
+@pytest.mark.parametrize("loss", [None, LOSS], ids=["compiled", "given"])
+def test_what_only_keras_does_is_refused_by_name(name, case, loss):
+    made, code = case
+    with refused(cw.errors.RecipeError, code) as found:
+        cw.keras.task(made(), loss, train=cw.Arrays(x=A, label=LABEL, classes=3))
+    (named,) = found.value.facts["names"]
+    assert named.endswith(name)
+
+
+def test_a_model_of_its_own_step_alone_is_refused_before_it_is_called():
+    """As Keras' examples of adversarial nets are: parts, a `train_step`, and no `call`."""
+    kind = type("Adversarial", (keras.Model,), {"train_step": lambda self, data: {}})
+    with refused(cw.errors.RecipeError, "keras-own-step", model="Adversarial", names=["train_step"]):
+        cw.keras.task(kind(), LOSS, train=cw.Arrays(x=A, label=LABEL, classes=3))
+
+
+@pytest.mark.parametrize(
+    "made, code",
+    [
+        (under_a_policy, "keras-mixed-precision"),
+        (
+            lambda: of_outputs(2, loss=["mse", "mae"], loss_weights=[1.0, 0.3]),
+            "keras-loss-of-outputs",
+        ),
+        (lambda: sequential(loss=["mse"]), "keras-loss-of-outputs"),
+        (lambda: sequential(loss_weights=[0.1, 0.2]), "keras-loss-of-outputs"),
+        (lambda: sequential(Adding(lambda x: keras.ops.mean(x, axis=1))), "keras-added-loss"),
+    ],
+)
+def test_what_cannot_be_read_from_a_compiled_model_is_refused(made, code):
+    with refused(cw.errors.RecipeError, code):
+        cw.keras.task(made(), train=cw.Arrays(x=A, label=LABEL, classes=3))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda y, p: keras.ops.square(y - p),
+        lambda y, p: keras.ops.full_like(y, 0.5),
+        "binary_crossentropy",
+        "hinge",
+    ],
+    ids=["square", "of the target's type", "binary_crossentropy", "hinge"],
+)
+def test_a_compiled_function_gets_the_target_as_keras_gives_it(loss):
+    """In float32 and of one rank: `(b,) - (b, 1)` would be `(b, b)`."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, "sigmoid")])
+    model.compile(loss=loss)
+    label = (LABEL > 0).astype(np.int32)
+    task = cw.keras.task(model, train=cw.Arrays(x=A, label=label))
+    sums, _ = task.loss(*task.init(jax.random.key(0)), {"x": A, "label": label}, None, False)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        own = model.evaluate(A, label, batch_size=24, verbose=0)
+    np.testing.assert_allclose(sums["loss"].total / sums["loss"].count, own, rtol=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["mae", lambda y, p: keras.ops.square(y - p)], ids=["name", "function"])
+def test_a_compiled_function_leaves_out_what_is_masked(loss):
+    keras.utils.set_random_seed(0)
+    embedding = keras.layers.Embedding(4, 3, mask_zero=True)
+    model = keras.Sequential([keras.Input((5,), dtype="int32"), embedding, keras.layers.Dense(1)])
+    model.compile(loss=loss)
+    tokens = np.random.default_rng(1).integers(0, 4, (24, 5)).astype(np.int32)
+    batch = {"x": tokens, "y": np.where(tokens, 1, 9).astype(np.float32)[..., None]}
+    task = cw.keras.task(model, train=cw.Arrays(**batch), target="y")
+    sums, _ = task.loss(*task.init(jax.random.key(0)), batch, None, False)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        own = model.evaluate(tokens, batch["y"], batch_size=24, verbose=0)
+    np.testing.assert_allclose(sums["loss"].total / sums["loss"].count, own, rtol=1e-5)
+
+
+@pytest.mark.parametrize("loss", [None, "mse"], ids=["compiled", "given"])
+def test_one_loss_for_several_outputs_is_refused(loss):
+    """Keras would add the loss of each. A list of one output is that output."""
+    batch = {"x": A, "y": A[:, :3]}
+
+    def lost(model):
+        task = cw.keras.task(model, loss, train=cw.Arrays(**batch), target="y")
+        return task.loss(*task.init(jax.random.key(0)), batch, None, False)[0]["loss"]
+
+    one = of_outputs(1, loss="mse")
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        own = one.evaluate(A, batch["y"], batch_size=24, verbose=0)
+    np.testing.assert_allclose(lost(one).total / lost(one).count, own, rtol=1e-5)
+    with refused(cw.errors.RecipeError, "keras-loss-of-outputs"):
+        lost(of_outputs(2, loss="mse"))
+
+
+def test_a_given_loss_does_not_take_the_compiled_weight():
+    model = sequential(loss_weights=0.1)
+    task = cw.keras.task(model, "sparse_categorical_crossentropy", train=cw.Arrays(x=A, label=LABEL))
+    plain = cw.keras.task(sequential(), train=cw.Arrays(x=A, label=LABEL))
+    ours, theirs = (
+        t.loss(*t.init(jax.random.key(0)), {"x": A, "label": LABEL}, None, False)[0]["loss"].total
+        for t in (task, plain)
+    )
+    assert ours == theirs
+
+
+@pytest.mark.as_users_compile
+def test_three_devices_give_the_bits_of_one():
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    model = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(8, "relu"), layers.BatchNormalization(), layers.Dense(3)]
+    )
+    task = cw.keras.task(model, LOSS, train=cw.Arrays(x=A, label=LABEL, classes=3))
+    begun = jax.device_get(task.init(jax.random.key(0))[0])
+    recipe = cw.Recipe(task=task, batch=12, replicas=4, duration="5st", optimizer=cw.sgd(lr=0.1))
+    one, three = (cw.fit(recipe, on=cw.On(devices=n), progress="none") for n in (1, 3))
+    assert one.devices["count"] == 1 and three.devices["count"] == 3
+    assert one.fingerprint == three.fingerprint
+    assert not np.array_equal(one.params["dense"]["kernel"], begun["dense"]["kernel"])

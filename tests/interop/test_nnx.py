@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
+from chipwise.base.errors import RecipeError
 from chipwise.data.sources import Arrays
-from chipwise.errors import RecipeError
 from chipwise.interop.nnx import functional, task
 from chipwise.models.conv_layers import BatchNorm
 from chipwise.models.large import axes

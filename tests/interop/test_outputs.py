@@ -47,6 +47,7 @@ def keras_net(*last):
     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, *last)])
 
 
+@pytest.mark.slow
 def test_probabilities_of_keras_stay_what_they_are(tmp_path):
     model = keras_net("softmax")
     result = fit(cw.keras.task(model, "sparse_categorical_crossentropy", train=DATA, eval=DATA))
@@ -81,6 +82,7 @@ def test_a_keras_loss_that_does_not_fit_the_last_layer(last, from_logits, code):
         cw.keras.task(keras_net(*last), loss, train=DATA)
 
 
+@pytest.mark.slow
 def test_a_torch_net_that_ends_in_a_softmax():
     torch = pytest.importorskip("torch")
     pytest.importorskip("torchax")
@@ -95,6 +97,7 @@ def test_a_torch_net_that_ends_in_a_softmax():
     assert cw.torch.task(nn.Linear(4, 1), nn.MSELoss(), train=rows).returns == "values"
 
 
+@pytest.mark.slow
 def test_a_task_of_plain_functions_is_seen_through():
     def logits(params, x):
         return x @ params["w"]

@@ -60,8 +60,16 @@ def torch_task(kind, time, **settings):
     ("kind", "settings"),
     [
         pytest.param("LSTM", {"batch_first": True}, marks=pytest.mark.slow),
-        ("LSTM", {"num_layers": 2, "bidirectional": True, "dropout": 0.5, "proj_size": 2}),
-        ("GRU", {"num_layers": 2, "bidirectional": True, "batch_first": True, "bias": False}),
+        pytest.param(
+            "LSTM",
+            {"num_layers": 2, "bidirectional": True, "dropout": 0.5, "proj_size": 2},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "GRU",
+            {"num_layers": 2, "bidirectional": True, "batch_first": True, "bias": False},
+            marks=pytest.mark.slow,
+        ),
         pytest.param("RNN", {"nonlinearity": "relu"}, marks=pytest.mark.slow),
         ("RNN", {"batch_first": True}),
     ],
@@ -72,6 +80,7 @@ def test_a_recurrent_layer_of_pytorch_is_a_loop(kind, settings):
     assert short == long and short[1] == loops
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_a_recurrent_layer_of_keras_is_a_loop(kind):
     keras = pytest.importorskip("keras")

@@ -53,6 +53,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_first_step_in_float64_is_that_of_pytorch(name):
     """Loss to float64's last digits; gradients and statistics within 1e-9."""
@@ -95,6 +96,7 @@ def test_a_maker_draws_its_first_weights_from_the_seed():
     np.testing.assert_array_equal(given.init(jax.random.key(5))[0]["0"]["weight"], net()[0].weight.detach())
 
 
+@pytest.mark.slow
 def test_weights_and_statistics_go_back():
     module = net()
     task = cw.torch.task(module, cw.losses.softmax_cross_entropy, train=DATA)
@@ -253,6 +255,16 @@ def test_mistakes_are_one_line(make, loss, code):
         cw.torch.task(make(), loss, train=ROWS)
 
 
+def test_a_loss_of_ones_own_that_sums_is_refused_before_the_first_step():
+    def summed(outputs, target):
+        return nn.functional.cross_entropy(outputs, target, reduction="sum")
+
+    task = cw.torch.task(nn.Linear(4, 3), summed, train=ROWS)
+    recipe = cw.Recipe(task=task, batch=16, replicas=2, duration="1st", optimizer=cw.sgd(lr=0.1))
+    with refused(cw.errors.RecipeError, "loss-summed", replicas=2):
+        cw.fit(recipe, on=cw.On(devices=1), progress="none")
+
+
 def test_torch_without_torchax(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torchax.tensor", None)
     with refused(cw.errors.RecipeError, "torchax-missing"):
@@ -324,7 +336,7 @@ def float64_steps(module, images, label, lr):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # three programs of a ResNet are compiled
+@pytest.mark.timeout(600)  # three programs of a ResNet are compiled
 @pytest.mark.filterwarnings("ignore")  # of torchvision and timm
 @pytest.mark.parametrize("name", ["resnet18", "vit"])
 def test_three_steps_beside_eager_pytorch(name):
@@ -357,3 +369,16 @@ def test_three_steps_beside_eager_pytorch(name):
         worst[key] = float(np.abs(array - exact[key]).max() / noise)
     print(sorted(worst.items(), key=lambda pair: -pair[1])[:5])
     assert max(worst.values()) <= 8, max(worst, key=worst.get)
+
+
+@pytest.mark.slow
+@pytest.mark.as_users_compile
+def test_three_devices_give_the_bits_of_one():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+    task = cw.torch.task(module, nn.CrossEntropyLoss(), train=ROWS, check=False)
+    recipe = cw.Recipe(task=task, batch=12, replicas=4, duration="5st", optimizer=cw.sgd(lr=0.1))
+    one, three = (cw.fit(recipe, on=cw.On(devices=n), progress="none") for n in (1, 3))
+    assert one.devices["count"] == 1 and three.devices["count"] == 3
+    assert one.fingerprint == three.fingerprint
+    assert not np.array_equal(one.params["0"]["weight"], module[0].weight.detach())

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from chipwise.base.errors import DataError
 from chipwise.data import Arrays, ImageFolder, spec_of, take
-from chipwise.errors import DataError
+from chipwise.data.compared import changed_data, compared
 from chipwise.recipe.source import as_columns
 from refusals import refused
 
@@ -41,6 +42,37 @@ def test_a_tensor_data_set_and_a_subset_of_it():
     np.testing.assert_array_equal(columns["label"], LABELS[[6, 0, 3]])
     columns = take(data.Subset(tensors, [5, 1]), [1, 0])
     np.testing.assert_array_equal(columns["image"], IMAGES[[1, 5]])
+
+
+class Known(data.Dataset):
+    """600 examples, whose labels are known without reading them."""
+
+    def __init__(self, label):
+        self.targets = [0] * 333 + [label] + [0] * 266
+
+    def __len__(self):
+        return 600
+
+    def __getitem__(self, index):
+        return torch.zeros(2), self.targets[index]
+
+
+TENSORS = lambda last: data.TensorDataset(torch.zeros(600, 2), torch.tensor([0] * 599 + [last]))  # noqa: E731
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "made, what",
+    [
+        (TENSORS, "examples"),
+        (Known, "labels"),
+        (lambda label: data.Subset(Known(label), range(1, 600)), "labels"),
+        (lambda label: data.ConcatDataset([Known(0), Known(label)]), "labels"),
+    ],
+)
+def test_changed_labels_are_found_when_a_run_goes_on(made, what):
+    one, same, other = ({"": compared(made(label)).text} for label in (0, 0, 1))
+    assert list(changed_data(one, same)) == [] and what in dict(changed_data(one, other))[""]
 
 
 def test_pictures_and_numbers():

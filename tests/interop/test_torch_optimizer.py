@@ -139,7 +139,9 @@ def check(make, schedule=None, step=None):
     return read
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("sgd", "adam") else pytest.mark.slow) for n in OPTIMIZERS]
+)
 def test_the_same_updates(name):
     read = check(OPTIMIZERS[name])
     known = {
@@ -156,6 +158,7 @@ def test_the_same_updates(name):
     assert "0x" not in str(read.describe())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_the_same_rates_as_the_scheduler(name):
     schedule, step = SCHEDULERS[name]

@@ -11,7 +11,7 @@ from importlib import metadata
 
 import pytest
 
-from chipwise.errors import RecipeError
+from chipwise.base.errors import RecipeError
 from chipwise.launch import carried
 from refusals import refused
 
@@ -61,6 +61,7 @@ def test_modules_beside_the_recipe_go_along(tmp_path):
     assert others == {"jax", "torch", "os", "nowhere_at_all"}
 
 
+@pytest.mark.slow
 def test_packages_have_the_versions_that_are_here(tmp_path, monkeypatch):
     needs = carried.requirements({"PIL", "os", "nowhere_at_all", "chipwise"}, ())
     assert needs == [f"pillow=={metadata.version('pillow')}"]

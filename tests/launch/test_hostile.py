@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from chipwise.base.errors import RecipeError
+from chipwise.base.facts import fact
+from chipwise.base.figures import printable
 from chipwise.chips.targets import parse
-from chipwise.errors import RecipeError
 from chipwise.launch.launch_job import LaunchJob, check
 from chipwise.launch.places import PLACES, place, write
-from chipwise.words.facts import fact
-from chipwise.words.figures import printable
 
 PLAIN = "plain"
 CONTROL = ["\n", "\r", "\r\n", "\t", "\0", "\x07", "\x0b", "\x0c", "\x1b[2J", "\x7f", "\x85", "\x9b31m"]
@@ -151,6 +151,8 @@ def cell(kind: str, source: str):
     return (magic, shell(body)) if magic == "%%bash" else (magic.startswith("%%"), body)
 
 
+@pytest.mark.slow
+@pytest.mark.drawn
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("field", ["package", "zone", "setting", "attribute", "file", "data", "about"])
 def test_text_stays_text(where, field, tmp_path):

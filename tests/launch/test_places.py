@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from chipwise.base.errors import DeviceError, RecipeError
 from chipwise.chips.targets import parse
-from chipwise.errors import DeviceError, RecipeError
 from chipwise.launch import places
 from chipwise.launch.launch_job import LaunchJob, check, local_data, name_of, packages, recipe_file
 from chipwise.launch.places import PLACES, offered, place, write
@@ -122,6 +122,7 @@ nbclient.NotebookClient(notebook, timeout=120).execute()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where, target", [e for e in EXAMPLES if e[0] in ("kaggle", "colab")])
 def test_a_notebook_runs(where, target, tmp_path):
     """Every cell, in a kernel; programs in the place of pip and chipwise say how they were called."""
@@ -225,6 +226,32 @@ def test_slurm_tells_the_tasks_and_queues_what_was_stopped_again(tmp_path):
     assert (tmp_path / "requeued").read_text() == "requeue 7\n"
 
 
+def test_a_task_of_a_slurm_array_has_its_own_run_and_is_queued_again_alone(tmp_path):
+    """`scontrol requeue` with the job id of the last task would queue all tasks again."""
+    write_in(tmp_path, "slurm", job("h100"))
+    chipwise, tools = tmp_path / "chipwise-digits-env" / "bin", tmp_path / "tools"
+    chipwise.mkdir(parents=True), tools.mkdir()
+    programs(chipwise, chipwise="")
+    wanted = "\n".join(["chipwise-digits-files/chipwise-1-py3-none-any.whl", *job("h100").packages[1:], ""])
+    (chipwise.parent / "wanted").write_text(wanted)
+    scripts = {
+        "srun": 'echo "${@: -1}" >> runs; exit 75',
+        "scontrol": '[ "$1" = show ] && echo a || echo "$@" >> requeued',
+    }
+    told = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NODELIST": "a", "SLURM_ARRAY_JOB_ID": "40"}
+    for task, number in (("1", "41"), ("2", "40")):
+        about = {"SLURM_ARRAY_TASK_ID": task, "SLURM_JOB_ID": number}
+        environment = programs(tools, **scripts) | told | about
+        subprocess.run(["bash", "chipwise-digits.sbatch"], cwd=tmp_path, env=environment, timeout=60)
+    assert (tmp_path / "runs").read_text().split() == ["runs/chipwise-digits-1", "runs/chipwise-digits-2"]
+    assert (tmp_path / "requeued").read_text() == "requeue 40_1\nrequeue 40_2\n"
+
+
+def test_no_place_overwrites_a_file_of_another():
+    endings = [ending for one in PLACES.values() for ending in one.templates]
+    assert len(endings) == len(set(endings))
+
+
 def test_slurm_goes_on_with_the_nodes_that_are_left(tmp_path):
     write_in(tmp_path, "slurm", job("h100:24"))
     chipwise, tools = tmp_path / "chipwise-digits-env" / "bin", tmp_path / "tools"
@@ -299,11 +326,11 @@ def test_a_users_file_goes_along(tmp_path, monkeypatch):
     file = tmp_path / "my_task.py"
     file.write_text("recipe = 1\n")
     mine = {"words": (f"{file}:big",), "file": file, "carried": {"my_task.py": b"recipe = 1\n"}}
-    notebook = json.loads(write(place("colab"), job("t4", **mine))["chipwise-digits.ipynb"])
+    notebook = json.loads(write(place("colab"), job("t4", **mine))["chipwise-digits.colab.ipynb"])
     written = ["".join(c["source"]) for c in notebook["cells"] if "%%writefile" in "".join(c["source"])]
     assert written == ["%%writefile my_task.py\nrecipe = 1\n"]
     assert "/carried/my_task.py:big" in write(place("skypilot"), job("t4", **mine))["chipwise-digits.yaml"]
-    assert "/app/my_task.py:big" in write(place("docker"), job("t4", **mine))["chipwise-digits.sh"]
+    assert "/app/my_task.py:big" in write(place("docker"), job("t4", **mine))["chipwise-digits.docker.sh"]
     monkeypatch.chdir(tmp_path)  # the script runs in another folder than the one where the path was typed
     relative = job("t4", words=("my_task.py:big",), file=Path("my_task.py"))
     assert f"train {tmp_path}/my_task.py:big" in write(place("slurm"), relative)["chipwise-digits.sbatch"]

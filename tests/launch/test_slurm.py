@@ -23,7 +23,7 @@ from chipwise.recipes import digits
 MISSING = os.geteuid() or not all(map(shutil.which, ("munged", "slurmctld", "slurmd", "srun")))
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(MISSING, reason="needs root and SLURM: apt-get install slurm-wlm munge"),
 ]
 

@@ -8,15 +8,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
+import chipwise as cw
+import tasks
 from chipwise.machine.arithmetic import versions
+
+pytestmark = pytest.mark.as_users_compile
 
 PROGRAM = """
 import json, jax, numpy as np
 import chipwise as cw
 import tasks
-from chipwise.engine.evaluate import evaluate
+from chipwise.run.evaluate import evaluate
 before = dict(jax.config.values)
 recipe = tasks.recipe(duration="3st")
 out = {}
@@ -58,6 +63,15 @@ def plain():
     return found
 
 
+@pytest.mark.slow
+def test_settings_of_a_thread_change_no_bit():
+    recipe = tasks.quick(duration="3st", task=tasks.quick_task(eval=None, augment=tasks.augment))
+    plain = cw.fit(recipe, on=cw.On(devices=1), progress="none").fingerprint
+    with jax.enable_x64(True), jax.default_prng_impl("rbg"):
+        assert cw.fit(recipe, on=cw.On(devices=1), progress="none").fingerprint == plain
+        assert jax.config.jax_enable_x64 and jax.config.jax_default_prng_impl == "rbg"
+
+
 SETTINGS = {
     "JAX_ENABLE_X64": "1",
     "JAX_TRANSFER_GUARD": "disallow",
@@ -70,16 +84,19 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 def test_settings_of_the_process_change_no_bit_and_are_put_back(plain):
     assert told(**SETTINGS) == plain
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(share=0.25)
 @pytest.mark.parametrize("name", [*SETTINGS, "JAX_DISABLE_JIT"])
 def test_each_setting_alone_changes_no_bit(plain, name):
     assert told(**{name: SETTINGS.get(name, "1")}) == plain
 
 
+@pytest.mark.slow
 def test_flags_that_may_change_bits_are_refused_by_name():
     flag = "--xla_cpu_enable_fast_math=true"
     found = told(XLA_FLAGS=f"--xla_force_host_platform_device_count=2 {flag}")

@@ -405,6 +405,7 @@ print(json.dumps(told))
 """
 
 
+@pytest.mark.slow
 def test_nothing_listens_beyond_loopback_for_hosts_of_one_machine():
     told = processes.answer(processes.start(LISTENING, 2, 1, CHIPWISE_TOKEN="secret"))
     assert len(told) == 2 and HERE in told[0][1:]
@@ -419,6 +420,7 @@ print(json.dumps(cw.machine.hosts.hosts().names))
 """
 
 
+@pytest.mark.slow
 def test_the_name_of_a_host_is_shown_escaped_and_short():
     names = processes.answer(processes.start(NAMED, 2))
     assert len(names) == 2 and all(name.isprintable() and len(name) == 64 for name in names)

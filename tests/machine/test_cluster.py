@@ -4,9 +4,9 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.engine.placement import lay_out
-from chipwise.errors import DeviceError
+from chipwise.base.errors import DeviceError
 from chipwise.machine.cluster import PORT, Seat, found, given, outside_srun
+from chipwise.run.placement import lay_out
 from refusals import refused
 
 SLURM = {

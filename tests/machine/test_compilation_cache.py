@@ -84,6 +84,7 @@ def test_the_least_recently_used_programs_are_deleted(tmp_path, monkeypatch):
     assert entries(folder) == ["2-cache", "3-cache"]
 
 
+@pytest.mark.as_users_compile
 def test_devices_of_a_cpu_share_an_entry_and_its_bits(tmp_path, monkeypatch):
     monkeypatch.setitem(cache.SETTINGS, "jax_persistent_cache_min_compile_time_secs", 0.0)
     x = np.random.default_rng(0).standard_normal((33, 33)).astype(np.float32)

@@ -7,9 +7,11 @@ import pytest
 from jax._src import monitoring
 from jax.experimental.compilation_cache import compilation_cache
 
-from chipwise.engine.placement import Placement
 from chipwise.machine.compilation_cache import compile_on
 from chipwise.machine.detect import detect
+from chipwise.run.placement import Placement
+
+pytestmark = pytest.mark.as_users_compile
 
 
 def program(x, y):
@@ -36,6 +38,7 @@ def found():
     compilation_cache.reset_cache()
 
 
+@pytest.mark.slow
 def test_other_devices_read_what_one_compiled(found):
     groups = Placement(detect(3)).local
     x = np.random.default_rng(0).standard_normal((33, 33)).astype(np.float32)

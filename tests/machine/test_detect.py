@@ -7,7 +7,7 @@ import jax
 import pytest
 from jaxlib import xla_client
 
-from chipwise.errors import DeviceError
+from chipwise.base.errors import DeviceError
 from chipwise.machine.detect import FRACTIONS, detect, take_memory
 from chipwise.machine.guard import accelerators
 from chipwise.machine.host_facts import gather, installed
@@ -57,6 +57,7 @@ def test_processes_that_others_joined_are_refused(monkeypatch):
         detect()
 
 
+@pytest.mark.slow
 def test_one_cpu_is_not_simulated_and_cpu_starts_no_other_backend(fresh_python):
     said = fresh_python("""
         import jax
@@ -92,7 +93,7 @@ def test_a_promised_tpu_that_jax_does_not_find_is_refused_until_overridden(fresh
         """
         from chipwise.machine.detect import detect
         from chipwise.machine.devices_report import look
-        from chipwise.errors import DeviceError
+        from chipwise.base import DeviceError
         for arguments in ({}, {"count": 1}):
             try:
                 detect(**arguments)

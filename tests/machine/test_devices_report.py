@@ -5,15 +5,10 @@ import json
 
 import pytest
 
-from chipwise.machine.devices_report import (
-    DeviceLine,
-    DevicesReport,
-    GiB,
-    look,
-)
+from chipwise.base.facts import fact
+from chipwise.machine.devices_report import DeviceLine, DevicesReport, GiB, look
 from chipwise.machine.host_facts import HostFacts, gather
 from chipwise.machine.limits import Cores, HostMemory
-from chipwise.words.facts import fact
 
 JAX = {"jax": "0.10.2", "jaxlib": "0.10.2"}
 CUDA = {**JAX, "jax-cuda12-plugin": "0.10.2"}

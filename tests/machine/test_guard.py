@@ -2,11 +2,11 @@
 
 import pytest
 
-from chipwise.errors import DeviceError
+from chipwise.base.errors import DeviceError
+from chipwise.base.facts import fact, say
 from chipwise.machine import guard
 from chipwise.machine.detect import no_devices
 from chipwise.machine.host_facts import HostFacts
-from chipwise.words.facts import fact, say
 from refusals import refused
 
 JAX = {"jax": "0.10.2", "jaxlib": "0.10.2"}

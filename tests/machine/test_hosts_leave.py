@@ -2,10 +2,11 @@
 
 import os
 import sys
+import threading
 
 import pytest
 
-from chipwise.errors import DataError
+from chipwise.base.errors import DataError
 from chipwise.machine import hosts
 from chipwise.machine.cluster import Seat
 from chipwise.machine.hosts import Hosts
@@ -39,6 +40,14 @@ def here(monkeypatch):
     monkeypatch.setattr(hosts, "_ABORT_SECONDS", 0)
     monkeypatch.delattr(sys, "last_value", raising=False)
     return Hosts(Seat(1, 2, "localhost"), Channel(), ("a", "b"))
+
+
+def test_an_interactive_process_is_told_of_a_loss_and_kept(monkeypatch, capfd):
+    monkeypatch.setattr(os, "_exit", ended)
+    monkeypatch.setattr(hosts, "_LEAVING", threading.Lock())
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    hosts._end(76, "Host 1 is lost.")
+    assert capfd.readouterr().err == "error: Host 1 is lost.\n"
 
 
 def test_who_is_done_says_farewell(here):

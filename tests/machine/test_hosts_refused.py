@@ -11,13 +11,13 @@ import pytest
 import chipwise as cw
 import processes
 import tasks
-from chipwise.engine import placement
-from chipwise.engine.layout import usable_devices
-from chipwise.errors import DeviceError
-from chipwise.machine import detect, hosts
+from chipwise.base.errors import DeviceError
+from chipwise.base.facts import fact
+from chipwise.machine import detect, hosts, jax_settings
 from chipwise.machine.cluster import Seat
 from chipwise.machine.host_facts import installed
-from chipwise.words.facts import fact
+from chipwise.run import placement
+from chipwise.step.layout import usable_devices
 from refusals import refused
 
 HERE = "127.0.0.1"
@@ -26,7 +26,7 @@ HERE = "127.0.0.1"
 @pytest.fixture
 def join(monkeypatch):
     """Joins as one host of several, before JAX has started."""
-    monkeypatch.setattr(detect, "started", lambda: False)
+    monkeypatch.setattr(jax_settings, "started", lambda: False)
     return lambda index, count, port, wait=10.0: hosts._join(Seat(index, count, HERE, port), wait, 5.0)
 
 
@@ -151,7 +151,7 @@ def recipe(**changes):
 START = """
 import os, sys
 from chipwise.cli import main
-from chipwise.machine import arithmetic
+from chipwise.machine import arithmetic, detect
 how = "--quiet --json --set duration=4st".split()
 if os.environ["CHIPWISE_HOST"] == "1":
     if "OTHER_JAX" in os.environ:

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from chipwise.compile.processes import compiler_environment
 from chipwise.machine import guard, plugins
 from chipwise.machine.host_facts import gather
-from chipwise.planner.compile_processes import compiler_environment
 
 SEEN = """
 import sys
@@ -22,6 +22,7 @@ print([name for name in sys.modules if name.startswith(("jax_cuda", "jax_plugins
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(guard.accelerators(gather())), reason="an accelerator is here")
 def test_a_run_loads_no_plugin_of_an_absent_chip_and_says_nothing_of_it():
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}

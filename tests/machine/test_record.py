@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chipwise.errors import DataError
+from chipwise.base.errors import DataError
 from chipwise.machine.fingerprint import PACKAGES, Fingerprint, this_machine
 from chipwise.machine.record import SCHEMA, Record, Series, read
 from refusals import refused

@@ -7,7 +7,7 @@ import textwrap
 import jax
 import pytest
 
-from chipwise.errors import DeviceError
+from chipwise.base.errors import DeviceError
 from chipwise.machine.detect import simulate
 from refusals import refused
 
@@ -24,13 +24,14 @@ def python(code, environment):
     return done.stdout.strip().splitlines()
 
 
+@pytest.mark.slow
 def test_devices_are_made_again_and_again_but_not_changed(clean_environment):
     said = python(
         """
         import jax
         from chipwise.machine.detect import detect
         from chipwise.machine.detect import simulate, started
-        from chipwise.errors import DeviceError
+        from chipwise.base import DeviceError
         simulate(3)
         simulate(5)  # still free to change
         print(started(), jax.config.jax_num_cpu_devices)
@@ -48,6 +49,7 @@ def test_devices_are_made_again_and_again_but_not_changed(clean_environment):
     assert said[2] == f"simulate-too-late {dict(count=6, here=5, kind='cpu')}"
 
 
+@pytest.mark.slow
 def test_the_users_own_flags_stay_and_another_count_in_them_gives_way(clean_environment):
     flags = "--xla_cpu_enable_fast_math=false --xla_force_host_platform_device_count=2"
     said = python(
@@ -62,6 +64,7 @@ def test_the_users_own_flags_stay_and_another_count_in_them_gives_way(clean_envi
     assert said == [f"4 {flags}"]
 
 
+@pytest.mark.slow
 def test_the_remedy_that_the_error_names_works(clean_environment):
     environment = {**clean_environment, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "6"}
     said = python("from chipwise.machine.detect import detect; print(len(detect().devices))", environment)

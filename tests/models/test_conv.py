@@ -39,18 +39,18 @@ def _reference(x, k, strides, padding):
     return lax.conv_general_dilated(x, k, strides, padding, dimension_numbers=NHWC)
 
 
-# Each compiles two gradients: by default every shape with one padding, the paddings in turn
+# Each compiles two gradients: by default only one does
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "shape, padding",
     [
         pytest.param(shape, padding, marks=() if (i + j) % 21 == 0 else pytest.mark.slow)
         for (i, shape), (j, padding) in itertools.product(enumerate(SHAPES), enumerate(PADDINGS))
+        if padding != "VALID" or min(shape[1:3]) >= shape[5]  # else there is no output
     ],
 )
 def test_values_and_gradients_equal_lax(shape, padding):
     b, h, w, c, o, size, stride = shape
-    if padding == "VALID" and min(h, w) < size:
-        pytest.skip("no output")
     keys = jax.random.split(jax.random.key(0), 3)
     x, k = jax.random.normal(keys[0], (b, h, w, c)), jax.random.normal(keys[1], (size, size, c, o))
 

@@ -8,20 +8,24 @@ import numpy as np
 import pytest
 
 import chipwise as cw
+from chipwise.base.errors import RecipeError
 from chipwise.chips.targets import named
+from chipwise.compile.exports import cudnn_assumed
 from chipwise.data.pack.packing import pack
 from chipwise.data.pack.tokenise import TextForm
-from chipwise.errors import RecipeError
-from chipwise.models.attention import Mask, attention, document_numbers, form_for, places_in
+from chipwise.models.attention import attention, document_numbers, form_for, places_in
+from chipwise.models.attention_mask import Mask
 from chipwise.models.chip_traits import ChipTraits, traced_for
 from chipwise.models.remat import inside
-from chipwise.planner.tracing import _cudnn_assumed
-from chipwise.recipes.tokens import end_of
+from chipwise.recipes.tokens import start_of
 from refusals import refused
+
+pytestmark = pytest.mark.as_users_compile
 
 END, KINDS, CONTEXT = 31, 32, 24
 SIZES = [f"context={CONTEXT}", f"vocabulary={KINDS}", "depth=1", "width=16", "heads=2", "precision=f32"]
 NETS = {"gpt2-124m": SIZES, "llama-8b": [*SIZES, "kv_heads=1", "hidden=24", "shards=1"]}
+each = pytest.mark.parametrize("name", ["gpt2-124m", "llama-8b"])
 
 
 def arrays(t, seed=0):
@@ -40,7 +44,7 @@ def plain(query, key, value, ids, causal, window):
     return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.where(seen[:, None], scores, -1e30)), value)
 
 
-@pytest.mark.parametrize("t", [9, 255, 256, 257])
+@pytest.mark.parametrize("t", [9, *(pytest.param(t, marks=pytest.mark.slow) for t in (255, 256, 257))])
 @pytest.mark.parametrize(("causal", "window"), [(True, None), (False, None), (True, 7)])
 def test_one_document_changes_no_bit_of_another(t, causal, window):
     (*qkv, gradient), ids = arrays(t)
@@ -62,6 +66,7 @@ def test_one_document_changes_no_bit_of_another(t, causal, window):
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_ignored_keys_and_documents_go_together():
     (q, k, v, _), ids = arrays(40)
     seen = jnp.arange(40)[None] < jnp.array([[40], [33]])
@@ -90,7 +95,7 @@ def test_a_document_begins_with_the_end_of_the_one_before():
 def test_cudnn_reads_which_pairs_are_of_one_document(t):
     shape = jax.ShapeDtypeStruct((2, t, 2, 64), jnp.bfloat16)
     ids = jax.ShapeDtypeStruct((2, t), jnp.int32)
-    with traced_for(named("h100")), _cudnn_assumed(False):
+    with traced_for(named("h100")), cudnn_assumed(False):
         made = jax.make_jaxpr(lambda x, ids: attention(x, x, x, causal=True, document=ids))(shape, ids)
     found = [one for inner in inside(made.jaxpr) for one in inner.eqns]
     (kernel,) = (one for one in found if one.primitive.name.startswith("dot_product_attention"))
@@ -132,7 +137,8 @@ def losses(name, rows):
     return jax.jit(jax.value_and_grad(loss))(params, jnp.asarray(rows, jnp.uint16))
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.slow
+@each
 def test_packed_documents_are_learnt_as_alone(name):
     texts = [np.random.default_rng(i).integers(0, END, n) for i, n in enumerate((13, 9))]
     packed = np.concatenate([np.append(END, text) for text in texts] + [[END]])
@@ -144,7 +150,8 @@ def test_packed_documents_are_learnt_as_alone(name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4 * jnp.abs(b).max()), gradient, total)
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.slow
+@each
 def test_training_has_one_fingerprint(name, tmp_path):
     def trained(**on):
         recipe = cw.load(name, [*NETS[name], "documents=true", "batch=8", "replicas=4"], synthetic=True)
@@ -163,5 +170,5 @@ def test_training_has_one_fingerprint(name, tmp_path):
 def test_the_end_is_that_of_the_pack(tmp_path):
     (tmp_path / "text.txt").write_text("to be or not to be " * 40)
     pack(tmp_path / "text.txt", tmp_path / "packed", text=TextForm(tokens=17))
-    assert end_of(tmp_path / "packed", 257) == 256
-    assert end_of(None, KINDS) == END
+    assert start_of(tmp_path / "packed", 257) == 256
+    assert start_of(None, KINDS) == END

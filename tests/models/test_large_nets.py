@@ -37,7 +37,12 @@ def applied(net, params, state, x, train=False):
 
 @pytest.mark.parametrize(
     "net, count",
-    [(ResNet50, 25_557_032), (EfficientNetLite0, 4_652_008), (ViT, 22_050_664), (GPT2, 124_439_808)],
+    [
+        pytest.param(ResNet50, 25_557_032, marks=pytest.mark.slow),
+        pytest.param(EfficientNetLite0, 4_652_008, marks=pytest.mark.slow),
+        (ViT, 22_050_664),
+        (GPT2, 124_439_808),
+    ],
 )
 def test_parameter_count(net, count):
     init, _ = functional(lambda rngs: net(rngs=rngs))
@@ -45,7 +50,8 @@ def test_parameter_count(net, count):
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
 
 
-@pytest.mark.parametrize("keep", [KEPT, pytest.param("nothing_saveable", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", [KEPT, "nothing_saveable"])
 def test_blocks_are_unrolled_on_gpus_and_compute_the_same(keep):
     init, apply = functional(lambda rngs: TINY_GPT(keep=keep, rngs=rngs))
     params, state = init(jax.random.key(0))
@@ -68,6 +74,7 @@ def test_blocks_are_unrolled_on_gpus_and_compute_the_same(keep):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net, shape", [(TINY_VIT, (8, 8, 3)), (TINY_RESNET, (33, 40, 3))])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("train", [True, False])

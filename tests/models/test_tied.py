@@ -102,6 +102,7 @@ def test_sorted_rows_are_added_as_scattered_ones(n):
     np.testing.assert_array_equal(many[1], tied._sums(5, -tokens, rows))
 
 
+@pytest.mark.slow
 def test_what_is_not_counted_has_no_loss_whatever_its_target(monkeypatch):
     monkeypatch.setattr(tied, "_CHUNK", 4)
     hidden, table, targets = drawn((2, 5))

@@ -5,9 +5,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from chipwise.planner.compile_answers import CompileRequest
-from chipwise.planner.compile_step import compile_each
-from chipwise.planner.tracing import export_program
+from chipwise.compile.answers import CompileRequest
+from chipwise.compile.cache import compile_each
+from chipwise.compile.exports import export_program
 
 V5E = {"topology_name": "v5e:2x4", "chips_per_host_bounds": [2, 4, 1]}
 SPEC = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)

@@ -6,9 +6,10 @@ spot prices, one of them without its host.
 
 from typing import Any
 
-from chipwise.planner.plans import SCHEMA, Cost, Feeding, Memory, Plan, Range
+from chipwise.base.facts import Fact, fact, plain
+from chipwise.base.prediction import Range
+from chipwise.planner.plans import SCHEMA, Cost, Feeding, Memory, Plan
 from chipwise.planner.ranking import judge
-from chipwise.words.facts import Fact, fact, plain
 
 BATCH, REPLICAS, STEPS, PARAMETERS = 512, 8, 4768, 124_439_808
 FLOPS = 6.0 * PARAMETERS * BATCH * 1024  # of a step, global
@@ -171,7 +172,7 @@ def plans() -> list[Plan]:
                 (50.6095, True, "a3-highgpu-8g", "us-central1"),
                 (22.8588, True, "a3-megagpu-8g", "us-west4"),
             ),
-            advice=(fact("advice-small-kernels"),),
+            advice=(fact("advice-launches"),),
         ),
         plan(
             "t4",

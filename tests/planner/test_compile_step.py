@@ -1,27 +1,28 @@
-import json
-import os
-
 import jax.numpy as jnp
 import pytest
 
 import tasks
+from chipwise.base.errors import DeviceError
 from chipwise.chips.catalogue import named
 from chipwise.chips.gpus import target_config
 from chipwise.chips.targets import parse
-from chipwise.engine.layout import Layout
-from chipwise.engine.reduce import Exchange
-from chipwise.engine.step import compiler_options
-from chipwise.errors import DataError, DeviceError
-from chipwise.planner import compile_processes, compile_step
-from chipwise.planner.compile_answers import CompileRequest
-from chipwise.planner.compile_processes import installed
-from chipwise.planner.tracing import export_program, training_step
-from chipwise.recipe.settings import load
+from chipwise.compile import processes
+from chipwise.compile.answers import CompileRequest
+from chipwise.compile.exports import export_program
+from chipwise.compile.processes import installed
+from chipwise.machine.compiler import compiler_options
+from chipwise.planner import compile_step
+from chipwise.planner.compile_step import collective
+from chipwise.planner.tracing import training_step
+from chipwise.recipes.load import load
+from chipwise.step.layout import Layout
+from chipwise.step.reduce import Exchange
 from planner import asked
-from planner.asked import ALL, SPEC, V5E, compile_all, product, request_for
-from refusals import refused
+from planner.asked import SPEC, V5E, compile_all, product, request_for
 
 with_libtpu = pytest.mark.skipif(installed("libtpu") is None, reason="needs libtpu")
+
+NOWHERE = {"topology_name": "v5e:99x99"}
 
 
 # ---- the real compiler
@@ -32,11 +33,11 @@ def test_a_program_for_a_chip_that_is_not_here(tmp_path):
     seen = []
     requests = [
         request_for(clock_GHz=1.5, memory_GBps=819.0),
-        CompileRequest("reduce", V5E, Exchange("reduce", 4, 100_000, 2, True)),
+        CompileRequest("reduce", V5E, collective(Exchange("reduce", 4, 100_000, 2, True))),
         CompileRequest("update", V5E, export_program(jnp.add, (SPEC, SPEC)), donate=(0,)),
-        CompileRequest("scatter", V5E, Exchange("reduce", 4, 100_000, 2, True, cut=98_304)),
-        CompileRequest("gather", V5E, Exchange("gather", 4, 98_304)),
-        CompileRequest("nowhere", {"topology_name": "v5e:99x99"}, Exchange("reduce", 1, 10, 1, True)),
+        CompileRequest("scatter", V5E, collective(Exchange("reduce", 4, 100_000, 2, True, cut=98_304))),
+        CompileRequest("gather", V5E, collective(Exchange("gather", 4, 98_304))),
+        CompileRequest("nowhere", NOWHERE, collective(Exchange("reduce", 1, 10, 1, True))),
     ]
     told = compile_all(requests, cache_dir=tmp_path, progress=lambda *a: seen.append(a))
     replica, reduce, _, scatter, gather, nowhere = told
@@ -51,12 +52,13 @@ def test_a_program_for_a_chip_that_is_not_here(tmp_path):
 
 def has_gpu_compiler():
     try:
-        compile_processes.gpu_compiler()
+        processes.gpu_compiler()
     except DeviceError:
         return False
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_gpu_compiler(), reason="needs a compiler for GPUs")
 def test_a_program_for_a_gpu_that_is_not_here(tmp_path):
     config = {"topology_name": "", "target_config": target_config(named("h100"))}
@@ -66,7 +68,7 @@ def test_a_program_for_a_gpu_that_is_not_here(tmp_path):
     told = compile_all(
         [
             CompileRequest("replica", one, program, platform="cuda", options=options),
-            CompileRequest("reduce", two, Exchange("reduce", 2, 1000, 1, True), platform="cuda"),
+            CompileRequest("reduce", two, collective(Exchange("reduce", 2, 1000, 1, True)), platform="cuda"),
             CompileRequest("nowhere", {**one, "target_config": "of no chip"}, program, platform="cuda"),
         ],
         cache_dir=tmp_path,
@@ -79,6 +81,7 @@ def test_a_program_for_a_gpu_that_is_not_here(tmp_path):
     assert nowhere.problem.code == "compiler-failed" and "target_config" in nowhere.problem["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_gpu_compiler(), reason="needs a compiler for GPUs")
 @pytest.mark.parametrize("exact", [True, False])
 def test_products_are_library_calls_since_none_can_be_tuned_here(exact, monkeypatch):
@@ -123,52 +126,3 @@ def test_a_group_of_gpus_calls_cudnn_and_gathers_beside_products(chip):
     products = {kernel.name for kernel in kernels if kernel.kind == "matmul"}
     beside = [kernel for kernel in sent if products & set(kernel.beside)]
     assert sum(k.count * k.bytes for k in beside) > answers["replica"].wire_bytes / 3
-
-
-# ---- the cache
-
-
-def test_a_second_time_no_child_is_started(child, tmp_path):
-    started = child(ALL)
-    first = compile_all([request_for()], cache_dir=tmp_path)
-    again = compile_all([request_for(name="another name")], cache_dir=tmp_path)
-    assert started() == 1
-    assert (first[0].name, again[0].name) == ("replica", "another name")
-    assert first[0].temp_bytes == again[0].temp_bytes == 7
-
-
-def test_the_same_program_twice_is_compiled_once(child, tmp_path):
-    child(ALL)
-    seen = []
-    told = compile_all([request_for()] * 2, cache_dir=tmp_path, progress=lambda *a: seen.append(a))
-    assert seen == [(0, 1), (1, 1)]
-    assert told[0] == told[1]
-
-
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"name": "x", "of another": 1}', b"\xff\xfe\x00"])
-def test_a_damaged_entry_is_made_again(child, tmp_path, damage):
-    started, asked = child(ALL), [request_for()]
-    compile_all(asked, cache_dir=tmp_path)
-    (entry,) = tmp_path.glob("*.json")
-    whole = json.loads(entry.read_bytes())
-    entry.write_bytes(damage)
-    assert compile_all(asked, cache_dir=tmp_path)[0].temp_bytes == 7
-    again = json.loads(entry.read_bytes())
-    assert started() == 2 and again == whole
-    entry.write_text(json.dumps({**whole, "temp_bytes": 8}))  # another number
-    assert compile_all(asked, cache_dir=tmp_path)[0].temp_bytes == 7
-    entry.unlink()
-    os.mkfifo(entry)  # not waited for
-    assert compile_all(asked, cache_dir=tmp_path)[0].temp_bytes == 7 and started() == 4
-    assert not [p for p in tmp_path.iterdir() if p.name.startswith("tmp")]
-
-
-def test_where_the_cache_is(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("CHIPWISE_CACHE", raising=False)
-    assert compile_step.cache_folder(None) == tmp_path / "chipwise" / "plan"
-    monkeypatch.setenv("CHIPWISE_CACHE", str(tmp_path / "own"))
-    assert compile_step.cache_folder(None) == tmp_path / "own" / "plan"
-    monkeypatch.setenv("CHIPWISE_CACHE", "~nobody-of-this-name/cache")
-    with refused(DataError, "homeless"):
-        compile_step.cache_folder(None)

@@ -8,10 +8,11 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.chips.targets import parse
-from chipwise.engine.layout import Layout
+from chipwise.compile.absent_device import available
 from chipwise.planner import time_run
-from chipwise.planner.device_memory import TOO_LARGE, available, smallest_cut
+from chipwise.planner.device_memory import TOO_LARGE, smallest_cut
 from chipwise.planner.tracing import training_step
+from chipwise.step.layout import Layout
 
 GIB = 1 << 30
 

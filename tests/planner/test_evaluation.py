@@ -2,15 +2,17 @@
 
 import dataclasses
 
+import pytest
+
 import chipwise as cw
 import tasks
+from chipwise.base.prediction import Range
 from chipwise.data.sources import nbytes
-from chipwise.engine.layout import Layout
-from chipwise.engine.session import Session
 from chipwise.planner import time_step
-from chipwise.planner.plans import Range
 from chipwise.planner.time_run import training_work
 from chipwise.planner.tracing import EVALUATION, training_step
+from chipwise.run.session import Session
+from chipwise.step.layout import Layout
 from compilers import no_gpu_compiler as no_gpu_compiler
 
 RECIPE = tasks.recipe()
@@ -21,6 +23,7 @@ def step(keeps):
     return training_step(RECIPE, LAYOUT, resident=True, keeps_evaluation=keeps)
 
 
+@pytest.mark.slow
 def test_it_is_the_block_of_the_engine():
     with Session(RECIPE, cw.On(devices=2)) as session:
         session.begin()
@@ -43,6 +46,7 @@ def test_memory_is_that_of_the_program_that_needs_most():
     assert small.activations == 10_000 and large.activations == 1 << 20
 
 
+@pytest.mark.slow
 def test_its_time_is_that_of_its_blocks_on_all_devices(monkeypatch, no_gpu_compiler):
     monkeypatch.setattr(time_step, "one_call", lambda *about: Range(2.0, 2.0, 2.0))
     (plan,) = cw.plan(dataclasses.replace(RECIPE, eval_block=10), ["a100:2"], eval_every="50%")

@@ -5,14 +5,14 @@ import dataclasses
 import pytest
 
 import tasks
+from chipwise.base.facts import fact
 from chipwise.chips.catalogue import CHIPS
 from chipwise.chips.targets import parse
-from chipwise.engine.blueprint import Memory, waiting
-from chipwise.engine.layout import Layout
-from chipwise.planner.device_memory import available
+from chipwise.compile.absent_device import available
 from chipwise.planner.plan_advice import _speed, _uneven, decisive, room
 from chipwise.planner.tracing import training_step
-from chipwise.words.facts import fact
+from chipwise.step.blueprint import Memory, waiting
+from chipwise.step.layout import Layout
 from planner import documents
 
 GB = 10**9
@@ -50,15 +50,14 @@ def test_fewer_replicas_hold_fewer_partial_sums():
 def test_what_a_number_of_replicas_costs():
     recipe = tasks.recipe(batch=48, replicas=4, shards=4)
     told = _uneven(recipe, Layout(48, 4, 16, shards=4), 8)  # half of 32 devices would be idle
-    numbers = {"blocks": 4, "groups": 8, "most": 1, "idle": 0.5, "vectors": 1}
-    better = {"name": "replicas", "count": 8, "batch": 64, "vectors": 1}
-    others = [fact("blocks-cost", **better), fact("blocks-cost", **better | {"count": 16})]
-    assert told == fact("advice-uneven", **numbers, others=others)
+    better = fact("blocks-cost", name="replicas", count=8, batch=64)
+    assert told == fact("advice-uneven", blocks=4, groups=8, most=1, idle=0.5, better=[better])
     told = _uneven(tasks.recipe(blocks=2), Layout(24, 8, 2, blocks=2), 4)
-    assert [(one["name"], one["count"]) for one in told["others"]] == [("blocks", 4), ("blocks", 8)]
+    assert [(one["name"], one["count"]) for one in told["better"]] == [("blocks", 4)]
+    assert _uneven(tasks.recipe(blocks=2), Layout(24, 8, 2, blocks=2), 3)["better"] == []
     told = _uneven(tasks.recipe(), Layout(24, 8, 3), 3)
-    assert (told["most"], told["idle"], told["vectors"]) == (3, pytest.approx(1 / 9), 2)
-    assert [(one["count"], one["vectors"]) for one in told["others"]] == [(3, 1), (9, 2), (18, 3)]
+    assert (told["most"], told["idle"]) == (3, pytest.approx(1 / 9))
+    assert [(one["count"], one["batch"]) for one in told["better"]] == [(9, 27)]
 
 
 def test_activations_can_be_computed_again_and_state_can_not():

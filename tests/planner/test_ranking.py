@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 
-from chipwise.planner.plans import Cost, Plan, Range
+from chipwise.base.facts import fact
+from chipwise.base.prediction import Range
+from chipwise.planner.plans import Cost, Plan
 from chipwise.planner.ranking import judge
-from chipwise.words.facts import fact
 
 
 def made(name, minutes, hourly=None, spread=1.05, **more):

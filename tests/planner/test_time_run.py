@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 import chipwise as cw
-from chipwise.engine.agenda import Agenda
-from chipwise.errors import RecipeError
+from chipwise.base.errors import RecipeError
 from chipwise.planner.time_run import evaluations
+from chipwise.run.run_schedule import Agenda
 from refusals import refused
 
 

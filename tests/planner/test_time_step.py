@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from chipwise.chips.targets import parse
-from chipwise.hlo.kernel import Kernel
-from chipwise.planner import time_step, time_tpu
-from chipwise.planner.time_links import sum_seconds
+from chipwise.compile import time_tpu
+from chipwise.compile.hlo.kernel import Kernel
+from chipwise.compile.time_links import sum_seconds
+from chipwise.planner import time_step
 from chipwise.planner.time_step import StepTime
 
 SIZE = 10**8  # float32 of a gradient

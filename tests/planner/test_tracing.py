@@ -8,19 +8,21 @@ import numpy as np
 import pytest
 from jax import export
 from jax._src import dispatch
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from chipwise.chips.targets import parse
+from chipwise.compile import exports
+from chipwise.compile.answers import Answer
+from chipwise.compile.exports import cudnn_assumed, export_program
 from chipwise.models import chip_traits
 from chipwise.models.attention import attention
 from chipwise.models.chip_traits import traced_for
-from chipwise.models.large import SHARD, fsdp, in_group
-from chipwise.planner import compile_step, tracing
-from chipwise.planner.compile_answers import Compiled
-from chipwise.planner.tracing import Traceable, _cudnn_assumed, export_program
+from chipwise.models.large import SHARD, abstract_mesh, fsdp, in_group
+from chipwise.planner import compile_step
+from chipwise.step.program import Program
 
-MESH = AbstractMesh((2,), (SHARD,))
+MESH = abstract_mesh(2)
 
 
 def own(_, q):
@@ -66,7 +68,7 @@ def test_a_gpu_alone_calls_its_own_attention():
 @pytest.mark.parametrize("in_layer", [True, False])
 def test_devices_that_are_here_are_given_the_same_calls(in_layer):
     mesh = Mesh(np.asarray(jax.devices()[:2]), (SHARD,))
-    with _cudnn_assumed(in_group=True):
+    with cudnn_assumed(in_group=True):
         lowered = jax.jit(gradient(in_layer)).trace(rows(mesh)).lower(lowering_platforms=("cuda",))
     text = lowered.as_text()
     assert text.count("__cudnn$fmha") == 2 and "CustomSPMDPartitioning" not in text
@@ -79,7 +81,7 @@ def traces(monkeypatch):
     monkeypatch.setitem(compile_step.COMPILERS, "cuda", lambda: None)
 
     def answered(requests, **_):
-        return ((i, Compiled(one.name)) for i, one in enumerate(requests))
+        return ((i, Answer(one.name)) for i, one in enumerate(requests))
 
     monkeypatch.setattr(compile_step, "compile_each", answered)
 
@@ -90,7 +92,7 @@ def traces(monkeypatch):
             traced.append(body(x))
             return traced[-1]
 
-        program = Traceable.of("replica", jax.jit(function), (jax.ShapeDtypeStruct((8,), jnp.float32),))
+        program = Program("replica", jax.jit(function), (jax.ShapeDtypeStruct((8,), jnp.float32),))
         recipe = types.SimpleNamespace(precision="f32")
         programs = types.SimpleNamespace(
             programs=(program,), recipe=recipe, exchanges={}, exact=True, shards=1
@@ -117,16 +119,16 @@ def test_chips_with_other_kernels_have_their_own(traces):
 
 def test_traces_of_other_shapes_are_forgotten_now_and_then(monkeypatch):
     """JAX keeps them for ever. Seen by a function of the process, which is traced again after that."""
-    monkeypatch.setattr(tracing, "MOST_TRACED", 3)
-    monkeypatch.setattr(tracing, "_EXPORTED", [])
+    monkeypatch.setattr(exports, "MOST_TRACED", 3)
+    monkeypatch.setattr(exports, "_EXPORTED", [])
     traced = []
     known = jax.jit(lambda x: traced.append(x.shape) or x + 1)
 
-    def after(exports):
-        for n in range(exports):
+    def after(traces):
+        for n in range(traces):
             export_program(jax.nn.relu, [jax.ShapeDtypeStruct((n + 2,), np.float32)], "cpu")
-        tracing.forget_traces()
+        exports.forget_traces()
         known(np.float32(1))
         return len(traced)
 
-    assert [after(exports) for exports in (0, 2, 1, 0, 2, 1)] == [1, 1, 2, 2, 2, 3]
+    assert [after(traces) for traces in (0, 2, 1, 0, 2, 1)] == [1, 1, 2, 2, 2, 3]

@@ -10,10 +10,12 @@ import pytest
 
 import chipwise as cw
 import pairs
-from chipwise.engine.on import On
-from chipwise.engine.stored import LEDGER
 from chipwise.proof.audit import audit
+from chipwise.run.folder.run_reader import LEDGER
+from chipwise.run.on import On
 from refusals import refused
+
+pytestmark = pytest.mark.slow
 
 ONE = On(devices=1)
 HOW = {"progress": "none", "log_every": "4st", "eval_every": "10st", "checkpoint_every": "7st", "keep": "7st"}
@@ -110,6 +112,7 @@ def test_a_changed_thing_is_told_with_its_step(copy, what):
     told = {"rate": "audit-other-recipe", "seed": "audit-other-recipe", "label": "audit-other-data"}
     told |= {"ledger": "audit-other-ledger"}
     assert [fact["code"] for fact in statement["found"][1:]] == [told.get(what)] * (what in told)
+    assert what != "label" or statement["found"][1]["what"] == ["examples"]
     assert "\n" not in str(verdict)
 
 
@@ -119,7 +122,8 @@ def test_another_chip_is_compared_by_its_metrics(copy):
     head["computed"]["chip"] = "Another chip"
     (copy / LEDGER).write_text("\n".join([json.dumps(head), *text.splitlines()[1:]]) + "\n")
     verdict, statement = audited(copy, pairs.recipe(), "0:9")
-    assert verdict.code == "audit-passed" and not statement["same_bits"] and statement["rows"] == 2
+    # Rows 4 and 8, and the evaluation of the last checkpoint
+    assert verdict.code == "audit-passed" and not statement["same_bits"] and statement["rows"] == 3
     verdict, _ = audited(copy, dataclasses.replace(pairs.recipe(), seed=4), "0:9")
     assert verdict.code == "audit-differs" and "train/loss" in verdict["what"]
 

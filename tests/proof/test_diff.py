@@ -1,5 +1,7 @@
 """`diff` names the first step, the cause and the line: a dozen prepared pairs."""
 
+import json
+import shutil
 import time
 
 import numpy as np
@@ -8,18 +10,19 @@ import pytest
 import chipwise as cw
 import pairs
 import tasks
-from chipwise.engine.on import On
-from chipwise.engine.stored import read_run
 from chipwise.proof.diff import Side, diff
+from chipwise.run.folder.run_reader import read_run
+from chipwise.run.on import On
 from refusals import refused
 
 ONE = On(devices=1)
-FAST = {"half", "label", "schedule"}
+FAST = {"schedule"}
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in pairs.PAIRS]
 )
+@pytest.mark.drawn(share=0.25)
 def test_the_cause_of_a_pair(name):
     a, b, code, place = pairs.PAIRS[name]
     found = diff(Side("A", a), Side("B", b), on=ONE, steps=20)
@@ -36,6 +39,7 @@ def test_the_cause_of_a_pair(name):
     assert found.to_json()["verdict"]["code"] in ("diff-step", "diff-start")
 
 
+@pytest.mark.slow
 def test_the_label_and_the_replica_are_named():
     a, b, *_ = pairs.PAIRS["label"]
     found = diff(Side("A", a), Side("B", b), on=ONE, steps=20)
@@ -51,6 +55,7 @@ def test_equal_programs_and_inputs_are_the_same_at_once():
     assert time.process_time() - began < 20
 
 
+@pytest.mark.slow
 def test_runs_part_where_their_ledgers_do(tmp_path):
     a, b, *_ = pairs.PAIRS["label"]
     how = {"progress": "none", "on": ONE, "log_every": "1st", "eval_every": None, "checkpoint_every": "1st"}
@@ -61,12 +66,97 @@ def test_runs_part_where_their_ledgers_do(tmp_path):
     assert (found.step, found.compared) == (3, 2) and found.causes[0].code == "diff-example"
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with a row in the ledger for each of its steps."""
+    folder = tmp_path_factory.mktemp("run") / "a"
+    how = {"log_every": "1st", "eval_every": None, "checkpoint_every": "4st"}
+    cw.fit(tasks.recipe(duration="8st"), folder, on=ONE, progress="none", **how)
+    return folder
+
+
+def changed_copy(run, folder, after):
+    """A copy of `run` in whose ledger the parameters differ after a step: as if a device had failed."""
+    shutil.copytree(run, folder)
+    rows = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    for row in rows:
+        if row.get("step", 0) > after:
+            row["parameters"] = row["parameters"][::-1]
+    (folder / "ledger.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.as_users_compile
+def test_runs_of_equal_recipes_that_part_are_told_and_which_is_odd(run, tmp_path):
+    recipe, other = tasks.recipe(duration="8st"), changed_copy(run, tmp_path / "b", 2)
+    a, b = Side("A", recipe, read_run(run)), Side("B", recipe, read_run(other))
+    found = diff(a, b, on=ONE)
+    assert (found.verdict.code, found.step, found.runs_part) == ("diff-runs", None, 3)
+    assert found.parts == ["parameters"] and found.odd == ["B"] and found.causes[0].code == "diff-odd"
+    assert diff(b, a, on=ONE).odd == ["B"]
+    assert diff(a, b, steps=2, on=ONE).verdict.code == "diff-not-yet"
+    assert diff(a, Side("A again", recipe, read_run(run)), on=ONE).verdict.code == "diff-same"
+
+
+@pytest.mark.slow
+def test_what_is_known_of_each_run_is_told(run, tmp_path):
+    other = changed_copy(run, tmp_path / "b", 2)
+    events = [json.loads(line) for line in (other / "processes.jsonl").read_text().splitlines()]
+    events[0]["computed"]["versions"]["jaxlib"] = "0.1"
+    events[1]["verified"]["faults"] = [{"step": 3}]
+    (other / "processes.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    recipe = tasks.recipe(duration="8st")
+    found = diff(Side("A", recipe, read_run(run)), Side("B", recipe, read_run(other)), on=ONE)
+    known = {cause["name"]: (cause["a"], cause["b"]) for cause in found.causes if cause.code == "diff-known"}
+    assert set(known) == {"versions.jaxlib", "faults"} and known["faults"] == (0, 1)
+
+
+def another_metric(params, state, batch, key, train):
+    made, state = tasks.loss(params, state, batch, key, train)
+    return {**made, "twice": made["loss"]} if not train else made, state
+
+
+def another_value(params, state, batch, key, train):
+    made, state = tasks.loss(params, state, batch, key, train)
+    if not train:
+        made = {**made, "accuracy": cw.Sum(2 * made["accuracy"].total, made["accuracy"].count)}
+    return made, state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"loss": another_metric}, ["its metrics"]),
+        ({"loss": another_value}, ["its program"]),
+        ({"eval": tasks.data(53, 2)}, ["its data"]),
+        ({"eval": None}, ["whether there is evaluation data"]),
+    ],
+)
+def test_another_evaluation_is_a_difference(changes, what):
+    b = tasks.recipe(task=tasks.task(**changes))
+    found = diff(Side("A", tasks.recipe()), Side("B", b), on=ONE, steps=1)
+    assert (found.verdict.code, found.evaluation) == ("diff-evaluation", what)
+
+
+@pytest.mark.slow
+def test_a_run_does_not_go_on_with_another_metric(tmp_path, monkeypatch):
+    monkeypatch.setattr(another_value, "__qualname__", "loss")  # as if its code had been edited
+    cw.fit(tasks.recipe(duration="4st"), tmp_path, on=ONE, progress="none", stop_after="2st")
+    other = tasks.recipe(task=tasks.task(loss=another_value), duration="4st")
+    with refused(cw.errors.RunError, "run-of-other-programs") as error:
+        cw.fit(other, tmp_path, on=ONE, progress="none")
+    assert [name for name, _, _ in error.value.facts["changes"]] == ["evaluation"]
+
+
 def test_groups_are_refused():
     recipe = tasks.recipe(shards=2)
     with refused(cw.errors.RecipeError, "diff-shards", shards=2):
         diff(Side("A", recipe), Side("B", recipe))
 
 
+@pytest.mark.slow
 def test_the_module_of_pytorch_is_named():
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)

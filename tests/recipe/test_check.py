@@ -1,5 +1,6 @@
 """What `check` doubts, and that it keeps quiet about what works."""
 
+import dataclasses
 import functools
 import json
 
@@ -68,7 +69,9 @@ def test_the_two_bad_ones_of_six_archived_runs_are_found(settings, good):
 
 def test_a_transferred_recipe_is_not_doubted():
     for batch, replicas in ((128, 2), (2048, 32)):
-        assert cw.check(built_in("cifar10-davidnet").transfer(batch=batch, replicas=replicas)) == []
+        assert (
+            cw.check(cw.transfer(built_in("cifar10-davidnet"), batch=batch, replicas=replicas).recipe) == []
+        )
 
 
 @pytest.mark.parametrize(
@@ -92,6 +95,7 @@ def test_a_transferred_recipe_is_not_doubted():
             "peak-never-reached",
             {"setting": "lr", "ramp": "80ep", "total": 63},
         ),
+        ({"ema": 0.99}, "ema-long", {"steps": 63, "left": 0.99**63, "near": 0.9}),
         ({"batch": 128}, "batch-above-examples", {"batch": 128, "examples": 101}),
         ({"duration": "0ep", "optimizer": cw.sgd(lr=0.1)}, "duration-zero", {"duration": "0ep"}),
         ({"optimizer": cw.sgd(lr=lambda step: 0.1 * step / 1860)}, "rate-still-rising", {"steps": 63}),
@@ -137,8 +141,16 @@ def test_near_misses_are_quiet():
         {"optimizer": cw.sgd(lr=cw.schedules.exponential(0.1, 0.5, "10st"))},
         {"optimizer": cw.from_optax(optax.lion, learning_rate=cw.schedules.cosine(1e-4))},
         {"task": tasks.task(), "replicas": 4},
+        {"ema": 0.95},
     ):
         assert cw.check(plain(**changes)) == [], changes
+
+
+def test_an_average_that_another_run_began_is_not_doubted():
+    """It is settled. One that begins at pretrained weights is mostly these weights."""
+    pretrained = dataclasses.replace(PLAIN, weights=("5e0a",))
+    assert [one.code for one in cw.check(plain(ema=0.99, task=pretrained))] == ["ema-long"]
+    assert not cw.check(plain(ema=0.99, task=dataclasses.replace(pretrained, going_on={})))
 
 
 def test_a_validated_point_says_what_is_far():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chipwise.errors import RecipeError
+from chipwise.base.errors import RecipeError
 from chipwise.recipe.duration import Clock, Duration, Marks
 from refusals import refused
 

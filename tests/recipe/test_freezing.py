@@ -8,9 +8,9 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.engine.freeze import split
 from chipwise.models.conv_layers import ConvBN
 from chipwise.recipe.freezing import is_frozen
+from chipwise.step.freeze import split
 from refusals import refused
 
 

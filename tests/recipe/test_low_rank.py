@@ -12,13 +12,15 @@ from jax.sharding import PartitionSpec as P
 
 import chipwise as cw
 import tasks
+from chipwise.base.errors import RecipeError, RunError
 from chipwise.deploy.model import trained
-from chipwise.engine.freeze import split, whole_params
-from chipwise.engine.state import abstract_state, axes_of, count, first_state
-from chipwise.errors import RecipeError, RunError
 from chipwise.recipe import settings
 from chipwise.recipe.low_rank import Adapter
+from chipwise.step.freeze import split, whole_params
+from chipwise.step.state import abstract_state, axes_of, count, first_state
 from refusals import refused
+
+pytestmark = pytest.mark.as_users_compile
 
 TASK = tasks.task(
     loss=tasks.plain_loss, augment=None, predict=lambda params, _, inputs: tasks.plain_logits(params, inputs)
@@ -54,6 +56,7 @@ def made(dtype=jnp.float32):
     return params, *split(params, ("*",), {}, adapters, key)
 
 
+@pytest.mark.slow
 def test_which_axes_are_inputs_and_which_outputs():
     params, adapters, frozen = jax.jit(made)()
     assert adapters["dense/bias"] is None
@@ -87,6 +90,7 @@ def both():
     return jax.grad(lambda adapters: loss(whole_params(adapters, frozen)))(adapters), wanted
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_merged_matrix_by_the_chain_rule():
     with jax.enable_x64(True):
         got, wanted = both()
@@ -136,6 +140,7 @@ def run(tmp_path_factory):
     return folder, cw.fit(recipe(), folder, **{**ONE, "on": cw.On(devices=3, feed="host")})
 
 
+@pytest.mark.slow
 def test_the_same_bits_on_8_devices_and_a_first_loss_of_the_base(run):
     _, result = run
     other = cw.fit(recipe(), **{**ONE, "on": cw.On(devices=8)})
@@ -148,6 +153,7 @@ def test_the_same_bits_on_8_devices_and_a_first_loss_of_the_base(run):
     assert result.fingerprint != base.fingerprint
 
 
+@pytest.mark.slow
 def test_the_same_bits_on_any_number_of_groups():
     one = recipe(shards=2, duration="1st", batch=32, replicas=2, ema=0.9)
     first, second = (cw.fit(one, **{**ONE, "on": cw.On(devices=n)}) for n in (2, 4))
@@ -156,6 +162,7 @@ def test_the_same_bits_on_any_number_of_groups():
     assert whole.addressable_shards[0].data.size == whole.size // 2
 
 
+@pytest.mark.slow
 def test_whoever_reads_a_run_gets_merged_weights(run, tmp_path):
     folder, result = run
     model = trained(folder, recipe())
@@ -176,6 +183,7 @@ def test_whoever_reads_a_run_gets_merged_weights(run, tmp_path):
     np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_own_adapters_only(run):
     folder, _ = run
     stored = json.loads((folder / "recipe.json").read_text())["adapters"]

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import chipwise as cw
-from chipwise.engine.evaluate import evaluate
+from chipwise.run.evaluate import evaluate
 
 CLASSES, LABELS = 7, 5
 RATIOS = [
@@ -107,6 +107,7 @@ def evaluated(columns, batch, devices):
     return evaluate(recipe, {"none": np.float32(0)}, {}, batch=batch, on=cw.On(devices=devices))
 
 
+@pytest.mark.slow
 @given(
     cut=st.sampled_from([(97, 1), (1000, 8)]),
     seed=st.integers(0, 999),
@@ -124,20 +125,3 @@ def test_equal_to_scikit_learn_at_any_batch_on_1_or_8_devices(cut, seed, classes
     for name, expected in theirs.items():
         np.testing.assert_allclose(ours[name], expected, rtol=1e-6, atol=1e-6, err_msg=name)
     np.testing.assert_array_equal(ours["confusion"], theirs["confusion"])
-
-
-@pytest.mark.parametrize(
-    ("metric", "lower"),
-    [
-        ("eval/loss", True),
-        ("eval/rmse", True),
-        ("val/MAE", True),
-        ("eval/hamming", True),
-        ("eval/accuracy", False),
-        ("eval/flower_accuracy", False),
-        ("eval/distance_lower", True),
-        ("eval/higher/loss_margin", False),
-    ],
-)
-def test_the_name_of_a_metric_says_which_way_is_better(metric, lower):
-    assert cw.metrics.lower_is_better(metric) is lower

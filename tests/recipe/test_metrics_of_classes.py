@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chipwise import metrics
-from chipwise.errors import RecipeError
+from chipwise.base.errors import RecipeError
 from chipwise.recipe.task import finished
 from refusals import refused
 

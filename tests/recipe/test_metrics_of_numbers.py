@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chipwise import metrics
-from chipwise.errors import RecipeError
+from chipwise.base.errors import RecipeError
 from chipwise.recipe.task import Sum, finished
 from refusals import refused
 
@@ -63,6 +63,25 @@ def test_constant_targets_and_a_single_example():
     assert value(metrics.r2(five, five, center=5)) == sk.r2_score(five, five) == 1
     assert value(metrics.r2(five + 1, five, center=5)) == sk.r2_score(five, five + 1) == 0
     assert np.isnan(value(metrics.r2(five[:1], five[:1])))
+
+
+@pytest.mark.parametrize("constant", [5.0, 0.1, -3e7, 0.0])
+def test_constant_targets_are_constant_from_any_center(constant):
+    same = np.full((3000, 1), constant, np.float32)
+    assert r2_in_parts(same, same, 1) == 1
+    assert r2_in_parts(same + 7, same, 1) == 0
+    varied = same.copy()
+    varied[2000] = np.nextafter(varied[2000], np.float32(np.inf))
+    if constant == 5:
+        with pytest.warns(RuntimeWarning, match="is NaN"):
+            assert np.isnan(r2_in_parts(same + 7, varied, 1))
+        both = np.concatenate([same, np.arange(3000, dtype=np.float32)[:, None] - 1500], axis=1)
+        assert value(metrics.r2(both, both, center=(1, 0))) == 1
+
+
+def test_zeros_of_both_signs_are_constant():
+    zeros = np.array([0.0, -0.0], np.float32)
+    assert value(metrics.r2(zeros + 1, zeros)) == 0
 
 
 def test_perplexity_is_of_the_mean_and_not_the_mean_of_perplexities():

@@ -4,10 +4,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import sklearn.metrics as sk
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import chipwise as cw
-from chipwise.engine.evaluate import evaluate
-from chipwise.errors import RecipeError
+from chipwise.base.errors import RecipeError
+from chipwise.recipe.task import finished
+from chipwise.run.evaluate import evaluate
 from refusals import refused
 
 CLASSES = 4
@@ -51,6 +54,7 @@ def made(columns, **settings):
     return cw.Recipe(task=task, batch=8, duration="1st", optimizer=cw.sgd(lr=0.1), **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [63, 64, 65])
 def test_equal_to_scikit_learn(n):
     d = data(n)
@@ -71,6 +75,32 @@ def test_equal_to_scikit_learn(n):
             np.testing.assert_allclose(found[f"{name}_{what}"], value, rtol=1e-6, err_msg=f"{name}_{what}")
 
 
+@pytest.mark.slow
+@given(seed=st.integers(0, 9999), classes=st.integers(2, 5), shift=st.sampled_from([0, 0.25, 50]))
+@settings(max_examples=60, deadline=None)
+def test_odds_that_are_equal_are_ties(seed, classes, shift):
+    """Scikit-learn compares probabilities, which are rounded here so that ties are ties there too."""
+    rng = np.random.default_rng(seed)
+    label = np.append(np.arange(classes), rng.integers(0, classes, 60 - classes))
+    logits = rng.integers(-2, 3, (60, classes)) / 2 + shift * rng.integers(0, 2, (60, 1))
+    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    for ours, theirs in (
+        (cw.metrics.roc_auc, sk.roc_auc_score),
+        (cw.metrics.average_precision, sk.average_precision_score),
+    ):
+        found = finished({"metric": ours(logits.astype(np.float32), label, None)})["metric"]
+        kept = np.eye(classes)[label], shares.round(12)
+        expected = theirs(*(x[:, -len(found) :] for x in kept), average=None)
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_odds_beyond_what_a_probability_tells_are_in_order():
+    logits = np.array([[0, 0, 99], [0, 0, 98], [-800, -801, 0], [-801, -800, 0]], np.float32)
+    found = finished({"auc": cw.metrics.roc_auc(logits, np.array([2, 1, 0, 1]), None)})["auc"]
+    assert found.tolist() == [1 / 3, 3 / 4, 1 / 3]
+
+
+@pytest.mark.slow
 def test_any_devices_give_the_same_bits_and_training_leaves_ranks_out():
     columns = data(53)
     alone = cw.fit(made(columns, replicas=8), on=cw.On(devices=1), progress="none")

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from chipwise.errors import RecipeError
+from chipwise.base.errors import RecipeError
 from chipwise.recipe.duration import Clock
 from chipwise.recipe.optimizers import adam, adamw, decays, from_optax, sgd
 from chipwise.recipe.schedules import constant, cosine, one_cycle, warmup
@@ -86,6 +86,7 @@ def assert_close(tree, leaves):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("decay", ["all", "kernels"])
 def test_sgd_equals_torch(nesterov, decay):
@@ -171,8 +172,10 @@ def test_rates_are_inputs_so_one_compilation_serves_the_run(optimizer):
     assert not any(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (params, PARAMS)), strict=True))
 
 
+@pytest.mark.slow
 @each
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.drawn(share=0.25)
 def test_shapes_dtypes_and_structure_are_kept(optimizer, dtype):
     params = jax.tree.map(lambda p: jnp.asarray(p, dtype), PARAMS)
     state = optimizer.init(params)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chipwise.errors import RecipeError
+from chipwise.base.errors import RecipeError
 from chipwise.recipe.duration import Clock, Duration
 from chipwise.recipe.schedules import (
     as_schedule,
@@ -164,9 +164,10 @@ def test_mnist_by_hand():
                 [optax.linear_schedule(0, 0.4, 300), optax.linear_schedule(0.4, 0, 700)], [300]
             ),
         ),
-        (
+        pytest.param(
             one_cycle(0.4, warmup="30%", start=0.4 / 25, end=0.4 / 25e4, shape="cosine"),
             optax.cosine_onecycle_schedule(1000, 0.4, 0.3, 25.0, 1e4),
+            marks=pytest.mark.slow,
         ),
         (
             one_cycle(0.4, warmup="50st", start=0.01, end=0.001, shape="linear-cosine"),

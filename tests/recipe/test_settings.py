@@ -3,7 +3,7 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.recipe.settings import load
+from chipwise.recipes.load import load
 from refusals import refused
 
 FILE = """

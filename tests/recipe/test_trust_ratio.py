@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from chipwise.errors import RecipeError
+from chipwise.base.errors import RecipeError
 from chipwise.recipe.duration import Clock
 from chipwise.recipe.schedules import cosine, warmup
 from chipwise.recipe.trust_ratio import lamb, lars

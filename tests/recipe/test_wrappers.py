@@ -9,9 +9,9 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.engine.session import Session
-from chipwise.engine.state import fingerprint
 from chipwise.recipe.duration import Clock
+from chipwise.run.session import Session
+from chipwise.step.state import fingerprint
 from refusals import refused
 
 CLOCK = Clock(examples=100, batch=10, total=20)
@@ -35,6 +35,7 @@ def run(optimizer, p, steps=6):
     return p
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [cw.sgd, cw.adamw])
 def test_a_group_is_an_optimizer_of_its_own(make):
     """Its parameters move as if they alone were trained with its numbers, the others as without it."""
@@ -141,7 +142,7 @@ def test_a_recipe_moves_to_another_batch_and_length_with_its_groups():
     inner = cw.sgd(lr=0.1, weight_decay=0.01)
     optimizer = cw.recipe.grouped(inner, {"*": {"lr": factor}})
     recipe = dataclasses.replace(tasks.recipe(duration="4ep"), optimizer=optimizer)
-    moved = recipe.transfer(batch=2 * recipe.batch).optimizer
+    moved = cw.transfer(recipe, batch=2 * recipe.batch).recipe.optimizer
     assert moved.settings["lr"] == pytest.approx(0.2) and moved.settings["lr of *"] == factor
     assert cw.check(recipe) is not None
 

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 
 import chipwise as cw
-from chipwise.engine.state import abstract_state, count
+from chipwise.step.state import abstract_state, count
+
+pytestmark = pytest.mark.as_users_compile
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gan", "actor_critic"])
 def test_it_trains_to_the_same_bits_on_three_devices_and_after_a_stop(name, tmp_path):
     recipe = runpy.run_path(str(EXAMPLES / f"{name}.py"))["recipe"]("3st")
@@ -38,6 +41,7 @@ def test_rates_fall_at_the_same_steps_on_three_devices(tmp_path):
     assert [(result.steps, result.fingerprint) for result in told] == steps  # finished runs are read
 
 
+@pytest.mark.slow
 def test_muon_for_gpt2_moves_matrices_by_an_orthogonal_step_and_words_by_adam(tmp_path):
     settings = ["context=8", "vocabulary=64", "depth=1", "width=16", "heads=2", "batch=8", "replicas=4"]
     made = cw.load(str(EXAMPLES / "gpt2_muon.py"), [*settings, "precision=f32"], synthetic=True)
@@ -51,12 +55,14 @@ def test_muon_for_gpt2_moves_matrices_by_an_orthogonal_step_and_words_by_adam(tm
     assert results[0].fingerprint == results[1].fingerprint
 
 
+@pytest.mark.slow
 def test_the_resnet_of_2018_is_that_of_its_source():
     recipe = cw.load(str(EXAMPLES / "cifar10_resnet32.py"))
     assert count(abstract_state(recipe).params) == 464_154 and recipe.clock.total == 90_000
     assert recipe.warnings() == [] and not cw.check(recipe)
 
 
+@pytest.mark.slow
 def test_each_network_has_the_gradient_of_its_own_loss():
     recipe = runpy.run_path(str(EXAMPLES / "gan.py"))["recipe"]()
     params, state = recipe.task.init(jax.random.key(0))

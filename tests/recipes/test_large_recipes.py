@@ -10,9 +10,9 @@ import pytest
 
 import chipwise as cw
 from chipwise.data import write_packed
-from chipwise.engine.evaluate import evaluate
-from chipwise.engine.session import Session
-from chipwise.engine.state import abstract_state, count, fingerprint
+from chipwise.run.evaluate import evaluate
+from chipwise.run.session import Session
+from chipwise.step.state import abstract_state, count, fingerprint
 from refusals import refused
 
 SMALL = {
@@ -80,6 +80,7 @@ def test_a_small_one_learns(name, packs):
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(share=0.25)
 @pytest.mark.parametrize("name", SMALL)
 def test_two_devices_give_the_same_bits(name, packs):
     assert trained(small(name, packs[name]), 2) == on_one(name, packs[name])
@@ -98,6 +99,7 @@ def test_evaluation_reads_its_own_split_whole(name, packs):
     np.testing.assert_allclose(found["loss"], loss["loss"].value, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_language_model_predicts_from_the_end_of_a_long_prompt():
     """Of 12 tokens the last 8, its context, count; the documentation says so."""
     task = cw.load("gpt2-124m", SMALL["gpt2-124m"]).task
@@ -180,6 +182,7 @@ def test_settings_that_fit_no_net_are_refused(name, setting, code):
         cw.load(name, [setting])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_training_without_data_says_what_to_give(name, tmp_path):
     recipe = cw.load(name, [*SMALL[name], "batch=8", "duration=1st", "replicas=1"])
@@ -187,6 +190,7 @@ def test_training_without_data_says_what_to_give(name, tmp_path):
         cw.fit(recipe, tmp_path / "run", on=cw.On(devices=1), progress="none")
 
 
+@pytest.mark.slow
 def test_a_finished_recipe_of_ones_own_trains_on_made_up_data(tmp_path):
     file = tmp_path / "own.py"
     file.write_text("import tasks\n\nrecipe = tasks.recipe(duration='2st', task=tasks.task(classes=5))\n")

@@ -1,8 +1,11 @@
+import re
+from pathlib import Path
+
 import pytest
 
 import chipwise as cw
-from chipwise.engine.state import abstract_state, count
 from chipwise.recipes import BUILT_IN
+from chipwise.step.state import abstract_state, count
 
 PARAMETERS = {
     "digits": 9_048,
@@ -48,7 +51,8 @@ def test_a_recipe_is_known_without_its_data(name):
 def test_its_docstring_says_how_to_run_it_and_what_to_expect(name):
     import importlib
 
-    text = importlib.import_module(f"chipwise.recipes.{name.replace('-', '_')}").__doc__
+    module = importlib.import_module(f"chipwise.recipes.{name.replace('-', '_')}")
+    text = " ".join(module.__doc__.split())
     assert f"chipwise train {name}" in text
     if name in UNTRAINED:
         assert "Not measured here" in text
@@ -61,3 +65,9 @@ def test_a_quarter_of_davidnet_is_a_setting():
     assert recipe.name == "cifar10-davidnet-16"
     assert count(abstract_state(recipe).params) < 6_573_120 / 15
     assert recipe.optimizer.lr.peak == 0.2
+
+
+def test_the_overview_lists_every_recipe_with_its_parameters():
+    page = (Path(__file__).parents[2] / "docs" / "overview.md").read_text()
+    rows = re.findall(r"^\| `([\w-]+)` \| ([\d,]+) \|", page, re.MULTILINE)
+    assert {name: int(number.replace(",", "")) for name, number in rows} == PARAMETERS

@@ -9,7 +9,10 @@ import optax
 import pytest
 
 import chipwise as cw
-from chipwise.engine.evaluate import evaluate
+from chipwise.run.evaluate import evaluate
+from chipwise.step import keys
+
+pytestmark = [pytest.mark.slow, pytest.mark.as_users_compile]
 
 KINDS, CONTEXT = 13, 8
 SIZES = [f"context={CONTEXT}", f"vocabulary={KINDS}", "depth=1", "width=16", "heads=2", "precision=f32"]
@@ -61,7 +64,7 @@ def test_the_mean_is_of_the_step_on_any_devices():
     ]
     assert len({one.fingerprint for one in results}) == 1
     first, task = results[0], recipe("gpt2-124m").task
-    begun = task.init(cw.engine.keys.init_key(0))
+    begun = task.init(keys.init_key(0))
     sums = task.loss(*begun, {"token": jnp.asarray(TOKEN), "mask": jnp.asarray(MASK)}, None, True)[0]
     whole = sums["loss"].total / sums["loss"].count
     assert first.history[0]["train/loss"] == pytest.approx(float(whole), rel=1e-5)

@@ -6,12 +6,12 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.engine.noise import SCALE
+from chipwise.run.noise import SCALE
 from chipwise.study.critical_batch import FACTOR, REACH, SEEDS, critical_batch, of_rows
 from chipwise.study.goal import Goal
 from refusals import refused
 
-GOAL = Goal("eval/loss", 0.5)
+GOAL = Goal("eval/loss", 0.5, "lower")
 
 
 def rows(scales, each=10, reached=3):
@@ -57,7 +57,7 @@ def test_rows_without_a_scale_and_after_the_goal():
 @pytest.mark.parametrize(("metric", "best"), [("eval/loss", 1.0), ("eval/f1", None)])
 def test_a_goal_that_was_not_reached(metric, best):
     with refused(cw.errors.RecipeError, "like-not-reached", best=best):
-        of_rows("run", rows([100.0] * 2), 50, Goal(metric, 0.5))
+        of_rows("run", rows([100.0] * 2), 50, Goal(metric, 0.5, "lower"))
 
 
 @pytest.mark.parametrize("batch", [64 // REACH - 1, 64 * REACH + 1])
@@ -68,6 +68,7 @@ def test_it_does_not_reach_past_what_was_measured(batch):
         law.steps(batch)
 
 
+@pytest.mark.slow
 def test_a_run_and_its_recipe(tmp_path):
     recipe = tasks.recipe(duration="12st")
     options = {
@@ -77,7 +78,7 @@ def test_a_run_and_its_recipe(tmp_path):
         "log_every": "2st",
     }
     result = cw.fit(recipe, tmp_path / "run", **options)
-    law = critical_batch(recipe, tmp_path / "run", Goal("eval/loss", result.metrics["eval/loss"] + 1e-6))
+    law = critical_batch(recipe, tmp_path / "run", f"eval/loss={result.metrics['eval/loss'] + 1e-6!r}")
     assert law.batch == recipe.batch and 0 < law.step <= 12
     with refused(cw.errors.RecipeError, "like-other-task"):
-        critical_batch(tasks.recipe(task=tasks.task(train=tasks.data(7))), tmp_path / "run", GOAL)
+        critical_batch(tasks.recipe(task=tasks.task(train=tasks.data(7))), tmp_path / "run", "eval/loss=0.5")

@@ -14,24 +14,26 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.engine.on import On
-from chipwise.engine.progress import Reporter
+from chipwise.base.facts import fact
 from chipwise.explain import advice, page
+from chipwise.run.on import On
+from chipwise.run.progress import Reporter
 from chipwise.study.find_lr import MARKS, _losses, find_lr, swept
-from chipwise.words.facts import fact
 from refusals import refused
+
+pytestmark = pytest.mark.as_users_compile
 
 STEPS = 30  # as many as `tasks.recipe` has: the tests of the step then share their compiled programs
 
 
 @pytest.fixture(scope="module")
 def found():
-    return find_lr(tasks.recipe(), steps=STEPS, on=On(devices=1))
+    return find_lr(tasks.quick(), steps=STEPS, on=On(devices=1))
 
 
 def plain(optimizer, **changes):
-    task = tasks.task(loss=tasks.plain_loss, augment=None)
-    return tasks.recipe(**{"task": task, "optimizer": optimizer, "batch": 16, "replicas": 2, **changes})
+    task = tasks.quick_task(loss=tasks.plain_loss, augment=None)
+    return tasks.quick(**{"task": task, "optimizer": optimizer, "batch": 16, "replicas": 2, **changes})
 
 
 def poisoned(after):
@@ -43,12 +45,12 @@ def poisoned(after):
         counted = {**state, "calls": state["calls"] + jnp.int32(1)}
         return {"loss": cw.Sum(made["loss"].total * bad, made["loss"].count)}, counted
 
-    return plain(cw.sgd(lr=0.1), task=tasks.task(loss=loss, augment=None), batch=8, replicas=1)
+    return plain(cw.sgd(lr=0.1), task=tasks.quick_task(loss=loss, augment=None), batch=8, replicas=1)
 
 
 def test_the_curve_is_that_of_the_step(found):
     """Step by step, with a wait at each: the losses that training itself reports."""
-    recipe = swept(tasks.recipe(), 1e-5, 10.0, STEPS)
+    recipe = swept(tasks.quick(), 1e-5, 10.0, STEPS)
     expected = []
     with cw.Stepper(recipe, on=cw.On(devices=1)) as stepper:
         for _ in range(len(found.curve.losses)):
@@ -61,20 +63,20 @@ def test_the_curve_is_that_of_the_step(found):
 
 
 def test_the_feed_changes_no_bit(found):
-    again = find_lr(tasks.recipe(), steps=STEPS, on=On(devices=1, feed="host"))
+    again = find_lr(tasks.quick(), steps=STEPS, on=On(devices=1, feed="host"))
     assert again.to_json() == found.to_json()
 
 
 @pytest.mark.slow
 def test_one_and_eight_devices_give_the_same_bits(found):
-    eight = find_lr(tasks.recipe(), steps=STEPS, on=On(devices=8))
+    eight = find_lr(tasks.quick(), steps=STEPS, on=On(devices=8))
     assert eight.devices["count"] == 8 and found.devices["count"] == 1
     assert eight.curve.losses.tobytes() == found.curve.losses.tobytes()
     assert (eight.suggestion, eight.last_stable) == (found.suggestion, found.last_stable)
 
 
 def test_the_callers_recipe_and_data_stay_what_they_were(found):
-    recipe = tasks.recipe()
+    recipe = tasks.quick()
     before = recipe.describe()
     columns = {name: column.copy() for name, column in recipe.task.train.columns.items()}
     search = find_lr(recipe, steps=STEPS, on=On(devices=1))
@@ -92,7 +94,7 @@ def test_the_found_rate_becomes_the_peak_of_the_same_schedule(found):
 
 
 def test_check_measures_from_the_found_rate_where_a_sweep_says_anything(found):
-    old = tasks.recipe(validated=cw.recipe.Validated(source="elsewhere"))
+    old = tasks.quick(validated=cw.recipe.Validated(source="elsewhere"))
     curve = dataclasses.replace(found.curve, suggestion=0.9, fell=True)
 
     def searched(fell):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from chipwise.base.facts import fact
 from chipwise.study.range_test import read, smooth
-from chipwise.words.facts import fact
 
 RATES = np.geomspace(1e-5, 10.0, 100)
 MARKS = ("suggestion", "last_stable")

@@ -10,14 +10,17 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.atomic import hold
-from chipwise.engine.run_folder import RunFolder
-from chipwise.engine.session import Session
+from chipwise.base.errors import RunError
+from chipwise.base.locks import hold
 from chipwise.machine.compilation_cache import compiled_once
 from chipwise.recipe.settings import apply
+from chipwise.run.folder.run_folder import RunFolder
+from chipwise.run.session import Session
 from chipwise.study import study_file, study_runs
 from chipwise.study.sweep import sweep
 from refusals import refused
+
+pytestmark = pytest.mark.as_users_compile
 
 RATES = {"lr": [0.02, 0.04]}
 FAST = {"on": cw.On(devices=1), "log_every": "2st", "eval_every": None, "progress": "none"}
@@ -51,6 +54,7 @@ def names(*seeds, points=("lr=0.02", "lr=0.04")):
     return [f"{point}/seed-{seed}" for seed in seeds for point in points]
 
 
+@pytest.mark.slow
 def test_runs_are_what_they_are_alone_and_seeds_alternate_outermost(tmp_path, trained):
     rounds = []
     study = sweep(
@@ -106,7 +110,7 @@ def test_a_stop_saves_the_run_and_the_study_goes_on_to_the_same_bits(tmp_path, m
     assert [run.done for point in study_file.read(tmp_path).points for run in point.runs.values()] == [
         True, False, False, False,
     ]  # fmt: skip
-    assert 0 < cw.engine.restore_run(plain(), tmp_path / "lr=0.04/seed-0").steps < 40
+    assert 0 < cw.run.restore_run(plain(), tmp_path / "lr=0.04/seed-0").steps < 40
     monkeypatch.setattr(RunFolder, "log", RunFolder.log.__closure__[0].cell_contents)
     study = sweep(plain(duration="40st"), RATES, seeds=1, run=tmp_path, **FAST)
     assert trained == ["lr=0.02/seed-0", "lr=0.04/seed-0", "lr=0.04/seed-0"]
@@ -114,6 +118,7 @@ def test_a_stop_saves_the_run_and_the_study_goes_on_to_the_same_bits(tmp_path, m
     assert study.points[1].runs[0].fingerprint == whole.fingerprint
 
 
+@pytest.mark.slow
 def test_a_stop_too_late_for_its_run_stops_before_the_next(tmp_path, monkeypatch, trained):
     evaluate = Session.evaluate
 
@@ -128,6 +133,7 @@ def test_a_stop_too_late_for_its_run_stops_before_the_next(tmp_path, monkeypatch
     assert study_file.read(tmp_path).points[0].runs[0].done
 
 
+@pytest.mark.slow
 def test_a_run_that_diverged_is_a_result(tmp_path, trained):
     settings = {"lr": [1e38, 0.02]}
     recipe = plain(optimizer=cw.sgd(lr=0.1), ema=None)
@@ -176,6 +182,23 @@ def test_options_that_cannot_be_are_refused_before_anything_is_made(tmp_path, op
 def test_an_option_that_fit_has_not_is_a_type_error(tmp_path):
     with pytest.raises(TypeError, match="no option 'stop_after'"):
         sweep(plain(), seeds=2, run=tmp_path, stop_after="1st")
+
+
+def doubled(params, state, batch, key, train):
+    sums, state = tasks.plain_loss(params, state, batch, key, train)
+    return sums | {"loss": cw.Sum(sums["loss"].total * 2, sums["loss"].count)}, state
+
+
+def test_finished_rows_do_not_answer_for_edited_code(tmp_path, trained, monkeypatch):
+    sweep(plain(), {}, seeds=1, run=tmp_path, **FAST)
+    monkeypatch.setattr(doubled, "__qualname__", "plain_loss")  # as in a file that was edited
+    made = plain(task=tasks.task(loss=doubled, augment=None))
+    with refused(RunError, "finished-run-of-other-programs"):
+        sweep(made, {}, seeds=2, run=tmp_path, **FAST)
+    assert len(trained) == 1
+    sweep(made, {}, seeds=1, run=tmp_path, changed_code=True, **FAST)
+    sweep(plain(), {}, seeds=1, run=tmp_path, **FAST)
+    assert len(trained) == 1
 
 
 def test_folders_of_something_else_are_refused(tmp_path):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import chipwise as cw
 import tasks
+from chipwise.base.facts import fact
 from chipwise.recipe.settings import apply
-from chipwise.words.facts import fact
 from refusals import refused
 
 PLAIN = tasks.task(loss=tasks.plain_loss, init=lambda key: (tasks.init(key)[0], {}))
@@ -71,7 +71,7 @@ def test_a_rate_kept_by_hand_moves_the_decay_instead():
 @settings(max_examples=40, deadline=None)
 def test_every_batch_forgets_as_fast_and_sees_as_much(optimizer, batch, lr):
     old = plain(optimizer=optimizer, replicas=1)
-    new = old.transfer(batch=batch, lr=lr)
+    new = cw.transfer(old, batch=batch, lr=lr).recipe
     if old.forgetting is not None:
         assert new.forgetting == pytest.approx(old.forgetting, rel=1e-4)
     assert new.clock.total * new.batch == pytest.approx(
@@ -85,7 +85,7 @@ def test_every_batch_forgets_as_fast_and_sees_as_much(optimizer, batch, lr):
 
 def test_sgd_goes_as_far_in_one_large_step_as_in_four_small_ones():
     old = plain(optimizer=cw.sgd(lr=1e-3, momentum=0, weight_decay=0.1))
-    big = old.transfer(batch=256).optimizer
+    big = cw.transfer(old, batch=256).recipe.optimizer
     assert (big.lr, big.weight_decay) == (4e-3, 0.1)
     params, grads = {"w": jnp.float32(2.0)}, {"w": jnp.float32(3.0)}
 
@@ -101,7 +101,7 @@ def test_sgd_goes_as_far_in_one_large_step_as_in_four_small_ones():
 
 def test_adam_takes_the_root_and_remembers_as_many_examples():
     old = plain(optimizer=cw.adamw(lr=1e-3, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.1), ema=0.999)
-    new = old.transfer(batch=256)
+    new = cw.transfer(old, batch=256).recipe
     assert (new.optimizer.lr, new.optimizer.weight_decay, new.optimizer.eps) == (2e-3, 0.2, 5e-9)
     assert new.optimizer.b1 == pytest.approx(0.9**4) and new.optimizer.b2 == pytest.approx(0.999**4, abs=1e-7)
     assert new.ema == pytest.approx(0.999**4, abs=1e-7)
@@ -112,7 +112,7 @@ def test_adam_takes_the_root_and_remembers_as_many_examples():
 
 def test_muon_moves_as_adam_with_both_rates_and_its_momentum():
     old = plain(optimizer=cw.recipe.muon(lr=0.02, adam_lr=1e-3, momentum=0.95, b2=0.95, weight_decay=0.1))
-    new = old.transfer(batch=256).optimizer
+    new = cw.transfer(old, batch=256).recipe.optimizer
     assert (new.lr, new.adam_lr, new.weight_decay) == (0.04, 2e-3, 0.2)
     assert (new.momentum, new.b2) == (pytest.approx(0.95**4, 1e-3), pytest.approx(0.95**4, 1e-3))
 
@@ -120,7 +120,7 @@ def test_muon_moves_as_adam_with_both_rates_and_its_momentum():
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_there_and_back_is_where_it_was(optimizer):
     old = plain(optimizer=optimizer, duration="10000st", ema=0.99)
-    back = old.transfer(batch=256).transfer(batch=64)
+    back = cw.transfer(cw.transfer(old, batch=256).recipe, batch=64).recipe
     assert back.duration == "10000st"
     for name, schedule in old.optimizer.hyper.items():
         after = back.optimizer.hyper[name]
@@ -140,7 +140,7 @@ def test_lengths_in_steps_follow_the_batch_and_others_stay():
             lr=cw.schedules.warmup(cw.schedules.piecewise({"0st": 0.1, "4000st": 0.01, "50ep": 0.001}), "5%")
         ),
     )
-    new = old.transfer(batch=128)
+    new = cw.transfer(old, batch=128).recipe
     assert new.duration == "4500st"
     assert new.optimizer.lr.lengths() == [("warmup", "5%"), ("boundaries", "2000st, 50ep")]
     assert new.optimizer.lr.schedule.pieces[0] == ("0st", 0.2)
@@ -148,15 +148,17 @@ def test_lengths_in_steps_follow_the_batch_and_others_stay():
 
 def test_another_length_stretches_the_schedule():
     old = plain(optimizer=cw.sgd(lr=cw.one_cycle(0.4, warmup="5ep"), weight_decay=1e-4), duration="24ep")
-    new = old.transfer(duration="48ep")
+    new = cw.transfer(old, duration="48ep").recipe
     assert new.optimizer == cw.sgd(lr=cw.one_cycle(0.4, warmup="10ep"), weight_decay=1e-4)
     both = plain(optimizer=cw.adam(lr=cw.schedules.exponential(0.1, 0.5, decay="100st")), duration="40ep")
-    assert both.transfer(batch=128, duration="10ep").optimizer.lr.decay == "13st"  # 100 / 4 / 2, half up
+    assert (
+        cw.transfer(both, batch=128, duration="10ep").recipe.optimizer.lr.decay == "13st"
+    )  # 100 / 4 / 2, half up
 
 
 def test_replicas_alone_change_no_number_of_the_optimizer():
     old = plain(optimizer=OPTIMIZERS[2])
-    new = old.transfer(replicas=2)
+    new = cw.transfer(old, replicas=2).recipe
     assert new.optimizer == old.optimizer and (new.batch, new.replicas) == (64, 2)
 
 
@@ -245,12 +247,12 @@ def test_an_optax_optimizer_moves_where_no_rule_is_needed():
     lion = cw.from_optax(
         optax.lion, learning_rate=cw.schedules.warmup(cw.schedules.cosine(1e-4), "10ep"), b1=0.9
     )
-    new = plain(optimizer=lion).transfer(duration="80ep", replicas=4)
+    new = cw.transfer(plain(optimizer=lion), duration="80ep", replicas=4).recipe
     assert new.optimizer.hyper["learning_rate"] == cw.schedules.warmup(cw.schedules.cosine(1e-4), "20ep")
-    assert plain(optimizer=lion).transfer(replicas=4).optimizer is lion
+    assert cw.transfer(plain(optimizer=lion), replicas=4).recipe.optimizer is lion
     function = cw.sgd(lr=lambda step: 0.1 / (1 + step))
-    assert plain(optimizer=function).transfer(replicas=4).optimizer == function
+    assert cw.transfer(plain(optimizer=function), replicas=4).recipe.optimizer == function
 
 
 def test_an_average_of_less_than_a_step_is_none():
-    assert plain(ema=0.5).transfer(batch=64 * 100, replicas=1).ema is None
+    assert cw.transfer(plain(ema=0.5), batch=64 * 100, replicas=1).recipe.ema is None

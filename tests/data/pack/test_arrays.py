@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from chipwise.base.errors import DataError
 from chipwise.data import Arrays
 from chipwise.data.pack.packing import pack
 from chipwise.data.packed import PackedFolder
-from chipwise.errors import DataError
 from pictures import encoded, smooth
 from refusals import refused
 
@@ -54,6 +54,15 @@ def test_labels_known_beforehand_make_a_stratified_split(tmp_path):
             [8, 8],
             [2, 2],
         ]
+
+
+def test_masked_values_are_refused_or_left_out_by_name(tmp_path):
+    rows = np.ma.masked_equal(np.arange(8.0), 7)[:, None]
+    with refused(DataError, "column-masked", column="x"):
+        pack([{"x": row} for row in rows], tmp_path / "last")
+    pack([{"x": row} for row in rows[[0, 7, 1, 2, 3]]], tmp_path / "second")
+    (left,) = PackedFolder(tmp_path / "second").manifest["source"]["skipped"]
+    assert left["name"] == "1" and "masked" in left["reason"]
 
 
 def test_a_dict_of_sources_by_split_and_columns_that_are_no_images(tmp_path):

@@ -8,11 +8,11 @@ import pytest
 import simplejpeg
 from PIL import Image
 
+from chipwise.base.errors import DataError
 from chipwise.data import images as decoding
 from chipwise.data.pack import examples
 from chipwise.data.pack.examples import Form, stored_image
 from chipwise.data.pack.folders import Split
-from chipwise.errors import DataError
 from pictures import encoded, smooth
 from refusals import refused
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chipwise.base.errors import DataError, RecipeError
 from chipwise.data import folder
 from chipwise.data.pack.folders import Listing, Split, divided
 from chipwise.data.pack.packing import PackSettings
 from chipwise.data.pack.recognise import listing_of
-from chipwise.errors import DataError, RecipeError
 from pictures import write
 from refusals import refused
 
@@ -65,11 +65,6 @@ def test_classes_may_be_called_train_and_test(tmp_path):
         (["notes.txt"], "folder-no-images", {}),
         (["1.jpg", "a/1.jpg"], "folder-images-outside", {"names": ["1.jpg"]}),
         (["train/a/1.jpg", "test/1.jpg"], "folder-images-outside", {"names": ["test/1.jpg"]}),
-        (
-            ["train/a/1.jpg", "test/b/1.jpg"],
-            "classes-not-in-train",
-            {"classes": ["b"]},
-        ),
         (["a/1.jpg", "b/notes.txt"], "class-folder-empty", {"folder": "b"}),
         (
             ["train/a/1.jpg", "test/a/1.jpg", "test/b/x.txt"],
@@ -81,6 +76,12 @@ def test_classes_may_be_called_train_and_test(tmp_path):
 def test_folders_that_cannot_be_packed(tmp_path, names, code, facts):
     with refused(DataError, code, path=tmp_path, **facts):
         listing_of(touch(tmp_path, *names))
+
+
+def test_classes_that_train_lacks(tmp_path):
+    given = {"data": f"eval of {tmp_path}", "classes": ["b"], "training": ("a",)}
+    with refused(DataError, "classes-unjoined", **given):
+        listing_of(touch(tmp_path, "train/a/1.jpg", "test/b/1.jpg"))
 
 
 def test_no_such_source(tmp_path):

@@ -1,7 +1,6 @@
 """Whole packs: what is in them, that workers, archives and kills change no byte, and bad input."""
 
 import errno
-import fcntl
 import os
 import subprocess
 import sys
@@ -11,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chipwise.base.errors import DataError, RecipeError
+from chipwise.base.facts import fact
+from chipwise.base.locks import Lock
 from chipwise.data import ImageFolder, PackedFolder
 from chipwise.data.images import decode
 from chipwise.data.pack import examples
 from chipwise.data.pack.packing import Packing, pack
 from chipwise.data.sources import materialize
-from chipwise.errors import DataError, RecipeError
-from chipwise.words.facts import fact
 from pictures import encoded, files, smooth, write
 from refusals import refused
 
@@ -75,11 +75,10 @@ def test_neither_workers_nor_pieces_nor_archives_change_a_byte(tmp_path, monkeyp
 def test_of_two_packs_to_one_place_the_second_leaves_nothing(tmp_path):
     late, early = (Packing(src, tmp_path / "out") for src in [write(tmp_path / "src", 2)] * 2)
     os.mkdir(late.partial)
-    held = os.open(late.partial, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
+    held = Lock(tmp_path / ".out.partial.lock")
     with refused(DataError, "pack-in-use"):
         early.run()
-    os.close(held)
+    held.close()
     early.run()
     with refused(DataError, "pack-exists"):
         late.run()
@@ -112,6 +111,7 @@ def kill(tmp_path, store, seed):
     return [int(count) for count in done.stdout.split()]
 
 
+@pytest.mark.slow
 def test_sigkill_changes_no_byte(tmp_path):
     killed, went_on = kill(tmp_path, "jpeg", 1)
     assert killed > 2 and went_on > 0

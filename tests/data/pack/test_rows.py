@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chipwise.base.errors import DataError
 from chipwise.data import PackedFolder
 from chipwise.data.pack import hub, tfrecord
 from chipwise.data.pack.columns import labels_of
 from chipwise.data.pack.packing import pack
 from chipwise.data.sources import materialize
-from chipwise.errors import DataError
 from pictures import encoded, smooth
 from refusals import refused
 

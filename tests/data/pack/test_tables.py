@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from chipwise.base.errors import DataError
 from chipwise.data.pack import tables
 from chipwise.data.pack.folders import divided
 from chipwise.data.pack.packing import Packing
 from chipwise.data.pack.recognise import listing_of
 from chipwise.data.pack.tables import read_table
-from chipwise.errors import DataError
 from refusals import refused
 
 
@@ -24,24 +24,25 @@ def touch(root, *names):
 
 
 @pytest.mark.parametrize(
-    ("text", "labels", "classes"),
+    ("text", "declared", "labels", "classes"),
     [
-        ("file,label\na.jpg,cat\nb.jpg,ant\n", np.int32([1, 0]), ("ant", "cat")),
-        ("label,file\n10,a.jpg\n9,b.jpg\n", np.int32([1, 0]), ("9", "10")),
-        ("﻿Filename,Label\n a.jpg , 0 \n\nb.jpg,1\n", np.int32([0, 1]), ("0", "1")),
+        ("file,label\na.jpg,cat\nb.jpg,ant\n", None, np.int32([1, 0]), ("ant", "cat")),
+        ("label,file\n10,a.jpg\n9,b.jpg\n", None, np.int32([1, 0]), ("9", "10")),
+        ("﻿Filename,Label\n a.jpg , 0 \n\nb.jpg,1\n", None, np.int32([0, 1]), ("0", "1")),
         (
             "file,label\na.jpg,x|y\nb.jpg,\nc.jpg,z\n",
+            "several",
             np.uint8([[1, 1, 0], [0, 0, 0], [0, 0, 1]]),
             ("x", "y", "z"),
         ),
-        ("file,label\na.jpg,x; z\nb.jpg,z\n", np.uint8([[1, 1], [0, 1]]), ("x", "z")),
-        ("file,sun,snow\na.jpg,1,0\nb.jpg,1,1\n", np.uint8([[1, 0], [1, 1]]), ("sun", "snow")),
-        ("file,age\na.jpg,31\nb.jpg,2.5\n", np.float32([31, 2.5]), ()),
-        ("file,x,y\na.jpg,0.5,2\nb.jpg,-1,1\n", np.float32([[0.5, 2], [-1, 1]]), ()),
+        ("file,label\na.jpg,x; z\nb.jpg,z\n", "several", np.uint8([[1, 1], [0, 1]]), ("x", "z")),
+        ("file,sun,snow\na.jpg,1,0\nb.jpg,1,1\n", None, np.uint8([[1, 0], [1, 1]]), ("sun", "snow")),
+        ("file,age\na.jpg,31\nb.jpg,2.5\n", "numbers", np.float32([31, 2.5]), ()),
+        ("file,x,y\na.jpg,0.5,2\nb.jpg,-1,1\n", None, np.float32([[0.5, 2], [-1, 1]]), ()),
     ],
 )
-def test_every_kind_of_label(tmp_path, text, labels, classes):
-    found = read_table(table(tmp_path, text))
+def test_every_kind_of_label(tmp_path, text, declared, labels, classes):
+    found = read_table(table(tmp_path, text), labels=declared)
     np.testing.assert_array_equal(found.labels, labels)
     assert found.labels.dtype == labels.dtype and found.classes == classes
     assert found.below == ({"label": len(classes)} if labels.dtype == np.int32 else {})

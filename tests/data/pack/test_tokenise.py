@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import published_texts as published
+from chipwise.base.errors import DataError, RecipeError
 from chipwise.data import PackedFolder
 from chipwise.data.pack import documents as documents_of
-from chipwise.data.pack import tokenise
+from chipwise.data.pack import packing, tokenise
 from chipwise.data.pack.packing import pack
-from chipwise.data.pack.tokenise import TextForm
-from chipwise.data.sources import materialize
-from chipwise.errors import DataError, RecipeError
+from chipwise.data.pack.tokenise import TextForm, read_tokenizer, tokenizer_of
+from chipwise.data.sources import materialize, take
+from chipwise.recipes.tokens import start_of
 from refusals import refused
 
 END = 256
@@ -282,3 +284,134 @@ def test_the_end_of_an_answer_counts(tmp_path):
     src = chats(tmp_path / "a.jsonl", ["x" * 40], [""])
     _, rows = tokens(pack(src, tmp_path / "out", columns={"prompt": "question"}, text=TextForm(tokens=9)))
     assert rows.tolist() == [[*b"x" * 8, END]]
+
+
+# ---- begin and end, as a published tokenizer says
+
+
+@pytest.mark.parametrize("kind", published.KINDS)
+def test_a_document_begins_and_ends_as_its_tokenizer_says(tmp_path, kind):
+    made = published.folder(tmp_path / "there", kind)
+    begin, end = map(made.token_to_id, published.BEGIN[kind]), made.token_to_id(published.END[kind])
+    src, form = (
+        lines(tmp_path / "a.jsonl", published.TEXTS[:3]),
+        TextForm(9, tmp_path / "there/tokenizer.json"),
+    )
+    packed, rows = tokens(pack(src, tmp_path / "out", text=form))
+    flat, begin = np.concatenate([rows[:1, 0], rows[:, 1:].ravel()]).tolist(), list(begin)
+    whole = [token for text in published.TEXTS[:3] for token in [*made.encode(text).ids, end]]
+    bare = made.encode(published.TEXTS[0], add_special_tokens=False).ids
+    assert whole[: len(begin)] == begin and whole[len(begin) : len(begin) + len(bare)] == bare
+    assert flat[: len(whole)] == whole and set(flat[len(whole) :]) <= {end}
+    assert packed.document_ends == {"begin": published.BEGIN[kind], "end": published.END[kind]}
+    told = packed.manifest["settings"]["text"]
+    assert told["begin"] == published.BEGIN[kind] and told["end"] == published.END[kind]
+    cut = tokenizer_of(packed, packed.document_ends)
+    assert cut.begun(b"Who is") == made.encode("Who is").ids and cut.begun() == begin
+    assert cut.json() == made.to_str(pretty=True)  # nothing to change
+    assert start_of(tmp_path / "out", 400) == (begin or [end])[0]
+
+
+def test_what_begins_an_answer_does_not_count(tmp_path):
+    made = published.folder(tmp_path / "there", "llama3")
+    src = chats(tmp_path / "a.jsonl", ["Who ", ""], ["is", "there"])
+    form = TextForm(4, tmp_path / "there/tokenizer.json")
+    _, rows = tokens(pack(src, tmp_path / "out", columns={"prompt": "question"}, text=form))
+    _, mask = tokens(tmp_path / "out", column="mask")
+    counted = [int(t) for t in rows[:, 1:][mask[:, 1:] != 0]]
+    (begin, end), bare = (
+        map(made.token_to_id, ("<|begin_of_text|>", "<|eot_id|>")),
+        {"add_special_tokens": False},
+    )
+    assert counted == [*made.encode("is", **bare).ids, end, *made.encode("there", **bare).ids, end]
+    assert (rows == begin).sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("template", "added", "begin"),
+    [(([], []), True, ["<s>"]), ((["<s>"], []), False, []), ((["[INST]", "<s>"], []), False, ["[INST]"])],
+)
+def test_add_bos_token_is_added_or_left_out(tmp_path, template, added, begin):
+    """And what is exported says so in its template."""
+    tokenizers = pytest.importorskip("tokenizers")
+    published.folder(tmp_path, "mistral")
+    made, file = published.tokenizer("mistral", template), tmp_path / "tokenizer.json"
+    made.save(str(file))
+    told = {**published.CHATS["mistral"], "add_bos_token": added}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+    cut = read_tokenizer(file)
+    assert cut.names == {"begin": begin, "end": "</s>"}
+    again = tokenizers.Tokenizer.from_str(cut.json())
+    assert cut.begun(b"Who") == again.encode("Who").ids
+    assert cut.begun(b"Who")[len(begin) :] == made.encode("Who", add_special_tokens=False).ids
+    assert again.encode("Who", "is").ids == [*cut.begun(b"Who"), *cut.begun(b"is")]
+    file.rename(tmp_path / "other.json")  # the settings are of tokenizer.json
+    assert read_tokenizer(tmp_path / "other.json").names["begin"] == template[0]
+
+
+def test_what_a_template_puts_after_a_text_is_its_end(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    file = tmp_path / "tokenizer.json"
+    published.tokenizer("mistral", (["<s>"], ["</s>"])).save(str(file))
+    cut = read_tokenizer(file)
+    assert cut.names == {"begin": ["<s>"], "end": "</s>"}
+    assert tokenizers.Tokenizer.from_str(cut.json()).encode("Who").ids == cut.begun(b"Who")  # which goes on
+    published.tokenizer("mistral", (["<s>"], ["[INST]"])).save(str(file))
+    assert read_tokenizer(file).names["end"] == "[INST]"
+    published.tokenizer("mistral", (["<s>"], ["[INST]", "<s>"])).save(str(file))
+    with refused(RecipeError, "tokenizer-template", after=["[INST]", "<s>"], end="</s>"):
+        read_tokenizer(file)
+    assert read_tokenizer(file, "[INST]").names["end"] == "[INST]"
+    beside = tmp_path / "tokenizer_config.json"
+    beside.write_text('{"add_bos_token": true, "bos_token": "<bos>"}')
+    with refused(RecipeError, "tokenizer-begin", token="<bos>", config=beside):
+        read_tokenizer(file, "[INST]")
+    beside.unlink()
+    with refused(DataError, "tokenizer-damaged"):
+        read_tokenizer(file, begin=["<|begin_of_text|>"])
+    (tmp_path / "tokenizer_config.json").write_text("[1]")
+    with refused(DataError, "tokenizer-damaged", path=tmp_path / "tokenizer_config.json"):
+        read_tokenizer(file)
+
+
+def test_a_token_that_begins_and_ends_stands_once_between_two(tmp_path):
+    published.tokenizer("mistral", (["</s>"], [])).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "texts.jsonl").write_text('{"text": "Who"}\n{"text": "Where"}\n')
+    pack(tmp_path / "texts.jsonl", tmp_path / "out", text=TextForm(9, tmp_path / "tokenizer.json"))
+    cut = read_tokenizer(tmp_path / "tokenizer.json")
+    tokens = take(PackedFolder(tmp_path / "out", "train"), np.arange(1))["token"][0]
+    expected = [*cut.begun(b"Who"), *cut.begun(b"Where"), cut.end]
+    assert tokens[: len(expected)].tolist() == expected[:9]
+
+
+def test_a_text_packed_by_the_tokenizer_of_a_pack_is_the_same_tokens(tmp_path):
+    """Although its beginning and its end were those of the settings beside the tokenizer."""
+    published.folder(tmp_path / "there", "llama3")
+    beside = tmp_path / "there/tokenizer_config.json"
+    beside.write_text('{"add_bos_token": false, "bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}')
+    (tmp_path / "texts.jsonl").write_text('{"text": "Who"}\n')
+    pack(tmp_path / "texts.jsonl", tmp_path / "one", text=TextForm(9, tmp_path / "there/tokenizer.json"))
+    pack(tmp_path / "texts.jsonl", tmp_path / "two", text=TextForm(9, tmp_path / "one/tokenizer.json"))
+    one, two = (
+        take(PackedFolder(tmp_path / name, "train"), np.arange(1))["token"] for name in ("one", "two")
+    )
+    np.testing.assert_array_equal(one, two)
+
+
+def test_a_pack_of_before_begins_with_nothing(tmp_path, monkeypatch):
+    published.folder(tmp_path / "there", "llama3")
+    settings = packing.Packing.settings
+
+    def older(job, split):
+        made = settings(job, split)
+        return made | {"text": {"tokens": "9", "tokenizer": made["text"]["tokenizer"], "end": None}}
+
+    monkeypatch.setattr(packing.Packing, "settings", older)
+    form = TextForm(9, tmp_path / "there/tokenizer.json")
+    pack(lines(tmp_path / "a.jsonl", published.TEXTS[:3]), tmp_path / "out", text=form)
+    packed = PackedFolder(tmp_path / "out")
+    assert packed.document_ends == {"begin": [], "end": None}
+    cut = tokenizer_of(packed, packed.document_ends)
+    assert cut.names == {"begin": [], "end": "<|end_of_text|>"}  # found by its name, as it was
+    assert cut.begun(b"Who") == list(cut.encode(b"Who"))
+    assert json.loads(cut.json())["post_processor"]["special_tokens"] == {}

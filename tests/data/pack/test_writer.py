@@ -111,6 +111,7 @@ def test_what_is_in_a_pack(tmp_path, whole):
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     stops=st.lists(st.integers(0, N), max_size=4),
@@ -124,6 +125,7 @@ def test_stops_and_calls_do_not_show(stops, several, store, whole, tmp_path_fact
     assert files(folder) == whole[store]
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_the_cuts_of_calls_do_not_change_a_byte(data, tmp_path_factory):
@@ -173,7 +175,7 @@ def kill_at(monkeypatch, call, share=0.5):
     return count
 
 
-@pytest.mark.parametrize("store", ["raw", "jpeg"])
+@pytest.mark.parametrize("store", ["raw", pytest.param("jpeg", marks=pytest.mark.slow)])
 def test_killed_between_any_two_changes_to_the_disk(store, whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         count = kill_at(patch, -1)
@@ -223,7 +225,8 @@ _KILLER = """
 """
 
 
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 30), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [range(2), range(2, 30)])
 def test_processes_that_are_killed_at_random(seeds, whole, tmp_path):
     done = subprocess.run(
         [

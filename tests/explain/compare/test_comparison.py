@@ -4,12 +4,11 @@ import json
 
 import pytest
 
-from chipwise.errors import DataError, RecipeError
-from chipwise.explain.compare.compare_table import verdict
+from chipwise.base.errors import DataError, RecipeError
+from chipwise.base.facts import fact
+from chipwise.explain.compare.compare_parts import result, verdict
 from chipwise.explain.row_sources import read
-from chipwise.study.goal import Goal
 from chipwise.study.stats import HIGHER, LOWER, NO_DIFFERENCE
-from chipwise.words.facts import fact
 from explain.comparisons import (
     BETWEEN,
     LOSSES,
@@ -105,6 +104,70 @@ def test_the_result_comes_first_with_a_verdict_over_seeds(tmp_path):
     assert headline(alone)[0] == "one-seed-each" and alone["rows"][1]["metric"]["difference"]["low"] is None
 
 
+def seeds_of(folder, metric, value, better=None):
+    """Runs of three seeds that end with about this value."""
+    for seed in range(3):
+        row = {"step": 100, metric: value + 0.001 * seed**2, "examples_per_second": 1e3}
+        made = run(folder / f"{seed}", rows=json.dumps(row) + "\n", seed=seed)
+        result = json.loads((made / "result.json").read_text())
+        (made / "result.json").write_text(json.dumps(result | ({"better": better} if better else {})))
+    return folder
+
+
+def test_which_is_better_follows_what_is_typed_then_the_runs_then_the_name(tmp_path):
+    """The row that ends lower is better, worse, or neither. Each verdict says which way it took."""
+
+    def judged(metric, stored=({}, {}), **typed):
+        sides = [
+            seeds_of(tmp_path / n, metric, v, b) for n, v, b in zip("ab", (1.0, 0.9), stored, strict=True)
+        ]
+        found = compared(*sides, **typed)
+        first = found["sentences"]["headline"][0]
+        assert found["better"] == first["better"] and found["metric"] == metric
+        assert f"{first['better']} is better" in first["text"] or first["better"] is None
+        return first["code"], first["a"], result(by_label(found)["b"], found["better"]), *headline(found)[1:2]
+
+    assert judged("eval/bpb")[:3] == ("better-by-pairs", "b", "better")
+    assert judged("eval/odd", ({"odd": "higher"},) * 2)[:3] == ("better-by-pairs", "a", "worse")
+    odd = judged("eval/odd", ({"odd": "higher"},) * 2, better={"odd": "lower"})
+    assert odd == ("better-by-pairs", "b", "better", "direction-as-typed")
+    for unknown in (({}, {}), ({"odd": "higher"}, {"odd": "lower"}), ({"odd": ["lower"]}, {"odd": 1})):
+        assert judged("eval/odd", unknown)[2:] == ("lower", "direction-unknown")
+    assert judged("eval/odd", unknown)[0] == "results-differ"
+    with refused(RecipeError, "direction-unknown", metric="eval/odd"):
+        compared(tmp_path / "a", tmp_path / "b", target="odd=0.95")
+    found = compared(tmp_path / "a", tmp_path / "b", target="odd=0.95", better={"odd": "lower"})
+    assert found["target"]["better"] == "lower" and found["target"]["words"] == "eval/odd ≤ 0.95"
+    assert by_label(found)["b"]["target"]["reached"] == 3 and not by_label(found)["a"]["target"]["reached"]
+
+
+def ended(folder, fingerprint, seed=0, **changes):
+    """A run that states the fingerprint of what it trained."""
+    made = run(folder, seed=seed, **changes)
+    result = json.loads((made / "result.json").read_text())
+    (made / "result.json").write_text(json.dumps({**result, "fingerprint": fingerprint}))
+    return made
+
+
+def test_runs_of_one_fingerprint_are_the_same_to_the_bit(tmp_path):
+    a, b = (ended(tmp_path / name, "abc") for name in "ab")
+    found = compared(a, b)
+    (same,) = told(found, "headline", "same-runs")
+    assert found["sentences"]["headline"][0] == same and (same["a"], same["b"]) == ("b", "a")
+    assert found["rows"][1]["metric"]["difference"]["verdict"] == "same-to-the-bit"
+    assert found["rows"][1]["repeats"][0]["fingerprint"] == "abc"
+    assert result(found["rows"][1], "higher") == "the same to the bit"
+    assert headline(compared(a, ended(tmp_path / "c", "abd")))[0] == "one-seed-each"
+    assert headline(compared(a, ended(tmp_path / "d", "abc", accuracies=(0.9, 0.8))))[0] == "one-seed-each"
+    assert headline(compared(run(tmp_path / "e"), run(tmp_path / "f")))[0] == "one-seed-each"
+    for seed in range(2):
+        for name in "xy":
+            ended(tmp_path / name / f"{seed}", f"abc{seed}", seed)
+    assert headline(compared(tmp_path / "x", tmp_path / "y"))[0] == "same-runs"
+    ended(tmp_path / "y" / "1", "other", 1)
+    assert headline(compared(tmp_path / "x", tmp_path / "y"))[0] != "same-runs"
+
+
 def test_two_models_are_comparable_with_size_speed_and_cost(tmp_path):
     a, b = run(tmp_path / "small"), run(tmp_path / "large", (0.9, 0.98), name="larger", batch=128)
     result = json.loads((b / "result.json").read_text())
@@ -133,7 +196,7 @@ def test_a_run_that_diverged_counts_nowhere(tmp_path):
     for seed in range(4):
         lost = {"accuracies": (0.0, 0.0, 0.0), "speed": 9e6, "diverged": WHEN} if seed == 3 else {}
         run(runs / f"seed-{seed}", seed=seed, **lost)
-    found = compared(runs, run(tmp_path / "b"), target=Goal.parse("0.95"))
+    found = compared(runs, run(tmp_path / "b"), target="0.95")
     row = found["rows"][0]
     assert row["metric"]["values"] == [0.97] * 3 and row["examples_per_second"]["n"] == 3
     assert row["target"]["runs"] == 4 and row["diverged"] == {"runs": 1, "of": 4, "when": [BETWEEN]}
@@ -165,7 +228,7 @@ def test_a_study_says_what_diverged_before_any_row(tmp_path):
 
 
 def test_two_runs_are_both_shown_and_make_no_interval(tmp_path):
-    found = compared(study(tmp_path / "study", seeds=(0, 1)), target=Goal.parse("0.95"))
+    found = compared(study(tmp_path / "study", seeds=(0, 1)), target="0.95")
     low = found["rows"][0]
     for figure in (low["wall_seconds"], low["target"]["wall"], low["examples_per_second"], low["metric"]):
         assert figure["n"] == 2 and figure["low"] is None and len(figure["values"]) == 2
@@ -234,7 +297,11 @@ def test_a_stopped_run_compares_by_what_it_has(tmp_path):
 
 def test_what_is_no_number_is_left_out(tmp_path):
     rows = '{"step": 1, "train/loss": NaN, "examples_per_second": Infinity}\n'
-    rows += '{"step": 2, "examples_per_second": 5, "wait_data_seconds": 1' + 400 * "0" + "}\nnot"
+    rows += (
+        '{"step": 2, "examples_per_second": 5, "steps_per_second": 1, "wait_data_seconds": 1'
+        + 400 * "0"
+        + "}\nnot"
+    )
     found = compared(run(tmp_path / "a", rows=rows), record(tmp_path / "b.json", losses=[2.0, None, 1.0]))
     assert by_label(found)["a"]["examples_per_second"]["value"] == 5
     assert by_label(found)["b"]["notes"][0] == fact("loss-not-finite-at", step=2).json()
@@ -242,7 +309,7 @@ def test_what_is_no_number_is_left_out(tmp_path):
 
 
 def test_a_study_is_a_row_a_point(tmp_path):
-    found = compared(study(tmp_path / "study"), target=Goal.parse("0.96"))
+    found = compared(study(tmp_path / "study"), target="0.96")
     low, high = found["rows"]
     assert (low["label"], high["label"]) == ("lr=0.1", "lr=0.2") and low["metric"]["n"] == 3
     assert high["metric"]["by_pairs"] and high["metric"]["difference"]["value"] == pytest.approx(0.01)
@@ -270,9 +337,10 @@ def test_the_wall_time_of_a_resumed_run_is_of_all_its_processes(tmp_path):
 
 
 def test_a_run_that_is_not_over_has_no_final_metric(tmp_path):
-    rows = json.dumps({"step": 100, "train/loss": 1.0, "examples_per_second": 900.0, "seconds": 0.0}) + "\n"
+    speeds = {"examples_per_second": 900.0, "steps_per_second": 3.5}
+    rows = json.dumps({"step": 100, "train/loss": 1.0, **speeds, "seconds": 0.0}) + "\n"
     early = run(tmp_path / "early", done=False, rows=rows)
-    found = compared(run(tmp_path / "whole"), early, target=Goal.parse("0.95"))
+    found = compared(run(tmp_path / "whole"), early, target="0.95")
     row = found["rows"][1]
     assert row["metric"] is None and row["target"]["training"] is None
 

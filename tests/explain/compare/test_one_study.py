@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from chipwise.base.errors import RecipeError
 from chipwise.cli import main
-from chipwise.errors import RecipeError
 from explain.comparisons import compared, headline, record, study
 from refusals import refused
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from chipwise.errors import RecipeError
+from chipwise.base.errors import RecipeError
+from chipwise.base.facts import fact
 from chipwise.explain.compare.row_figures import NO_INTERVAL, Figure, ratio, repeated
 from chipwise.study.goal import Goal
 from chipwise.study.stats import NO_DIFFERENCE
-from chipwise.words.facts import fact
 from explain.comparisons import by_label, compared, record, run, study
 from refusals import refused
 
@@ -48,7 +48,7 @@ def test_two_figures_without_intervals():
 
 def test_time_to_a_target_is_that_of_a_rows_own_evaluations(tmp_path):
     sources = (run(tmp_path / "run"), record(tmp_path / "fast.json", 2560.0, 0))
-    rows = by_label(compared(*sources, target=Goal.parse("0.95")))
+    rows = by_label(compared(*sources, target="0.95"))
     one = {"low": None, "high": None, "n": 1, "how": fact("one-run").json()}
     trained = 200 * 256 / rows["run"]["examples_per_second"]["value"]
     assert rows["run"]["target"] | {"how": ""} == {
@@ -59,44 +59,40 @@ def test_time_to_a_target_is_that_of_a_rows_own_evaluations(tmp_path):
     for other in ("fast",):
         assert rows[other]["target"]["training"] is rows[other]["target"]["wall"] is None
         assert rows[other]["target"]["how"] == fact("not-evaluated").json()
-    never = by_label(compared(*sources, target=Goal.parse("0.999")))
+    never = by_label(compared(*sources, target="0.999"))
     assert never["run"]["target"]["how"] == fact("target-missed", best=0.97).json()
-    down = by_label(compared(*sources, target=Goal.parse("eval/accuracy=.9")))
+    down = by_label(compared(*sources, target="eval/accuracy=.9"))
     assert down["run"]["target"]["steps"] == 100
 
 
 def test_a_lower_error_reaches_its_target_in_a_comparison(tmp_path):
     """0.4, 0.25, 0.2 are below 0.3 from step 200 on; a higher value is not better."""
     rows = [
-        {"step": 100 * k, "eval/rmse": v, "examples_per_second": 1e3}
+        {"step": 100 * k, "eval/rmse": v, "examples_per_second": 1e3, "steps_per_second": 4.0}
         for k, v in enumerate((0.4, 0.25, 0.2), 1)
     ]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     made = [run(tmp_path / name, rows=text) for name in "ab"]
-    found = compared(*made, target=Goal.parse("eval/rmse=0.3"))["rows"][0]["target"]
+    found = compared(*made, target="eval/rmse=0.3")["rows"][0]["target"]
     assert (found["steps"], found["reached"]) == (200, 1)
-    missed = compared(*made, target=Goal.parse("eval/rmse=0.1"))["rows"][0]["target"]["how"]
+    missed = compared(*made, target="eval/rmse=0.1")["rows"][0]["target"]["how"]
     assert missed == fact("target-missed", best=0.2).json()
 
 
 def test_a_run_of_before_knows_its_steps_and_not_its_seconds(tmp_path):
-    found = by_label(
-        compared(run(tmp_path / "a", timed=False), run(tmp_path / "b"), target=Goal.parse("0.95"))
-    )
+    found = by_label(compared(run(tmp_path / "a", timed=False), run(tmp_path / "b"), target="0.95"))
     assert found["a"]["target"]["wall"] is None and found["a"]["target"]["training"]
     assert found["a"]["target"]["how"]["code"] == "own-steps" and found["a"]["target"]["steps"] == 200
 
 
 def test_one_run_against_several_to_a_target(tmp_path):
-    found = by_label(
-        compared(study(tmp_path / "study", ("0.1",)), run(tmp_path / "b"), target=Goal.parse("0.95"))
-    )
+    found = by_label(compared(study(tmp_path / "study", ("0.1",)), run(tmp_path / "b"), target="0.95"))
     assert found["b"]["target_ratio"]["verdict"] == NO_DIFFERENCE
 
 
 def test_targets_nobody_measured(tmp_path):
     with refused(RecipeError, "target-not-measured", metric="eval/f1", seen=["eval/accuracy"]):
-        compared(run(tmp_path / "a"), run(tmp_path / "b"), target=Goal.parse("f1=0.5"))
+        compared(run(tmp_path / "a"), run(tmp_path / "b"), target="f1=0.5")
     for text in ("", "high", "eval/loss=", "=1", "nan"):
         with refused(RecipeError, "target-unreadable", given=text):
             Goal.parse(text)

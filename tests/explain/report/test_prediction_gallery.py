@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import chipwise as cw
+from chipwise.base.errors import RecipeError
 from chipwise.deploy.model import Trained
-from chipwise.errors import RecipeError
-from chipwise.explain.report import report_page
+from chipwise.explain.page import render
 from chipwise.explain.report.prediction_gallery import gallery
+from chipwise.explain.report.report_parts import parts
 from chipwise.explain.report.run_report import report
 from explain.report.stories import whole
 from pages import Reader
@@ -63,11 +64,12 @@ def test_the_worst_the_best_and_the_confused(found):
 def test_the_page_shows_it_and_fetches_nothing(found, tmp_path):
     whole(tmp_path)
     document = report(tmp_path / "run", found)
-    page = report_page.render(document)
+    page = render([*parts(document)], document)
     sources = [attributes["src"] for tag, attributes in Reader(page).elements if tag == "img"]
     assert len(sources) == 8 + 8 + 4 and all(s.startswith("data:image/png;base64,") for s in sources)
     assert not re.search(r"url\((?!#)|@import", page)
-    assert "<img" not in report_page.render(report(tmp_path / "run"))
+    without = report(tmp_path / "run")
+    assert "<img" not in render([*parts(without)], without)
 
 
 def test_what_is_no_classifier_or_has_no_labels_is_refused():

@@ -1,0 +1,129 @@
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from chipwise.base import locks
+from chipwise.base.errors import RunError
+from chipwise.base.locks import Lock, hold
+from refusals import refused
+
+HOLDS = """
+import errno, os, sys
+from pathlib import Path
+from chipwise.base import locks
+
+number = int(sys.argv[2])
+if number:
+    def without(*_, **__):
+        raise OSError(number, os.strerror(number))
+    locks.lock_descriptor = without
+lock = locks.hold(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+WITHOUT = ("ENOLCK", "ENOSYS", "EOPNOTSUPP")
+
+
+def holding(folder, number=0):
+    """Another process that has the lock of `folder`. Its file system answers `number` if that is not 0."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", HOLDS, folder, str(number)], env=environment, **pipes)
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def end(process):
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture(params=[True, False], ids=["exchange", "no exchange"])
+def exchange(request, monkeypatch):
+    """Whether the file system exchanges two names, as filelock does to take over a lock. NFS does not."""
+    if not request.param:
+        monkeypatch.setattr("filelock._soft.exchange_names", lambda *_: False)
+
+
+@pytest.fixture(params=["", *WITHOUT])
+def number(request, monkeypatch, exchange):
+    """What the file system answers whoever asks for a lock, or 0 where it has locks."""
+    number = getattr(errno, request.param, 0)
+    if number:
+
+        def without(*_, **__):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(locks, "lock_descriptor", without)
+    return number
+
+
+def test_one_process_has_a_folder_and_nobody_once_it_was_killed(tmp_path, number):
+    other = holding(tmp_path, number)
+    try:
+        with refused(RunError, "folder-in-use", path=str(tmp_path)) as error:
+            hold(tmp_path)
+        assert error.value.facts["holder"].startswith(f"process {other.pid} on ")
+        assert error.value.facts["held"] == str(tmp_path / ("lock.held" if number else "lock"))
+        assert ("delete" in str(error.value)) == bool(number)
+    finally:
+        end(other)
+    hold(tmp_path).close()
+    hold(tmp_path).close()
+    assert os.listdir(tmp_path) == ["lock"]
+
+
+def test_whoever_may_wait_waits(tmp_path, number):
+    other, waited = holding(tmp_path, number), []
+    lock = Lock(tmp_path / "lock", lambda: waited.append(end(other)))
+    with pytest.raises(BlockingIOError):
+        Lock(tmp_path / "lock")
+    lock.close()
+    assert waited == [None]
+
+
+def test_a_host_without_locks_is_seen_by_one_that_has_them(tmp_path):
+    other = holding(tmp_path, errno.ENOLCK)
+    try:
+        with refused(RunError, "folder-in-use", held=str(tmp_path / "lock.held")):
+            hold(tmp_path)
+    finally:
+        end(other)
+    hold(tmp_path).close()
+    assert os.listdir(tmp_path) == ["lock"]
+
+
+def test_what_a_process_on_another_machine_left_is_named_and_stays(tmp_path):
+    marker = tmp_path / "lock.held"
+    marker.write_text("4194304\nelsewhere\n")
+    with refused(RunError, "folder-in-use", held=str(marker)) as error:
+        hold(tmp_path)
+    assert f"delete '{marker}'" in str(error.value) or f"delete {marker}" in str(error.value)
+    marker.unlink()
+    hold(tmp_path).close()
+
+
+def test_the_lock_of_a_file_that_is_gone_is_none(tmp_path, monkeypatch):
+    """Its last holder removed it between our opening it and locking it."""
+    real = locks.lock_descriptor
+
+    def slow(handle, **how):
+        (tmp_path / "lock").unlink()
+        return real(handle, **how)
+
+    monkeypatch.setattr(locks, "lock_descriptor", slow)
+    with pytest.raises(BlockingIOError):
+        Lock(tmp_path / "lock")
+
+
+def test_another_fault_of_the_disk_is_no_lack_of_locks(tmp_path, monkeypatch):
+    def broken(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(locks, "lock_descriptor", broken)
+    with pytest.raises(OSError, match="Input/output"):
+        hold(tmp_path)
+    assert os.listdir(tmp_path) == ["lock"]
