@@ -24,15 +24,17 @@ import jax.numpy as jnp
 
 import chipwise as cw
 from chipwise.chips.targets import parse
-from chipwise.engine.step import compiler_options
+from chipwise.compile.absent_device import PLATFORM, topologies
+from chipwise.compile.answers import CompileRequest
+from chipwise.compile.cache import compile_each
+from chipwise.compile.exports import export_program
+from chipwise.machine.compiler import compiler_options
 from chipwise.models import attention_blocks
-from chipwise.models.attention import Mask, attention, form_for
+from chipwise.models.attention import attention, form_for
 from chipwise.models.attention_blocks import blocks
+from chipwise.models.attention_mask import Mask
 from chipwise.models.chip_traits import ChipTraits, traced_for
-from chipwise.planner.compile_answers import CompileRequest
-from chipwise.planner.compile_step import PLATFORM, compile_each, topologies
-from chipwise.planner.tracing import export_program
-from chipwise.recipe.settings import load
+from chipwise.recipes.load import load
 
 CHIPS = ("a100", "h100", "t4", "v5e-1", "v3-8")
 CASES = {  # length, heads, entries of a head, causal

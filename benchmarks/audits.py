@@ -27,10 +27,10 @@ import numpy as np
 import chipwise as cw
 from chipwise.data import order
 from chipwise.data.sources import take
-from chipwise.engine.on import On
-from chipwise.engine.stored import LEDGER
 from chipwise.machine.compilation_cache import compiled_once
 from chipwise.proof.audit import audit
+from chipwise.run.folder.run_reader import LEDGER
+from chipwise.run.on import On
 
 STEPS, ROWS, SAVES, EACH = 60, 5, 10, 50
 

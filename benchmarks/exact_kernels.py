@@ -10,7 +10,7 @@ their bytes and FLOPs suggest are not detected.
 import jax
 
 import chipwise as cw
-from chipwise.recipe.settings import load
+from chipwise.recipes.load import load
 
 CASES = (("cifar10-davidnet", "f16"), ("vit-s16", "f16"), ("gpt2-124m", "f16"))
 PRODUCTS = ("matmul", "convolution", "attention")

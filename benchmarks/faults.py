@@ -34,21 +34,21 @@ import numpy as np
 from jax import lax
 
 import chipwise as cw
-from chipwise.engine.agenda import Agenda
-from chipwise.engine.best import Best
-from chipwise.engine.checkpoint import Checkpoints
-from chipwise.engine.ledger import Ledger
-from chipwise.engine.log import Log
-from chipwise.engine.meter import Meter
-from chipwise.engine.moments import _train
-from chipwise.engine.on import On
-from chipwise.engine.progress import Reporter
-from chipwise.engine.run_folder import RunFolder
-from chipwise.engine.saver import Saver
-from chipwise.engine.session import Session
-from chipwise.engine.verify import Verifier
-from chipwise.errors import DeviceFault, DivergedError
+from chipwise.base.errors import DeviceFault, DivergedError
 from chipwise.machine.arithmetic import fixed
+from chipwise.run.folder.checkpoint import Checkpoints
+from chipwise.run.folder.checkpointing import Saver
+from chipwise.run.folder.early_stopping import EarlyStopping
+from chipwise.run.folder.ledger import Ledger
+from chipwise.run.folder.run_folder import RunFolder
+from chipwise.run.log import Log
+from chipwise.run.meter import Meter
+from chipwise.run.on import On
+from chipwise.run.progress import Reporter
+from chipwise.run.run_schedule import Agenda
+from chipwise.run.session import Session
+from chipwise.run.training_loop import _train
+from chipwise.run.verify import Verifier
 
 DEVICES, STEPS, SAVES, ROWS = 4, 200, 40, 10
 PARTS = ("replica", "parameters", "optimizer", "sum")
@@ -86,10 +86,10 @@ class Faulty:
         replicas, self._step, self._summed = (
             programs.compiled["replica"],
             programs.step,
-            programs.holding._summed,
+            programs.state_layout._summed,
         )
         programs.compiled["replica"] = [self._replica(g, run) for g, run in enumerate(replicas)]
-        programs.step, programs.holding._summed = self.step, self.summed
+        programs.step, programs.state_layout._summed = self.step, self.summed
 
     def flipped(self, values):
         place = int(self.fault.place * values.size)
@@ -151,7 +151,7 @@ def trained(session: Session, folder: Path, share: float) -> dict:
     recipe, reporter = session.recipe, Reporter("silent")
     agenda = Agenda.of(recipe.clock, None, f"{ROWS}st", f"{SAVES}st", None, keep=f"{SAVES}st")
     best, meter, stop = (
-        Best(recipe, "", None),
+        EarlyStopping(recipe, "", None),
         Meter(recipe.batch),
         SimpleNamespace(reached=lambda: False, alone=False),
     )

@@ -30,9 +30,9 @@ import jax
 import numpy as np
 
 import chipwise as cw
-from chipwise.atomic import replace_file
+from chipwise.base.files import replace_file
 from chipwise.data.sources import take
-from chipwise.engine.on import On
+from chipwise.run.on import On
 from chipwise.study.find_lr import find_lr
 
 HERE = Path(__file__).parent
@@ -91,7 +91,7 @@ def measured(case: Case, data: str | None) -> tuple[list[str], list[str]]:
     found = find_lr(recipe, steps=case.steps, on=On(devices=1))
     seconds = time.perf_counter() - began
     print(f"{case.recipe}: suggestion {found.suggestion:.3g} in {seconds:.0f} s", flush=True)
-    short = recipe.transfer(duration=f"{case.steps}st")
+    short = cw.transfer(recipe, duration=f"{case.steps}st").recipe
     grid: dict[float, tuple[float, float]] = {}
     began = time.perf_counter()
     for rate in case.rates:

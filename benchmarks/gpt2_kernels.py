@@ -19,10 +19,10 @@ import jax
 
 import chipwise as cw
 from chipwise.chips.targets import parse
-from chipwise.engine.layout import Layout
 from chipwise.planner.compile_step import compile_steps
 from chipwise.planner.time_step import StepTime, timed_away
 from chipwise.planner.tracing import training_step
+from chipwise.step.layout import Layout
 
 TARGETS = ("h100:8", "l40s:8", "a100:8")
 FORMS = ("in a loop", "unrolled")

@@ -61,7 +61,7 @@ SECONDS = 3.0  # seconds of timed steps for each figure
 def chipwise_child(net: str, size: str, mode: str, seconds: str) -> dict[str, Any]:
     """Examples/s with quartiles, the first losses and the memory."""
     import chipwise as cw
-    from chipwise.measure.bench import measure_train
+    from chipwise.study.bench import measure_train
 
     recipe = made_up(net, size)
     blocks, exact = MODES[mode]

@@ -57,7 +57,7 @@ def recipe():
 def measure_here() -> None:
     """Runs in one of the processes: prints the steps/s of each variant as a line of JSON."""
     import chipwise as cw
-    from chipwise.engine.session import Session
+    from chipwise.run.session import Session
 
     found = {}
     for name, shared in WAYS.items():
@@ -84,9 +84,9 @@ def sent() -> list[str]:
     from chipwise.machine.detect import detect, simulate
 
     simulate(8)
-    from chipwise.engine.layout import Layout
-    from chipwise.engine.placement import Placement
-    from chipwise.engine.programs import Programs
+    from chipwise.run.placement import Placement
+    from chipwise.run.programs import Programs
+    from chipwise.step.layout import Layout
 
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from traffic import least, sent_bytes

@@ -15,17 +15,12 @@ import jax
 import numpy as np
 
 import chipwise as cw
-from chipwise.chips.targets import parse
-from chipwise.engine.agenda import Agenda
-from chipwise.engine.layout import Layout
-from chipwise.engine.on import On
-from chipwise.engine.session import Session
-from chipwise.engine.state_digest import word_sums
-from chipwise.engine.step import Step
-from chipwise.planner.compile_answers import CompileRequest
-from chipwise.planner.compile_step import PLATFORM, compile_each, device_speeds, topologies
-from chipwise.planner.time_step import timed
-from chipwise.planner.tracing import Traceable
+from chipwise.run.on import On
+from chipwise.run.run_schedule import Agenda
+from chipwise.run.session import Session
+from chipwise.run.state_digest import word_sums
+from chipwise.step.layout import Layout
+from chipwise.step.step import Step
 
 RECIPES = {"digits": 24, "mnist": 8}
 """Steps of a turn."""
@@ -85,21 +80,15 @@ def verified(name: str, steps: int, devices: int, share: float) -> tuple[float, 
 
 def compiled(name: str, on: str) -> tuple[float, float, float]:
     """Milliseconds of a step, of a row of the ledger, and of a compared replica's digests, as planned."""
-    recipe, target = cw.load(name, synthetic=True), parse(on)
+    recipe = cw.load(name, synthetic=True)
     (plan,) = cw.plan(recipe, on=[on])
-    specs = Step(recipe, Layout.of(recipe, 1), resident=False).specs()
+    specs = Step(recipe, Layout.of(recipe, 1)).specs()
     vector, state = specs["vector"], specs["state"]
     row = jax.tree.leaves((vector, state.params, state.frozen, state.state, state.optimizer, state.ema))
 
     def milliseconds(arrays: list) -> float:
         starts = jax.ShapeDtypeStruct((len(arrays),), np.uint32)
-        program = Traceable.of("digests", word_sums, (arrays, starts)).exported(target.chip)
-        tpu = target.chip.kind == "TPU"
-        about = {"platform": PLATFORM[target.chip.kind], "chip": target.chip.name if tpu else None}
-        speeds = device_speeds(target.chip) if tpu else (None, None)
-        request = CompileRequest("digests", topologies(target)[0], program, (), *speeds, **about)
-        ((_, answer),) = compile_each([request])
-        return 1e3 * sum(k.seconds for k in timed(target, recipe.precision, answer.kernels))
+        return 1e3 * cw.compile.on(on, word_sums, arrays, starts).seconds.value
 
     return 1e3 * plan.step_seconds.value, milliseconds(row), 2 * milliseconds([vector])
 

@@ -23,9 +23,9 @@ from tempfile import TemporaryDirectory
 import jax
 
 import chipwise as cw
-from chipwise.engine.stored import read_run
-from chipwise.measure.bench import measure_train
-from chipwise.recipe.settings import load
+from chipwise.recipes.load import load
+from chipwise.run.folder.run_reader import read_run
+from chipwise.study.bench import measure_train
 from chipwise.study.critical_batch import REACH, CriticalBatch, of_rows
 from chipwise.study.goal import Goal
 
@@ -71,7 +71,7 @@ def moved(recipe: cw.Recipe, law: CriticalBatch, batch: int) -> cw.Recipe:
     """The recipe at another batch, as long in proportion as the law says."""
     length = round(recipe.clock.total * law.steps(batch).steps / law.step)
     replicas = max(recipe.replicas * batch // recipe.batch, 1)  # batch norm over as many examples as before
-    return recipe.transfer(batch=batch, replicas=replicas, duration=f"{length}st")
+    return cw.transfer(recipe, batch=batch, replicas=replicas, duration=f"{length}st").recipe
 
 
 def main() -> None:

@@ -21,9 +21,10 @@ from pathlib import Path
 import jax
 
 import chipwise as cw
-from chipwise.engine import feed
-from chipwise.engine.placement import Placement, lay_out
-from chipwise.engine.programs import Programs
+from chipwise.run import feed
+from chipwise.run.placement import Placement, lay_out
+from chipwise.run.programs import Programs
+from chipwise.step import window
 
 RUNS = 5
 
@@ -35,14 +36,14 @@ class Bare:
         machine, layout, _ = lay_out(recipe, cw.On(devices=1, exact=exact))
         self.recipe, self.placement = recipe, Placement(machine, 1)
         self.programs = Programs(recipe, layout, self.placement, resident=True)
-        self.data = self.placement.put(feed.flat(feed.read(recipe.task.train, None, "training")))
-        windows = feed.Windows(recipe, self.placement, 0, feed.window_length(recipe))
+        self.data = self.placement.put(window.flat(feed.read(recipe.task.train, None, "training")))
+        windows = feed.Windows(recipe, self.placement, 0, window.window_length(recipe))
         self.window = windows.at(0)  # later steps take its last rows
         windows.close()
         self.programs.compile()
 
     def examples_per_second(self) -> float:
-        carry, total = self.programs.holding.first(self.recipe), self.recipe.clock.total
+        carry, total = self.programs.state_layout.first(self.recipe), self.recipe.clock.total
         jax.block_until_ready(carry)
         before = time.perf_counter()
         for _ in range(total):

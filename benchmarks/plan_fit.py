@@ -1,7 +1,7 @@
 """Fits the efficiencies of plans to published training throughputs, only to rows marked for fitting.
 
     python -m benchmarks.plan_fit            # print the fit, the residuals and the cross-validation
-    python -m benchmarks.plan_fit --write    # and write src/chipwise/planner/efficiencies.json
+    python -m benchmarks.plan_fit --write    # and write src/chipwise/compile/efficiencies.json
 
 The measurements are the GPU rows of benchmarks/plan_accuracy/published.csv whose `use` is "fit" and whose
 clock counts only steps, each with its recipe and target. Their programs are compiled once and cached; then
@@ -27,15 +27,16 @@ from benchmarks.plan_accuracy.rows import Row, rows
 from scipy import stats
 from scipy.optimize import least_squares
 
+from chipwise.base.errors import RecipeError
 from chipwise.chips.targets import Target
-from chipwise.engine.layout import Layout, usable_devices
-from chipwise.errors import RecipeError
+from chipwise.compile.time_gpu import Ideal, ideal_times, split
+from chipwise.compile.time_links import sum_seconds
 from chipwise.planner import compile_step, time_step
-from chipwise.planner.time_gpu import Ideal, ideal_times, split
-from chipwise.planner.time_links import sum_seconds
-from chipwise.planner.tracing import TracedStep, training_step
+from chipwise.planner.tracing import training_step
+from chipwise.step.blueprint import Blueprint
+from chipwise.step.layout import Layout, usable_devices
 
-TARGET = Path(__file__).parents[1] / "src/chipwise/planner/efficiencies.json"
+TARGET = Path(__file__).parents[1] / "src/chipwise/compile/efficiencies.json"
 
 #: Name: (prior value, standard deviation of its logarithm).
 PRIORS = {
@@ -82,7 +83,7 @@ class Sample:
 
 def samples(only: Sequence[int] = ()) -> list[Sample]:
     """All GPU rows for fitting, or some of them by number."""
-    cases: list[tuple[Target, TracedStep]] = []
+    cases: list[tuple[Target, Blueprint]] = []
     kept: list[Row] = []
     for row in rows("fit", "GPU"):
         if row.clock != "steps" or (only and row.row not in only):

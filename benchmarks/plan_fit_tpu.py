@@ -1,9 +1,9 @@
 """Fits the interval of TPU steps to published rows, only to those marked for fitting.
 
-    python -m benchmarks.plan_fit_tpu    # writes src/chipwise/planner/allowances.json
+    python -m benchmarks.plan_fit_tpu    # writes src/chipwise/compile/allowances.json
 
 A TPU's step is timed by its compiler, and kernels that only move data by the published speed of copies
-(`planner.time_tpu`). No row is used for that time. So the differences between the predictions of
+(`compile.time_tpu`). No row is used for that time. So the differences between the predictions of
 `benchmarks.plan_accuracy` for these rows and their measurements are the errors to expect. Errors of rows with
 one family, source and chip are correlated, so they count as one.
 """
@@ -18,7 +18,7 @@ from benchmarks.plan_accuracy.page import Prediction
 from benchmarks.plan_accuracy.rows import FOLDER, rows
 from benchmarks.plan_fit import factors
 
-TARGET = FOLDER.parents[1] / "src/chipwise/planner/allowances.json"
+TARGET = FOLDER.parents[1] / "src/chipwise/compile/allowances.json"
 
 WIDER = 1.3
 """Power of the interval's factors on a chip of which there is no row."""

@@ -23,9 +23,9 @@ import numpy as np
 from scipy import stats
 
 import chipwise as cw
-from chipwise.referee.ruling import Ruling
-from chipwise.referee.sequential import _half
-from chipwise.referee.tries import Tries
+from chipwise.study.referee.ruling import Ruling
+from chipwise.study.referee.sequential import _half
+from chipwise.study.referee.tries import Tries
 
 LEVEL = 0.05
 

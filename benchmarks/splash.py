@@ -1,6 +1,6 @@
 """Reads the cycles of JAX's splash attention on TPUs from the code that their compiler schedules.
 
-    python benchmarks/splash.py > benchmarks/splash.md   # also writes src/chipwise/hlo/splash.csv
+    python benchmarks/splash.py > benchmarks/splash.md   # also writes src/chipwise/compile/hlo/splash.csv
 
 The compiler states no cycles of Pallas kernels in the program that it returns, but it can dump their code:
 instructions in bundles, one bundle a cycle. A kernel is one loop over pairs of a block of queries and a block
@@ -19,11 +19,11 @@ from pathlib import Path
 
 from chipwise.chips.catalogue import Chip, peak_flops_per_device
 from chipwise.chips.targets import parse
-from chipwise.hlo.splash import TABLE, Splash, cores
+from chipwise.compile.absent_device import topologies
+from chipwise.compile.hlo.splash import TABLE, Splash, cores
+from chipwise.compile.processes import compiler_environment
 from chipwise.machine.host_facts import installed
 from chipwise.models.attention_fused import PRODUCTS
-from chipwise.planner.compile_processes import compiler_environment
-from chipwise.planner.compile_step import topologies
 
 TARGETS = ("v4-8", "v5e-1", "v5p-8", "v6e-1", "tpu7x-8")
 SIZES = (64, 128, 256)  # entries of a head

@@ -26,10 +26,10 @@ from pathlib import Path
 import jax
 
 import chipwise as cw
+from chipwise.base.facts import fact
 from chipwise.data.datasets import cifar10
 from chipwise.machine.fingerprint import this_machine
 from chipwise.study.stats import HIGHER, LOWER, Spread, paired
-from chipwise.words.facts import fact
 
 HERE = Path(__file__).parent
 GROUP = 32  # examples per replica
@@ -74,7 +74,7 @@ def variants(name: str, duration: str, data: str) -> dict[str, tuple[cw.Recipe, 
 
     def short(k: float) -> cw.Recipe:
         built_in = cw.load(name, [*settings, f"bn_momentum={momentum**k:.6g}"], data)
-        return built_in.transfer(batch=batch, replicas=batch // GROUP, duration=duration)
+        return cw.transfer(built_in, batch=batch, replicas=batch // GROUP, duration=duration).recipe
 
     original = short(1)
     made: dict[str, tuple[cw.Recipe, tuple[str, ...]]] = {ORIGINAL: (original, ())}

@@ -24,8 +24,8 @@ from pathlib import Path
 import jax
 
 import chipwise as cw
-from chipwise.engine.session import Session
 from chipwise.machine.fingerprint import this_machine
+from chipwise.run.session import Session
 from chipwise.study.stats import Spread
 
 ROOT = Path(__file__).parents[1]

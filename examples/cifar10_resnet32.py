@@ -19,10 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import chipwise as cw
-from chipwise.data.datasets import cifar10
-from chipwise.interop.nnx import functional
-from chipwise.models.conv_layers import BatchNorm, conv_layer, global_mean
-from chipwise.recipe.recipe import Validated
+from chipwise.models import BatchNorm, conv_layer, global_mean
 from chipwise.recipes.classification import by_image, classification
 
 
@@ -81,10 +78,12 @@ def _activate(x):
 
 
 def recipe(data: str | None = None) -> cw.Recipe:
-    net = functional(lambda rngs: ResNet32(rngs=rngs))
+    net = cw.nnx.functional(lambda rngs: ResNet32(rngs=rngs))
     return cw.Recipe(
         name="cifar10-resnet32",
-        task=classification(net, cifar10(data), by_image, augment=cw.augment.reflect_crop(pad=2, flip=0.5)),
+        task=classification(
+            net, cw.datasets.cifar10(data), by_image, augment=cw.augment.reflect_crop(pad=2, flip=0.5)
+        ),
         batch=128,
         replicas=1,
         duration="90000st",
@@ -94,5 +93,7 @@ def recipe(data: str | None = None) -> cw.Recipe:
             weight_decay=2e-4,
             decay="kernels",
         ),
-        validated=Validated(source="92.5 % at 80,000 steps, README of tensorflow/models research/resnet"),
+        validated=cw.recipe.Validated(
+            source="92.5 % at 80,000 steps, README of tensorflow/models research/resnet"
+        ),
     )

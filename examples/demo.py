@@ -1,66 +1,69 @@
-"""`make demo`: trains a recipe on 1 and on 8 devices, compares fingerprints, curves and speeds, plans for
-absent chips, writes a job for one of them, and reports a run.
+"""`make demo` shows the whole way in about a minute.
 
-Writes to `demo/`: `curves.svg`, the pages `compare.html`, `plan.html` and `report.html`, and
-the notebook for a rented chip in `launch/`.
+It trains a recipe on 1 and on 8 simulated devices, compares the runs, plans for chips that are not
+here, writes a job for one of them, and reports a run.
+
+Writes to `demo/`: the pages `compare.html`, `plan.html` and `report.html`, and the notebook for a
+rented chip in `launch/`.
 """
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from chipwise.explain.charts import Trace, panel
-from chipwise.explain.page import picture
-
 DEMO = Path("demo")
+RUNS = {1: DEMO / "devices1", 8: DEMO / "devices8"}
+TRAIN = {n: f"train digits --simulate {n} --json --fresh --run {run}" for n, run in RUNS.items()}
+PLAN = f"plan digits --on v5e-8,t4 --html {DEMO}/plan.html"
+LAUNCH = f"launch digits --on t4 --to colab --out {DEMO}/launch"  # by the plan above, which is kept
+COMPARE = f"compare {RUNS[1]} {RUNS[8]} --html {DEMO}/compare.html"
+REPORT = f"report {RUNS[8]} --html {DEMO}/report.html"
 
 
-def chipwise(command: str, **how) -> subprocess.CompletedProcess:
-    """Runs a command in a new process, since JAX fixes its devices when it starts."""
-    code = "import sys, chipwise.cli; sys.exit(chipwise.cli.main(sys.argv[1:]))"
-    return subprocess.run([sys.executable, "-c", code, *command.split()], check=True, **how)
+def chipwise(command: str) -> str:
+    """Runs a command in a process of its own, since JAX fixes its devices when it starts; its output."""
+    program = [sys.executable, "-m", "chipwise", *command.split()]
+    columns = str(shutil.get_terminal_size().columns)
+    done = subprocess.run(program, stdout=subprocess.PIPE, text=True, env=os.environ | {"COLUMNS": columns})
+    if done.returncode:
+        raise SystemExit(f"chipwise {command}: exit code {done.returncode}\n{done.stdout}")
+    return done.stdout
 
 
-def train(devices: int) -> dict:
-    print(f"\n== chipwise train digits --simulate {devices} ==", flush=True)
-    command = f"train digits --simulate {devices} --json --fresh --run {DEMO}/devices{devices}"
-    return json.loads(chipwise(command, stdout=subprocess.PIPE).stdout)
-
-
-def shown(command: str) -> None:
+def title(command: str) -> None:
     print(f"\n== chipwise {command} ==", flush=True)
-    chipwise(command)
 
 
-def curve(devices: int, name: str) -> list[tuple[float, float]]:
-    rows = (DEMO / f"devices{devices}" / "metrics.jsonl").read_text().splitlines()
-    return [(row["epoch"], row[name]) for row in map(json.loads, rows) if name in row]
+def show(command: str, answer: Future[str] | None = None) -> None:
+    """A command and what it prints; `answer` is that of one that is already running."""
+    title(command)
+    print(answer.result() if answer else chipwise(command), flush=True)
 
 
 def main() -> int:
-    results = {n: train(n) for n in (1, 8)}
-    print("\ndevices  test accuracy  seconds  fingerprint (SHA-256 of the parameters)")
-    for n, result in results.items():
-        accuracy, seconds = result["metrics"]["eval/accuracy"], result["seconds"]["total"]
-        print(f"{n:>7}  {accuracy:>13.4f}  {seconds:>7.1f}  {result['fingerprint']}")
-    same = len({result["fingerprint"] for result in results.values()}) == 1
-    print("The same bits on 1 and on 8 devices." if same else "THE BITS DIFFER.")
+    with ThreadPoolExecutor(max_workers=2) as pool:  # two at a time: the demo is made for two cores
+        trainings = {n: pool.submit(chipwise, command) for n, command in TRAIN.items()}
+        plan = pool.submit(chipwise, PLAN)
+        results = {}
+        for n, training in trainings.items():
+            title(TRAIN[n])
+            results[n] = json.loads(training.result())
+            print(f"seconds: {results[n]['seconds']['total']:.1f}")
 
-    panels = []
-    for name in ("train/loss", "eval/accuracy"):
-        curves = [
-            Trace("1 device", "s0 faint broad", curve(1, name)),
-            Trace("8 devices", "s1", curve(8, name)),
-        ]
-        panels.append(panel(name, curves, x="epoch", y_log="loss" in name))
-    title = f"digits: one recipe, 8 replicas, {'the same bits' if same else 'DIFFERENT BITS'}"
-    (DEMO / "curves.svg").write_text(picture(panels, columns=2, size="narrow", title=title))
-    print(f"\nThe curves: {DEMO}/curves.svg")
-    shown(f"compare {DEMO}/devices1 {DEMO}/devices8 --html {DEMO}/compare.html")
-    shown(f"plan digits --on v5e-8,t4 --html {DEMO}/plan.html")
-    shown(f"launch digits --on t4 --to colab --out {DEMO}/launch")
-    shown(f"report {DEMO}/devices8 --html {DEMO}/report.html")
+        print("\ndevices  test accuracy  fingerprint (SHA-256 of the parameters)")
+        for n, result in results.items():
+            print(f"{n:>7}  {result['metrics']['eval/accuracy']:>13.4f}  {result['fingerprint']}")
+        same = results[1]["fingerprint"] == results[8]["fingerprint"]
+        print("The same bits on 1 and on 8 devices." if same else "THE BITS DIFFER.")
+
+        show(COMPARE)
+        show(PLAN, plan)
+        show(LAUNCH)
+        show(REPORT)
     return 0 if same else 1
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from chipwise.models.conv_layers import BatchNorm, conv_layer, global_mean, he_normal
+from chipwise.models import BatchNorm, conv_layer, global_mean
 
 # Kernel, stride, expansion, channels, blocks of each stage (Tan and Le, table 1).
 STAGES = (
@@ -21,7 +21,8 @@ STAGES = (
     (5, 2, 6, 192, 4),
     (3, 1, 6, 320, 1),
 )
-# `he_normal` of a depthwise convolution, which has one output channel of an input: NNX's input axis.
+_he_normal = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
+# The same of a depthwise convolution, which has one output channel of an input: NNX's input axis.
 _he_normal_alone = nnx.initializers.variance_scaling(2.0, "fan_in", "normal")
 
 
@@ -92,5 +93,5 @@ class EfficientNetLite0(nnx.Module):
 def _conv(
     c_in: int, c_out: int, kernel: int, stride: int = 1, *, groups: int = 1, rngs: nnx.Rngs
 ) -> nnx.Conv:
-    start = he_normal if groups == 1 else _he_normal_alone
+    start = _he_normal if groups == 1 else _he_normal_alone
     return conv_layer(c_in, c_out, kernel=kernel, stride=stride, groups=groups, kernel_init=start, rngs=rngs)

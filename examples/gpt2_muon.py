@@ -17,7 +17,6 @@ queries, keys and values; here they are one matrix. Planned by the compiler for 
 import dataclasses
 
 import chipwise as cw
-from chipwise.recipes import gpt2_124m
 
 STEPS, FALL, RATE = 6_200, 1_800, 0.0036
 
@@ -30,6 +29,7 @@ def recipe(
     data: str | None = None, context: int = 1024, vocabulary: int = 50_257, depth: int = 12, width: int = 768,
     heads: int = 12,
 ) -> cw.Recipe:  # fmt: skip
-    made = gpt2_124m.recipe(data, context, vocabulary, depth, width, heads)
+    sizes = {"context": context, "vocabulary": vocabulary, "depth": depth, "width": width, "heads": heads}
+    made = cw.load("gpt2-124m", [f"{name}={size}" for name, size in sizes.items()], data)
     muon = cw.recipe.muon(lr=trapezoid, rms=0.1, momentum=0.95, b1=0.9, b2=0.95)
     return dataclasses.replace(made, name="gpt2-muon", duration=f"{STEPS}st", optimizer=muon, validated=None)

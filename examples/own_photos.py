@@ -10,7 +10,7 @@ The pack provides the classes, their number, and the pixels' mean and deviation.
 import jax.numpy as jnp
 
 import chipwise as cw
-from chipwise.models.resnet50 import ResNet50
+from chipwise.models import ResNet50
 
 
 def recipe(data: str, width: int = 16, blocks: tuple = (1, 1, 1, 1)):

@@ -16,7 +16,7 @@ import warnings
 from pathlib import Path
 
 import chipwise as cw
-from chipwise.models.transformer import GPT2, kernels
+from chipwise.models import GPT2
 from chipwise.recipes.tokens import language
 
 CONTEXT, KINDS = 128, 1024
@@ -55,6 +55,11 @@ def train_tokenizer(files, kinds=KINDS):
     return tokenizer
 
 
+def _matrices(path, leaf):
+    """Whether a parameter is a matrix: stacked biases have two axes too."""
+    return path.endswith(("kernel", "embedding"))
+
+
 def recipe(data: str, depth: int = 4, width: int = 128, heads: int = 4):
     """*Arguments:* `data`: the pack; `depth`: blocks; `width`: entries of a token's state; `heads`: a divisor
     of `width`."""
@@ -69,7 +74,7 @@ def recipe(data: str, depth: int = 4, width: int = 128, heads: int = 4):
         batch=32,
         replicas=4,
         duration="6ep",
-        optimizer=cw.adamw(lr=lr, b2=0.95, weight_decay=0.1, decay=kernels, clip=1.0),
+        optimizer=cw.adamw(lr=lr, b2=0.95, weight_decay=0.1, decay=_matrices, clip=1.0),
     )
 
 

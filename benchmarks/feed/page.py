@@ -125,7 +125,7 @@ def write(record: Record, page: Path, plot: Path) -> None:
         "",
     ]
     page.write_text("\n".join(lines), encoding="utf-8")
-    _draw(record, plot)
+    plot.write_text(drawn(record), encoding="utf-8")
 
 
 def _grown(record: Record) -> str:
@@ -136,8 +136,8 @@ def _grown(record: Record) -> str:
 WIDTH, ROW, NAMES = 520, 18, 190  # pixels: of a case, of a contender, of the contenders' names
 
 
-def _draw(record: Record, path: Path) -> None:
-    """A case each: bars of the medians on a logarithmic axis, with the quartiles."""
+def drawn(record: Record) -> str:
+    """The picture, a case each: bars of the medians on a logarithmic axis, with the quartiles."""
     cells, row_of_two = [], 34 + ROW * max(len(_rows(record, case)) for case in CASES)
     for k, case in enumerate(CASES):
         x, y = WIDTH * (k % 2), row_of_two * (k // 2)
@@ -146,9 +146,7 @@ def _draw(record: Record, path: Path) -> None:
         )
     size = f'width="{2 * WIDTH}" height="{2 * row_of_two}" viewBox="0 0 {2 * WIDTH} {2 * row_of_two}"'
     style = 'font-family="system-ui,sans-serif" font-size="11" fill="#808a94"'
-    path.write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n{chr(10).join(cells)}\n</svg>\n'
-    )
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n{chr(10).join(cells)}\n</svg>\n'
 
 
 def _bars(title: str, rows: list[tuple[str, Series]]) -> Iterator[str]:

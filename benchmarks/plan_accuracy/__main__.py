@@ -18,9 +18,9 @@ from importlib import metadata
 from typing import Any
 
 import chipwise as cw
-from chipwise.atomic import replace_file
+from chipwise.base.errors import ChipwiseError
+from chipwise.base.files import replace_file
 from chipwise.cli.options import interval
-from chipwise.errors import ChipwiseError
 
 from . import page
 from .rows import FOLDER, Row, rows

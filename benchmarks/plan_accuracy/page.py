@@ -66,11 +66,16 @@ def error(ratio: float) -> float:
     return max(ratio, 1 / ratio) - 1
 
 
+def predictions(rows: Sequence[Row], answers: dict[int, dict[str, Any]]) -> list[Prediction]:
+    """Of the rows that have one."""
+    return [Prediction(row, answers[row.row]) for row in rows if "value" in answers.get(row.row, {})]
+
+
 def write(folder: Path, rows: Sequence[Row], answers: dict[int, dict[str, Any]]) -> None:
     """Draws the picture, and writes the page's summary and rows anew, between the marks; the rest stays."""
-    known = [Prediction(r, answers[r.row]) for r in rows if "value" in answers.get(r.row, {})]
+    known = predictions(rows, answers)
     if known:
-        scatter(folder / "plan_accuracy.svg", known)
+        (folder / "plan_accuracy.svg").write_text(scatter(known), encoding="utf-8")
     lines = []
     for use, title in (("held-out", "Held-out rows"), ("fit", "Rows that may be fitted")):
         for chips in ("TPU", "GPU"):
@@ -166,8 +171,8 @@ def _apart(rows: Sequence[Row]) -> list[str]:
     return lines + [f"| {reason} | {'; '.join(some)} |" for reason, some in reasons.items()]
 
 
-def scatter(path: Path, known: Sequence[Prediction]) -> None:
-    """Draws predicted over measured for each row, and the rule of thumb, over the measured examples/s."""
+def scatter(known: Sequence[Prediction]) -> str:
+    """An SVG of predicted over measured for each row, and the rule of thumb, over the measured examples/s."""
 
     def dots(name: str, style: str, points: Iterable[tuple[float, float]]) -> Trace:
         return Trace(name, f"{style} dots", sorted(points))
@@ -181,4 +186,4 @@ def scatter(path: Path, known: Sequence[Prediction]) -> None:
         "predicted / measured", curves, x="measured examples/s", x_log=True, y_log=True, level=1.0,
         level_words="equal",
     )  # fmt: skip
-    path.write_text(picture(drawn), encoding="utf-8")
+    return picture(drawn, (560, 300))

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from chipwise.chips.targets import Target, parse
 from chipwise.recipe.recipe import Recipe
-from chipwise.recipe.settings import load
+from chipwise.recipes.load import load
 
 FOLDER = Path(__file__).parent
 PUBLISHED = FOLDER / "published.csv"
