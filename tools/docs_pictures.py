@@ -131,7 +131,7 @@ PLAN = "plan cifar10-davidnet --synthetic --set precision=bf16 --on v5e-1,a100,h
 
 def plan(folder: Path) -> Record:
     answer = json.dumps(chipwise(folder, PLAN))
-    return json.loads(answer.replace(f"{ROOT}/", ""))  # the places of kernels in the source
+    return json.loads(answer.replace(f"{ROOT}/src/", ""))  # the lines of kernels, as a page shows them
 
 
 def draw_plan(document: Record) -> str:
