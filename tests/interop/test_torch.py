@@ -255,6 +255,37 @@ def test_mistakes_are_one_line(make, loss, code):
         cw.torch.task(make(), loss, train=ROWS)
 
 
+LABELS = ROWS.columns["label"]
+TARGETS = {
+    "a class too many": (F.cross_entropy, LABELS + 1),
+    "a row of one label": (F.cross_entropy, LABELS[:, None]),
+    "a truth value": (F.cross_entropy, LABELS > 0),
+    "a label of 16 bits": (F.cross_entropy, LABELS.astype(np.int16)),
+    "probabilities of two": (F.cross_entropy, np.full((40, 2), 0.5, np.float32)),
+    "indices for numbers": (nn.BCEWithLogitsLoss(), LABELS),
+    "a loss of one argument": (lambda outputs: outputs, LABELS),
+}
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_a_target_that_the_loss_refuses_is_told_as_that(kind):
+    loss, label = TARGETS[kind]
+    rows = cw.Arrays(x=ROWS.columns["x"], label=label)
+    target = f"{label.dtype}{[8, *label.shape[1:]]}".replace("int64", "int32")
+    with refused(cw.errors.RecipeError, "adapter-loss-fails", outputs="float32[8, 3]", target=target):
+        cw.torch.task(nn.Linear(4, 3), loss, train=rows)
+
+
+def test_a_loss_that_no_step_was_compared_for_is_told_as_that():
+    def half(outputs, target):
+        return F.cross_entropy(outputs[:3], target)
+
+    task = cw.torch.task(nn.Linear(4, 3), half, train=ROWS, check=False)
+    batch = {name: jnp.asarray(column) for name, column in ROWS.columns.items()}
+    with refused(cw.errors.RecipeError, "torch-not-traced", module="The loss of Linear"):
+        task.loss(*task.init(jax.random.key(0)), batch, jax.random.key(0), True)
+
+
 def test_a_loss_of_ones_own_that_sums_is_refused_before_the_first_step():
     def summed(outputs, target):
         return nn.functional.cross_entropy(outputs, target, reduction="sum")

@@ -282,9 +282,27 @@ def uncalled(model: str, args: tuple, kwargs: dict, error: Exception) -> RecipeE
     return RecipeError("adapter-call-fails", model=called, reason=reason_of(error))
 
 
+def unjudged(loss: Any, outputs: Any, target: Any, error: Exception) -> RecipeError:
+    """The error for a `loss` that fails in its own framework, at what the model returns."""
+    return RecipeError(
+        "adapter-loss-fails",
+        loss=getattr(loss, "__name__", type(loss).__name__),
+        outputs=_shapes(outputs),
+        target=_shapes(target),
+        reason=reason_of(error),
+    )
+
+
 def _called_with(model: str, args: tuple, kwargs: dict) -> str:
-    shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves((args, kwargs)))
-    return f"{model}, called with {shapes},"
+    return f"{model}, called with {_shapes((args, kwargs))},"
+
+
+def _shapes(arrays: Any) -> str:
+    """The dtype and shape of each array, of any framework: "float32[8, 3], int32[8]"."""
+    return ", ".join(
+        f"{str(x.dtype).rpartition('.')[2]}{list(x.shape)}" if hasattr(x, "dtype") else repr(x)
+        for x in jax.tree.leaves(arrays)
+    )
 
 
 def _column(batch: Batch, name: Any) -> jax.Array:

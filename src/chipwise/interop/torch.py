@@ -20,7 +20,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..recipe.task import Sum, Task, Tree
-from .adapter import Data, Scored, Source, as_sum, examples, fitting, flattened, stated
+from ..recipe.user_code import user_code
+from .adapter import (
+    Data,
+    Scored,
+    Source,
+    as_sum,
+    examples,
+    fitting,
+    flattened,
+    own_promotion,
+    stated,
+)
 from .torch_check import check as compare
 from .torch_optimizer import optimizer as optimizer
 from .torch_trace import Traced, is_torch, torch_library, totalled
@@ -98,7 +109,9 @@ def _scored(traced: Traced, loss: Any) -> Scored:
             outputs, state = traced.call(params, state, args, kwargs, key, train)
             if target is None:
                 return Sum(0.0, 0.0), outputs, state
-            return as_sum(loss(outputs, target), examples(args, kwargs)), outputs, state
+            with own_promotion(), user_code(f"The loss of {traced.name}"):
+                value = as_sum(loss(outputs, target), examples(args, kwargs))
+            return value, outputs, state
 
         def judged(outputs: Any) -> tuple[Any, Any, Any]:
             total, count = judge(_wide(outputs), traced.wrapped(target), examples(args, kwargs))

@@ -19,7 +19,7 @@ from ..base import RecipeError
 from ..data.sources import take
 from ..recipe.source import spec_of
 from ..recipe.task import Task, Tree
-from .adapter import Data, Scored, examples, flattened, nested, uncalled
+from .adapter import Data, Scored, examples, flattened, nested, uncalled, unjudged
 from .torch_trace import Traced, as_numpy, flags, plain, torch_library, totalled
 
 EXAMPLES = 8
@@ -110,11 +110,17 @@ def _eager(traced: Traced, args: Any, kwargs: Any, target: Any, loss: Any, train
         torch.manual_seed(0)
         try:
             outputs = torch.func.functional_call(traced.module, held, *given)
-            if loss is not None:
+        except Exception as error:
+            raise uncalled(traced.name, args, kwargs, error) from error
+        if loss is not None:
+            try:
                 total, count = totalled(loss)(outputs, wanted, examples(args, kwargs))
-                value = total / count
-            else:
-                value = _weighted(torch.utils._pytree.tree_leaves(plain(outputs)))
+            except Exception as error:
+                raise unjudged(loss, plain(outputs), target, error) from error
+            value = total / count
+        else:
+            value = _weighted(torch.utils._pytree.tree_leaves(plain(outputs)))
+        try:
             slopes = torch.autograd.grad(value, list(params.values()), allow_unused=True)
         except Exception as error:
             raise uncalled(traced.name, args, kwargs, error) from error

@@ -129,16 +129,13 @@ class Traced:
             fixed[name] = jnp.asarray(value, floats[0] if narrow else None)
         with self._running(key), flags(self.module, train), _scopes(self.module):
             held = self.wrapped({**given, **fixed, **flattened(state, ".")})
-            try:
+            with self._traceable(self.name):
                 wrapped = self.wrapped((args, kwargs))
                 outputs = self._torch.func.functional_call(self.module, held, *wrapped)
                 self._refuse_kept()
-                if then is not None:
+            if then is not None:
+                with self._traceable(f"The loss of {self.name}"):
                     outputs = then(outputs)
-            except ChipwiseError:
-                raise
-            except Exception as error:
-                raise self._refused(error) from error
             new = self.env.t2j_iso({name: held[name] for name in flattened(state, ".")})
             return self.env.t2j_iso(plain(outputs)), nested(new, ".")
 
@@ -172,22 +169,33 @@ class Traced:
                 names = [f"{place}.{name}" if place else name for name in kept]
                 raise RecipeError("torch-attribute-moves", module=self.name, names=names)
 
-    def _refused(self, error: Exception) -> RecipeError:
-        import torchax.tensor
+    @contextlib.contextmanager
+    def _traceable(self, what: str) -> Iterator[None]:
+        """A context for a call of `what`, the module or its loss. Raises its error as a
+        `RecipeError`."""
+        try:
+            yield
+        except ChipwiseError:
+            raise
+        except Exception as error:
+            raise _refused(what, error) from error
 
-        at = line_of(error)
-        where = at[0] if at else "PyTorch's own code"
-        facts = {"module": self.name, "where": where, "reason": one_line(error)}
-        if isinstance(error, torchax.tensor.OperatorNotFound):
-            operation = (
-                str(error).removeprefix("Operator with name ").removesuffix(" has no lowering")
-            )
-            return RecipeError("torch-operation-missing", **facts, operation=operation)
-        if isinstance(error, BY_VALUE):
-            return RecipeError("torch-depends-on-values", **facts)
-        return RecipeError(
-            "torch-not-traced", "{module} cannot be traced ({where}): {reason}.", **facts
-        )
+
+def _refused(what: str, error: Exception) -> RecipeError:
+    """The error for `what`, a module or its loss, that cannot be traced."""
+    import torchax.tensor
+
+    at = line_of(error)
+    where = at[0] if at else "PyTorch's own code"
+    facts = {"module": what, "where": where, "reason": one_line(error)}
+    if isinstance(error, torchax.tensor.OperatorNotFound):
+        operation = str(error).removeprefix("Operator with name ").removesuffix(" has no lowering")
+        return RecipeError("torch-operation-missing", **facts, operation=operation)
+    if isinstance(error, BY_VALUE):
+        return RecipeError("torch-depends-on-values", **facts)
+    return RecipeError(
+        "torch-not-traced", "{module} cannot be traced ({where}): {reason}.", **facts
+    )
 
 
 @contextlib.contextmanager
