@@ -1,9 +1,11 @@
 """Plans through the public door: what they hold, what they cannot say, and what they must not do."""
 
 import dataclasses
+import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import chipwise as cw
@@ -14,6 +16,7 @@ from chipwise.chips.targets import parse
 from chipwise.compile import processes
 from chipwise.compile.answers import Answer
 from chipwise.compile.processes import installed
+from chipwise.data.synthetic import Absent
 from chipwise.planner import ask, compile_step
 from chipwise.planner.time_run import compilation
 from chipwise.step.layout import Layout
@@ -24,18 +27,16 @@ from tasks import FEATURES
 needs_libtpu = pytest.mark.skipif(installed("libtpu") is None, reason="needs libtpu")
 
 
-class Shapes:
+SPEC = {"x": jax.ShapeDtypeStruct((FEATURES,), "uint8"), "label": jax.ShapeDtypeStruct((), "int32")}
+
+
+class Shapes(Absent):
     """Data of which only shapes exist: to take an example is an error."""
 
     def __init__(self, length):
-        self.length = length
-        x, label = jax.ShapeDtypeStruct((FEATURES,), "uint8"), jax.ShapeDtypeStruct((), "int32")
-        self.spec = {"x": x, "label": label}
+        super().__init__(length, SPEC, "a shape")
 
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
+    def take(self, indices):
         raise AssertionError("a plan read an example")
 
 
@@ -233,18 +234,18 @@ def test_a_tpu_is_compiled_once_and_remembered():
 
 @pytest.mark.slow
 def test_a_slow_source_makes_the_input_the_bound():
-    class Slow(Shapes):
+    class Slow:
+        spec = SPEC
+
+        def __len__(self):
+            return 1 << 40
+
         def __getitem__(self, index):
-            import time
-
             time.sleep(0.01)
-            return {"x": jnp.zeros(FEATURES, "uint8"), "label": jnp.int32(0)}
+            return {"x": np.zeros(FEATURES, np.uint8), "label": np.int32(0)}
 
-        def nbytes(self):
-            return 1 << 60
-
-    slow = dataclasses.replace(recipe(), task=dataclasses.replace(recipe().task, train=Slow(1 << 40)))
-    (p,) = cw.plan(slow, on=["t4"], measure_feed=True, host_cores=4)
+    slow = dataclasses.replace(recipe(), task=dataclasses.replace(recipe().task, train=Slow()))
+    (p,) = cw.plan(slow, on=["t4"], host_cores=4)
     assert p.bound == "input" and p.feeding.input_bound
     assert 0 < p.feeding.examples_per_second_per_core <= 100  # each one sleeps for 10 ms
     assert p.decisive == (fact("advice-input", needed=p.feeding.cores_needed, cores=4),)

@@ -69,7 +69,6 @@ def plan(
             exact=exact,
             eval_every=options.interval(eval_every),
             find_largest_batch=largest_batch,
-            measure_feed=recipe.data is not None,
             host_cores=host_cores,
             progress=reporter.progress,
             ready=reporter.ready,

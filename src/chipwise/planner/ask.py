@@ -62,7 +62,7 @@ def plan(
     exact: bool = True,
     eval_every: str | None = "1ep",
     find_largest_batch: bool = False,
-    measure_feed: bool = False,
+    measure_feed: bool = True,
     host_cores: int | None = None,
     cache: str | os.PathLike | None = None,
     progress: Progress | None = None,
@@ -81,7 +81,7 @@ def plan(
     - `find_largest_batch`: search for it on every target, not only if the recipe's batch does not
       fit.
     - `measure_feed`: read examples for half a second, to compare this host's cores with the chips'
-      demand.
+      demand, unless the data is made up, absent, or kept on the chips.
     - `host_cores`: the number of cores of the targets' hosts, for feeding. By default this host's.
     - `cache`: a folder for compiled results. By default in the user's cache folder.
     - `progress`: see `chipwise.compile.cache.Progress`.
@@ -145,7 +145,8 @@ class PlanQuestion:
         last."""
         asked = [(target, self.traced(target)) for target in targets]
         asker = self
-        if self.host is None and self.measure_feed and not all(step.resident for _, step in asked):
+        fed = not all(step.resident for _, step in asked)
+        if self.host is None and self.measure_feed and fed:
             asker = replace(self, host=measured(self.recipe.task.train))
         searched: list[tuple[Target, Blueprint, StepTime]] = []
         for target, step, time in asker.timed(asked, self.progress):

@@ -15,6 +15,7 @@ from ..base import Fact, fact
 from ..base.prediction import Range
 from ..chips.targets import Target
 from ..data.sources import empty, fill, spec_of
+from ..data.synthetic import Absent, Synthetic
 from ..machine.limits import usable_cores
 from ..recipe.recipe import Recipe
 from ..recipe.source import Source
@@ -113,20 +114,23 @@ class HostSpeed:
     """The source of that figure."""
 
 
-def measured(source: Source) -> HostSpeed:
-    """The speed of one core of this host, measured for half a second.
+def measured(source: Source) -> HostSpeed | None:
+    """The speed of one core of this host, measured for half a second. `None` for data that is made
+    up or absent.
 
     Examples are spread over the source, so that cached ones at its beginning do not bias the
-    result.
+    result. Raises `DataError` for an example that cannot be read.
     """
-    n, done, chunk = len(source), 0, 16
+    if isinstance(source, (Synthetic, Absent)):
+        return None
+    n, done, chunk = len(source), 0, 1  # one at first: a single example may take seconds
     order = np.random.default_rng(0).integers(0, min(n, 1 << 31), 1 << 14).astype(np.int32)
-    out = empty(spec_of(source), chunk)
+    out = empty(spec_of(source), 16)
     start = time.perf_counter()
     while True:
         rows = np.take(order, np.arange(done, done + chunk), mode="wrap")
-        fill(source, rows, out)
-        done += chunk
+        fill(source, rows, {name: column[:chunk] for name, column in out.items()})
+        done, chunk = done + chunk, min(2 * chunk, 16)
         elapsed = time.perf_counter() - start
         if elapsed >= _MEASURE_SECONDS:
             return HostSpeed(done / elapsed, usable_cores(), fact("feed-measured-here"))
