@@ -12,6 +12,7 @@ import chipwise as cw
 from chipwise.data.draws import Drawn, seeded
 from chipwise.data.sources import materialize, take
 from chipwise.data.weighted import by_epoch
+from chipwise.data.workers import Workers
 from chipwise.run.evaluate import evaluate
 from refusals import refused
 
@@ -76,6 +77,27 @@ def test_code_is_called_for_each_example_of_each_epoch():
     assert once.calls == 1 + 8 + N
     with refused(cw.errors.DataError, "data-by-epoch", source="Images"):
         cw.fit(recipe(source), on=cw.On(devices=1, feed="device"), **QUIET)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda source: source,
+        cw.data.Cached,
+        lambda source: cw.data.Padded(source, 8),
+        lambda source: cw.data.Weighted(source, np.ones(N)),
+    ],
+)
+def test_messages_name_the_class_of_the_user_s_own_source(wrap):
+    class Mine:  # no other process can import it
+        def __len__(self):
+            return N
+
+        def __getitem__(self, index):
+            return {"x": np.zeros(4, np.float32)}
+
+    with refused(cw.errors.DataError, "source-unsendable", source="Mine"):
+        Workers(by_epoch(wrap(Mine()), 0), "processes:1")
 
 
 def test_what_is_known_to_draw_nothing_is_read_once():

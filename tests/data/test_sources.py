@@ -78,6 +78,8 @@ def test_materialize_makes_columns_contiguous():
         (np.int64, "int32"),
         (np.uint64, "uint32"),
         (np.complex128, "complex64"),
+        (np.longdouble, "float32"),
+        (np.clongdouble, "complex64"),
         (np.uint8, "uint8"),
         (np.bool_, "bool"),
         (np.float16, "float16"),

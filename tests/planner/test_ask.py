@@ -50,6 +50,11 @@ def plans(no_gpu_compiler):
     return cw.plan(recipe(), on=["t4", "a100:8", "h100-pcie"])
 
 
+def test_targets_are_a_list_or_a_text_with_commas(plans):
+    made = cw.plan(recipe(), on="t4, a100:8,h100-pcie")
+    assert [(p.target, p.step_seconds) for p in made] == [(p.target, p.step_seconds) for p in plans]
+
+
 def test_a_plan_adds_up(plans):
     for p in plans:
         assert p.runs and p.steps == 3125

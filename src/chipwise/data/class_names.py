@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from ..base import DataError, Fact, fact
-from ..recipe.source import Columns, Spec, spec_of
+from ..recipe.source import Columns, Spec, kind_of, spec_of
 from .draws import Wrapped
 from .sources import check_labels, empty, fill, has
 
@@ -94,7 +94,7 @@ def nfc(name: str) -> str:
 
 def called(source: Any) -> Any:
     """How messages call a source."""
-    return getattr(source, "path", type(source).__name__)
+    return getattr(source, "path", kind_of(source).__name__)
 
 
 def names_of(source: Any) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..base import DataError, Fact, fact
-from ..recipe.source import as_columns, narrow
+from ..recipe.source import as_columns, kind_of, narrow
 from ..recipe.task import Task
 from .cached import Cached, steady
 from .class_names import Renamed
@@ -123,7 +123,7 @@ def compared(source: Any) -> Compared:
         return replace(inner, parts={**inner.parts, "names": sha_of_all([names])})
     if has(source, "compared"):
         return source.compared()
-    n, kind = len(source), type(source).__name__
+    n, kind = len(source), kind_of(source).__name__
     if (columns := _arrays(source)) is not None:
         return Compared({"examples": columns_digest(columns)}, n, n)
     parts, stated = _labels(source), getattr(source, "digest", None)

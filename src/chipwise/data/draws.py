@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..base import DataError
-from ..recipe.source import Spec, read_example, spec_of
+from ..recipe.source import Spec, kind_of, read_example, spec_of
 from .order import spread
 
 # The generators are the process's, so its threads draw one example after another
@@ -122,7 +122,7 @@ class Drawn(Wrapped):
         for (index, one), other in zip(first, again, strict=True):
             for name, values in one.items():
                 if name not in other or values.tobytes() != other[name].tobytes():
-                    kind = type(self.source).__name__
+                    kind = kind_of(self.source).__name__
                     raise DataError("draws-unkeyed", source=kind, example=index, column=name)
 
     def __getstate__(self) -> dict[str, Any]:

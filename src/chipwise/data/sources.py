@@ -33,7 +33,7 @@ from ..machine.limits import usable_cores
 from ..recipe.source import Columns as Columns
 from ..recipe.source import Source as Source
 from ..recipe.source import Spec as Spec
-from ..recipe.source import narrow, read_example
+from ..recipe.source import kind_of, narrow, read_example
 from ..recipe.source import spec_of as spec_of
 from .draws import Drawn
 from .order import spread
@@ -337,7 +337,7 @@ def _examples(source: Any, indices: list[int]) -> Iterator[tuple[int, Any]]:
         return
     examples = list(hook(indices))
     if len(examples) != len(indices):
-        kind = type(source).__name__
+        kind = kind_of(source).__name__
         wrong = "{source}.__getitems__ gave {examples:count example} for {indices:count index}."
         raise DataError(
             "batch-hook-length", wrong, source=kind, examples=len(examples), indices=len(indices)
@@ -401,7 +401,7 @@ def _taken(source: Any, indices: np.ndarray) -> Columns:
     columns = {name: narrow(name, values) for name, values in source.take(indices).items()}
     for name, column in columns.items():
         if column.shape[:1] != indices.shape:
-            kind = type(source).__name__
+            kind = kind_of(source).__name__
             wrong = "{source}.take gave '{column}' {shape} for {indices:count index}."
             raise DataError(
                 "take-wrong-length",

@@ -35,7 +35,7 @@ from ..machine.limits import usable_cores
 from ..machine.plugins import call_hidden
 from ..machine.spawned import Spawned, safe_path
 from ..recipe.recipe_file import RECIPE_MODULE, import_file
-from ..recipe.source import spec_of
+from ..recipe.source import kind_of, spec_of
 from .buffers import Buffer, Layout, columns, mapped
 from .sources import Columns, example_bytes, fill, has
 from .stages import Stages
@@ -235,7 +235,7 @@ class Processes:
 
     def __init__(self, source: Any, count: int):
         self.count = count
-        kind = type(source)
+        kind = kind_of(source)
         try:
             sent = pickle.dumps(source)
         except Exception as error:  # pickle raises any exception of the object's methods

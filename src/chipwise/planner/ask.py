@@ -55,7 +55,7 @@ from .tracing import training_step
 @hidden()  # tracing starts JAX
 def plan(
     recipe: Recipe,
-    on: Sequence[str],
+    on: str | Sequence[str],
     *,
     prices: Sequence[Price] | str | Path | None = None,
     today: datetime.date | None = None,
@@ -74,7 +74,8 @@ def plan(
 
     *Arguments:*
 
-    - `on`: targets such as `"v5e-8"`, `"v3-8"`, `"a100:8"`, `"t4"`. See `chipwise.chips.targets`.
+    - `on`: targets such as `["v5e-8", "v3-8", "a100:8", "t4"]`, or a text with commas,
+      `"v5e-8,t4"`. See `chipwise.chips.targets`.
     - `prices`: a price file, or prices. By default the bundled snapshot.
     - `today`: the date from which the age of prices counts. By default today.
     - `exact`, `eval_every`: as in `fit`.
@@ -93,7 +94,8 @@ def plan(
     impossible target, `RecipeError` for a recipe that cannot be traced, `DataError` for a price
     file that cannot be read.
     """
-    targets = list({t.name: t for t in map(parse, on)}.values())
+    names = [name.strip() for name in on.split(",")] if isinstance(on, str) else on
+    targets = list({t.name: t for t in map(parse, names)}.values())
     if not targets:
         raise DeviceError("no-target", "No target: type --on v5e-8,a100,t4, for example.")
     table = load_prices(prices) if prices is None or isinstance(prices, str | Path) else prices

@@ -18,7 +18,7 @@ from .plans import Cost, Plans
 
 def plan_like(
     recipe: Recipe,
-    on: Sequence[str],
+    on: str | Sequence[str],
     *,
     run: str | Path,
     goal: str,

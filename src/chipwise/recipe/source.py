@@ -25,7 +25,15 @@ Spec = dict[str, jax.ShapeDtypeStruct]  # column to the shape and type of one ex
 Columns = dict[str, np.ndarray]  # column to (n, ...)
 
 # JAX has no 64-bit types by default and would cut them silently, label 2**32 + 1 to label 1.
-NARROW = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
+NARROW = {
+    "float64": "float32",
+    "int64": "int32",
+    "uint64": "uint32",
+    "complex128": "complex64",
+    # NumPy's long double, where it has 80 or 128 bits
+    "float128": "float32",
+    "complex256": "complex64",
+}
 _PAIR = ("image", "label")
 # The spec of example 0, for sources without one: reading it may take seconds, and it is needed
 # often
@@ -42,6 +50,14 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
+
+
+def kind_of(source: Any) -> type:
+    """The class of the user's source: that below chipwise's own wrappers, such as
+    `cw.data.Padded`."""
+    while type(source).__module__.startswith("chipwise.") and hasattr(source, "source"):
+        source = source.source
+    return type(source)
 
 
 def spec_of(source: Any) -> Spec:

@@ -23,7 +23,7 @@ from ..data.stream import Stream
 from ..data.weighted import by_epoch
 from ..machine.limits import memory
 from ..models.large import SHARD
-from ..recipe.source import Source
+from ..recipe.source import Source, kind_of
 from ..step.window import flat, host_window
 from .indexed import Indexed
 from .on import ALL, On
@@ -89,7 +89,7 @@ def resident(source: Source, limit: int | None, feed: str = "auto") -> bool:
     """
     if isinstance(by_epoch(source, 0), Drawn):
         if feed == "device":
-            raise DataError("data-by-epoch", source=type(source).__name__)
+            raise DataError("data-by-epoch", source=kind_of(source).__name__)
         return False
     if feed == "device" and limit is not None and nbytes(source) > limit:
         raise DataError("data-above-memory", size=nbytes(source), memory=limit)
@@ -163,7 +163,7 @@ class Streamed:
         return fact(
             "data-read-anew" if anew else "data-from-host",
             size=nbytes(source),
-            source=type(source).__name__,
+            source=kind_of(source).__name__,
             workers=str(stream.workers),
             batches=stream.batches,
             held=stream.batches * stream.batch_bytes,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...base import DataError, unreadable
-from ...recipe.source import unmasked
+from ...recipe.source import kind_of, unmasked
 from .. import remote
 from ..class_names import Renamed, joined, names_of
 from ..folder import TARS, list_tar, walk
@@ -118,7 +118,7 @@ def _labels(source: Any) -> tuple[tuple[str, ...], Columns]:
 
 
 def _of_object(source: Any, labels: Columns) -> Split:
-    kind, join = type(source).__name__, None
+    kind, join = kind_of(source).__name__, None
     if isinstance(source, Renamed):  # its examples as they are, as images may be encoded
         source, join = source.source, source.join
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
