@@ -11,12 +11,19 @@ from chipwise.run.run_schedule import Agenda
 from refusals import refused
 
 
-@pytest.mark.parametrize("every", ["1ep", "2ep", "3ep", "0.3ep", "7st", "1st", "10%", "200%", None])
+@pytest.mark.parametrize("every", ["1ep", "2ep", "3ep", "0.3ep", "7st", "1st", "10%", "200%", "end", None])
 @pytest.mark.parametrize("duration", ["1st", "3ep", "41st", "42st", "43st"])
 def test_evaluations_are_those_of_the_run(every, duration):
     recipe = dataclasses.replace(cw.load("digits"), duration=duration)
     agenda = Agenda.of(recipe.clock, every, None, None, None)
     assert evaluations(recipe, every) == len(list(agenda.evaluate))
+
+
+def test_the_end_is_a_time_of_rows_evaluations_and_checkpoints_alike():
+    clock = cw.load("digits").clock
+    agenda = Agenda.of(clock, "end", "end", "end", None)
+    assert list(agenda.log) == list(agenda.evaluate) == [clock.total]
+    assert not list(agenda.save)  # after its last step a run saves in any case
 
 
 def test_without_data_to_evaluate_there_are_none():

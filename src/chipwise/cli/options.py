@@ -202,11 +202,6 @@ class Here:
         return On(count, platform, **how)
 
 
-def interval(eval_every: str) -> str | None:
-    """The argument of `fit` and `plan` for `--eval-every`."""
-    return None if eval_every == "end" else eval_every
-
-
 @dataclass(frozen=True)
 class Hardware(Here):
     """Devices of this machine, with the order of additions, the feed and the sharding."""
@@ -267,7 +262,7 @@ class Training(Hardware):
         """Arguments for `fit` and `sweep`."""
         return {
             "on": self.on(**self.how, stuck=self.stuck, verify=self.verify, noise=self.noise),
-            "eval_every": interval(self.eval_every),
+            "eval_every": self.eval_every,
             "log_every": self.log_every,
             "checkpoint_every": self.checkpoint_every,
             "track": self.track or (),

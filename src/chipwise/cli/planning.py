@@ -67,7 +67,7 @@ def plan(
             on=targets,
             prices=prices,
             exact=exact,
-            eval_every=options.interval(eval_every),
+            eval_every=eval_every,
             find_largest_batch=largest_batch,
             host_cores=host_cores,
             progress=reporter.progress,

@@ -54,13 +54,14 @@ def compilation(
 
 
 def evaluations(recipe: Recipe, every: str | None) -> int:
-    """The number of evaluations of a run: after each of the durations `every`, and at the end.
+    """The number of evaluations of a run: after each of the durations `every`, unless that is None
+    or "end", and at the end.
 
     Raises `RecipeError` for a duration that cannot be understood."""
     total = recipe.clock.total or 0
     if recipe.task.eval is None:
         return 0
-    if every is None or total == 0:
+    if every in (None, "end") or total == 0:
         return 1
     return min(total, math.ceil(total / recipe.clock.marks(every).length))
 

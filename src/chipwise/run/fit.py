@@ -40,8 +40,8 @@ def fit(
       a version or a setting.
     - `on`: which devices to use, and how they are fed. See `On`.
     - `progress`: `"auto"`, `"bar"`, `"lines"`, `"none"`.
-    - `eval_every` (`None`: only at the end), `log_every`, `checkpoint_every`: durations such as
-      `"1ep"` or `"5%"`.
+    - `eval_every`, `log_every`, `checkpoint_every`: durations such as `"1ep"` or `"5%"`, or
+      `"end"`: only at the end. `eval_every=None` is `"end"`.
     - `ledger`: the duration between rows of digests. By default, the ledger has rows at the steps
       of all these durations.
     - `stop_after`: the duration after which to stop and save.

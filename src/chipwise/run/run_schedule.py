@@ -58,17 +58,21 @@ class Agenda:
         keep: int | str | None = None,
         ledger: str | None = None,
     ) -> Agenda:
-        """Returns the agenda for durations. By default, a run has some 25 log rows and 20 possible
-        checkpoints."""
+        """Returns the agenda for durations, or "end" for the end alone. By default, a run has some
+        25 log rows and 20 possible checkpoints."""
         total = clock.total or 0
         last = total if stop_after is None else min(total, clock.steps(stop_after))
 
-        logged = f"{max(1, min(200, total // 25))}st" if log_every is None else log_every
-        saved = f"{max(1, total // 20)}st" if checkpoint_every is None else checkpoint_every
+        often = f"{max(1, min(200, total // 25))}st" if log_every is None else log_every
+        safe = f"{max(1, total // 20)}st" if checkpoint_every is None else checkpoint_every
 
         def marks(every: str | None) -> Marks:
             never = Marks(Fraction(total + 1), total)
             return never if every is None or not total else clock.marks(every)
+
+        evaluated, logged, saved = (
+            marks(None if every == "end" else every) for every in (eval_every, often, safe)
+        )
 
         newest = int(keep) if keep is not None and str(keep).isdecimal() else None
         if newest == 0:
@@ -76,14 +80,14 @@ class Agenda:
                 "keep-range", "keep", keep, "a number of checkpoints of at least 1, or a duration"
             )
         kept = marks(str(keep) if keep is not None and newest is None else None)
-        every = (marks(logged), marks(eval_every), marks(saved), kept)
+        every = (logged, evaluated, saved, kept)
         rows = AnyOf(every if ledger is None else (marks(ledger), kept), total)
         return cls(
             total=total,
             last=last,
-            log=replace(marks(logged), also=total),
-            evaluate=replace(marks(eval_every), also=total),
-            save=replace(marks(saved), but=last),
+            log=replace(logged, also=total),
+            evaluate=replace(evaluated, also=total),
+            save=replace(saved, but=last),
             save_always=checkpoint_every is not None,
             newest=newest or KEEP,
             keep=kept,
