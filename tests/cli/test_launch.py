@@ -18,6 +18,8 @@ def plans(monkeypatch):
     """What `plan` answers, by target."""
     known = {"t4": planned("t4", 4.0, 0.5), "a100": planned("a100", 1.0, 3.0), "l4": planned("l4", 3.0, 0.7)}
     other = planned("v100", 1.0, problem=fact("may-fail"))
+    missing = fact("compiler-missing", chips="GPUs", install="pip install 'chipwise[plan-gpu]'")
+    known["h100"] = planned("h100", 1.0, problem=missing)
 
     def plan(recipe, targets, **options):
         return [known.get(target, other) for target in targets]
@@ -119,6 +121,7 @@ def test_what_no_plan_would_change_is_refused_before_it(chipwise, tmp_path, monk
     [
         (["--to", "slurms", "--on", "a100"], 2, "launch-place-unknown"),
         (["--to", "slurm", "--on", "v100"], 4, "launch-cannot-run"),
+        (["--to", "slurm", "--on", "h100"], 4, "launch-not-planned"),
         (["--to", "skypilot", "--on", "a100"], 2, "launch-without-bucket"),
         (["--to", "skypilot", "--on", "a100", "--bucket", "my-runs"], 2, "launch-bucket"),
         (["--to", "colab", "--on", "a100", "--spot"], 2, "launch-no-spot"),

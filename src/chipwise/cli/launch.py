@@ -54,6 +54,7 @@ def launch(
     options.only_look()
     from ..base.files import replace_file
     from ..chips.targets import parse
+    from ..compile.answers import FAILED_HERE
     from ..launch import carried, places
     from ..launch import launch_job as jobs
     from ..planner.ask import plan
@@ -85,9 +86,14 @@ def launch(
     jobs.check(to_launch)  # before the plan, which takes minutes
     places.check(where, to_launch)
     (chosen,) = plan(loaded, [target.name], prices=prices)
-    if chosen.problem is not None:
-        numbers = {"target": chosen.target, "problem": chosen.problem}
-        raise DeviceError("launch-cannot-run", recipe=recipe.recipe, **numbers)
+    if (problem := chosen.problem) is not None:
+        here = problem.code in (*FAILED_HERE, "compiler-missing")
+        raise DeviceError(
+            "launch-not-planned" if here else "launch-cannot-run",
+            recipe=recipe.recipe,
+            target=chosen.target,
+            problem=problem,
+        )
     to_launch = replace(to_launch, hours=_hours(chosen), about=about(loaded, chosen, where, spot))
     files = places.write(where, to_launch)
     for name, content in files.items():
