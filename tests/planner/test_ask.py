@@ -253,7 +253,7 @@ def test_a_slow_source_makes_the_input_the_bound():
     (p,) = cw.plan(slow, on=["t4"], host_cores=4)
     assert p.bound == "input" and p.feeding.input_bound
     assert 0 < p.feeding.examples_per_second_per_core <= 100  # each one sleeps for 10 ms
-    assert p.decisive == (fact("advice-input", needed=p.feeding.cores_needed, cores=4),)
+    assert p.decisive == (fact("advice-input-drawn", needed=p.feeding.cores_needed, cores=4),)
     assert p.examples_per_second.value == pytest.approx(4 * p.feeding.examples_per_second_per_core)
 
 
