@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import chipwise as cw
 from chipwise.base.errors import DataError
 from chipwise.data import datasets, originals
 from chipwise.data.datasets import cifar10, digits, mnist
@@ -186,6 +187,39 @@ def test_an_image_folder_is_a_jpeg_copy_and_must_be_whole(tmp_path):
     (root / "train" / "zebra" / "0.jpg").write_bytes((root / "train" / "cat" / "0000.jpg").read_bytes())
     with refused(DataError, "cifar10-classes", split="train", expected=datasets.CIFAR10_CLASSES):
         cifar10(root).train[0]
+
+
+class Packable:
+    """One image of each class, whose pixels are the number of its class among `names`."""
+
+    def __init__(self, names, shape):
+        self.class_names, self.shape = tuple(names), shape
+
+    def __len__(self):
+        return len(self.class_names)
+
+    def __getitem__(self, index):
+        return {"image": np.full(self.shape, index, np.uint8), "label": np.int32(index)}
+
+
+@pytest.mark.parametrize(
+    ("make", "names", "shape"),
+    [(cifar10, datasets.CIFAR10_CLASSES, (32, 32, 3)), (mnist, tuple("0123456789"), (28, 28))],
+)
+def test_a_pack_is_joined_by_the_names_of_its_classes(tmp_path, make, names, shape):
+    split = Packable(reversed(names), shape)
+    cw.pack({"train": split, "eval": split}, tmp_path / "pack")
+    for source in (make(tmp_path / "pack").train, make(tmp_path / "pack").eval):
+        columns = materialize(source)
+        np.testing.assert_array_equal(columns["label"], 9 - columns["image"].reshape(10, -1)[:, 0])
+    other = Packable(names, (16, 16, 3))
+    cw.pack({"train": other, "eval": other}, tmp_path / "small")
+    with refused(DataError, "pack-unlike", classes=10):
+        make(tmp_path / "small")
+    strange = Packable([*names[:9], "zebra"], shape)
+    cw.pack({"train": strange, "eval": strange}, tmp_path / "strange")
+    with refused(DataError, "classes-unjoined", classes=["zebra"]):
+        make(tmp_path / "strange")
 
 
 def test_originals_are_preferred(tmp_path, monkeypatch):

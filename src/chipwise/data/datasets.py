@@ -26,7 +26,9 @@ from ..base.figures import one_line
 from ..base.files import home
 from ..recipe.source import Source
 from . import originals
+from .class_names import joined
 from .image_folder import ImageFolder
+from .manifest import MANIFEST
 from .packed import PackedFolder
 from .remote import local
 from .sources import Columns, Lazy, Spec, described, materialize
@@ -103,10 +105,17 @@ def mnist(data: str | Path | None = None) -> Dataset:
     """MNIST: 60,000 training and 10,000 evaluation images `(28, 28)` of handwritten digits.
 
     `data`: a folder with the four IDX files, plain or `.gz`, directly, in `mnist/` or in
-    `MNIST/raw/`. `None` means CHIPWISE_DATA if it has them, else a download of 11 MB at first use.
+    `MNIST/raw/`, or a packed folder of MNIST. `None` means CHIPWISE_DATA if it has the files, else
+    a download of 11 MB at first use.
 
     Raises `DataError` if `data` lacks a file, and at first use for a wrong checksum or no network.
     """
+    names = tuple("0123456789")
+    made = functools.partial(
+        Dataset, classes=10, mean=(33.318,), std=(78.567,), name="mnist", class_names=names
+    )
+    if (packed := _packed(data, (28, 28), names)) is not None:
+        return made(*packed)
     files = _look(data, _find_mnist, "mnist-missing", files=list(originals.MNIST_FILES))
 
     def read(part: str) -> Callable[[], Columns]:
@@ -126,19 +135,26 @@ def mnist(data: str | Path | None = None) -> Dataset:
         return load
 
     train, held_out = _lazy(60_000, (28, 28), read("train")), _lazy(10_000, (28, 28), read("t10k"))
-    return Dataset(train, held_out, 10, (33.318,), (78.567,), "mnist", tuple("0123456789"))
+    return made(train, held_out)
 
 
 def cifar10(data: str | Path | None = None) -> Dataset:
     """CIFAR-10: 50,000 training and 10,000 evaluation images `(32, 32, 3)` of ten kinds of things.
 
     `data`: the original batches (`cifar-10-batches-py` or `cifar-10-python.tar.gz`), an image
-    folder with `train/` and `test/`, a tar archive of one, or a folder that contains one of these.
-    Originals are preferred. For an image folder `note` is "CIFAR-10 (JPEG copy)". `None` means
-    CHIPWISE_DATA if it has one of these, else a download of 170 MB at first use.
+    folder with `train/` and `test/`, a tar archive of one, or a folder that contains one of these,
+    or a packed folder of one. Originals are preferred. For an image folder `note` is "CIFAR-10
+    (JPEG copy)". `None` means CHIPWISE_DATA if it has one of these, else a download of 170 MB at
+    first use.
 
     Raises `DataError` if `data` has none of these, and at first use for damage or no network.
     """
+    mean, std = (125.31, 122.95, 113.87), (62.99, 62.09, 66.70)
+    made = functools.partial(
+        Dataset, classes=10, mean=mean, std=std, name="cifar10", class_names=CIFAR10_CLASSES
+    )
+    if (packed := _packed(data, (32, 32, 3), CIFAR10_CLASSES)) is not None:
+        return made(*packed)
     place = _look(data, _find_cifar10, "cifar10-missing", archive=originals.CIFAR_ARCHIVE)
     kind, path = place or ("original", None)
 
@@ -155,9 +171,7 @@ def cifar10(data: str | Path | None = None) -> Dataset:
 
     train = _lazy(50_000, (32, 32, 3), lambda: both()["train"])
     held_out = _lazy(10_000, (32, 32, 3), lambda: both()["test"])
-    mean, std = (125.31, 122.95, 113.87), (62.99, 62.09, 66.70)
-    note = JPEG_NOTE if kind == "jpeg" else ""
-    return Dataset(train, held_out, 10, mean, std, "cifar10", CIFAR10_CLASSES, note)
+    return made(train, held_out, note=JPEG_NOTE if kind == "jpeg" else "")
 
 
 def imagenet(data: str | Path | None = None, image: int = 224) -> Dataset:
@@ -279,6 +293,32 @@ def _look(
     default = os.environ.get("CHIPWISE_DATA")
     # A folder for several data sets may lack this one: then it is downloaded
     return find(Path(default).expanduser()) if default else None
+
+
+def _packed(
+    data: str | Path | None, shape: tuple[int, ...], names: tuple[str, ...]
+) -> tuple[Source, Source] | None:
+    """The training and the evaluation source of a packed folder `data`, with labels in the numbers
+    of the classes `names`. `None` if `data` is no packed folder.
+
+    Raises `DataError` for images that are not uint8 of `shape`, and for other classes.
+    """
+    if data is None or not (local(data) / "train" / MANIFEST).is_file():
+        return None
+    splits = []
+    for split in ("train", "eval"):
+        source = PackedFolder(data, split)
+        if source.spec != _image_spec(shape) or source.classes != len(names):
+            raise DataError(
+                "pack-unlike",
+                path=source.path,
+                columns=described(source.spec),
+                classes=source.classes,
+                expected=described(_image_spec(shape)),
+                names=names,
+            )
+        splits.append(joined(names, source))
+    return splits[0], splits[1]
 
 
 def _find_mnist(root: Path) -> dict[str, Path] | None:
