@@ -23,6 +23,8 @@ SMALL = {
     "(train|sweep) mnist|train cifar10": "--set duration=3st",
     "train examples/own_photos": "--set duration=2st --set batch=8",
     "train examples/own_text": "--set duration=2st",
+    "examples/plan_tokens.py gpt2": "--set depth=2 --texts 1,8",
+    "plan mnist --like": "--target eval/accuracy=0.1 --batch 128,256 --on t4",
     "bench mnist": "--steps 2 --warmup 2",
     "bench cifar10": "--steps 2 --warmup 2 --set batch=64",
     "referee digits": "--set duration=1ep --set-base duration=1ep --spend 20s",
@@ -248,7 +250,7 @@ def steps(page):
             if words[:1] == ["chipwise"]:
                 yield "command", shlex.join(words[1:])
             elif words[:1] == ["python"]:
-                yield "program", words[1]
+                yield "program", shlex.join(words[1:])
             else:
                 assert not words or words[0] in SETUP, f"{page.name}: {line}"
 
@@ -256,6 +258,11 @@ def steps(page):
 def complete_recipe():
     """The tutorial's own."""
     return next(t for _, t in blocks(ROOT / "docs" / "tutorial" / "train.md", "python") if "def recipe" in t)
+
+
+def smaller(text):
+    """The further arguments of a step."""
+    return next((more for begin, more in SMALL.items() if re.match(begin, text)), "").split()
 
 
 def run(page):
@@ -283,10 +290,9 @@ def run(page):
                 names |= {} if door[1] else {"loss": names["recipe"]().task.loss}
             exec(compile(text, f"{page.name}", "exec"), names)
         elif kind == "program":
-            sys.argv[1:] = []  # those of the page
-            runpy.run_path(text, run_name="__main__")
+            sys.argv = [*shlex.split(text), *smaller(text)]
+            runpy.run_path(sys.argv[0], run_name="__main__")
         else:
-            more = next((s for begin, s in SMALL.items() if re.match(begin, text)), "")
             words = [w for word in shlex.split(text) for w in glob.glob(word) or [word]]
-            code = main(words + more.split())
+            code = main([*words, *smaller(text)])
             assert not code or (words[0] == "referee" and code in VERDICTS), f"{text}: {code}"

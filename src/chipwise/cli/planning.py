@@ -51,6 +51,7 @@ def plan(
 
     gc.set_threshold(20_000)  # a seventh of the time to trace a net is collecting objects that stay
     loaded, targets = recipe.load(), _names(on)
+    batches = [] if batch is None else _batches(batch)
     if (like, target, batch).count(None) not in (0, 3) or (like is None and better.given):
         text = (
             "--like RUN, --target METRIC=VALUE and --batch 64..4096 belong together: give "
@@ -59,9 +60,9 @@ def plan(
         raise RecipeError("plan-like-incomplete", text)
     if like is not None and target is not None and batch is not None:
         make = functools.partial(
-            plan_like, run=like, goal=target, batches=_batches(batch), better=better.given
+            plan_like, run=like, goal=target, batches=batches, better=better.given
         )
-    with plan_progress(len(targets)) as reporter:
+    with plan_progress(len(targets) * max(1, len(batches))) as reporter:
         plans = make(
             loaded,
             on=targets,
