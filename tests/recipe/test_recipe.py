@@ -79,6 +79,9 @@ def test_a_task_needs_functions_and_sources(name):
     loader = SimpleNamespace(dataset=tasks.data(), batch_sampler=None)  # what a DataLoader is known by
     with refused(cw.errors.RecipeError, "data-loader-given", name="train"):
         tasks.task(train=loader)
+    batches = SimpleNamespace(use_multiprocessing=False, max_queue_size=10)  # and a PyDataset
+    with refused(cw.errors.RecipeError, "py-dataset-given", name="train"):
+        tasks.task(train=batches)
     with refused(cw.errors.RecipeError, "task-source-expected", name="train"):  # a dict of splits
         tasks.task(train={"train": tasks.data(8), "test": tasks.data(8)})
     with refused(cw.errors.RecipeError, "task-source-expected", name="train", value=3):

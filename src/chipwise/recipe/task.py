@@ -199,6 +199,8 @@ class Task:
                 continue
             if hasattr(given, "dataset") and hasattr(given, "batch_sampler"):
                 raise RecipeError("data-loader-given", name=name)
+            if hasattr(given, "use_multiprocessing") and hasattr(given, "max_queue_size"):
+                raise RecipeError("py-dataset-given", name=name)  # Keras' PyDataset or Sequence
             if isinstance(given, Mapping) or not (
                 hasattr(given, "__len__") and hasattr(given, "__getitem__")
             ):
