@@ -140,6 +140,29 @@ def shown(data):
         return np.asarray(image.convert("RGB"))
 
 
+def segments(data):
+    """Where the segments of a JPEG's header begin, the pixels' last."""
+    at = 2
+    while data[at + 1] != 0xDA:
+        yield at
+        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    yield at
+
+
+@pytest.mark.parametrize("junk", [b"\x00", b"\x00\x11\x22", b"Photo", b"\xff\x00\x13", bytes(300)])
+def test_bytes_between_the_segments_of_a_jpeg_change_no_pixel(junk):
+    """Viewers skip them; but a file with other damage is refused, though viewers show something of it."""
+    data = encoded(smooth(), quality=95)
+    for at in list(segments(data))[1:]:  # three bytes say that a file is a JPEG
+        untidy = data[:at] + junk + data[at:]
+        np.testing.assert_array_equal(decode(untidy), decode(data))
+        np.testing.assert_array_equal(decode(untidy, (8, 8)), decode(data, (8, 8)))
+    half = (at + len(data)) // 2
+    for damaged in (untidy[:-40], untidy[:half] + b"\xff\xd9" + untidy[half:]):
+        with refused(DataError, "image-damaged"):
+            decode(damaged)
+
+
 @pytest.mark.parametrize("kind", ["EPS", "PDF", "ICO", "TGA", "SGI", "JPEG2000", "PCX", "DDS"])
 def test_only_the_formats_that_are_named_are_opened(kind, monkeypatch):
     """Whatever the file is called. Pillow would give PostScript to Ghostscript, which runs what is in it."""

@@ -12,7 +12,8 @@ import contextlib
 import io
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -76,8 +77,8 @@ class Encoded:
                 height, width = width, height
             cost = _TURNED if self._turn != 1 and size is None else self._cost
             with room(_bytes(self.height * self.width, cost)):
-                pixels = simplejpeg.decode_jpeg(
-                    self._data, "RGB", min_height=height, min_width=width
+                pixels = self._decoded(
+                    simplejpeg.decode_jpeg, "RGB", min_height=height, min_width=width
                 )
                 if self._turn == 1 and size in (None, pixels.shape[:2]):
                     return pixels
@@ -93,7 +94,7 @@ class Encoded:
 
     def _read_jpeg(self) -> bool:
         """Reads the header of a JPEG that simplejpeg can decode. Returns false for CMYK."""
-        self.height, self.width, space, _ = simplejpeg.decode_jpeg_header(self._data)
+        self.height, self.width, space, _ = self._decoded(simplejpeg.decode_jpeg_header)
         if space.upper() in ("CMYK", "YCCK"):
             return False
         area = self.height * self.width
@@ -111,10 +112,38 @@ class Encoded:
         self.plain = self._turn == 1
         return True
 
+    def _decoded(self, decode: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """What a function of simplejpeg makes of the JPEG. Bytes between the segments of its header
+        are left out, as viewers do: cameras and editors write them, and no pixel depends on them.
+        simplejpeg refuses any other damage."""
+        try:
+            return decode(self._data, *arguments, **options)
+        except ValueError as error:
+            if "extraneous bytes" not in str(error):
+                raise
+            self._data = _tidied(self._data)
+            return decode(self._data, *arguments, **options)
+
     def _read_others(self) -> None:
         with _opened(self._data) as opened:
             self._cost = _cost(opened)
             self.height, self.width = opened.height, opened.width
+
+
+def _tidied(jpeg: bytes) -> bytes:
+    """A JPEG without the bytes that lie between the segments of its header, as libjpeg skips them.
+    It stays as it is if its header does not end."""
+    segments, at = [jpeg[:2]], 2
+    while (start := jpeg.find(b"\xff", at)) >= 0:
+        marker = jpeg[start + 1 : start + 2]
+        if marker == b"\xda":  # the pixels follow
+            return b"".join([*segments, jpeg[start:]])
+        if marker in (b"\x00", b"\xff"):  # no marker yet
+            at = start + 1
+            continue
+        at = start + 2 + int.from_bytes(jpeg[start + 2 : start + 4], "big")
+        segments.append(jpeg[start:at])
+    return jpeg
 
 
 def _cost(image: Image.Image) -> int:
