@@ -1,6 +1,7 @@
 """`chipwise launch`: what it writes, what it prints, that it starts nothing unless told. Plans are given."""
 
 import json
+import re
 
 import pytest
 
@@ -39,6 +40,17 @@ def test_writes_and_starts_nothing(chipwise, plans, tmp_path, monkeypatch):
     text = (tmp_path / "chipwise-digits.sbatch").read_text()
     assert "#SBATCH --gpus-per-node=1" in text and "#SBATCH --time=3:00:00" in text  # 1.5 x 1.46 hours
     assert all(f"# {one['text']}\n" in text for one in told["about"])
+
+
+def test_a_job_sends_its_rows_and_has_what_sends_them(chipwise, plans, tmp_path):
+    options = ["--track", "wandb:mine", "--track", "trackio:a b", "--sbatch=--exclusive"]
+    said = chipwise("launch", "digits", "--on", "a100", "--to", "slurm", *options, "--out", tmp_path)
+    assert said.code == 0, said.err
+    text = (tmp_path / "chipwise-digits.sbatch").read_text()
+    assert "train digits --track wandb:mine --track 'trackio:a b' --run" in text
+    assert "#SBATCH --exclusive\n" in text
+    wanted = (tmp_path / "chipwise-digits.env.sh").read_text()
+    assert re.search(r"\bwandb\b", wanted) and re.search(r"\btrackio\b", wanted)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +138,8 @@ def test_what_no_plan_would_change_is_refused_before_it(chipwise, tmp_path, monk
         (["--to", "skypilot", "--on", "a100", "--bucket", "my-runs"], 2, "launch-bucket"),
         (["--to", "colab", "--on", "a100", "--spot"], 2, "launch-no-spot"),
         (["--to", "colab", "--on", "a100", "--bucket", "gs://my-runs"], 2, "launch-option-unused"),
+        (["--to", "docker", "--on", "a100", "--sbatch", "--exclusive"], 2, "launch-option-unused"),
+        (["--to", "slurm", "--on", "a100", "--track", "csv:mine"], 2, "track-destination"),
         (["--to", "skypilot", "--on", "a100", "--zone", "us-east1-b"], 2, "launch-option-unused"),
         (["--to", "docker", "--on", "a100", "--package", __file__], 2, "launch-package-local"),
     ],

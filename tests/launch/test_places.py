@@ -365,6 +365,39 @@ chmod +x "$4"/bin/*
     assert subprocess.run(command, cwd=folder, env=environment, timeout=60).returncode == 1
 
 
+def test_the_environment_of_slurm_is_made_before_the_job_where_nodes_have_no_network(tmp_path):
+    write_in(tmp_path, "slurm", job("h100", sbatch=("--constraint=a100", "--mail-type=END")))
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    python = """
+[ "$1" != -c ] || exit 0
+mkdir -p "$4/bin"
+printf '#!/bin/bash\\n[ ! -e offline ]\\n' | tee "$4/bin/pip" > "$4/bin/chipwise"
+chmod +x "$4"/bin/*
+"""
+    scripts = {"python3": python, "python3.11": python, "srun": "exit 0", "scontrol": "echo a"}
+    told = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NODELIST": "a"}
+    environment = programs(tools, **scripts) | told
+
+    def ends(script, cwd=tmp_path):
+        return subprocess.run(["bash", script], cwd=cwd, env=environment, timeout=60).returncode
+
+    (tmp_path / "offline").touch()
+    assert ends("chipwise-digits.sbatch") == 1  # it would install now
+    (tmp_path / "offline").unlink()
+    assert ends("../chipwise-digits.env.sh", tools) == 0
+    (tmp_path / "offline").touch()
+    assert ends("chipwise-digits.sbatch") == 0
+    text = (tmp_path / "chipwise-digits.sbatch").read_text()
+    assert "#SBATCH --constraint=a100\n#SBATCH --mail-type=END\n" in text
+
+
+@pytest.mark.parametrize("option", ["", "constraint=a100", "--a\n#SBATCH --b", "--", "-1"])
+def test_what_is_no_option_of_sbatch_is_refused(option):
+    with refused(RecipeError, "launch-sbatch", value=option):
+        check(job("h100", sbatch=(option,)))
+
+
 def test_the_only_number_of_a_chip_is_what_one_gets():
     assert places.lent(place("kaggle"), parse("t4")).name == "t4:2"
     assert places.lent(place("kaggle"), parse("t4:4")).name == "t4:4"  # refused later

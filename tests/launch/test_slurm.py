@@ -102,10 +102,16 @@ def test_a_signal_by_scancel_saves_and_the_same_command_goes_on(cluster, chipwis
 JOB = LaunchJob(name="chipwise-tasks", target=parse("h100"), words=(LONG, *HOW), packages=("chipwise",))
 
 
+def submitted(cluster, folder):
+    """Queues `JOB`."""
+    for name, text in write(place("slurm"), JOB).items():
+        (folder / name).write_text(text)
+    script = f"{JOB.name}.sbatch"
+    subprocess.run(["sbatch", script], check=True, cwd=folder, env=cluster, timeout=30)
+
+
 def test_the_written_script_is_stopped_queued_again_and_ends(cluster, chipwise, whole, tmp_path):
-    (name, text), *_ = write(place("slurm"), JOB).items()
-    (tmp_path / name).write_text(text)
-    subprocess.run(["sbatch", name], check=True, cwd=tmp_path, env=cluster, timeout=30)
+    submitted(cluster, tmp_path)
     run = tmp_path / "runs" / JOB.name
     wait_for_checkpoint(run)
     scancel(cluster, JOB.name)
@@ -118,9 +124,7 @@ def test_the_written_script_is_stopped_queued_again_and_ends(cluster, chipwise, 
 
 
 def test_the_written_script_goes_on_at_once_after_a_kill(cluster, chipwise, whole, tmp_path):
-    (name, text), *_ = write(place("slurm"), JOB).items()
-    (tmp_path / name).write_text(text)
-    subprocess.run(["sbatch", name], check=True, cwd=tmp_path, env=cluster, timeout=30)
+    submitted(cluster, tmp_path)
     run = tmp_path / "runs" / JOB.name
     wait_for_checkpoint(run)
     pid = json.loads((run / "processes.jsonl").read_text().splitlines()[0])["pid"]
@@ -139,14 +143,15 @@ def test_the_written_script_goes_on_at_once_after_a_kill(cluster, chipwise, whol
 
 
 def test_sbatch_reads_what_was_written(cluster, tmp_path):
+    name = f"{JOB.name}.sbatch"
     for target in ("h100", "a100:8"):
-        files = write(place("slurm"), dataclasses.replace(JOB, target=parse(target)))
-        for name, text in files.items():
-            (tmp_path / name).write_text(text)
-        assert accepted(cluster, tmp_path, *files) == 0
-    (name,) = files
-    (tmp_path / name).write_text(files[name].replace("--nodes=1", "--nodes=2"))  # it has one
-    assert accepted(cluster, tmp_path, name) != 0
+        job = dataclasses.replace(JOB, target=parse(target), sbatch=("--begin=now+1hour", "-J other"))
+        text = write(place("slurm"), job)[name]
+        (tmp_path / name).write_text(text)
+        assert accepted(cluster, tmp_path, name) == 0
+    for wrong in (text.replace("--nodes=1", "--nodes=2"), text.replace("--begin=now", "--begin=once")):
+        (tmp_path / name).write_text(wrong)  # it has one node
+        assert accepted(cluster, tmp_path, name) != 0
 
 
 def accepted(cluster, folder, name):

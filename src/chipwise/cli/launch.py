@@ -34,6 +34,12 @@ def launch(
     zone: str | None = option("Google's zone of the TPU.", "ZONE"),
     partition: str | None = option("SLURM's partition.", "NAME"),
     account: str | None = option("SLURM account to charge.", "NAME"),
+    sbatch: list[str] | None = option(
+        "Another option of SLURM's sbatch, such as --constraint=a100; may be repeated.", "OPTION"
+    ),
+    track: list[str] | None = option(
+        "Also send rows from there, as train does; may be repeated.", "SERVICE:NAME"
+    ),
     package: str | None = option(
         "Source of chipwise for pip: a wheel, its URL, or git+URL.", "SPEC"
     ),
@@ -58,16 +64,22 @@ def launch(
     from ..launch import carried, places
     from ..launch import launch_job as jobs
     from ..planner.ask import plan
+    from ..run.tracking import destination
 
     where = places.place(to)
-    _check_used(where, bucket=bucket, zone=zone, partition=partition, account=account)
+    slurm = {"partition": partition, "account": account, "sbatch": sbatch}
+    _check_used(where, bucket=bucket, zone=zone, **slurm)
+    services = {destination(to)[0] for to in track or ()}
     loaded = recipe.load()
     data = jobs.local_data(recipe.data)
     words = recipe.words() if data is None else replace(recipe, data=None).words()
+    words += [word for to in track or () for word in ("--track", to)]
     target, file = places.lent(where, parse(on)), jobs.recipe_file(recipe.recipe)
     brought = carried.chipwise(package)
     own, imports = carried.modules(file) if file else ({}, set())
-    more = [*carried.requirements(imports, also or ()), *(also or ())]
+    found = carried.requirements(imports | services, also or ())
+    newest = services - {one.partition("==")[0] for one in found}  # not installed here
+    more = [*found, *sorted(newest), *(also or ())]
     packages = jobs.packages(target, recipe.data, next(iter(brought), package), more)
     to_launch = jobs.LaunchJob(
         name=jobs.name_of(recipe.recipe),
@@ -81,6 +93,7 @@ def launch(
         zone=zone,
         partition=partition,
         account=account,
+        sbatch=tuple(sbatch or ()),
         carried={**own, **brought},
     )
     jobs.check(to_launch)  # before the plan, which takes minutes
@@ -138,7 +151,7 @@ def _hours(plan: Plan) -> int:
     return 24 if wall is None else max(1, math.ceil(1.5 * wall.high / 3600))
 
 
-def _check_used(where: Place, **values: str | None) -> None:
+def _check_used(where: Place, **values: Any) -> None:
     """Raises `RecipeError` for an option that the place would ignore."""
     used = {"bucket": where.keeps, "zone": where.name == "gcloud"}
     for name, value in values.items():

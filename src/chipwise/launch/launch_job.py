@@ -19,6 +19,7 @@ PINNED = ("jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 libtpu."""
 
 _SLURM = re.compile(r"[\w.,@+-]+", re.ASCII)
+_SBATCH = re.compile(r"(--[a-z]|-[A-Za-z]).*")
 _URL = re.compile(r"[a-z][a-z0-9+]*://")
 BUCKET = re.compile(r"(gs|s3)://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[A-Za-z0-9._=-]+)*")
 
@@ -38,6 +39,7 @@ class LaunchJob:
     zone: str | None = None
     partition: str | None = None  # SLURM's
     account: str | None = None
+    sbatch: tuple[str, ...] = ()  # further options of SLURM's sbatch
     carried: Carried = field(default_factory=dict)
     hours: int = 24  # time limit, for places that need one
     about: tuple[Fact, ...] = ()
@@ -123,6 +125,11 @@ def check(job: LaunchJob) -> None:
     for what, name in (("--partition", job.partition), ("--account", job.account)):
         if name is not None and not _SLURM.fullmatch(name):
             raise invalid("launch-slurm-name", what, name, "letters, digits and _.,@+-")
+    for one in job.sbatch:
+        if not _SBATCH.fullmatch(one) or not one.isprintable():
+            raise invalid(
+                "launch-sbatch", "--sbatch", one, "an option of sbatch: --sbatch=--constraint=a100"
+            )
     paths = [("--data", job.data), ("RECIPE", job.file)]
     given = [("--zone", job.zone), *(("--package", one) for one in job.packages)]
     given += [("an argument", word) for word in job.words]

@@ -36,14 +36,20 @@ _NAME = re.compile(r"(?!.*\.\.)[\w@./ -]{1,100}")
 
 
 def destination(to: str) -> tuple[str, str]:
-    """The service and the name in `to`, "wandb:project". Raises `RecipeError` for another, and
-    where the service's library is not installed."""
+    """The service and the name in `to`, "wandb:project". Raises `RecipeError` for another."""
     service, _, name = to.partition(":") if isinstance(to, str) else ("", "", "")
     if service not in SERVICES or not _NAME.fullmatch(name):
         expected = (
             "wandb:PROJECT, mlflow:EXPERIMENT or trackio:PROJECT, of letters, digits and -_./@"
         )
         raise invalid("track-destination", "track", to, expected)
+    return service, name
+
+
+def usable_destination(to: str) -> tuple[str, str]:
+    """The result of `destination`. Also raises `RecipeError` if the service's library is not
+    installed."""
+    service, name = destination(to)
     if importlib.util.find_spec(service) is None:
         text = "{service} is not installed: pip install 'chipwise[{service}]'"
         raise RecipeError("tracker-missing", text, service=service)
@@ -65,7 +71,7 @@ class Tracking:
     def __init__(self, track: str | Sequence[str], run: str | Path | None):
         self._to = [track] if isinstance(track, str) else list(dict.fromkeys(track))
         for to in self._to:
-            destination(to)
+            usable_destination(to)
         if self._to and run is None:
             raise RecipeError(
                 "track-nowhere", 'track= needs a folder: cw.fit(recipe, "runs/mine", ...).'

@@ -23,7 +23,7 @@ from ...base.json_types import typed
 from ...base.locks import hold
 from ...run.folder.media import medium_of
 from ...run.folder.run_reader import number, read_media, read_rows, read_run, stored_recipe
-from ...run.tracking import END_SECONDS, TRACKED, destination, place
+from ...run.tracking import END_SECONDS, TRACKED, place, usable_destination
 from ..row import flat
 from .services import BEGIN, Tracker
 
@@ -52,11 +52,11 @@ class Sending:
     that this process sent.
 
     Raises `RunError` if the folder has no run, if another process sends it, or if `sent.json` is
-    damaged. Raises `RecipeError` as `destination` does.
+    damaged. Raises `RecipeError` as `usable_destination` does.
     """
 
     def __init__(self, run: Path, to: str):
-        service, self._name = destination(to)
+        service, self._name = usable_destination(to)
         stored_recipe(run)  # or there is no run
         check_inside(run, TRACKED)
         self.run, self._file, self._begin = run, place(run, to) / "sent.json", BEGIN[service]
