@@ -119,7 +119,7 @@ class Study(Displayed):
         file."""
         text = json.dumps(self.to_json(), indent=1) + "\n"
         try:
-            put_inside(self.folder / FILE, text.encode())
+            put_inside(self.folder / FILE, text.encode(), durable=True)
         except OSError as error:
             raise RunError(
                 "study-document-unwritable", path=self.folder / FILE, reason=error

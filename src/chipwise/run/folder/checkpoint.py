@@ -3,8 +3,9 @@
 A checkpoint has a flat dictionary of arrays, named by their path in the training state, and a JSON
 object with the recipe, the position and the digest of both. Neither depends on the number of
 devices. If the recipe has `shards`, arrays are written, read and hashed part by part, as one group
-holds them. Orbax gives a folder its final name only when it is complete, so a killed process leaves
-the last good checkpoint. The digest detects bytes that changed afterwards.
+holds them. Orbax gives a folder its final name only when it is complete and on disk, and removes
+an older one only then. So a killed process or a power cut leaves the last good checkpoint. The
+digest detects bytes that changed afterwards.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import tensorstore
 
 from ...base import CheckpointError, ChipwiseError, Fact, RecipeError, RunError, fact
 from ...base.figures import one_line
-from ...base.files import check_inside
+from ...base.files import check_inside, put_on_disk
 from ...machine.hosts import hosts
 from ...recipe.random_keys import as_keys
 from ...recipe.recipe import Recipe
@@ -196,6 +197,9 @@ class Checkpoints:
             preservation_policy=None if read_only else _Preserved(newest, kept),
             create=False,
             enable_async_checkpointing=not read_only,
+            async_options=None
+            if read_only
+            else ocp.AsyncOptions(post_finalization_callback=self._put_on_disk),
             cleanup_tmp_directories=not read_only,
             read_only=read_only,
             **one_host,
@@ -257,6 +261,14 @@ class Checkpoints:
                 force=True,
             )
         )
+
+    def _put_on_disk(self) -> None:
+        """Waits until the checkpoint that Orbax has written is on disk. It still has its temporary
+        name. Called in Orbax's thread."""
+        for folder in self.folder.glob("*.orbax-checkpoint-tmp*"):
+            # One that a killed process left, which Orbax removes meanwhile
+            with contextlib.suppress(FileNotFoundError):
+                put_on_disk(folder)
 
     def wait(self) -> None:
         """Waits until all checkpoints are on disk. Raises `RunError` if one could not be

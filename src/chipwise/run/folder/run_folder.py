@@ -194,7 +194,8 @@ class RunFolder:
     def replace(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
         """Replaces the file `name` of the folder by lines."""
         with self.writing():
-            put_inside(self.path / name, "".join(_json(row) + "\n" for row in rows).encode())
+            text = "".join(_json(row) + "\n" for row in rows)
+            put_inside(self.path / name, text.encode(), durable=True)
 
     @contextlib.contextmanager
     def process(
@@ -247,7 +248,8 @@ class RunFolder:
         if not trained and self.result() is not None:
             return
         with self.writing():
-            put_inside(self.path / "result.json", (_json(result, indent=2) + "\n").encode())
+            text = _json(result, indent=2) + "\n"
+            put_inside(self.path / "result.json", text.encode(), durable=True)
 
     def result(self) -> dict[str, Any] | None:
         """Returns the content of `result.json`, or `None` if it is missing or damaged."""
@@ -297,7 +299,7 @@ class RunFolder:
                 code = "run-of-another-duration" if longer else "run-of-another-recipe"
                 raise RunError(code, path=str(self.path), changes=changes)
         else:
-            put_inside(file, (json.dumps(given, indent=2) + "\n").encode())
+            put_inside(file, (json.dumps(given, indent=2) + "\n").encode(), durable=True)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:

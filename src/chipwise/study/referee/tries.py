@@ -88,7 +88,7 @@ class Tries:
         self.rows = [*others, dict(row)]
         text = "".join(json.dumps(one) + "\n" for one in self.rows)
         with self._telling():
-            put_inside(self.folder / FILE, text.encode())
+            put_inside(self.folder / FILE, text.encode(), durable=True)
 
     def summary(self) -> Fact:
         """The number of tries, and the share of their verdicts that may be chance."""
