@@ -15,10 +15,8 @@ import errno
 import functools
 import hashlib
 import json
-import logging
 import math
 import os
-import sys
 import time
 import warnings
 from collections import Counter
@@ -42,6 +40,7 @@ from ...recipe.task import Tree, by_path
 from ...step.state import TrainState, abstract_state, parameters
 from ..run_schedule import KEEP
 from .early_stopping import FOLDER
+from .quiet_orbax import QuietOrbax
 from .run_reader import newest_checkpoint, steps_in
 
 _FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)]
@@ -184,7 +183,7 @@ class Checkpoints:
     ):
         self.folder = Path(folder).absolute()
         self.read_only = read_only
-        self._quiet = _Quiet()
+        self._quiet = QuietOrbax()
         here = hosts()
         one_host: dict[str, Any] = {}
         if here.count > 1:  # only this host reads and writes, so Orbax must not wait for the others
@@ -402,41 +401,6 @@ class Checkpoints:
                 "checkpoint": newest_checkpoint(run),
             }
             raise RunError("checkpoint-unwritable", **facts, reason=reason) from error
-
-
-class _Quiet:
-    """Keeps Orbax from logging, and tensorstore's threads from printing their own tracebacks.
-
-    Orbax logs every save at WARNING, and every damaged file at ERROR, which `restore` reports
-    itself.
-
-    Orbax writes arrays concurrently in an event loop. When one fails, its error is raised and the
-    loop is closed while other operations run. Each of these then reports the closed loop, some of
-    them only after the checkpoints are closed. After a failure (`expected`), these reports are
-    suppressed.
-    """
-
-    def __init__(self) -> None:
-        self.expected = False
-        logging.getLogger("absl").addFilter(self._log)
-        self._before = sys.unraisablehook
-        sys.unraisablehook = self._hook
-
-    def _hook(self, event: Any) -> None:
-        closed = (
-            isinstance(event.exc_value, RuntimeError)
-            and str(event.exc_value) == "Event loop is closed"
-        )
-        if not closed:
-            self._before(event)
-
-    def _log(self, record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.CRITICAL
-
-    def close(self) -> None:
-        logging.getLogger("absl").removeFilter(self._log)
-        if sys.unraisablehook == self._hook and not self.expected:
-            sys.unraisablehook = self._before
 
 
 def state_of(run: Path, state_layout: Any, step: int) -> TrainState:
