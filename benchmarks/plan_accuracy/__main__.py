@@ -20,7 +20,6 @@ from typing import Any
 import chipwise as cw
 from chipwise.base.errors import ChipwiseError
 from chipwise.base.files import replace_file
-from chipwise.cli.options import interval
 
 from . import page
 from .rows import FOLDER, Row, rows
@@ -73,7 +72,7 @@ def ask(row: Row) -> dict[str, Any]:
     answer: dict[str, Any] = {"command": row.command, "jax": metadata.version("jax")}
     start = time.monotonic()
     try:
-        every = interval(row.eval_every or "1ep")
+        every = row.eval_every or "1ep"
         (plan,) = cw.plan(row.load(), [row.on], exact=row.exact, eval_every=every)
     except ChipwiseError as error:
         return answer | {"problem": error.code, "text": str(error)}
