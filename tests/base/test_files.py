@@ -1,10 +1,13 @@
+import contextlib
+import errno
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from chipwise.base.errors import DataError
-from chipwise.base.files import put_inside, replace_file
+from chipwise.base.files import put_inside, put_on_disk, replace_file
 from chipwise.base.locks import hold, room_beside
 from refusals import refused
 
@@ -63,3 +66,21 @@ def test_a_room_is_empty_and_leaves_the_pack_of_that_name_alone(tmp_path):
         assert not list(room.iterdir())
         (room / "whole").write_text("x")
     assert unfinished.is_dir() and [path.name for path in tmp_path.iterdir()] == [".flowers.partial"]
+
+
+@pytest.mark.parametrize(("code", "told"), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)])
+def test_a_file_system_that_cannot_wait_for_folders_is_used_and_a_failing_one_told(
+    tmp_path, monkeypatch, code, told
+):
+    real = os.fsync
+
+    def fsync(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(code, os.strerror(code))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for write in (lambda: put_inside(tmp_path / "file", b"new", durable=True), lambda: put_on_disk(tmp_path)):
+        with pytest.raises(OSError) if told else contextlib.nullcontext():
+            write()
+    assert (tmp_path / "file").read_bytes() == b"new"

@@ -14,7 +14,7 @@ from PIL import Image, PngImagePlugin
 
 from chipwise.base.errors import DataError
 from chipwise.data import images
-from chipwise.data.images import MAX_PIXELS, Encoded, covering, decode
+from chipwise.data.images import MAX_PIXELS, Encoded, covering, decode, decode_into
 from pictures import encoded, smooth
 from refusals import refused
 
@@ -157,6 +157,9 @@ def test_bytes_between_the_segments_of_a_jpeg_change_no_pixel(junk):
         untidy = data[:at] + junk + data[at:]
         np.testing.assert_array_equal(decode(untidy), decode(data))
         np.testing.assert_array_equal(decode(untidy, (8, 8)), decode(data, (8, 8)))
+        out = np.zeros((16, 24, 3), np.uint8)
+        assert decode_into(untidy, out) == out.shape
+        np.testing.assert_array_equal(out, decode(data))
     half = (at + len(data)) // 2
     for damaged in (untidy[:-40], untidy[:half] + b"\xff\xd9" + untidy[half:]):
         with refused(DataError, "image-damaged"):

@@ -1,5 +1,6 @@
 """Sources: the checks, the narrowing of 64-bit columns, and every way to read them gives the same rows."""
 
+import json
 import threading
 
 import jax
@@ -103,6 +104,13 @@ def test_int64_is_kept_or_refused_never_cut(value):
     else:
         with refused(DataError, "column-overflows", column="x", value=value, row=1, dtype="int32"):
             Arrays(x=column)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.longdouble])
+def test_what_is_too_large_is_told_as_json(dtype):
+    with refused(DataError, "column-overflows") as caught:
+        Arrays(x=np.array([0, np.finfo(dtype).max]))
+    json.dumps(caught.value.fact.json())
 
 
 def test_float64_infinity_stays_and_overflow_is_refused():

@@ -276,6 +276,18 @@ def test_a_target_that_the_loss_refuses_is_told_as_that(kind):
         cw.torch.task(nn.Linear(4, 3), loss, train=rows)
 
 
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda outputs, target: F.cross_entropy(outputs.detach(), target),
+        lambda outputs, target: (outputs.argmax(1) != target).float().mean(),
+    ],
+)
+def test_a_loss_without_a_gradient_is_told_as_that(cut):
+    with refused(cw.errors.RecipeError, "torch-loss-cut", loss="<lambda>"):
+        cw.torch.task(nn.Linear(4, 3), cut, train=ROWS)
+
+
 def test_a_loss_that_no_step_was_compared_for_is_told_as_that():
     def half(outputs, target):
         return F.cross_entropy(outputs[:3], target)

@@ -392,7 +392,10 @@ chmod +x "$4"/bin/*
     assert "#SBATCH --constraint=a100\n#SBATCH --mail-type=END\n" in text
 
 
-@pytest.mark.parametrize("option", ["", "constraint=a100", "--a\n#SBATCH --b", "--", "-1"])
+@pytest.mark.parametrize(
+    "option",
+    ["", "constraint=a100", "--a\n#SBATCH --b", "--", "-1", "-J other", "--job-name=other"],
+)
 def test_what_is_no_option_of_sbatch_is_refused(option):
     with refused(RecipeError, "launch-sbatch", value=option):
         check(job("h100", sbatch=(option,)))

@@ -17,8 +17,8 @@ from chipwise.compile import processes
 from chipwise.compile.answers import Answer
 from chipwise.compile.processes import installed
 from chipwise.data.synthetic import Absent
-from chipwise.planner import ask, compile_step
-from chipwise.planner.time_run import compilation
+from chipwise.planner import ask, compile_step, time_run
+from chipwise.planner.time_run import compilation, measured
 from chipwise.step.layout import Layout
 from compilers import no_gpu_compiler as no_gpu_compiler
 from refusals import refused
@@ -255,6 +255,56 @@ def test_a_slow_source_makes_the_input_the_bound():
     assert 0 < p.feeding.examples_per_second_per_core <= 100  # each one sleeps for 10 ms
     assert p.decisive == (fact("advice-input-drawn", needed=p.feeding.cores_needed, cores=4),)
     assert p.examples_per_second.value == pytest.approx(4 * p.feeding.examples_per_second_per_core)
+
+
+def test_feeding_hosts_have_the_cores_that_a_container_grants(no_gpu_compiler, monkeypatch):
+    monkeypatch.setattr(ask, "usable_cores", lambda: 3)
+    assert [p.feeding.cores for p in cw.plan(recipe(), on=["t4", "a100:16"])] == [3, 6]
+    assert [p.feeding.cores for p in cw.plan(recipe(), on=["a100:16"], host_cores=5)] == [10]
+
+
+class Elsewhere:
+    spec = SPEC
+
+    def __len__(self):
+        return 1 << 40
+
+    def __getitem__(self, index):
+        raise FileNotFoundError("/scratch/photos")
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [
+        (Elsewhere(), "feed-unread"),
+        (Shapes(1 << 40), "feed-not-measured"),
+        (cw.data.Cached(Shapes(1 << 40)), "feed-not-measured"),
+    ],
+)
+def test_data_that_is_not_here_is_planned_and_told(no_gpu_compiler, source, code):
+    far = dataclasses.replace(recipe(), task=dataclasses.replace(recipe().task, train=source))
+    (p,) = cw.plan(far, on=["t4"])
+    assert p.runs and p.bound != "input" and p.feeding.measured_on.code == code
+    assert [note.code for note in p.notes if note.code.startswith("feed")] == [code] * (code == "feed-unread")
+
+
+def test_a_host_is_measured_as_training_reads_it(monkeypatch):
+    """Several examples at once, also through weights, and without what the first access loads."""
+    read = []
+
+    class Rows(cw.Arrays):
+        def fill(self, indices, out):
+            read.append(len(indices))
+            clock.append(clock[-1] + (1.0 if len(read) == 1 else 0.01) * len(indices))
+            super().fill(indices, out)
+
+    clock = [0.0]
+    monkeypatch.setattr(time_run.time, "perf_counter", lambda: clock[-1])
+    rows = Rows(x=np.zeros((40, FEATURES), np.uint8), label=np.zeros(40, np.int32))
+    for source in (rows, cw.data.Weighted(rows, np.ones(40))):
+        read.clear()
+        assert measured(source, 0).examples_per_second_per_core == pytest.approx(100)
+        assert read[0] == 1 and read[-1] == 16
 
 
 @pytest.mark.parametrize("target", ["tpu7x-8", "h100"])

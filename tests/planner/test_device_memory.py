@@ -9,7 +9,6 @@ import chipwise as cw
 import tasks
 from chipwise.chips.targets import parse
 from chipwise.compile.absent_device import available
-from chipwise.planner import time_run
 from chipwise.planner.device_memory import TOO_LARGE, smallest_cut
 from chipwise.planner.tracing import training_step
 from chipwise.step.layout import Layout
@@ -82,9 +81,3 @@ def test_a_gpu_has_what_chipwise_lets_jax_take():
     limit, source = available(parse("t4"))
     assert limit == int(0.9 * 15095 * 2**20) and source["share"] == 0.9
     assert available(parse("l4"))[0] == int(0.9 * 24e9)  # what CUDA reports is not in the catalogue
-
-
-def test_a_feeding_host_has_the_cores_that_a_container_grants(monkeypatch):
-    monkeypatch.setattr(time_run, "usable_cores", lambda: 3)
-    monkeypatch.setattr(time_run, "_MEASURE_SECONDS", 0.0)
-    assert time_run.measured(tasks.data(20)).cores == 3

@@ -195,6 +195,6 @@ def test_a_finished_recipe_of_ones_own_trains_on_made_up_data(tmp_path):
     file = tmp_path / "own.py"
     file.write_text("import tasks\n\nrecipe = tasks.recipe(duration='2st', task=tasks.task(classes=5))\n")
     recipe = cw.load(f"{file}:recipe", synthetic=True)
-    assert recipe.name == "own-synthetic"
+    assert recipe.name == "recipe-synthetic"
     result = cw.fit(recipe, tmp_path / "run", on=cw.On(devices=1), progress="none")
     assert np.isfinite(result.metrics["eval/loss"])

@@ -67,14 +67,6 @@ def test_a_quarter_of_davidnet_is_a_setting():
     assert recipe.optimizer.lr.peak == 0.2
 
 
-def test_a_recipe_without_a_name_has_that_of_its_file(tmp_path):
-    file = tmp_path / "photos.py"
-    file.write_text(
-        "import tasks\nrecipe = tasks.recipe()\ndef named():\n    return tasks.recipe(name='birds')\n"
-    )
-    assert [cw.load(f"{file}{which}").name for which in ("", ":named")] == ["photos", "birds"]
-
-
 def test_the_overview_lists_every_recipe_with_its_parameters():
     page = (Path(__file__).parents[2] / "docs" / "overview.md").read_text()
     rows = re.findall(r"^\| `([\w-]+)` \| ([\d,]+) \|", page, re.MULTILINE)

@@ -158,26 +158,36 @@ def put_inside(path: Path, content: bytes, durable: bool = False) -> None:
             os.unlink(part, dir_fd=folder)
             raise
         if durable and folder is not None:
-            os.fsync(folder)
+            _fsync_folder(folder)
 
 
 def put_on_disk(folder: Path) -> None:
-    """Waits until the files and folders below `folder` are on disk, so that a power cut loses none
-    of them."""
+    """Waits until `folder` and what is below it are on disk, so that a power cut loses none of
+    it."""
     for place, _, files in os.walk(folder):
         for name in files:
             # Windows needs the right to write
-            _sync(os.path.join(place, name), os.O_RDONLY if DIRECTORY else os.O_RDWR)
+            path, flags = os.path.join(place, name), os.O_RDONLY if DIRECTORY else os.O_RDWR
+            with _handle(path, flags | BINARY) as file:
+                os.fsync(file)
         if DIRECTORY:
-            # Some network file systems know no fsync of a folder
-            with contextlib.suppress(OSError):
-                _sync(place, os.O_RDONLY | DIRECTORY)
+            with _handle(place, os.O_RDONLY | DIRECTORY) as there:
+                _fsync_folder(there)
 
 
-def _sync(path: str, flags: int) -> None:
-    handle = os.open(path, flags | BINARY)
+def _fsync_folder(folder: int) -> None:
     try:
-        os.fsync(handle)
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems
+            raise
+
+
+@contextlib.contextmanager
+def _handle(path: str | os.PathLike, flags: int) -> Iterator[int]:
+    handle = os.open(path, flags)
+    try:
+        yield handle
     finally:
         os.close(handle)
 
@@ -189,11 +199,8 @@ def _folder_of(path: Path) -> Iterator[int | None]:
     if not DIRECTORY:
         yield None
         return
-    folder = os.open(path.parent, os.O_RDONLY | DIRECTORY)
-    try:
+    with _handle(path.parent, os.O_RDONLY | DIRECTORY) as folder:
         yield folder
-    finally:
-        os.close(folder)
 
 
 def _in(folder: int | None, path: Path) -> str | Path:

@@ -98,7 +98,8 @@ def launch(
     )
     jobs.check(to_launch)  # before the plan, which takes minutes
     places.check(where, to_launch)
-    (chosen,) = plan(loaded, [target.name], prices=prices)
+    # The cores of the host there are unknown
+    (chosen,) = plan(loaded, [target.name], prices=prices, measure_feed=False)
     if (problem := chosen.problem) is not None:
         here = problem.code in (*FAILED_HERE, "compiler-missing")
         raise DeviceError(

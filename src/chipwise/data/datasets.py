@@ -115,7 +115,7 @@ def mnist(data: str | Path | None = None) -> Dataset:
         Dataset, classes=10, mean=(33.318,), std=(78.567,), name="mnist", class_names=names
     )
     if (packed := _packed(data, (28, 28), names)) is not None:
-        return made(*packed)
+        return made(*(joined(names, source) for source in packed))
     files = _look(data, _find_mnist, "mnist-missing", files=list(originals.MNIST_FILES))
 
     def read(part: str) -> Callable[[], Columns]:
@@ -154,7 +154,8 @@ def cifar10(data: str | Path | None = None) -> Dataset:
         Dataset, classes=10, mean=mean, std=std, name="cifar10", class_names=CIFAR10_CLASSES
     )
     if (packed := _packed(data, (32, 32, 3), CIFAR10_CLASSES)) is not None:
-        return made(*packed)
+        lossy = any(source.store == "jpeg" for source in packed)
+        return made(*(joined(CIFAR10_CLASSES, source) for source in packed), note=JPEG_NOTE * lossy)
     place = _look(data, _find_cifar10, "cifar10-missing", archive=originals.CIFAR_ARCHIVE)
     kind, path = place or ("original", None)
 
@@ -297,11 +298,11 @@ def _look(
 
 def _packed(
     data: str | Path | None, shape: tuple[int, ...], names: tuple[str, ...]
-) -> tuple[Source, Source] | None:
-    """The training and the evaluation source of a packed folder `data`, with labels in the numbers
-    of the classes `names`. `None` if `data` is no packed folder.
+) -> list[PackedFolder] | None:
+    """The training and the evaluation split of a packed folder `data`. `None` if `data` is none.
 
-    Raises `DataError` for images that are not uint8 of `shape`, and for other classes.
+    Raises `DataError` for images that are not uint8 of `shape`, and for another number of classes
+    than `names`.
     """
     if data is None or not (local(data) / "train" / MANIFEST).is_file():
         return None
@@ -317,8 +318,8 @@ def _packed(
                 expected=described(_image_spec(shape)),
                 names=names,
             )
-        splits.append(joined(names, source))
-    return splits[0], splits[1]
+        splits.append(source)
+    return splits
 
 
 def _find_mnist(root: Path) -> dict[str, Path] | None:

@@ -77,7 +77,7 @@ class Encoded:
                 height, width = width, height
             cost = _TURNED if self._turn != 1 and size is None else self._cost
             with room(_bytes(self.height * self.width, cost)):
-                pixels = self._decoded(
+                pixels = self.decoded(
                     simplejpeg.decode_jpeg, "RGB", min_height=height, min_width=width
                 )
                 if self._turn == 1 and size in (None, pixels.shape[:2]):
@@ -94,7 +94,7 @@ class Encoded:
 
     def _read_jpeg(self) -> bool:
         """Reads the header of a JPEG that simplejpeg can decode. Returns false for CMYK."""
-        self.height, self.width, space, _ = self._decoded(simplejpeg.decode_jpeg_header)
+        self.height, self.width, space, _ = self.decoded(simplejpeg.decode_jpeg_header)
         if space.upper() in ("CMYK", "YCCK"):
             return False
         area = self.height * self.width
@@ -112,7 +112,7 @@ class Encoded:
         self.plain = self._turn == 1
         return True
 
-    def _decoded(self, decode: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    def decoded(self, decode: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """What a function of simplejpeg makes of the JPEG. Bytes between the segments of its header
         are left out, as viewers do: cameras and editors write them, and no pixel depends on them.
         simplejpeg refuses any other damage."""
@@ -223,7 +223,8 @@ def decode_into(
     height, width = encoded.height, encoded.width
     if encoded.plain and (height, width) == out.shape[:2] and size in (None, (height, width)):
         try:
-            simplejpeg.decode_jpeg(data, "RGB", buffer=out)  # no copy: most of a small image's cost
+            # No copy: most of a small image's cost
+            encoded.decoded(simplejpeg.decode_jpeg, "RGB", buffer=out)
         except Exception as error:
             raise _damaged(data, error) from error
         return out.shape

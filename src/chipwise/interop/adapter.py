@@ -154,7 +154,7 @@ def stated(task: Task, model: str, loss: Any) -> Task:
     last, takes, named = (
         last_activation(traced),
         _takes(loss),
-        getattr(loss, "__name__", type(loss).__name__),
+        name_of(loss),
     )
     if last is not None and last == takes:
         raise RecipeError("activation-twice", model=model, last=last, loss=named)
@@ -184,7 +184,7 @@ or "probabilities" for losses that take probabilities."""
 def _takes(loss: Any) -> str | None:
     while isinstance(loss, functools.partial):
         loss = loss.func
-    name = getattr(loss, "__name__", type(loss).__name__).lower().replace("_", "")
+    name = name_of(loss).lower().replace("_", "")
     if getattr(loss, "from_logits", None) is True:  # of Keras
         return "sigmoid" if name.startswith("binary") else "softmax"
     library = str(getattr(loss, "__module__", "")).partition(".")[0]
@@ -282,11 +282,16 @@ def uncalled(model: str, args: tuple, kwargs: dict, error: Exception) -> RecipeE
     return RecipeError("adapter-call-fails", model=called, reason=reason_of(error))
 
 
+def name_of(loss: Any) -> str:
+    """How messages call a loss."""
+    return getattr(loss, "__name__", type(loss).__name__)
+
+
 def unjudged(loss: Any, outputs: Any, target: Any, error: Exception) -> RecipeError:
     """The error for a `loss` that fails in its own framework, at what the model returns."""
     return RecipeError(
         "adapter-loss-fails",
-        loss=getattr(loss, "__name__", type(loss).__name__),
+        loss=name_of(loss),
         outputs=_shapes(outputs),
         target=_shapes(target),
         reason=reason_of(error),

@@ -19,7 +19,7 @@ from ..base import RecipeError
 from ..data.sources import take
 from ..recipe.source import spec_of
 from ..recipe.task import Task, Tree
-from .adapter import Data, Scored, examples, flattened, nested, uncalled, unjudged
+from .adapter import Data, Scored, examples, flattened, name_of, nested, uncalled, unjudged
 from .torch_trace import Traced, as_numpy, flags, plain, torch_library, totalled
 
 EXAMPLES = 8
@@ -118,6 +118,8 @@ def _eager(traced: Traced, args: Any, kwargs: Any, target: Any, loss: Any, train
             except Exception as error:
                 raise unjudged(loss, plain(outputs), target, error) from error
             value = total / count
+            if not getattr(value, "requires_grad", False):
+                raise RecipeError("torch-loss-cut", loss=name_of(loss))
         else:
             value = _weighted(torch.utils._pytree.tree_leaves(plain(outputs)))
         try:

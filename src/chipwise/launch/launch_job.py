@@ -19,7 +19,7 @@ PINNED = ("jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 libtpu."""
 
 _SLURM = re.compile(r"[\w.,@+-]+", re.ASCII)
-_SBATCH = re.compile(r"(--[a-z]|-[A-Za-z]).*")
+_SBATCH = re.compile(r"(?!--job-name|-J)(--[a-z]|-[A-Za-z]).*")  # `scancel` is given the job's name
 _URL = re.compile(r"[a-z][a-z0-9+]*://")
 BUCKET = re.compile(r"(gs|s3)://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[A-Za-z0-9._=-]+)*")
 
@@ -128,7 +128,10 @@ def check(job: LaunchJob) -> None:
     for one in job.sbatch:
         if not _SBATCH.fullmatch(one) or not one.isprintable():
             raise invalid(
-                "launch-sbatch", "--sbatch", one, "an option of sbatch: --sbatch=--constraint=a100"
+                "launch-sbatch",
+                "--sbatch",
+                one,
+                "an option of sbatch but the name: --sbatch=--constraint=a100",
             )
     paths = [("--data", job.data), ("RECIPE", job.file)]
     given = [("--zone", job.zone), *(("--package", one) for one in job.packages)]

@@ -27,6 +27,7 @@ from ..compile.answers import FAILED_HERE
 from ..compile.cache import Progress, cache_folder
 from ..compile.exports import forget_traces
 from ..compile.hlo.kernel import costliest
+from ..machine.limits import usable_cores
 from ..machine.plugins import hidden
 from ..recipe.precision import TPU_PASSES
 from ..recipe.recipe import Recipe
@@ -83,7 +84,8 @@ def plan(
       fit.
     - `measure_feed`: read examples for half a second, to compare this host's cores with the chips'
       demand, unless the data is made up, absent, or kept on the chips.
-    - `host_cores`: the number of cores of the targets' hosts, for feeding. By default this host's.
+    - `host_cores`: the number of cores of each host of the targets, for feeding. By default this
+      host's.
     - `cache`: a folder for compiled results. By default in the user's cache folder.
     - `progress`: see `chipwise.compile.cache.Progress`.
     - `ready`: called with each plan as soon as it is ready. Cached ones and those that need no
@@ -149,7 +151,7 @@ class PlanQuestion:
         asker = self
         fed = not all(step.resident for _, step in asked)
         if self.host is None and self.measure_feed and fed:
-            asker = replace(self, host=measured(self.recipe.task.train))
+            asker = replace(self, host=measured(self.recipe.task.train, self.recipe.seed))
         searched: list[tuple[Target, Blueprint, StepTime]] = []
         for target, step, time in asker.timed(asked, self.progress):
             if self.searches(time):
@@ -268,6 +270,9 @@ class PlanQuestion:
         made_of = getattr(recipe.task.loss, "__qualname__", "")  # see `interop.adapter`
         if notes and target.chip.kind == "GPU" and made_of.startswith("torch."):
             notes = (*notes, fact("not-of-pytorch"))
+        fed = None if self.host is None or step.resident else self.host.source
+        if notes and fed is not None and fed.code == "feed-unread":
+            notes = (*notes, fed)
         one = Plan(
             target=target.name,
             chip=target.chip.name,
@@ -299,7 +304,7 @@ class PlanQuestion:
             batch / seconds.value,
             resident=step.resident,
             host=self.host,
-            cores=self.host_cores,
+            cores=target.hosts * (self.host_cores or usable_cores()),
         )
         if fed.input_bound and fed.examples_per_second_per_core is not None:
             bound = "input"

@@ -11,8 +11,8 @@ from ..base import Fact, fact
 from ..chips.catalogue import CHIPS
 from ..chips.targets import Target, sizes
 from ..compile.absent_device import available
-from ..data.draws import Drawn
-from ..data.weighted import by_epoch
+from ..data.cached import constant
+from ..data.weighted import Weighted
 from ..recipe.check import SUBLANES
 from ..recipe.recipe import Recipe
 from ..step.blueprint import Blueprint, Memory, waiting
@@ -82,8 +82,9 @@ def decisive(recipe: Recipe, target: Target, plan: Plan) -> Iterator[Fact]:
         yield fact("bf16-emulated", chip=target.chip.name)
     if plan.bound == "input" and plan.feeding is not None and plan.feeding.cores_needed is not None:
         # What was packed once would be the same in every epoch
-        drawn = isinstance(by_epoch(recipe.task.train, recipe.seed), Drawn)
-        code = "advice-input-drawn" if drawn else "advice-input"
+        source = recipe.task.train
+        source = source.source if isinstance(source, Weighted) else source
+        code = "advice-input" if constant(source) else "advice-input-drawn"
         yield fact(code, needed=plan.feeding.cores_needed, cores=plan.feeding.cores)
 
 

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from ..base import Fact, fact
+from ..base.figures import one_line
 from ..base.prediction import Range
 from ..chips.targets import Target
 from ..data.sources import empty, fill, spec_of
 from ..data.synthetic import Absent, Synthetic
-from ..machine.limits import usable_cores
+from ..data.weighted import by_epoch
 from ..recipe.recipe import Recipe
-from ..recipe.source import Source
+from ..recipe.source import Source, kind_of
 from ..step.state import nbytes
 from .plans import Feeding
 
@@ -107,34 +108,41 @@ _MEASURE_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class HostSpeed:
-    """Examples a second that one of a host's `cores` reads and decodes."""
+    """What a host delivers."""
 
-    examples_per_second_per_core: float
-    cores: int
+    examples_per_second_per_core: float | None
+    """Examples that one core reads and decodes. `None` if that is unknown."""
     source: Fact
-    """The source of that figure."""
+    """The source of that figure, or why there is none."""
 
 
-def measured(source: Source) -> HostSpeed | None:
-    """The speed of one core of this host, measured for half a second. `None` for data that is made
-    up or absent.
+def measured(source: Source, seed: int) -> HostSpeed:
+    """The speed at which one core of this host reads `source` as training does, measured for half a
+    second. Unknown for data that is made up, absent or not readable here.
 
     Examples are spread over the source, so that cached ones at its beginning do not bias the
-    result. Raises `DataError` for an example that cannot be read.
+    result.
     """
-    if isinstance(source, (Synthetic, Absent)):
-        return None
-    n, done, chunk = len(source), 0, 1  # one at first: a single example may take seconds
-    order = np.random.default_rng(0).integers(0, min(n, 1 << 31), 1 << 14).astype(np.int32)
-    out = empty(spec_of(source), 16)
-    start = time.perf_counter()
-    while True:
-        rows = np.take(order, np.arange(done, done + chunk), mode="wrap")
-        fill(source, rows, {name: column[:chunk] for name, column in out.items()})
-        done, chunk = done + chunk, min(2 * chunk, 16)
-        elapsed = time.perf_counter() - start
-        if elapsed >= _MEASURE_SECONDS:
-            return HostSpeed(done / elapsed, usable_cores(), fact("feed-measured-here"))
+    if issubclass(kind_of(source), (Synthetic, Absent)):
+        return HostSpeed(None, fact("feed-not-measured"))
+    source = by_epoch(source, seed)
+    places = np.random.default_rng(0).integers(0, min(len(source), 1 << 31), 1 << 14)
+    out, done, chunk = empty(spec_of(source), 16), 0, 1  # a single example may take seconds
+
+    def read(first: int, count: int) -> None:
+        rows = np.take(places, np.arange(first, first + count), mode="wrap").astype(np.int32)
+        fill(source, rows, {name: column[:count] for name, column in out.items()})
+
+    try:
+        read(0, 1)  # not counted: some sources load all at the first access
+        start, elapsed = time.perf_counter(), 0.0
+        while elapsed < _MEASURE_SECONDS:
+            read(done, chunk)
+            done, chunk = done + chunk, min(2 * chunk, 16)
+            elapsed = time.perf_counter() - start
+    except Exception as error:  # of any kind: the files may be on another machine
+        return HostSpeed(None, fact("feed-unread", reason=one_line(error, 200)))
+    return HostSpeed(done / elapsed, fact("feed-measured-here"))
 
 
 def feeding(
@@ -143,12 +151,12 @@ def feeding(
     *,
     resident: bool,
     host: HostSpeed | None,
-    cores: int | None,
+    cores: int,
 ) -> Feeding:
     """Compares the demand of `examples_per_second` (global) with the speed of a host.
 
-    *Arguments:* `host` is the host's speed, or `None` if there is no data to measure it. `cores`
-    are the target host's, by default those of `host`, or this host's.
+    *Arguments:* `host` is a host's speed, or `None` if it was not measured. `cores` are those of
+    all hosts of the target.
     """
     size = nbytes(spec_of(recipe.task.train))
     per_core = None if host is None else host.examples_per_second_per_core
@@ -160,6 +168,6 @@ def feeding(
         wanted_bytes_per_second=examples_per_second * size,
         examples_per_second_per_core=per_core,
         cores_needed=None if per_core is None or resident else examples_per_second / per_core,
-        cores=cores or (host.cores if host is not None else usable_cores()),
+        cores=cores,
         measured_on=fact("feed-resident") if resident else source,
     )

@@ -105,7 +105,7 @@ class Recipe:
     - `adapters`: `cw.recipe.lora(...)`, or a dict of its arguments. Low-rank changes of some
       matrices are trained. All else is frozen, unless `frozen` gives other patterns, such as
       `("*", "!classifier/*")`.
-    - `name`: shown to people, no effect. By default that of the recipe's file.
+    - `name`: shown to people, no effect.
     - `validated`: where these settings are known to work. See `Validated`. It stays the same when
       settings are replaced, so `cw.check` can see how far they have moved.
     - `source`: how the command line created the recipe, which a run folder stores. No effect.

@@ -176,6 +176,7 @@ def narrow(name: str, values: Any) -> np.ndarray:
     if lost.any():
         place = np.unravel_index(int(np.argmax(lost)), lost.shape)
         value = array[place].item()
+        value = value if isinstance(value, int | float | complex) else str(value)  # a long double
         if not place:
             raise DataError("value-overflows", column=name, value=value, dtype=target)
         raise DataError(

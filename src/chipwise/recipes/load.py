@@ -50,8 +50,6 @@ def load(
     else:
         parameters = inspect.signature(source).parameters
         recipe = _called(spec, source, _arguments(spec, parameters, pairs, data))
-    if spec not in BUILT_IN and recipe.name == Recipe.name:  # none was given: the file's
-        recipe = dataclasses.replace(recipe, name=Path(spec.partition(":")[0]).stem)
     if synthetic:
         recipe = _made_up(recipe)
     return apply(recipe, pairs, tuple(parameters))

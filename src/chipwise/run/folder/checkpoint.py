@@ -3,9 +3,9 @@
 A checkpoint has a flat dictionary of arrays, named by their path in the training state, and a JSON
 object with the recipe, the position and the digest of both. Neither depends on the number of
 devices. If the recipe has `shards`, arrays are written, read and hashed part by part, as one group
-holds them. Orbax gives a folder its final name only when it is complete and on disk, and removes
-an older one only then. So a killed process or a power cut leaves the last good checkpoint. The
-digest detects bytes that changed afterwards.
+holds them. Orbax gives a folder its final name only when its files are on disk, and removes an
+older one only then. So a killed process leaves the last good checkpoint, and so does a power cut
+where the file system keeps the order of names. The digest detects bytes that changed afterwards.
 """
 
 from __future__ import annotations
@@ -265,9 +265,11 @@ class Checkpoints:
         """Waits until the checkpoint that Orbax has written is on disk. It still has its temporary
         name. Called in Orbax's thread."""
         for folder in self.folder.glob("*.orbax-checkpoint-tmp*"):
-            # One that a killed process left, which Orbax removes meanwhile
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 put_on_disk(folder)
+            except FileNotFoundError:
+                if folder.exists():
+                    raise  # else a killed process left it, and Orbax has removed it meanwhile
 
     def wait(self) -> None:
         """Waits until all checkpoints are on disk. Raises `RunError` if one could not be
