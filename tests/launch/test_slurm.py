@@ -145,7 +145,7 @@ def test_the_written_script_goes_on_at_once_after_a_kill(cluster, chipwise, whol
 def test_sbatch_reads_what_was_written(cluster, tmp_path):
     name = f"{JOB.name}.sbatch"
     for target in ("h100", "a100:8"):
-        job = dataclasses.replace(JOB, target=parse(target), sbatch=("--begin=now+1hour", "-C gpu|cpu"))
+        job = dataclasses.replace(JOB, target=parse(target), sbatch=("--begin=now+1hour", "--nice=10"))
         text = write(place("slurm"), job)[name]
         (tmp_path / name).write_text(text)
         assert accepted(cluster, tmp_path, name) == 0
