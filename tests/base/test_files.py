@@ -68,6 +68,16 @@ def test_a_room_is_empty_and_leaves_the_pack_of_that_name_alone(tmp_path):
     assert unfinished.is_dir() and [path.name for path in tmp_path.iterdir()] == [".flowers.partial"]
 
 
+def test_what_is_removed_meanwhile_is_left_out(tmp_path, monkeypatch):
+    (tmp_path / "kept").touch()
+    walked = [(str(tmp_path / "gone"), [], ["a"]), (str(tmp_path), [], ["gone", "kept"])]
+    monkeypatch.setattr("chipwise.base.files.os.walk", lambda folder: walked)
+    synced = []
+    monkeypatch.setattr("chipwise.base.files.os.fsync", synced.append)
+    put_on_disk(tmp_path)
+    assert len(synced) == 2  # the file that is there, and the folder
+
+
 @pytest.mark.parametrize(("code", "told"), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)])
 def test_a_file_system_that_cannot_wait_for_folders_is_used_and_a_failing_one_told(
     tmp_path, monkeypatch, code, told

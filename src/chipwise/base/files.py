@@ -162,16 +162,17 @@ def put_inside(path: Path, content: bytes, durable: bool = False) -> None:
 
 
 def put_on_disk(folder: Path) -> None:
-    """Waits until `folder` and what is below it are on disk, so that a power cut loses none of
-    it."""
+    """Waits until `folder` and what is below it are on disk, so that a power cut loses none of it.
+    Leaves out what is removed meanwhile."""
     for place, _, files in os.walk(folder):
         for name in files:
             # Windows needs the right to write
             path, flags = os.path.join(place, name), os.O_RDONLY if DIRECTORY else os.O_RDWR
-            with _handle(path, flags | BINARY) as file:
+            with contextlib.suppress(FileNotFoundError), _handle(path, flags | BINARY) as file:
                 os.fsync(file)
         if DIRECTORY:
-            with _handle(place, os.O_RDONLY | DIRECTORY) as there:
+            flags = os.O_RDONLY | DIRECTORY
+            with contextlib.suppress(FileNotFoundError), _handle(place, flags) as there:
                 _fsync_folder(there)
 
 

@@ -263,13 +263,10 @@ class Checkpoints:
 
     def _put_on_disk(self) -> None:
         """Waits until the checkpoint that Orbax has written is on disk. It still has its temporary
-        name. Called in Orbax's thread."""
+        name, as those have that killed processes left and Orbax is removing. Called in Orbax's
+        thread."""
         for folder in self.folder.glob("*.orbax-checkpoint-tmp*"):
-            try:
-                put_on_disk(folder)
-            except FileNotFoundError:
-                if folder.exists():
-                    raise  # else a killed process left it, and Orbax has removed it meanwhile
+            put_on_disk(folder)
 
     def wait(self) -> None:
         """Waits until all checkpoints are on disk. Raises `RunError` if one could not be
