@@ -29,6 +29,7 @@ from .interop import linen as linen
 from .interop import nnx as nnx
 from .interop import torch as torch
 from .machine.detect import simulate as simulate
+from .machine.portable import portable as portable
 from .planner.ask import plan as plan
 from .recipe import losses as losses
 from .recipe import metrics as metrics

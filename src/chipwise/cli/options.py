@@ -164,11 +164,16 @@ class Here:
     host: int | None = option("Number of this host, from 0.", "I", min=0)
     coordinator: str | None = option("Address of host 0.", "ADDRESS")
     no_cache: bool = flag("Neither use nor store compiled programs.")
+    portable: bool = flag("Compute the same bits on all x86-64 CPUs, more slowly.")
 
     def on(self, **how: Any) -> On:
-        """The machine's settings for a call. Applies `--simulate` to JAX, and joins the hosts. From
-        then on, only host 0 prints."""
+        """The machine's settings for a call. Applies `--simulate` and `--portable` to JAX, and joins
+        the hosts. From then on, only host 0 prints."""
         count, platform = None, None
+        if self.portable:
+            from ..machine.portable import portable
+
+            portable()
         if self.devices is not None:
             if self.devices.lower() == "cpu":
                 platform = "cpu"

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..base import DeviceError
 from .host_facts import installed
+from .portable import FLAGS, asked
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 _FIXED: dict[str, Any] = {"jax_default_matmul_precision": None, **_TABLE["settings"]}
@@ -84,7 +85,8 @@ def settings() -> dict[str, str]:
 
 
 def _flags(platform: str) -> dict[str, str]:
-    flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if not f.startswith(_HARMLESS)]
+    harmless = (*_HARMLESS, *FLAGS) if asked() else _HARMLESS
+    flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if not f.startswith(harmless)]
     found = {"XLA_FLAGS": " ".join(flags)} if flags else {}
     override = os.environ.get("NVIDIA_TF32_OVERRIDE") if platform == "gpu" else None
     return found | ({"NVIDIA_TF32_OVERRIDE": override} if override else {})

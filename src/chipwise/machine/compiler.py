@@ -9,6 +9,8 @@ from typing import Any
 import jax
 
 from ..chips import find
+from .portable import active
+from .products import apart
 
 GRAPHS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONVOLUTION"
 """The commands that XLA starts in CUDA graphs: its default, and convolutions."""
@@ -23,8 +25,9 @@ def jitted(
     **about: Any,
 ) -> Any:
     """`function` jitted for devices like `device`, in groups of `shards`, with `compiler_options`.
-    *Arguments:* `about`: others of `jax.jit`."""
+    In `portable` mode, its products are `apart`. *Arguments:* `about`: others of `jax.jit`."""
     options = compiler_options(device.platform, exact, device.device_kind, shards)
+    function = apart(function) if active(device) else function
     return jax.jit(function, compiler_options=options, **about)
 
 

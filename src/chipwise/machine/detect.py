@@ -22,6 +22,7 @@ from .host_facts import HostFacts, gather
 from .hosts import hosts
 from .jax_settings import setting, started
 from .plugins import hidden
+from .portable import CHIP, active
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 FRACTIONS = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
@@ -45,9 +46,16 @@ class Machine:
     simulated: bool  # whether they are parts of a host's CPU
 
     @property
+    def portable(self) -> bool:
+        """Whether it computes the bits of all x86-64 CPUs."""
+        return active(self.devices[0])
+
+    @property
     def chip(self) -> str:
         """The kind of chip, within which bits are equal: JAX calls every processor "cpu"."""
-        return self.kind if self.platform != "cpu" else this_machine().cpu
+        if self.platform != "cpu":
+            return self.kind
+        return CHIP if self.portable else this_machine().cpu
 
 
 def detect(count: int | None = None, platform: str | None = None, group: int = 1) -> Machine:

@@ -411,6 +411,7 @@ def describe(machine: Machine, layout: Layout) -> dict[str, Any]:
         "count": layout.devices,
         **({"shards": layout.shards, "groups": layout.groups} if layout.shards > 1 else {}),
         "simulated": machine.simulated,
+        **({"portable": True} if machine.portable else {}),
         "replicas": layout.replicas,
         "replicas_per_device": layout.replicas_per_device,
         **({} if layout.aligned else {"shares": list(layout.shares)}),
@@ -436,7 +437,7 @@ def start_fact(machine: Machine, layout: Layout, computed_in: str) -> Fact:
         code = "start" if layout.blocks_per_device == 1 else "start-in-turn"
     least, most = (layout.together * share for share in (min(layout.shares), max(layout.shares)))
     each = str(most) if least == most else f"{least} to {most}"
-    mark = " (simulated)" * machine.simulated
+    mark = " (simulated)" * machine.simulated + " (portable)" * machine.portable
     return fact(
         code, **describe(machine, layout) | {"precision": computed_in, "mark": mark, "each": each}
     )

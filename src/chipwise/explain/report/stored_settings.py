@@ -114,6 +114,8 @@ def next_commands(
     more += " --with-optimizer" * (source.get("with_optimizer") is True)
     if devices.get("simulated") is True and number(devices.get("count")):
         more += f" --simulate {devices['count']:g}"
+    if devices.get("portable") is True:
+        more += " --portable"
     if devices.get("exact") is False:
         more += " --no-exact"
     if state == "diverged":

@@ -1,0 +1,153 @@
+"""Portable mode: asked for in time, refused elsewhere, and what it does to a program."""
+
+import json
+import platform
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import chipwise as cw
+from chipwise.machine import portable as portable_mode
+from chipwise.machine.products import apart
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def child(code, environment):
+    left_out = ("JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_COMPILATION_CACHE_DIR")  # as users compile
+    environment = {name: value for name, value in environment.items() if name not in left_out}
+    run = [sys.executable, "-c", code]
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# ---- the process
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="a mode of x86-64 CPUs")
+def test_nothing_is_contracted_and_the_chip_has_one_name(clean_environment):
+    code = """
+import json, os
+import chipwise as cw
+from chipwise.machine import detect, portable
+cw.portable(); cw.portable()
+machine = detect.detect(platform="cpu")
+print(json.dumps([machine.chip, portable.active(machine.devices[0]), os.environ["XLA_FLAGS"].count("max_isa")]))
+"""
+    assert child(code, clean_environment) == [portable_mode.CHIP, True, 1]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="a mode of x86-64 CPUs")
+def test_flags_that_come_late_are_refused(clean_environment):
+    code = """
+import json, os
+import jax
+import chipwise as cw
+from chipwise.machine import detect, portable
+jax.jit(lambda x: x + 1)(1.0)  # XLA reads its flags
+codes = []
+for call in (cw.portable, lambda: detect.detect(platform="cpu").chip):
+    try:
+        call()
+    except cw.errors.DeviceError as error:
+        codes.append(error.code)
+    os.environ["XLA_FLAGS"] = " ".join(portable.FLAGS)  # as another part of the program may do
+print(json.dumps(codes))
+"""
+    assert child(code, clean_environment) == ["portable-too-late"] * 2
+
+
+def test_another_processor_is_refused(monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with pytest.raises(cw.errors.DeviceError) as caught:
+        cw.portable()
+    assert (caught.value.code, caught.value.facts["machine"]) == ("portable-elsewhere", "aarch64")
+
+
+# ---- the programs
+
+
+def equations(jaxpr):
+    for one in jaxpr.eqns:
+        yield one
+        for value in one.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from equations(inner)
+
+
+def close(function, *arguments):
+    expected, made = jax.jit(function)(*arguments), jax.jit(apart(function))(*arguments)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4), expected, made)
+    assert jax.tree.map(lambda a: a.dtype, expected) == jax.tree.map(lambda a: a.dtype, made)
+
+
+PRODUCTS = ["ij,jk->ik", "ji,jk->ik", "ij,kj->ik", "ji,kj->ki", "bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd", "abij,abjk->aik"]
+
+
+@pytest.mark.parametrize("form", PRODUCTS)
+def test_products_are_the_same_products(form):
+    sizes = dict(zip("ijkbqhdake", (5, 7, 4, 2, 3, 4, 6, 3, 4, 2), strict=True))
+    left, right = ([sizes[axis] for axis in part] for part in form.split("->")[0].split(","))
+    close(lambda x, y: jnp.einsum(form, x, y), normal(*left), normal(*right))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_convolutions_and_their_gradients_are_the_same(seed):
+    rng = np.random.default_rng(seed)
+    dimensions, groups = 1 + seed % 3, int(rng.choice([1, 2, 3]))
+    inputs, outputs = groups * int(rng.integers(1, 4)), groups * int(rng.integers(1, 4))
+    draw = lambda low, high: [int(n) for n in rng.integers(low, high, dimensions)]  # noqa: E731
+    how = {
+        "window_strides": draw(1, 3),
+        "padding": [(int(a), int(b)) for a, b in rng.integers(0, 3, (dimensions, 2))],
+        "lhs_dilation": draw(1, 3),
+        "rhs_dilation": draw(1, 3),
+        "feature_group_count": groups,
+    }
+    x, k = normal(2, inputs, *draw(5, 9)), normal(outputs, inputs // groups, *draw(1, 4))
+    f = lambda x, k: lax.conv_general_dilated(x, k, **how)  # noqa: E731
+    close(f, x, k)
+    close(jax.grad(lambda x, k: jnp.sin(f(x, k)).sum(), (0, 1)), x, k)
+
+
+def test_what_stands_in_loops_and_branches_is_found():
+    def f(x):
+        def body(carry, y):
+            return lax.cond(y.sum() > 0, lambda c: c.T @ x, lambda c: jnp.sin(c).T @ x, carry), y[0]
+
+        return jax.checkpoint(lambda s: lax.scan(body, s, x)[0])(x)
+
+    square = normal(6, 6)
+    close(f, square)
+    close(jax.grad(lambda x: f(x).sum()), square)
+    left = [
+        one.invars[0]
+        for one in equations(jax.make_jaxpr(apart(f))(square).jaxpr)
+        if one.primitive.name == "dot_general" and one.params["dimension_numbers"][0][0] != (1,)
+    ]
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    ("function", "code"),
+    [
+        (lambda x: jnp.linalg.qr(x)[0], "portable-operation"),
+        (lambda x: jax.jit(jnp.linalg.eigh)(x)[0], "portable-operation"),
+        (lambda x: x.astype(jnp.float16) + 1, "portable-float16"),
+    ],
+)
+def test_what_differs_between_processors_is_refused(function, code):
+    with pytest.raises(cw.errors.DeviceError) as caught:
+        jax.make_jaxpr(apart(function))(normal(4, 4))
+    assert caught.value.code == code
