@@ -277,7 +277,7 @@ def test_arrays_that_a_header_alone_states_are_not_read(tmp_path, monkeypatch):
     """Here a large array of zeros, which is small in its file, and a small recipe."""
     zeros = {"w": np.zeros((1000, 1000), np.float32)}
     with contextlib.closing(Checkpoints(tmp_path / "checkpoints")) as checkpoints:
-        checkpoints.save(1, zeros, {})
+        checkpoints.save(1, zeros, {"step": 1})
         checkpoints.wait()
         monkeypatch.setattr(module, "_ANYWAY", 0)
         assert checkpoints.restore(zeros, print)[0]["w"].shape == (1000, 1000)  # as the recipe has it

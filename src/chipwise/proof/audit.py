@@ -212,7 +212,9 @@ def _unaudited(replay: _Replay, made: list[tuple[int, int]]) -> list[str]:
         names.append(f"{FOLDER}/")
     there = replay.ended.union(stored.checkpoints)
     names += [f"checkpoints/{step}" for step in sorted(there - replay.checkpoints)]
-    names += ["checkpoints: seconds, verified"] * bool(stored.checkpoints)
+    if stored.checkpoints:
+        sums = "" if replay.sums.keys() >= {*stored.checkpoints} else ", metrics so far"
+        names.append(f"checkpoints: seconds, verified{sums}")
     return names + sorted({file.name for file in stored.path.iterdir()} - KNOWN)
 
 
@@ -268,6 +270,7 @@ class _Replay:
     - `rows`: the number of rows compared.
     - `compared`: the steps whose rows of the ledger were compared whole.
     - `passed`: the digests of states that were computed at the step of a checkpoint.
+    - `sums`: the metric sums of these states.
     - `seen`: the steps whose metrics were compared.
     - `checkpoints`: the steps whose checkpoints were compared.
     - `ended`: the step with which result.json was compared, if it was.
@@ -280,6 +283,7 @@ class _Replay:
         self.seen, self.checkpoints, self.compared, self.ended = (set[int]() for _ in range(4))
         kept = [*stored.checkpoints, *steps_in(self.run / FOLDER)]
         self.passed: dict[int, dict[str, str] | None] = dict.fromkeys(kept)
+        self.sums: dict[int, list[bytes]] = {}
         self.best = False
         data = compared_data(session.recipe.task)
         self.head = json.loads(json.dumps(head_of(session, data), default=str))
@@ -305,7 +309,14 @@ class _Replay:
         self.begin = step
         if not step:
             return None
-        return self._compared(step) or self._metrics(step, ("eval/",)) or self._ended(step)
+        own = self._sums()
+        unlike = ["metrics so far"] * (self.sums.get(step, own) != own)
+        return (
+            self._compared(step)
+            or self._found(step, unlike)
+            or self._metrics(step, ("eval/",))
+            or self._ended(step)
+        )
 
     def followed(self, high: int) -> Fact | None:
         """Trains until step `high`. *Returns* the first difference."""
@@ -315,6 +326,8 @@ class _Replay:
             found = self._compared(step, whole=True) or self._metrics(step) or self._ended(step)
             if found is not None:
                 return found
+            if step in self.passed:
+                self.sums[step] = self._sums()
         return None
 
     def kept(self) -> Iterator[Fact]:
@@ -329,11 +342,11 @@ class _Replay:
     def _best(self) -> Fact | None:
         """The difference of the best checkpoint from the ledger, or from the computed state, and
         from the run's record of it."""
-        kept = self.stored.kept
-        try:
-            state = restore_run(self.session.recipe, self.run, best=True).whole
+        kept, recipe = self.stored.kept, self.session.recipe
+        try:  # in place of a damaged one comes that of another step, or an error
+            state = restore_run(recipe, self.run, lambda damage: None, best=True).whole
         except ChipwiseError as error:
-            return fact("audit-best", run=str(self.run), what=[error.code])
+            return fact("audit-best", run=str(self.run), step=None, what=[error.code])
         step = int(state.step)
         self.session.begin(state)
         unlike = self._unlike(step, self._digests())
@@ -342,7 +355,8 @@ class _Replay:
         if kept is not None and not unlike:
             value = self.session.evaluate().get(kept.metric.removeprefix("eval/"))
             unlike += [] if equal(kept.value, value, 0.0) else [kept.metric]
-        return fact("audit-best", run=str(self.run), what=unlike) if unlike else None
+        facts = {"run": str(self.run), "step": step, "what": unlike}
+        return fact("audit-best", **facts) if unlike else None
 
     def _ended(self, step: int) -> Fact | None:
         """The difference of result.json from the state after the last step, if that is `step`."""
@@ -356,11 +370,13 @@ class _Replay:
         self.ended.add(step)
         state, apart = session.snapshot(), 0.0 if self.exact else APART
         made = fingerprint(parameters(session.recipe, state)) if self.exact else None
-        evaluated = {}
+        # A run that ended early may have no row of its last steps
+        values = {} if self.stated.has(step, "train/") else self._trained(keep=True)
         if session.recipe.task.eval is not None:
-            evaluated = {f"eval/{name}": value for name, value in session.evaluate().items()}
-        found = list(result_unlike(self.stored, self.stated, step, made, evaluated, apart))
-        return fact("audit-result", run=str(self.run), what=found) if found else None
+            values |= {f"eval/{name}": value for name, value in session.evaluate().items()}
+        found = list(result_unlike(self.stored, self.stated, step, made, values, apart))
+        facts = {"run": str(self.run), "step": step, "what": found}
+        return fact("audit-result", **facts) if found else None
 
     def _digests(self) -> dict[str, str]:
         return self.session.programs.digests.read(self.session.digest()).values
@@ -391,6 +407,16 @@ class _Replay:
             return None
         return [name for name in (DIGESTS if whole else made) if there.get(name) != made.get(name)]
 
+    def _sums(self) -> list[bytes]:
+        """The metric sums of the steps since the last row."""
+        return [np.asarray(sum).tobytes() for sum in jax.tree.leaves(self.session.drain(True))]
+
+    def _trained(self, keep: bool = False) -> dict[str, Any]:
+        """The metrics of training since the last row."""
+        sums = jax.device_get(self.session.drain(keep))
+        made = finished({name: sum for name, sum in sums.items() if np.all(sum.count)})
+        return {f"train/{name}": value for name, value in made.items()}
+
     def _metrics(self, step: int, parts: tuple[str, ...] = METRICS) -> Fact | None:
         """The difference of a row of metrics.jsonl from this step's. *Arguments:* `parts`: those to
         compare. Those of training need all steps since the row before."""
@@ -398,8 +424,7 @@ class _Replay:
         asked = [part for part in METRICS if self.stated.has(step, part)]
         wanted = [part for part in asked if part in parts]
         if "train/" in wanted:
-            sums = {n: s for n, s in jax.device_get(session.drain()).items() if np.all(s.count)}
-            made = {f"train/{name}": value for name, value in finished(sums).items()}
+            made = self._trained()
         if "eval/" in wanted and session.recipe.task.eval is not None:
             made |= {f"eval/{name}": value for name, value in session.evaluate().items()}
         self.rows += bool(made) and not self.exact

@@ -17,6 +17,7 @@ from ..recipe.recipe import Recipe
 from ..run.folder.early_stopping import EarlyStopping
 from ..run.folder.run_reader import StoredRun, number
 from ..run.log import epoch_of, rate_of
+from ..run.noise import SCALE
 
 METRICS = ("train/", "eval/")
 
@@ -61,11 +62,12 @@ class Rows:
         has, `lr` and `epoch` if they differ from the recipe's, and the names of `twice`."""
         there = self.at.get(step, {})
         scalars = {name: value for name, value in made.items() if not np.ndim(value)}
-        names = [name for name in dict.fromkeys([*there, *scalars]) if name.startswith(parts)]
+        names = dict.fromkeys(filter(_is_computed, [*there, *scalars]))
         found = [
             n
             for n in names
-            if n not in there or n not in scalars or not equal(there[n], scalars[n], apart)
+            if n.startswith(parts)
+            and (n not in there or n not in scalars or not equal(there[n], scalars[n], apart))
         ]
         rate = rate_of(self.recipe, step) if self.has(step, "train/") else None
         if not equal(there.get("lr"), rate, 1e-12):
@@ -76,7 +78,7 @@ class Rows:
 
 
 def _is_computed(name: str) -> bool:
-    return name.startswith(METRICS) or name == "lr"
+    return name == "lr" or (name.startswith(METRICS) and name != SCALE)  # of noise
 
 
 def equal(there: Any, made: Any, apart: float) -> bool:
@@ -97,12 +99,12 @@ def result_unlike(
     rows: Rows,
     step: int,
     fingerprint: str | None,
-    evaluated: Mapping[str, Any],
+    computed: Mapping[str, Any],
     apart: float,
 ) -> Iterator[str]:
     """The fields of result.json that differ from the computed ones: its `fingerprint`, if bits are
-    compared, and the metrics `evaluated` after its last `step`. Metrics of training are those of
-    the last rows. Also `recipe`, `steps` and `best`, if they differ from the recipe and the
+    compared, and the metrics `computed` after its last `step`. Other metrics of training are those
+    of the last rows. Also `recipe`, `steps` and `best`, if they differ from the recipe and the
     rows."""
     stated = run.result or {}
     if stated.get("recipe") != rows.recipe.name:
@@ -116,7 +118,7 @@ def result_unlike(
         last |= {n: v for n, v in rows.at[at].items() if n.startswith("train/")}
     there = stated.get("metrics")
     there = there if isinstance(there, dict) else {}
-    made = {**last, **evaluated}
+    made = {**last, **computed}
     for name in dict.fromkeys([*there, *made]):
         if name not in there or name not in made or not equal(there[name], made[name], apart):
             yield name
