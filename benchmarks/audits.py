@@ -4,8 +4,8 @@
 
 Runs as they were: digits, 60 steps, resident and streamed, on one, three and four simulated devices, each
 with something else that changes no bit: devices that check each other, the noise scale, the best evaluation
-kept, a stop and another number of devices, evaluation by groups. Random intervals of each are computed again on
-one, three and four devices.
+kept, a stop and another number of devices, evaluation by groups. Random intervals of each are computed again
+on one, three and four devices.
 
 Runs in which one thing was changed: the table of `tests/changed_runs.py`, of a run of 20 steps; and of the
 digits, at random places, a byte of a checkpoint, a rate, a label in the data, the seed, a line in the loss, a
@@ -122,26 +122,26 @@ HEAD = """# Audits
 
 `python benchmarks/audits.py`: JAX {jax}, simulated CPU devices.
 
-**As they were.** Digits, {steps} steps, a row of the ledger every {rows} and a checkpoint every {saves}, on
-one, three and four devices. Each run is computed again in {each} intervals, all of it and random ones, on one,
-three and four devices in turn. A stopped run continues on another number of devices.
+**As they were.** Digits, {steps} steps, a row of the ledger every {rows} and a checkpoint every {saves},
+on one, three and four devices. Each run is computed again in {each} intervals, all of it and random ones, on
+one, three and four devices in turn. A stopped run continues on another number of devices.
 
 | run | feed | intervals | pass | rows to the bit |
 |---|---|---|---|---|
 """
 
 CHANGED = """
-**One thing changed.** {count} changes of a run of {steps} steps (`tests/changed_runs.py`), by what they change;
-all steps are computed again. Each is told, most with the step, or listed in the answer as not audited, or leaves
-nothing false: a file that nothing reads, or one that is gone and only said what others say.
+**One thing changed.** {count} changes of a run of {steps} steps (`tests/changed_runs.py`), by what they
+change. All steps are computed again. Each is told, most with the step, or listed in the answer as not
+audited, or leaves nothing false: a file that nothing reads, or one that is gone.
 
 | changed | changes | told with the step | told | listed | nothing false |
 |---|---|---|---|---|---|
 """
 
 AT_RANDOM = """
-**At a random place** of the digits' run. The step is that of the checkpoint or row that was changed, otherwise
-that of the first row after the first step that differs.
+**At a random place** of the digits' run. The step is that of the checkpoint or row that was changed,
+otherwise that of the first row after the first step that differs.
 
 | changed | runs | told | with that step |
 |---|---|---|---|

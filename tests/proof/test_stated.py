@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 import chipwise as cw
-from changed_runs import ALL, ONE, RUNS, recipe, told, trained
+from changed_runs import ALL, METADATA, ONE, RUNS, recipe, told, trained
 from chipwise.proof.audit import audit
 from chipwise.run.on import On
 
@@ -37,6 +37,14 @@ def test_a_change_is_told_or_listed(runs, tmp_path, name):
     else:
         assert not found
         assert expected is None or any(expected in line for line in unaudited)
+
+
+@pytest.mark.drawn(share=0.25)
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_run_of_each_kind_passes(runs, kind):
+    found, unaudited = told(runs(kind), recipe(**RUNS[kind].changes))
+    assert not found and METADATA in unaudited
+    assert not any(name in line for line in unaudited for name in ("best", "fingerprint", "checkpoints/"))
 
 
 @pytest.mark.drawn

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..base import ChipwiseError, Fact, RecipeError, RunError, fact, plain
 from ..base.locks import NAMES as LOCKS
-from ..data.compared import changed_data, compared_data, uncompared
+from ..data.compared import changed_data, uncompared
 from ..machine.arithmetic import fixed
 from ..recipe.recipe import Recipe, difference
 from ..recipe.task import finished
@@ -285,8 +285,7 @@ class _Replay:
         self.passed: dict[int, dict[str, str] | None] = dict.fromkeys(kept)
         self.sums: dict[int, list[bytes]] = {}
         self.best = False
-        data = compared_data(session.recipe.task)
-        self.head = json.loads(json.dumps(head_of(session, data), default=str))
+        self.head = json.loads(json.dumps(head_of(session), default=str))
         bits = [
             [h["computed"].get(n) for n in ("chip", "layout", "devices")]
             for h in (*ledger.heads, self.head)

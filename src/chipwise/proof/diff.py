@@ -22,7 +22,7 @@ import numpy as np
 
 from ..base import Fact, RecipeError, fact, plain
 from ..data.cached import steady
-from ..data.compared import changed_data, compared_data, texts
+from ..data.compared import changed_data, texts
 from ..data.sources import take
 from ..machine.arithmetic import fixed
 from ..machine.compiler import jitted
@@ -148,8 +148,8 @@ def diff(
     settings = difference(a.recipe.describe(), b.recipe.describe())
     settings = [change for change in settings if not change[0].startswith("source")]
     with Session(a.recipe, on) as first, Session(b.recipe, on) as second:
-        data = [compared_data(session.recipe.task) for session in (first, second)]
-        heads = [head_of(*each) for each in zip((first, second), data, strict=True)]
+        data = [session.data_compared for session in (first, second)]
+        heads = [head_of(session) for session in (first, second)]
         same = heads[0]["computed"]["code"] == heads[1]["computed"]["code"]
         changed = dict(changed_data(*map(texts, data)))
         evaluation = _evaluation(a.recipe, b.recipe, "evaluation" in changed)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections import deque
 from collections.abc import Callable, Container
 from typing import Any
@@ -20,8 +21,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..base import Fact, RecipeError
-from ..data.sources import sample_digest
+from ..base import DeviceError, Fact, RecipeError
+from ..data.compared import Data, changed_data, compared_data, texts
 from ..data.watch import Watch
 from ..data.workers import chosen
 from ..machine.arithmetic import settings, versions
@@ -97,12 +98,22 @@ class Session:
     def _compare(self) -> None:
         """Raises `DeviceError`, which names the host, if hosts have different recipes, data or
         chips."""
-        here, task = self.placement.hosts, self.recipe.task
+        here, chip = self.placement.hosts, {"chip": self.machine.chip}
         if here.count == 1:
             return
-        data = {"training": sample_digest(task.train), "evaluation": sample_digest(task.eval)}
-        compared = {"host-differs-recipe": self.recipe.describe(), "host-differs-data": data}
-        here.compare("recipe", compared | {"host-differs": {"chip": self.machine.chip}})
+        recipe = {"host-differs-recipe": self.recipe.describe(), "host-differs": chip}
+        here.compare("recipe", recipe)
+        first, *others = here.everyone("data", texts(self.data_compared))
+        for host, own in enumerate(others, 1):
+            for name, what in changed_data(first, own):
+                which = {"host": host, "host_name": here.names[host], "name": name}
+                raise DeviceError("host-differs-data", **which, what=what)
+
+    @functools.cached_property
+    def data_compared(self) -> Data:
+        """How far the recipe's data is compared. Reads some of it, so it is asked for before the
+        feed reads in its threads."""
+        return compared_data(self.recipe.task)
 
     @property
     def start(self) -> Fact:

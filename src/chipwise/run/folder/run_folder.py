@@ -22,7 +22,7 @@ from ...base import ChipwiseError, DivergedError, RunError, Stopped, locks
 from ...base.figures import known
 from ...base.files import open_inside, put_inside, read_inside, to_write
 from ...data.class_names import names_in
-from ...data.compared import Data, compared_data
+from ...data.compared import Data
 from ...machine.fingerprint import this_machine
 from ...recipe.recipe import Recipe
 from ...step.state import nbytes
@@ -120,7 +120,7 @@ class RunFolder:
         check_savable(session.abstract)
         recipe, needed = recorded(session.recipe), 4 * nbytes(session.abstract)
         with contextlib.closing(cls(path, recipe, needed, fresh)) as folder:
-            folder.data = compared_data(session.recipe.task)  # before the feed reads it, in threads
+            folder.data = session.data_compared
             yield folder
 
     @property
