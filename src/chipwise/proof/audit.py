@@ -21,7 +21,7 @@ from ..recipe.task import finished
 from ..run.folder.checkpoint import restore_run, state_of
 from ..run.folder.early_stopping import FOLDER
 from ..run.folder.ledger import head_of
-from ..run.folder.run_folder import recorded
+from ..run.folder.run_folder import BESIDE, recorded
 from ..run.folder.run_reader import (
     DIGESTS,
     LEDGER,
@@ -253,8 +253,6 @@ def _intervals(
     return joined
 
 
-BESIDE = ("source", "classes", "texts")
-"""The fields of recipe.json beside the settings."""
 KNOWN = {"recipe.json", "metrics.jsonl", LEDGER, "result.json", "checkpoints", FOLDER, FILE, *LOCKS}
 """The names in a run folder of which an audit computes something again, its own answer, and
 locks."""
