@@ -254,8 +254,7 @@ def _intervals(
 
 
 KNOWN = {"recipe.json", "metrics.jsonl", LEDGER, "result.json", "checkpoints", FOLDER, FILE, *LOCKS}
-"""The names in a run folder of which an audit computes something again, its own answer, and
-locks."""
+"""The files in a run folder that an audit compares, its own answer, and locks."""
 
 
 class _Replay:
@@ -323,7 +322,7 @@ class _Replay:
             found = self._compared(step, whole=True) or self._metrics(step) or self._ended(step)
             if found is not None:
                 return found
-            if step in self.passed:
+            if self.exact and step in self.passed:
                 self.sums[step] = self._sums()
         return None
 
@@ -350,7 +349,7 @@ class _Replay:
         self.best = kept is not None and unlike is not None
         unlike = [*(unlike or ()), *["step"] * (kept is not None and kept.step != step)]
         if kept is not None and not unlike:
-            value = self.session.evaluate().get(kept.metric.removeprefix("eval/"))
+            value = self._evaluated().get(kept.metric)
             unlike += [] if equal(kept.value, value, 0.0) else [kept.metric]
         facts = {"run": str(self.run), "step": step, "what": unlike}
         return fact("audit-best", **facts) if unlike else None
@@ -368,9 +367,8 @@ class _Replay:
         state, apart = session.snapshot(), 0.0 if self.exact else APART
         made = fingerprint(parameters(session.recipe, state)) if self.exact else None
         # A run that ended early may have no row of its last steps
-        values = {} if self.stated.has(step, "train/") else self._trained(keep=True)
-        if session.recipe.task.eval is not None:
-            values |= {f"eval/{name}": value for name, value in session.evaluate().items()}
+        trained = {} if self.stated.has(step, "train/") else self._trained(keep=True)
+        values = trained | self._evaluated()
         found = list(result_unlike(self.stored, self.stated, step, made, values, apart))
         facts = {"run": str(self.run), "step": step, "what": found}
         return fact("audit-result", **facts) if found else None
@@ -414,16 +412,18 @@ class _Replay:
         made = finished({name: sum for name, sum in sums.items() if np.all(sum.count)})
         return {f"train/{name}": value for name, value in made.items()}
 
+    def _evaluated(self) -> dict[str, Any]:
+        """The metrics of evaluation, none without evaluation data."""
+        values = {} if self.session.recipe.task.eval is None else self.session.evaluate()
+        return {f"eval/{name}": value for name, value in values.items()}
+
     def _metrics(self, step: int, parts: tuple[str, ...] = METRICS) -> Fact | None:
         """The difference of a row of metrics.jsonl from this step's. *Arguments:* `parts`: those to
         compare. Those of training need all steps since the row before."""
-        session, made = self.session, {}
         asked = [part for part in METRICS if self.stated.has(step, part)]
         wanted = [part for part in asked if part in parts]
-        if "train/" in wanted:
-            made = self._trained()
-        if "eval/" in wanted and session.recipe.task.eval is not None:
-            made |= {f"eval/{name}": value for name, value in session.evaluate().items()}
+        made = self._trained() if "train/" in wanted else {}
+        made |= self._evaluated() if "eval/" in wanted else {}
         self.rows += bool(made) and not self.exact
         if wanted == asked:
             self.seen.add(step)

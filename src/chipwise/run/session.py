@@ -21,8 +21,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..base import DeviceError, Fact, RecipeError
-from ..data.compared import Data, changed_data, compared_data, texts
+from ..base import Fact, RecipeError
+from ..data.compared import Data, compared_data
 from ..data.watch import Watch
 from ..data.workers import chosen
 from ..machine.arithmetic import settings, versions
@@ -31,6 +31,7 @@ from ..recipe.task import Sum, Tree
 from ..step.state import TrainState, count
 from ..step.window import flat, window_length
 from . import feed
+from .alike_hosts import check_alike
 from .evaluate import Evaluator
 from .folder.checkpoint import going_on
 from .indexed import in_training
@@ -74,7 +75,7 @@ class Session:
         self.total, self.step = recipe.clock.total or 0, 0
         self.machine, self.layout, warnings = lay_out(recipe, on)
         self.placement = Placement.laid(self.machine, self.layout)
-        self._compare()
+        check_alike(self.placement.hosts, recipe, self.machine.chip, lambda: self.data_compared)
         self.abstract, self._index = in_training(recipe)
         self.warnings: list[Any] = [*warnings, *recipe.warnings()]
         chosen(recipe.task.train, on.workers)  # raises for impossible workers
@@ -94,20 +95,6 @@ class Session:
         self.watch = Watch(recipe.task.train, None, self.placement.share)
         self._open = contextlib.ExitStack()
         self._queued: deque[Any] = deque()
-
-    def _compare(self) -> None:
-        """Raises `DeviceError`, which names the host, if hosts have different recipes, data or
-        chips."""
-        here, chip = self.placement.hosts, {"chip": self.machine.chip}
-        if here.count == 1:
-            return
-        recipe = {"host-differs-recipe": self.recipe.describe(), "host-differs": chip}
-        here.compare("recipe", recipe)
-        first, *others = here.everyone("data", texts(self.data_compared))
-        for host, own in enumerate(others, 1):
-            for name, what in changed_data(first, own):
-                which = {"host": host, "host_name": here.names[host], "name": name}
-                raise DeviceError("host-differs-data", **which, what=what)
 
     @functools.cached_property
     def data_compared(self) -> Data:
