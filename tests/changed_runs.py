@@ -57,6 +57,7 @@ RUNS = {
         {**OFTEN, "eval_every": "2st", "keep_best": "eval/accuracy", "patience": "4st"},
     ),
     "few rows": Kind({}, {**OFTEN, "log_every": "end", "ledger": "100%", "keep_best": "eval/loss"}),
+    "stopped": Kind({}, {**OFTEN, "stop_after": "9st", "keep_best": "eval/loss"}),
     "unevaluated": Kind({"eval": None}, {**OFTEN, "eval_every": None}),
 }
 
@@ -688,6 +689,17 @@ OF_OTHER_KINDS: dict[str, tuple[str, Change, Any]] = {
         "few rows",
         sealed(FIRST, "optimizer."),
         (DIFFERS, 7),
+    ),
+    "the newest checkpoint of a stopped run": ("stopped", of_other("checkpoints/9"), (DIFFERS, 9)),
+    "an earlier checkpoint as the newest one": (
+        "stopped",
+        all_of(gone("checkpoints/9"), renamed(FIRST, "checkpoints/9")),
+        (DAMAGED, 9),
+    ),
+    "an invented result of a stopped run": (
+        "stopped",
+        content("result.json", '{"steps": 20, "metrics": {"eval/accuracy": 0.9}}'),
+        (LEDGER, None),
     ),
     "accuracy of a run without evaluation": ("unevaluated", added("eval/accuracy", "lr"), (DIFFERS, 4)),
     "accuracy in the result of a run without evaluation": (

@@ -163,8 +163,8 @@ def _changes(
         "checkpoints/": stored.checkpoints,
     }
     for file, there in steps.items():
-        if beyond := [step for step in there if step > total]:
-            yield fact("audit-beyond", run=run, file=file, step=beyond[0], total=total)
+        if (last := max(there, default=0)) > total:
+            yield fact("audit-beyond", run=run, file=file, step=last, total=total)
 
 
 def _unaudited(replay: _Replay, made: list[tuple[int, int]]) -> list[str]:
@@ -173,17 +173,16 @@ def _unaudited(replay: _Replay, made: list[tuple[int, int]]) -> list[str]:
     given = recorded(replay.session.recipe)
     names = [f"recipe.json: {n}" for n in BESIDE if stored.recipe.get(n) != given.get(n)]
     names += [f"metrics.jsonl: {', '.join(rows.columns)}"] if rows.columns else []
-    again = [step for low, high in made for step in ledger.rows if low < step <= high]
-    silent = [step for step in again if not any(rows.has(step, part) for part in METRICS)]
-    computed = [step for step in rows.at if any(rows.has(step, part) for part in METRICS)]
+    again = {step for low, high in made for step in ledger.rows if low < step <= high}
+    measured = {step for step in rows.at if any(rows.has(step, part) for part in METRICS)}
     for file, what, steps in (
-        ("metrics.jsonl", "", [step for step in rows.at if step not in replay.seen]),
-        ("metrics.jsonl", " without a row", silent),
-        (LEDGER, "", [step for step in ledger.rows if step not in replay.compared]),
-        (LEDGER, " without a row", [step for step in computed if step not in ledger.rows]),
+        ("metrics.jsonl", "", rows.at.keys() - replay.seen),
+        ("metrics.jsonl", " without a row", again - measured),
+        (LEDGER, "", ledger.rows.keys() - replay.compared),
+        (LEDGER, " without a row", measured - ledger.rows.keys()),
     ):
         if steps:
-            names.append(f"{file}: {len(steps)} steps{what}, the first is {steps[0]}")
+            names.append(f"{file}: {len(steps)} steps{what}, the first is {min(steps)}")
     recipes = sha_of({n: v for n, v in stored.recipe.items() if n not in BESIDE})
     for head in ledger.heads:
         unlike = [name for name, *_ in difference(head["computed"], replay.head["computed"])]
@@ -196,7 +195,7 @@ def _unaudited(replay: _Replay, made: list[tuple[int, int]]) -> list[str]:
         known = part == "train/" or replay.session.recipe.task.eval is not None
         if known and not any(rows.has(step, part) for step in rows.at):
             names.append(f"metrics.jsonl: no row has {part}")
-    last, total = max(replay.ledger.rows), replay.session.total
+    last, total = max(ledger.rows), replay.session.total
     if stored.result is None and last < total:
         names.append(f"what follows step {last} of {total}: the run is not finished")
     if not replay.ended:
@@ -208,7 +207,8 @@ def _unaudited(replay: _Replay, made: list[tuple[int, int]]) -> list[str]:
     audited |= {"best"} if one_rule(stored) else set()
     if replay.ended and (others := [name for name in stored.result or () if name not in audited]):
         names.append(f"result.json: {', '.join(others)}")
-    if (steps_in(stored.path / FOLDER) or stored.kept) and not replay.best:
+    stated = stored.kept is not None and stored.kept.value is not None
+    if (steps_in(stored.path / FOLDER) or stated) and not replay.best:
         names.append(f"{FOLDER}/")
     there = replay.ended.union(stored.checkpoints)
     names += [f"checkpoints/{step}" for step in sorted(there - replay.checkpoints)]
@@ -222,8 +222,10 @@ def _intervals(
     ledger: StoredLedger, stored: StoredRun, recipe: Recipe, steps: str | None, every: str | None
 ) -> list[tuple[int, int]]:
     """The intervals (after, to) to compute again, apart from each other and in order."""
-    rows = sorted(row for row in ledger.rows if row <= (recipe.clock.total or 0)) or [0]
-    starts = [0, *(step for step in stored.checkpoints if step <= rows[-1])]
+    total = recipe.clock.total or 0
+    rows = sorted(row for row in ledger.rows if row <= total) or [0]
+    starts = [0, *(step for step in stored.checkpoints if step <= total)]
+    end = max(rows[-1], *starts)
 
     def after(step: int) -> int:
         return next((row for row in rows if row > step), step)
@@ -233,13 +235,13 @@ def _intervals(
 
     if steps is not None:
         first, colon, last = steps.partition(":")
-        ends = [first or "0", (last or str(rows[-1])) if colon else first]
+        ends = [first or "0", (last or str(end)) if colon else first]
         if not all(end.isdecimal() and len(end) < 16 for end in ends) or int(ends[0]) > int(
             ends[1]
         ):
             text = "--steps {steps}: expected two steps, such as 400:500."
             raise RecipeError("audit-steps", text, steps=steps)
-        return [(before(int(ends[0])), min(int(ends[1]), rows[-1]))]
+        return [(before(int(ends[0])), min(int(ends[1]), end))]
     asked = [(start, after(start)) for start in starts]
     if every is not None:
         marks = [mark for mark in recipe.clock.marks(every) if mark <= rows[-1]]
