@@ -184,7 +184,7 @@ def changed(folder: Path) -> bool:
     def made(kind: str, seed: int = 3) -> Path:
         return changed_runs.trained(folder / f"{kind}-{seed}", kind, seed=seed)
 
-    others = "a run that ended early, has few rows or no evaluation"
+    others = "a run that ended early, was stopped, has few rows or no evaluation"
     parts = {**changed_runs.CHANGES, others: changed_runs.OF_OTHER_KINDS}
     for part, names in parts.items():
         counts = collections.Counter[str]()

@@ -658,6 +658,7 @@ CHANGES: dict[str, dict[str, tuple[Change, Any]]] = {
         "a file of predictions": (content("predictions.csv", "label\n"), "predictions.csv"),
         "an exported model": (content("exported/model.json", "{}"), "exported"),
         "notes": (content("notes.md", "good"), "notes.md"),
+        "notes whose name has two lines": (content("a\nb", "good"), "a b"),
     },
     "the recipe and the data": {
         "another seed": (given(seed=4), (DIFFERS, 4)),

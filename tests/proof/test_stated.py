@@ -32,6 +32,7 @@ def test_a_change_is_told_or_listed(runs, tmp_path, name):
     run = shutil.copytree(runs(kind), tmp_path / "run")
     given = change(run, lambda: runs(kind, 4))
     found, unaudited = told(run, given or recipe(**RUNS[kind].changes))
+    assert not any("\n" in line for line in unaudited)
     if isinstance(expected, tuple):
         assert expected in found
     else:

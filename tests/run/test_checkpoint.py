@@ -133,6 +133,15 @@ def damage(checkpoint):
             file.write_bytes(file.read_bytes()[:-7])
 
 
+def test_one_with_the_name_of_another_step_is_not_taken_for_it(run, template, tmp_path):
+    copy = shutil.copytree(run[0], tmp_path / "copy")
+    (copy / "checkpoints" / "20").rename(copy / "checkpoints" / "25")
+    shutil.rmtree(copy / "checkpoints" / "30")
+    (state, _), said = restored(copy, template, read_only=True)
+    assert int(state.step) == 10
+    assert [(fact.code, fact["step"]) for fact in said] == [("checkpoint-damaged", 25)]
+
+
 def test_a_run_with_a_damaged_checkpoint_goes_on_from_the_one_before(run, tmp_path, capsys):
     folder, result = run
     shutil.copytree(folder, tmp_path / "run")

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from ..base import ChipwiseError, Fact, RecipeError, RunError, fact, plain
+from ..base.figures import one_line
 from ..base.locks import NAMES as LOCKS
 from ..data.compared import changed_data, uncompared
 from ..machine.arithmetic import fixed
@@ -215,7 +216,8 @@ def _unaudited(replay: _Replay, made: list[tuple[int, int]]) -> list[str]:
     if stored.checkpoints:
         sums = "" if replay.sums.keys() >= {*stored.checkpoints} else ", metrics so far"
         names.append(f"checkpoints: seconds, verified{sums}")
-    return names + sorted({file.name for file in stored.path.iterdir()} - KNOWN)
+    names += sorted({file.name for file in stored.path.iterdir()} - KNOWN)
+    return [one_line(name, 1 << 16) for name in names]
 
 
 def _intervals(
