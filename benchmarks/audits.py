@@ -2,15 +2,21 @@
 
     python benchmarks/audits.py > benchmarks/audits.md
 
-Digits, 60 steps on two simulated devices, a row of the ledger every 5 steps and a checkpoint every 10;
-audited on one to four devices. A changed thing is a byte of a checkpoint, a rate, a label in the data, the
-seed, a line in the loss, a metric or a digest of a row, each at a random place.
+Runs as they were: digits, 60 steps, resident and streamed, on one, three and four simulated devices, each
+with something else that changes no bit: devices that check each other, the noise scale, the best evaluation
+kept, a stop and another number of devices, evaluation by groups. Random intervals of each are computed again
+on one, three and four devices.
+
+Runs in which one thing was changed: the table of `tests/changed_runs.py`, of a run of 20 steps; and of the
+digits, at random places, a byte of a checkpoint, a rate, a label in the data, the seed, a line in the loss, a
+metric or a digest of a row.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -24,6 +30,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import changed_runs
 import chipwise as cw
 from chipwise.data import order
 from chipwise.data.sources import take
@@ -32,7 +41,7 @@ from chipwise.proof.audit import audit
 from chipwise.run.folder.run_reader import LEDGER
 from chipwise.run.on import On
 
-STEPS, ROWS, SAVES, EACH = 60, 5, 10, 50
+STEPS, ROWS, SAVES, EACH, INTERVALS = 60, 5, 10, 50, 5
 
 
 def recipe(*settings: str) -> cw.Recipe:
@@ -98,59 +107,144 @@ KINDS = {
 IN_THE_FOLDER = ("a byte of a checkpoint", "a metric of a row", "a digest of a row")
 
 
+HOW = {"progress": "none", "log_every": f"{ROWS}st", "checkpoint_every": f"{SAVES}st", "keep": f"{SAVES}st"}
+DEVICES = (1, 3, 4)
+HONEST: dict[str, dict] = {
+    "plain": {},
+    "replicas compared (`--verify 50%`)": {"verify": "50%"},
+    "the noise scale (`--noise`)": {"noise": True},
+    "the best kept (`--keep-best`)": {"keep_best": "eval/loss"},
+    "stopped after 33 steps": {"stop_after": "33st"},
+    "evaluated by groups of 16": {"eval_group": 16},
+}
+
 HEAD = """# Audits
 
-`python benchmarks/audits.py`: JAX {jax}, digits, {steps} steps on two simulated CPU devices, a row of the
-ledger every {rows} and a checkpoint every {saves}.
+`python benchmarks/audits.py`: JAX {jax}, simulated CPU devices.
 
-**As it was.** {passed} of {each} random intervals pass on one to four devices: {compared} rows to the bit.
+**As they were.** Digits, {steps} steps, a row of the ledger every {rows} and a checkpoint every {saves},
+on one, three and four devices. Each run is computed again in {each} intervals, all of it and random ones, on
+one, three and four devices in turn. A stopped run continues on another number of devices.
 
-**One thing changed.** The step is that of the checkpoint or row that was changed, otherwise that of the first
-row after the first step that differs.
+| run | feed | intervals | pass | rows to the bit |
+|---|---|---|---|---|
+"""
+
+CHANGED = """
+**One thing changed.** {count} changes of a run of {steps} steps (`tests/changed_runs.py`), by what they
+change. All steps are computed again. Each is told, most with the step, or listed in the answer as not
+audited, or leaves nothing false: a file that nothing reads, or one that is gone.
+
+| changed | changes | told with the step | told | listed | nothing false |
+|---|---|---|---|---|---|
+"""
+
+AT_RANDOM = """
+**At a random place** of the digits' run. The step is that of the checkpoint or row that was changed,
+otherwise that of the first row after the first step that differs.
+
+| changed | runs | told | with that step |
+|---|---|---|---|
 """
 
 
-def main() -> None:
-    draw, told = np.random.default_rng(0), collections.defaultdict(list)
-    how = {
-        "progress": "none",
-        "log_every": f"{ROWS}st",
-        "checkpoint_every": f"{SAVES}st",
-        "keep": f"{SAVES}st",
-    }
-    passed, rows, same = 0, 0, 0
-    with tempfile.TemporaryDirectory() as folder, compiled_once():
-        run = Path(folder, "run")
-        cw.fit(recipe(), run, on=On(devices=2), eval_every="20st", **how)
-        for number in range(EACH):
+def honest(folder: Path, draw) -> bool:
+    """Prints a row for each run that is what it says. *Returns* whether all intervals pass."""
+    runs = [(name, how, feed) for feed in ("device", "host") for name, how in HONEST.items()]
+    whole = True
+    for number, (name, how, feed) in enumerate(runs):
+        run, how = folder / f"honest-{number}", dict(how)
+        task = dataclasses.replace(recipe().task, eval_group=how.pop("eval_group", 1))
+        given = dataclasses.replace(recipe(), task=task)
+        on = {"feed": feed, "verify": how.pop("verify", "0%"), "noise": how.pop("noise", False)}
+        stop = {"stop_after": how.pop("stop_after")} if "stop_after" in how else {}
+        for count, more in enumerate([stop, {}] if stop else [{}]):
+            devices = DEVICES[(number + count) % 3]
+            how |= HOW | {"eval_every": "20st"}
+            cw.fit(given, run, on=On(devices=devices, **on), **how, **more)
+        passed, rows = 0, 0
+        for turn in range(INTERVALS):
             first = int(draw.integers(0, STEPS))
-            steps = f"{first}:{int(draw.integers(first + 1, STEPS + 1))}"
-            verdict, statement = audit(run, recipe(), steps=steps, on=On(devices=1 + number % 4))
+            steps = "0:" if not turn else f"{first}:{int(draw.integers(first + 1, STEPS + 1))}"
+            verdict, statement = audit(run, given, steps=steps, on=On(devices=DEVICES[turn % 3]))
             passed, rows = passed + statement["passed"], rows + statement["rows"]
-            print(number, steps, verdict, file=sys.stderr, flush=True)
-        for number in range(EACH):
-            kind, copy = list(KINDS)[number % len(KINDS)], Path(folder, str(number))
-            shutil.copytree(run, copy)
-            if kind in IN_THE_FOLDER:
-                given, step = recipe(), KINDS[kind](copy, draw)
+            print(name, feed, steps, verdict, file=sys.stderr, flush=True)
+        whole &= passed == INTERVALS
+        print(
+            f"| {name} | {'resident' if feed == 'device' else 'streamed'} | {INTERVALS} | {passed} | {rows} |"
+        )
+    return whole
+
+
+def changed(folder: Path) -> bool:
+    """Prints a row for each file that is changed. *Returns* whether every change is told or listed."""
+    whole = True
+
+    @functools.cache
+    def made(kind: str, seed: int = 3) -> Path:
+        return changed_runs.trained(folder / f"{kind}-{seed}", kind, seed=seed)
+
+    others = "a run that ended early, was stopped, has few rows or no evaluation"
+    parts = {**changed_runs.CHANGES, others: changed_runs.OF_OTHER_KINDS}
+    for part, names in parts.items():
+        counts = collections.Counter[str]()
+        for number, name in enumerate(names):
+            kind, change, expected = changed_runs.ALL[name]
+            copy = shutil.copytree(made(kind), folder / f"{part.replace('/', '')}-{number}")
+            given = change(copy, functools.partial(made, kind, 4))
+            given = given or changed_runs.recipe(**changed_runs.RUNS[kind].changes)
+            found, unaudited = changed_runs.told(copy, given)
+            if found:
+                as_said = expected in found
+                counts["step" if any(step is not None for _, step in found) else "told"] += 1
             else:
-                given, step = KINDS[kind](draw)
-            verdict, statement = audit(copy, given, steps=None if "byte" in kind else "0:", on=On(devices=1))
-            at = verdict["step"] if not statement["passed"] else None
-            # The row after the change, or the checkpoint or row that was changed
-            due = step if kind in IN_THE_FOLDER else -(-step // ROWS) * ROWS
-            told[kind].append((not statement["passed"], at == due))
-            same += "byte" in kind and statement["passed"]
-            print(number, kind, step, at, verdict, file=sys.stderr, flush=True)
+                as_said = expected is None or any(expected in line for line in unaudited)
+                counts["false" if expected is None else "listed"] += 1
+            whole &= as_said
+            print(part, name, found or expected, "" if as_said else "WRONG", file=sys.stderr, flush=True)
             shutil.rmtree(copy)
-    about = {"jax": jax.__version__, "steps": STEPS, "rows": ROWS, "saves": SAVES, "each": EACH}
-    print(HEAD.format(**about, passed=passed, compared=rows))
-    print("| changed | runs | told | with that step |\n|---|---|---|---|")
+        each = " | ".join(str(counts[name]) for name in ("step", "told", "listed", "false"))
+        print(f"| {part} | {len(names)} | {each} |")
+    return whole
+
+
+def at_random(folder: Path, draw) -> None:
+    """Prints a row for each kind of change at random places."""
+    told, same, run = collections.defaultdict(list), 0, folder / "run"
+    cw.fit(recipe(), run, on=On(devices=2), eval_every="20st", **HOW)
+    for number in range(EACH):
+        kind, copy = list(KINDS)[number % len(KINDS)], folder / str(number)
+        shutil.copytree(run, copy)
+        if kind in IN_THE_FOLDER:
+            given, step = recipe(), KINDS[kind](copy, draw)
+        else:
+            given, step = KINDS[kind](draw)
+        verdict, statement = audit(copy, given, steps=None if "byte" in kind else "0:", on=On(devices=1))
+        at = verdict["step"] if not statement["passed"] else None
+        # The row after the change, or the checkpoint or row that was changed
+        due = step if kind in IN_THE_FOLDER else -(-step // ROWS) * ROWS
+        told[kind].append((not statement["passed"], at == due))
+        same += "byte" in kind and statement["passed"]
+        print(number, kind, step, at, verdict, file=sys.stderr, flush=True)
+        shutil.rmtree(copy)
     for kind, each in told.items():
         print(f"| {kind} | {len(each)} | {sum(one for one, _ in each)} | {sum(right for _, right in each)} |")
     print(
         f"\nOf the changed bytes, {same} are in parts of the file that nothing reads: the state is the run's."
     )
+
+
+def main() -> None:
+    draw = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder, compiled_once():
+        sizes = {"steps": STEPS, "rows": ROWS, "saves": SAVES, "each": INTERVALS}
+        print(HEAD.format(jax=jax.__version__, **sizes), end="")
+        whole = honest(Path(folder), draw)
+        print(CHANGED.format(count=len(changed_runs.ALL), steps=changed_runs.STEPS), end="")
+        whole &= changed(Path(folder))
+        print(AT_RANDOM, end="")
+        at_random(Path(folder), draw)
+    sys.exit(0 if whole else 1)
 
 
 if __name__ == "__main__":

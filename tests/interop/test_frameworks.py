@@ -35,8 +35,9 @@ def torch_net():
     )  # fmt: skip
 
 
-def torch_task(**data):
-    return cw.torch.task(torch_net(), sys_torch().nn.CrossEntropyLoss(), **CHANNELS_FIRST, **data)
+def torch_task(loss=None, **data):
+    loss = loss or sys_torch().nn.CrossEntropyLoss()
+    return cw.torch.task(torch_net(), loss, **CHANNELS_FIRST, **data)
 
 
 def sys_torch():
@@ -53,13 +54,14 @@ def keras_net():
     ])  # fmt: skip
 
 
-def keras_task(**data):
+def keras_task(loss=None, **data):
     model = keras_net()
     keras = pytest.importorskip("keras")
-    return cw.keras.task(model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), **data)
+    loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return cw.keras.task(model, loss, **data)
 
 
-def nnx_task(**data):
+def nnx_task(loss=cw.losses.softmax_cross_entropy, **data):
     from flax import nnx
 
     class Net(nnx.Module):
@@ -72,7 +74,7 @@ def nnx_task(**data):
         def __call__(self, x):
             return self.head(self.drop(nnx.relu(self.norm(self.conv(x))).mean((1, 2))))
 
-    return cw.nnx.task(lambda rngs: Net(rngs), cw.losses.softmax_cross_entropy, **data)
+    return cw.nnx.task(lambda rngs: Net(rngs), loss, **data)
 
 
 def linen_net():
@@ -89,8 +91,8 @@ def linen_net():
     return Net()
 
 
-def linen_task(**data):
-    return cw.linen.task(linen_net(), cw.losses.softmax_cross_entropy, **data)
+def linen_task(loss=cw.losses.softmax_cross_entropy, **data):
+    return cw.linen.task(linen_net(), loss, **data)
 
 
 def equinox_net():
@@ -116,8 +118,8 @@ def equinox_net():
     return Net
 
 
-def equinox_task(**data):
-    return cw.equinox.task(equinox_net(), cw.losses.softmax_cross_entropy, **data)
+def equinox_task(loss=cw.losses.softmax_cross_entropy, **data):
+    return cw.equinox.task(equinox_net(), loss, **data)
 
 
 FRAMEWORKS = {
@@ -146,6 +148,35 @@ def test_the_same_bits_on_1_2_4_and_8_devices(framework):
     losses = [r.metrics["eval/loss"] for r in results]
     np.testing.assert_allclose(losses, losses[0], rtol=1e-6)  # evaluation's batch is as large as fits
     assert set(results[0].metrics) >= {"train/loss", "train/accuracy", "eval/loss", "eval/accuracy"}
+
+
+def comparing(outputs, target):
+    """The losses `(batch,)` of finding each example's own embedding among those of the batch."""
+    return cw.losses.softmax_cross_entropy(outputs @ outputs.T, jnp.arange(len(outputs)))
+
+
+def comparing_in_torch(outputs, target):
+    torch = sys_torch()
+    return torch.nn.functional.cross_entropy(outputs @ outputs.T, torch.arange(len(outputs)))
+
+
+@pytest.mark.slow
+@pytest.mark.drawn(share=0.25)
+@each
+def test_a_loss_that_compares_is_evaluated_by_groups(framework):
+    """Of 8 examples, the last one of 5; the same bits on 1, 3 and 8 devices."""
+    own = comparing_in_torch if framework == "torch" else comparing
+    held_out = cw.Arrays(**{name: column[:29] for name, column in DATA.columns.items()})
+    task = FRAMEWORKS[framework](loss=own, train=DATA, eval=held_out, eval_group=8)
+    results = [fit(task, devices, duration="2st") for devices in (1, 3, 8)]
+    losses = [r.metrics["eval/loss"] for r in results]
+    assert len(set(losses)) == 1 and len({r.fingerprint for r in results}) == 1
+    first, *_ = results
+    groups = [{n: jnp.asarray(c[i : i + 8]) for n, c in held_out.columns.items()} for i in range(0, 29, 8)]
+    sums = [task.loss(first.params, first.state, group, None, False)[0]["loss"] for group in groups]
+    expected = sum(float(one.total) for one in sums) / sum(float(one.count) for one in sums)
+    np.testing.assert_allclose(losses[0], expected, rtol=1e-5)
+    assert losses[0] > 0.5  # of one example at a time it is 0
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,15 @@
 """`diff` names the first step, the cause and the line: a dozen prepared pairs."""
 
+import dataclasses
 import json
 import shutil
 import time
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import chipwise as cw
 import pairs
@@ -13,6 +17,7 @@ import tasks
 from chipwise.proof.diff import Side, diff
 from chipwise.run.folder.run_reader import read_run
 from chipwise.run.on import On
+from chipwise.run.programs import Programs
 from refusals import refused
 
 ONE = On(devices=1)
@@ -99,6 +104,91 @@ def test_runs_of_equal_recipes_that_part_are_told_and_which_is_odd(run, tmp_path
     assert diff(a, Side("A again", recipe, read_run(run)), on=ONE).verdict.code == "diff-same"
 
 
+def trained(folder, **changes):
+    """A run as `run` is, of a changed task."""
+    recipe = tasks.recipe(duration="8st", task=tasks.task(**changes))
+    how = {"log_every": "1st", "eval_every": None, "checkpoint_every": "4st"}
+    cw.fit(recipe, folder, on=ONE, progress="none", **how)
+    return folder
+
+
+def relabelled(data):
+    columns = {name: np.array(column) for name, column in data.columns.items()}
+    columns["label"][7] = (columns["label"][7] + 1) % tasks.CLASSES
+    return cw.Arrays(**columns)
+
+
+def flipping(monkeypatch, part, step):
+    """Makes the device flip a bit of a part of its state, after one step."""
+    computed, steps = Programs.step, []
+
+    def faulty(self, carry, *given):
+        carry, token = computed(self, carry, *given)
+        steps.append(len(steps) + 1)
+        if steps[-1] == step:
+            leaves, structure = jax.tree.flatten(getattr(carry[0], part))
+            largest = max(range(len(leaves)), key=lambda i: leaves[i].size)
+            words = lax.bitcast_convert_type(leaves[largest], jnp.uint32)
+            leaves[largest] = lax.bitcast_convert_type(words.at[5].set(words[5] ^ 1), jnp.float32)
+            carry = [dataclasses.replace(carry[0], **{part: jax.tree.unflatten(structure, leaves)})]
+        return carry, token
+
+    monkeypatch.setattr(Programs, "step", faulty)
+
+
+@pytest.mark.slow
+@pytest.mark.as_users_compile
+@pytest.mark.parametrize(("part", "parts"), [("params", ["parameters"]), ("optimizer", ["optimizer"])])
+def test_a_bit_that_a_device_flipped_is_found(run, tmp_path, monkeypatch, part, parts):
+    with monkeypatch.context() as patch:
+        flipping(patch, part, 6)
+        trained(tmp_path / "b")
+    recipe = tasks.recipe(duration="8st")
+    a, b = Side("A", recipe, read_run(run)), Side("B", recipe, read_run(tmp_path / "b"))
+    for sides in ((a, b), (b, a)):
+        found = diff(*sides, on=ONE)
+        assert (found.verdict.code, found.runs_part, found.parts) == ("diff-runs", 6, parts)
+        assert (found.step, found.compared, found.odd) == (None, 6, ["B"])
+
+
+@pytest.mark.slow
+@pytest.mark.as_users_compile
+def test_runs_on_other_data_that_is_gone(run, tmp_path):
+    """Both recipes read what is there now, but the runs state what they were trained on."""
+    recipe = tasks.recipe(duration="8st")
+    a, b = Side("A", recipe, read_run(run)), read_run(trained(tmp_path / "b", train=relabelled(tasks.data())))
+    found = diff(a, Side("B", recipe, b), on=ONE)
+    assert found.verdict.code == "diff-runs" and found.odd == ["B"]
+    assert "data.training" in [cause["name"] for cause in found.causes if cause.code == "diff-known"]
+    evaluated = relabelled(tasks.data(53, 1))
+    found = diff(a, Side("C", recipe, read_run(trained(tmp_path / "c", eval=evaluated))), on=ONE)
+    assert (found.verdict.code, found.evaluation) == ("diff-evaluation", ["its data"])
+
+
+@pytest.mark.slow
+def test_evaluations_of_other_values_are_a_difference(run, tmp_path):
+    other = shutil.copytree(run, tmp_path / "b")
+    rows = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
+    (last,) = [row for row in rows if "eval/accuracy" in row]
+    last["eval/accuracy"] += 0.5
+    (other / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = tasks.recipe(duration="8st")
+    found = diff(Side("A", recipe, read_run(run)), Side("B", recipe, read_run(other)), on=ONE)
+    assert (found.verdict.code, found.evaluation) == ("diff-evaluation", ["its values after step 8"])
+
+
+@pytest.mark.slow
+def test_runs_without_a_step_in_common_are_not_called_the_same(run, tmp_path):
+    sides = []
+    for name in (0, 1):
+        folder = shutil.copytree(run, tmp_path / str(name))
+        head, *rows = (folder / "ledger.jsonl").read_text().splitlines(keepends=True)
+        (folder / "ledger.jsonl").write_text("".join([head, *rows[name::2]]))
+        sides.append(Side(str(name), tasks.recipe(duration="8st"), read_run(folder)))
+    found = diff(*sides, on=ONE)
+    assert found.verdict.code == "diff-uncompared" and found.uncompared
+
+
 @pytest.mark.slow
 def test_what_is_known_of_each_run_is_told(run, tmp_path):
     other = changed_copy(run, tmp_path / "b", 2)
@@ -106,10 +196,13 @@ def test_what_is_known_of_each_run_is_told(run, tmp_path):
     events[0]["computed"]["versions"]["jaxlib"] = "0.1"
     events[1]["verified"]["faults"] = [{"step": 3}]
     (other / "processes.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    result = json.loads((other / "result.json").read_text())
+    result["feed"]["data"] = "streamed"
+    (other / "result.json").write_text(json.dumps(result))
     recipe = tasks.recipe(duration="8st")
     found = diff(Side("A", recipe, read_run(run)), Side("B", recipe, read_run(other)), on=ONE)
     known = {cause["name"]: (cause["a"], cause["b"]) for cause in found.causes if cause.code == "diff-known"}
-    assert set(known) == {"versions.jaxlib", "faults"} and known["faults"] == (0, 1)
+    assert set(known) == {"versions.jaxlib", "faults", "feed"} and known["faults"] == (0, 1)
 
 
 def another_metric(params, state, batch, key, train):

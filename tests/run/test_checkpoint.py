@@ -133,6 +133,15 @@ def damage(checkpoint):
             file.write_bytes(file.read_bytes()[:-7])
 
 
+def test_one_with_the_name_of_another_step_is_not_taken_for_it(run, template, tmp_path):
+    copy = shutil.copytree(run[0], tmp_path / "copy")
+    (copy / "checkpoints" / "20").rename(copy / "checkpoints" / "25")
+    shutil.rmtree(copy / "checkpoints" / "30")
+    (state, _), said = restored(copy, template, read_only=True)
+    assert int(state.step) == 10
+    assert [(fact.code, fact["step"]) for fact in said] == [("checkpoint-damaged", 25)]
+
+
 def test_a_run_with_a_damaged_checkpoint_goes_on_from_the_one_before(run, tmp_path, capsys):
     folder, result = run
     shutil.copytree(folder, tmp_path / "run")
@@ -277,7 +286,7 @@ def test_arrays_that_a_header_alone_states_are_not_read(tmp_path, monkeypatch):
     """Here a large array of zeros, which is small in its file, and a small recipe."""
     zeros = {"w": np.zeros((1000, 1000), np.float32)}
     with contextlib.closing(Checkpoints(tmp_path / "checkpoints")) as checkpoints:
-        checkpoints.save(1, zeros, {})
+        checkpoints.save(1, zeros, {"step": 1})
         checkpoints.wait()
         monkeypatch.setattr(module, "_ANYWAY", 0)
         assert checkpoints.restore(zeros, print)[0]["w"].shape == (1000, 1000)  # as the recipe has it

@@ -216,6 +216,7 @@ BAD = {
         lambda text: text.replace("\n", "\nnot a row\n", 1),
         lambda text: text.replace("\n", "\n" + "[" * 100_000 + "\n", 1),
         lambda text: text.replace('"data": {', '"data": 3, "more": {', 1),
+        lambda text: text.replace('"training": "', '"training": 3, "more": "', 1),
     ],
     "ledger-version": [lambda text: text.replace('"ledger": 1', '"ledger": 2', 1)],
 }

@@ -24,8 +24,8 @@ def loss(params, state, batch, key, train):
     return {"loss": cw.Sum.of((x @ params["w"] - batch["label"].astype(jnp.float32)) ** 2)}, state
 
 
-def fit(source, run, **how):
-    task = cw.Task(init=init, loss=loss, train=source)
+def fit(source, run, held_out=None, **how):
+    task = cw.Task(init=init, loss=loss, train=source, eval=held_out)
     recipe = cw.Recipe(task=task, batch=4, replicas=1, duration="4st", optimizer=cw.sgd(lr=1e-6))
     return cw.fit(recipe, run, **{**HOW, **how})
 
@@ -77,6 +77,14 @@ def test_a_source_of_ones_own_with_another_label_is_refused(tmp_path):
     with refused(cw.errors.RunError, "ledger-of-other-data", name="training", what=["labels"]):
         fit(Own(1), tmp_path)
     assert fit(Own(), tmp_path).steps == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("over", [False, True])
+def test_another_label_of_the_evaluation_is_refused(tmp_path, over):
+    fit(Own(), tmp_path, Own(), stop_after=None if over else "2st")
+    with refused(cw.errors.RunError, "ledger-of-other-data", name="evaluation", what=["labels"]):
+        fit(Own(), tmp_path, Own(1))
 
 
 @pytest.mark.slow

@@ -103,6 +103,14 @@ def changed_data(before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[
             yield name, list(dict.fromkeys(parts))  # portions have one name
 
 
+def uncompared(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    """Yields the name of each data with parts that only one of `before` and `now` has, and the
+    parts."""
+    for name in now:
+        if parts := sorted(_parts(before.get(name)).keys() ^ _parts(now[name]).keys()):
+            yield f"{name} data ({', '.join(parts)})"
+
+
 def _parts(text: str | None) -> dict[str, str]:
     return {
         name: digest for name, _, digest in (part.rpartition(":") for part in (text or "").split())

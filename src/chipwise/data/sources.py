@@ -36,7 +36,6 @@ from ..recipe.source import Spec as Spec
 from ..recipe.source import kind_of, narrow, read_example
 from ..recipe.source import spec_of as spec_of
 from .draws import Drawn
-from .order import spread
 from .stages import stage
 
 
@@ -343,15 +342,6 @@ def _examples(source: Any, indices: list[int]) -> Iterator[tuple[int, Any]]:
             "batch-hook-length", wrong, source=kind, examples=len(examples), indices=len(indices)
         )
     yield from zip(indices, examples, strict=True)
-
-
-def sample_digest(source: Any) -> str | None:
-    """SHA-256 of some examples spread over `source`, to compare the data of hosts. `None` for no
-    data, and for custom sources, which may return different examples each time."""
-    known = isinstance(source, (Arrays, Lazy)) or has(source, "fill")
-    if source is None or not known or not len(source):
-        return None
-    return columns_digest(take(source, spread(len(source), 8)))[:16]
 
 
 def columns_digest(columns: Columns) -> str:

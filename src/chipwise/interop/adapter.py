@@ -37,7 +37,7 @@ class Data:
 
     *Fields:*
 
-    - `train`, `eval`, `augment`, `mix`, `classes`, `better`: as in `Task`.
+    - `train`, `eval`, `augment`, `mix`, `classes`, `better`, `eval_group`: as in `Task`.
     - `inputs`: the model's arguments. One of a column's name, a tuple or list of names in the order
       of the arguments, a dict of an argument's name to a column's, or a function of the batch (a
       dict of arrays) that returns an array, a tuple of arguments or a dict of keyword arguments.
@@ -58,6 +58,7 @@ class Data:
     mix: Callable | None = None
     classes: int | None = None
     better: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    eval_group: int = 1
 
     def arguments(self, batch: Batch, params: Tree) -> tuple[tuple, dict]:
         """The model's arguments. Casts floating-point arrays to the dtype of its parameters."""
@@ -136,6 +137,7 @@ class Data:
             mix=self.mix,
             classes=classes,
             better=self.better,
+            eval_group=self.eval_group,
             class_names=tuple(getattr(self.train, "class_names", ())),
         )
 

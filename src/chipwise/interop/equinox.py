@@ -49,6 +49,7 @@ def task(
     mix: Callable | None = None,
     classes: int | None = None,
     better: Mapping[str, str] = {},
+    eval_group: int = 1,
 ) -> Task:
     """Makes a `Task` of an Equinox module and a loss.
 
@@ -102,7 +103,7 @@ def task(
         return outputs, _state(held), None
 
     kind = type(abstract).__name__
-    columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better)
+    columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better, eval_group)
     return stated(columns.task("equinox", kind, init, with_loss(forward, loss, kind)), kind, loss)
 
 

@@ -52,6 +52,7 @@ def task(
     mix: Callable | None = None,
     classes: int | None = None,
     better: Mapping[str, str] = {},
+    eval_group: int = 1,
 ) -> Task:
     """Makes a `Task` of a Keras model and a loss.
 
@@ -83,7 +84,7 @@ def task(
     given = _loss(keras, model, loss)
     judge = _judge(keras, model, given, compiled=loss is None)
     metrics = metrics if isinstance(metrics, Mapping) else _metrics(keras, model, given, metrics)
-    columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better)
+    columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better, eval_group)
     trained, other, seeds = _variables(model)
     has_mode = "training" in inspect.signature(model.call).parameters
     start = {name: np.asarray(v.value) for name, v in {**trained, **other}.items()}

@@ -39,6 +39,7 @@ def task(
     mix: Callable | None = None,
     classes: int | None = None,
     better: Mapping[str, str] = {},
+    eval_group: int = 1,
 ) -> Task:
     """Makes a `Task` of a Linen module and a loss.
 
@@ -61,7 +62,7 @@ def task(
     if mode is not None and mode not in known:
         raise unknown("linen-mode", f"argument of {type(module).__name__}", mode, list(known)[1:])
     name = mode or (names[0] if names else None)
-    columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better)
+    columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better, eval_group)
 
     def hold(call: Callable, given: tuple, named: dict, context: Any) -> Any:
         """Makes batch norm with frozen statistics use them."""

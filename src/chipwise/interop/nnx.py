@@ -38,6 +38,7 @@ def task(
     mix: Callable | None = None,
     classes: int | None = None,
     better: Mapping[str, str] = {},
+    eval_group: int = 1,
 ) -> Task:
     """Makes a `Task` of a Flax NNX module and a loss.
 
@@ -59,7 +60,7 @@ def task(
 
     with nnx.use_eager_sharding(False):
         name = type(nnx.eval_shape(lambda: make_model(nnx.Rngs(0)))).__name__
-    columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better)
+    columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better, eval_group)
     built = columns.task("nnx", name, init, with_loss(forward, loss, name))
     return stated(dataclasses.replace(built, sharding=sharding(make_model)), name, loss)
 

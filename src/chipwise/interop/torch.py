@@ -51,6 +51,7 @@ def task(
     mix: Callable | None = None,
     classes: int | None = None,
     better: Mapping[str, str] = {},
+    eval_group: int = 1,
 ) -> Task:
     """Makes a `Task` of a PyTorch module and a loss.
 
@@ -73,7 +74,7 @@ def task(
     """
     traced, columns = (
         Traced(module),
-        Data(train, eval, inputs, target, metrics, augment, mix, classes, better),
+        Data(train, eval, inputs, target, metrics, augment, mix, classes, better, eval_group),
     )
     scored = _scored(traced, loss)
     built = columns.task("torch", traced.name, lambda key: traced.init(key), scored)

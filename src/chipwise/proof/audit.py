@@ -13,26 +13,31 @@ import jax
 import numpy as np
 
 from ..base import ChipwiseError, Fact, RecipeError, RunError, fact, plain
-from ..data.compared import changed_data, compared_data
+from ..base.figures import one_line
+from ..base.locks import NAMES as LOCKS
+from ..data.compared import changed_data, uncompared
 from ..machine.arithmetic import fixed
 from ..recipe.recipe import Recipe, difference
 from ..recipe.task import finished
 from ..run.folder.checkpoint import restore_run, state_of
 from ..run.folder.early_stopping import FOLDER
 from ..run.folder.ledger import head_of
+from ..run.folder.run_folder import BESIDE, recorded
 from ..run.folder.run_reader import (
     DIGESTS,
+    LEDGER,
     StoredLedger,
     StoredRun,
     disagreement,
     read_ledger,
     read_run,
     sha_of,
+    steps_in,
 )
 from ..run.on import ALL, On
 from ..run.session import Session
 from ..step.state import fingerprint, parameters
-from .stated import FILES, METRICS, Rows, equal, result_unlike
+from .stated import METRICS, Rows, equal, one_rule, result_unlike
 
 FILE = "audit.json"
 SCHEMA = "chipwise.audit/1"
@@ -137,7 +142,7 @@ def _changes(
 ) -> Iterator[Fact]:
     """The differences from the run's own account of its recipe, data, ledger and length."""
     run = str(stored.path)
-    if changed := disagreement(stored.recipe, recipe.describe()):
+    if changed := disagreement(stored.recipe, recorded(recipe)):
         yield fact(
             "audit-other-recipe",
             "The recipe is not {run}'s: {changed:changes}.",
@@ -151,49 +156,78 @@ def _changes(
         yield fact("audit-other-data", name=name, run=run, what=what)
     if stored.result is not None and stored.result.get("ledger") != ledger.digest:
         yield fact("audit-other-ledger", run=run)
-    total = recipe.clock.total
-    beyond = [row["step"] for row in stored.rows if total is not None and row["step"] > total]
-    if beyond:
-        yield fact("audit-beyond", run=run, step=beyond[0], total=total)
+    yield from stored.problems
+    total = recipe.clock.total or 0
+    steps = {
+        "metrics.jsonl": [row["step"] for row in stored.rows],
+        LEDGER: ledger.rows,
+        "checkpoints/": stored.checkpoints,
+    }
+    for file, there in steps.items():
+        if (last := max(there, default=0)) > total:
+            yield fact("audit-beyond", run=run, file=file, step=last, total=total)
 
 
 def _unaudited(replay: _Replay, made: list[tuple[int, int]]) -> list[str]:
     """The contents of the run folder that were not computed again."""
-    stored, rows = replay.stored, replay.stated
-    names = [f"metrics.jsonl: {', '.join(rows.columns)}"] if rows.columns else []
-    if steps := [step for step in rows.at if step not in replay.seen]:
-        names.append(f"metrics.jsonl: {len(steps)} steps, the first is {steps[0]}")
-    silent = [step for low, high in made for step in replay.ledger.rows if low < step <= high]
-    silent = [step for step in silent if not any(rows.has(step, part) for part in METRICS)]
-    if silent:
-        names.append(f"metrics.jsonl: {len(silent)} steps without a row, the first is {silent[0]}")
+    stored, rows, ledger = replay.stored, replay.stated, replay.ledger
+    given = recorded(replay.session.recipe)
+    names = [f"recipe.json: {n}" for n in BESIDE if stored.recipe.get(n) != given.get(n)]
+    names += [f"metrics.jsonl: {', '.join(rows.columns)}"] if rows.columns else []
+    again = {step for low, high in made for step in ledger.rows if low < step <= high}
+    measured = {step for step in rows.at if any(rows.has(step, part) for part in METRICS)}
+    for file, what, steps in (
+        ("metrics.jsonl", "", rows.at.keys() - replay.seen),
+        ("metrics.jsonl", " without a row", again - measured),
+        (LEDGER, "", ledger.rows.keys() - replay.compared),
+        (LEDGER, " without a row", measured - ledger.rows.keys()),
+    ):
+        if steps:
+            names.append(f"{file}: {len(steps)} steps{what}, the first is {min(steps)}")
+    recipes = sha_of({n: v for n, v in stored.recipe.items() if n not in BESIDE})
+    for head in ledger.heads:
+        unlike = [name for name, *_ in difference(head["computed"], replay.head["computed"])]
+        unlike += uncompared(head["data"], replay.head["data"])
+        unlike += ["recipe"] * (head.get("recipe") not in (recipes, replay.head["recipe"]))
+        unlike += ["from"] * (head["from"] > 0)
+        if unlike:
+            names.append(f"{LEDGER}: {', '.join(unlike)} of the head from step {head['from']}")
     for part in METRICS:
         known = part == "train/" or replay.session.recipe.task.eval is not None
         if known and not any(rows.has(step, part) for step in rows.at):
             names.append(f"metrics.jsonl: no row has {part}")
-    last, total = max(replay.ledger.rows), replay.session.total
+    last, total = max(ledger.rows), replay.session.total
     if stored.result is None and last < total:
         names.append(f"what follows step {last} of {total}: the run is not finished")
-    if not replay.closed:
+    if not replay.ended:
         names.append(
             "result.json" if stored.result is not None else "the end of the run: no result.json"
         )
-    elif others := [name for name in stored.result or () if name not in AUDITED]:
+    audited = {"recipe", "steps", "metrics", "ledger"}
+    audited |= {"fingerprint"} if replay.exact else set()
+    audited |= {"best"} if one_rule(stored) else set()
+    if replay.ended and (others := [name for name in stored.result or () if name not in audited]):
         names.append(f"result.json: {', '.join(others)}")
-    if (stored.path / FOLDER).exists() and not replay.best:
+    stated = stored.kept is not None and stored.kept.value is not None
+    if (steps_in(stored.path / FOLDER) or stated) and not replay.best:
         names.append(f"{FOLDER}/")
-    names += [
-        f"checkpoints/{step}" for step in stored.checkpoints if step not in replay.checkpoints
-    ]
-    return names + [name for name in FILES if (stored.path / name).exists()]
+    there = replay.ended.union(stored.checkpoints)
+    names += [f"checkpoints/{step}" for step in sorted(there - replay.checkpoints)]
+    if stored.checkpoints:
+        sums = "" if replay.sums.keys() >= {*stored.checkpoints} else ", metrics so far"
+        names.append(f"checkpoints: seconds, verified{sums}")
+    names += sorted({file.name for file in stored.path.iterdir()} - KNOWN)
+    return [one_line(name, 1 << 16) for name in names]
 
 
 def _intervals(
     ledger: StoredLedger, stored: StoredRun, recipe: Recipe, steps: str | None, every: str | None
 ) -> list[tuple[int, int]]:
     """The intervals (after, to) to compute again, apart from each other and in order."""
-    rows = sorted(ledger.rows)
-    starts = [0, *(step for step in stored.checkpoints if step <= rows[-1])]
+    total = recipe.clock.total or 0
+    rows = sorted(row for row in ledger.rows if row <= total) or [0]
+    starts = [0, *(step for step in stored.checkpoints if step <= total)]
+    end = max(rows[-1], *starts)
 
     def after(step: int) -> int:
         return next((row for row in rows if row > step), step)
@@ -203,13 +237,13 @@ def _intervals(
 
     if steps is not None:
         first, colon, last = steps.partition(":")
-        ends = [first or "0", (last or str(rows[-1])) if colon else first]
+        ends = [first or "0", (last or str(end)) if colon else first]
         if not all(end.isdecimal() and len(end) < 16 for end in ends) or int(ends[0]) > int(
             ends[1]
         ):
             text = "--steps {steps}: expected two steps, such as 400:500."
             raise RecipeError("audit-steps", text, steps=steps)
-        return [(before(int(ends[0])), min(int(ends[1]), rows[-1]))]
+        return [(before(int(ends[0])), min(int(ends[1]), end))]
     asked = [(start, after(start)) for start in starts]
     if every is not None:
         marks = [mark for mark in recipe.clock.marks(every) if mark <= rows[-1]]
@@ -223,8 +257,8 @@ def _intervals(
     return joined
 
 
-AUDITED = ("recipe", "steps", "metrics", "fingerprint", "best", "ledger")
-"""The fields of result.json that are computed again."""
+KNOWN = {"recipe.json", "metrics.jsonl", LEDGER, "result.json", "checkpoints", FOLDER, FILE, *LOCKS}
+"""The files in a run folder that an audit compares, its own answer, and locks."""
 
 
 class _Replay:
@@ -235,20 +269,24 @@ class _Replay:
     - `head`: the code, data and machine that compute them.
     - `exact`: whether their bits can be the run's.
     - `rows`: the number of rows compared.
+    - `compared`: the steps whose rows of the ledger were compared whole.
+    - `passed`: the digests of states that were computed at the step of a checkpoint.
+    - `sums`: the metric sums of these states.
     - `seen`: the steps whose metrics were compared.
     - `checkpoints`: the steps whose checkpoints were compared.
-    - `closed`: whether result.json was compared.
+    - `ended`: the step with which result.json was compared, if it was.
     - `best`: whether the best checkpoint was compared.
     """
 
     def __init__(self, stored: StoredRun, ledger: StoredLedger, session: Session):
         self.run, self.ledger, self.session, self.rows = stored.path, ledger, session, 0
         self.stored, self.stated = stored, Rows(stored, session.recipe)
-        self.seen: set[int] = set()
-        self.checkpoints: set[int] = set()
-        self.closed = self.best = False
-        data = compared_data(session.recipe.task)
-        self.head = json.loads(json.dumps(head_of(session, data), default=str))
+        self.seen, self.checkpoints, self.compared, self.ended = (set[int]() for _ in range(4))
+        kept = [*stored.checkpoints, *steps_in(self.run / FOLDER)]
+        self.passed: dict[int, dict[str, str] | None] = dict.fromkeys(kept)
+        self.sums: dict[int, list[bytes]] = {}
+        self.best = False
+        self.head = json.loads(json.dumps(head_of(session), default=str))
         bits = [
             [h["computed"].get(n) for n in ("chip", "layout", "devices")]
             for h in (*ledger.heads, self.head)
@@ -268,20 +306,28 @@ class _Replay:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
             return fact("audit-damaged", step=step, run=str(self.run), reason=reason)
         self.session.begin(state)
+        self.begin = step
         if not step:
             return None
-        self.checkpoints.add(step)
-        return self._compared(step) or self._metrics(step, ("eval/",)) or self._ended(step)
+        own = self._sums()
+        unlike = ["metrics so far"] * (self.sums.get(step, own) != own)
+        return (
+            self._compared(step)
+            or self._found(step, unlike)
+            or self._metrics(step, ("eval/",))
+            or self._ended(step)
+        )
 
     def followed(self, high: int) -> Fact | None:
         """Trains until step `high`. *Returns* the first difference."""
         while self.session.step < high:
             self.session.advance()
             step = self.session.step
-            if (
-                found := self._compared(step) or self._metrics(step) or self._ended(step)
-            ) is not None:
+            found = self._compared(step, whole=True) or self._metrics(step) or self._ended(step)
+            if found is not None:
                 return found
+            if self.exact and step in self.passed:
+                self.sums[step] = self._sums()
         return None
 
     def kept(self) -> Iterator[Fact]:
@@ -290,26 +336,27 @@ class _Replay:
         for step in self.stored.checkpoints:
             if step not in self.checkpoints and (found := self.begun(step)) is not None:
                 yield found
-        if self.exact and (self.run / FOLDER).is_dir() and (found := self._best()) is not None:
+        if self.exact and steps_in(self.run / FOLDER) and (found := self._best()) is not None:
             yield found
 
     def _best(self) -> Fact | None:
-        """The difference of the best checkpoint from the ledger and from the run's record of it."""
-        kept = self.stored.kept
-        try:
-            state = restore_run(self.session.recipe, self.run, best=True).whole
+        """The difference of the best checkpoint from the ledger, or from the computed state, and
+        from the run's record of it."""
+        kept, recipe = self.stored.kept, self.session.recipe
+        try:  # in place of a damaged one comes that of another step, or an error
+            state = restore_run(recipe, self.run, lambda damage: None, best=True).whole
         except ChipwiseError as error:
-            return fact("audit-best", run=str(self.run), what=[error.code])
+            return fact("audit-best", run=str(self.run), step=None, what=[error.code])
         step = int(state.step)
         self.session.begin(state)
-        unlike = [] if kept is not None and kept.step == step else ["step"]
-        if step in self.ledger.rows:
-            unlike += self._unlike(step)
-            self.best = True
+        unlike = self._unlike(step, self._digests())
+        self.best = kept is not None and unlike is not None
+        unlike = [*(unlike or ()), *["step"] * (kept is not None and kept.step != step)]
         if kept is not None and not unlike:
-            value = self.session.evaluate().get(kept.metric.removeprefix("eval/"))
+            value = self._evaluated().get(kept.metric)
             unlike += [] if equal(kept.value, value, 0.0) else [kept.metric]
-        return fact("audit-best", run=str(self.run), what=unlike) if unlike else None
+        facts = {"run": str(self.run), "step": step, "what": unlike}
+        return fact("audit-best", **facts) if unlike else None
 
     def _ended(self, step: int) -> Fact | None:
         """The difference of result.json from the state after the last step, if that is `step`."""
@@ -318,48 +365,74 @@ class _Replay:
             isinstance(kept := (result or {}).get("best"), dict) and kept.get("ended_early") is True
         )
         end = max(self.stored.checkpoints, default=session.total) if early else session.total
-        if result is None or self.closed or step != end:
+        if result is None or self.ended or step != end:
             return None
-        self.closed = True
+        self.ended.add(step)
         state, apart = session.snapshot(), 0.0 if self.exact else APART
         made = fingerprint(parameters(session.recipe, state)) if self.exact else None
-        evaluated = {}
-        if session.recipe.task.eval is not None:
-            evaluated = {f"eval/{name}": value for name, value in session.evaluate().items()}
-        found = list(result_unlike(self.stored, self.stated, step, made, evaluated, apart))
-        return fact("audit-result", run=str(self.run), what=found) if found else None
+        # A run that ended early may have no row of its last steps
+        trained = {} if self.stated.has(step, "train/") else self._trained(keep=True)
+        values = trained | self._evaluated()
+        found = list(result_unlike(self.stored, self.stated, step, made, values, apart))
+        facts = {"run": str(self.run), "step": step, "what": found}
+        return fact("audit-result", **facts) if found else None
 
-    def _compared(self, step: int) -> Fact | None:
-        """The difference of a row of the ledger from the state."""
-        if step not in self.ledger.rows or not self.exact:
+    def _digests(self) -> dict[str, str]:
+        return self.session.programs.digests.read(self.session.digest()).values
+
+    def _compared(self, step: int, whole: bool = False) -> Fact | None:
+        """The difference of a row of the ledger from the state. A state that was restored is also
+        compared with the computed one. One that was computed is compared as a `whole`, with the
+        gradient."""
+        if not self.exact or (step not in self.ledger.rows and step not in self.passed):
             return None
-        self.rows += 1
-        return self._found(step, self._unlike(step))
+        made = self._digests()
+        unlike = self._unlike(step, made, whole)
+        if whole and step in self.passed:
+            self.passed[step] = made
+        if unlike is None:
+            return None
+        self.rows += step in self.ledger.rows
+        self.checkpoints.add(self.begin)  # a false one would have led elsewhere
+        if whole:
+            self.compared.add(step)
+        return self._found(step, unlike)
 
-    def _unlike(self, step: int) -> list[str]:
-        """The digests of the state that are missing in the ledger's row of `step`, or differ from
-        it."""
-        made, there = (
-            self.session.programs.digests.read(self.session.digest()).values,
-            self.ledger.rows[step],
-        )
-        return [name for name in DIGESTS if name in made and there.get(name) != made[name]]
+    def _unlike(self, step: int, made: dict[str, str], whole: bool = False) -> list[str] | None:
+        """The digests of a state that are missing in the ledger's row of `step`, or differ from it.
+        `None` if nothing is known of that step."""
+        there = self.ledger.rows.get(step, self.passed.get(step))
+        if there is None:
+            return None
+        return [name for name in (DIGESTS if whole else made) if there.get(name) != made.get(name)]
+
+    def _sums(self) -> list[bytes]:
+        """The metric sums of the steps since the last row."""
+        return [np.asarray(sum).tobytes() for sum in jax.tree.leaves(self.session.drain(True))]
+
+    def _trained(self, keep: bool = False) -> dict[str, Any]:
+        """The metrics of training since the last row."""
+        sums = jax.device_get(self.session.drain(keep))
+        made = finished({name: sum for name, sum in sums.items() if np.all(sum.count)})
+        return {f"train/{name}": value for name, value in made.items()}
+
+    def _evaluated(self) -> dict[str, Any]:
+        """The metrics of evaluation, none without evaluation data."""
+        values = {} if self.session.recipe.task.eval is None else self.session.evaluate()
+        return {f"eval/{name}": value for name, value in values.items()}
 
     def _metrics(self, step: int, parts: tuple[str, ...] = METRICS) -> Fact | None:
         """The difference of a row of metrics.jsonl from this step's. *Arguments:* `parts`: those to
         compare. Those of training need all steps since the row before."""
-        session, made = self.session, {}
         asked = [part for part in METRICS if self.stated.has(step, part)]
         wanted = [part for part in asked if part in parts]
-        if "train/" in wanted:
-            sums = {n: s for n, s in jax.device_get(session.drain()).items() if np.all(s.count)}
-            made = {f"train/{name}": value for name, value in finished(sums).items()}
-        if "eval/" in wanted and session.recipe.task.eval is not None:
-            made |= {f"eval/{name}": value for name, value in session.evaluate().items()}
+        made = self._trained() if "train/" in wanted else {}
+        made |= self._evaluated() if "eval/" in wanted else {}
         self.rows += bool(made) and not self.exact
         if wanted == asked:
             self.seen.add(step)
-        return self._found(step, self.stated.unlike(step, made, 0.0 if self.exact else APART))
+        apart = 0.0 if self.exact else APART
+        return self._found(step, self.stated.unlike(step, made, tuple(wanted), apart))
 
     def _found(self, step: int, what: list[str]) -> Fact | None:
         if not what:

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..base import Fact, RecipeError, fact, plain
 from ..data.cached import steady
-from ..data.compared import changed_data, compared_data, texts
+from ..data.compared import changed_data, texts
 from ..data.sources import take
 from ..machine.arithmetic import fixed
 from ..machine.compiler import jitted
@@ -31,7 +31,15 @@ from ..run.evaluate import evaluation
 from ..run.feed import flat, host_window
 from ..run.folder.checkpoint import flatten, state_of
 from ..run.folder.ledger import head_of
-from ..run.folder.run_reader import DIGESTS, Rows, StoredRun, read_ledger
+from ..run.folder.run_folder import BESIDE
+from ..run.folder.run_reader import (
+    DIGESTS,
+    Rows,
+    StoredLedger,
+    StoredRun,
+    metrics_of,
+    read_ledger,
+)
 from ..run.on import ALL, On
 from ..run.session import Session
 from ..step.layout import Layout, tree_sum
@@ -54,15 +62,34 @@ class Side:
     run: StoredRun | None = None
 
     @functools.cached_property
-    def rows(self) -> Rows:
+    def ledger(self) -> StoredLedger:
         ledger = None if self.run is None else read_ledger(self.run.path)
-        return {} if ledger is None else ledger.rows
+        return StoredLedger([], {}) if ledger is None else ledger
+
+    @property
+    def rows(self) -> Rows:
+        return self.ledger.rows
+
+    def data(self, now: dict[str, Any]) -> dict[str, Any]:
+        """The digests of its data, as its run states them, otherwise those of `now`."""
+        return self.ledger.heads[-1]["data"] if self.ledger.heads else now
+
+    def evaluations(self, last: int) -> dict[int, dict[str, float]]:
+        """Step to metrics of the run's evaluations until step `last`."""
+        rows = [] if self.run is None else self.run.rows
+        return {
+            row["step"]: values
+            for row in rows
+            if (values := {n: v for n, v in metrics_of(row).items() if n.startswith("eval/")})
+            and row["step"] <= last
+        }
 
     def known(self) -> dict[str, Any]:
-        """The known facts of how the run was computed: the machine, its devices, the versions, and
-        the number of faults."""
+        """The known facts of how the run was computed: the settings and the data that it states,
+        the machine, its devices, the feed, the versions, and the number of faults."""
         if self.run is None:
             return {}
+        feed = (self.run.result or {}).get("feed")
         starts = [start for start in self.run.starts if isinstance(start.get("machine"), dict)]
         ends = [end for end in self.run.processes if end["event"] == "end"]
         checks = [end["verified"] for end in ends if isinstance(end.get("verified"), dict)]
@@ -72,6 +99,9 @@ class Side:
             "machine": last["machine"].get("title"),
             **{name: devices.get(name) for name in ("kind", "count", "hosts", "update")},
             "versions": computed.get("versions") or {},
+            "feed": feed.get("data") if isinstance(feed, dict) else None,
+            "data": self.data({}),
+            "recipe": {n: v for n, v in self.run.recipe.items() if n not in BESIDE},
             "faults": sum(len(check.get("faults") or ()) for check in checks),
         }
 
@@ -102,6 +132,8 @@ class Parting:
     """The names of the runs whose ledger differs from the step computed here."""
     evaluation: list[str] = field(default_factory=list)
     """The differences of their evaluation."""
+    uncompared: bool = False
+    """Whether they are two runs whose ledgers have no step in common."""
 
     @property
     def verdict(self) -> Fact:
@@ -118,6 +150,8 @@ class Parting:
             return fact("diff-runs", **facts | {"step": self.runs_part})
         if self.evaluation:
             return fact("diff-evaluation", **facts | {"what": self.evaluation})
+        if self.uncompared:
+            return fact("diff-uncompared", **facts)
         return fact("diff-not-yet" if self.compared else "diff-same", **facts)
 
     def to_json(self) -> dict[str, Any]:
@@ -148,13 +182,15 @@ def diff(
     settings = difference(a.recipe.describe(), b.recipe.describe())
     settings = [change for change in settings if not change[0].startswith("source")]
     with Session(a.recipe, on) as first, Session(b.recipe, on) as second:
-        data = [compared_data(session.recipe.task) for session in (first, second)]
-        heads = [head_of(*each) for each in zip((first, second), data, strict=True)]
+        data = [session.data_compared for session in (first, second)]
+        heads = [head_of(session) for session in (first, second)]
         same = heads[0]["computed"]["code"] == heads[1]["computed"]["code"]
-        changed = dict(changed_data(*map(texts, data)))
-        evaluation = _evaluation(a.recipe, b.recipe, "evaluation" in changed)
-        found = Parting(a.name, b.name, settings, same, evaluation=evaluation)
+        stated = [side.data(texts(one)) for side, one in zip((a, b), data, strict=True)]
+        evaluation = _evaluation(a.recipe, b.recipe, "evaluation" in dict(changed_data(*stated)))
         agree, last = _ledgers(a.rows, b.rows)
+        evaluation = evaluation or _evaluated(a.evaluations(agree), b.evaluations(agree))
+        apart = None not in (a.run, b.run) and not agree and last is None
+        found = Parting(a.name, b.name, settings, same, evaluation=evaluation, uncompared=apart)
         one, other = (each["training"] for each in data)
         alike = same and not settings and one == other and one.whole and last is None
         if alike and first_digest(a.recipe) == first_digest(b.recipe):
@@ -174,6 +210,12 @@ def _evaluation(a: Recipe, b: Recipe, changed: bool) -> list[str]:
     if not unlike and one.digest != other.digest:
         unlike = ["its program"]
     return unlike + ["its data"] * changed
+
+
+def _evaluated(a: dict[int, dict[str, float]], b: dict[int, dict[str, float]]) -> list[str]:
+    """The first evaluation in which two runs have other values of a metric."""
+    steps = (step for step in sorted(a.keys() & b.keys()) if difference(a[step], b[step]))
+    return [f"its values after step {step}" for step in steps][:1]
 
 
 def _ledgers(a: Rows, b: Rows) -> tuple[int, int | None]:

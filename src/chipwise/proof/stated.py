@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from ..base.figures import known
+from ..recipe.direction import direction
 from ..recipe.recipe import Recipe
-from ..run.folder.run_reader import StoredRun, best_row, number
+from ..run.folder.early_stopping import EarlyStopping
+from ..run.folder.run_reader import StoredRun, number
 from ..run.log import epoch_of, rate_of
+from ..run.noise import SCALE
 
 METRICS = ("train/", "eval/")
-FILES = ("processes.jsonl", "media.jsonl", "tracked")  # no audit computes these again
 
 
 class Rows:
@@ -36,8 +38,10 @@ class Rows:
         for row in run.rows:
             merged = self.at.setdefault(row["step"], {})
             again = [name for name in row if name in merged and _is_computed(name)]
+            # A row of training and one of evaluation have the same one
+            again += ["epoch"] * (merged.get("epoch", row.get("epoch")) != row.get("epoch"))
             if again:
-                self.twice[row["step"]] = again
+                self.twice.setdefault(row["step"], []).extend(again)
             merged |= row
 
     @property
@@ -50,34 +54,31 @@ class Rows:
         """Whether the row of `step` has metrics of a part, "train/" or "eval/"."""
         return any(name.startswith(part) for name in self.at.get(step, ()))
 
-    def unlike(self, step: int, made: Mapping[str, Any], apart: float) -> list[str]:
+    def unlike(
+        self, step: int, made: Mapping[str, Any], parts: tuple[str, ...], apart: float
+    ) -> list[str]:
         """The names in the row of `step` whose values differ from those of `made` by more than
-        `apart`. Also names that only one of them has, `lr` and `epoch` if they differ from the
-        recipe's, and the names of `twice`. Skips a part without a name in the row or in `made`."""
+        `apart`, in the `parts` of its metrics that were computed. Also names that only one of them
+        has, `lr` and `epoch` if they differ from the recipe's, and the names of `twice`."""
         there = self.at.get(step, {})
         scalars = {name: value for name, value in made.items() if not np.ndim(value)}
-        parts = [
-            part
-            for part in METRICS
-            if self.has(step, part) and any(n.startswith(part) for n in made)
-        ]
-        names = [
-            name for name in dict.fromkeys([*there, *scalars]) if name.startswith(tuple(parts))
-        ]
+        names = dict.fromkeys(filter(_is_computed, [*there, *scalars]))
         found = [
             n
             for n in names
-            if n not in there or n not in scalars or not equal(there[n], scalars[n], apart)
+            if n.startswith(parts)
+            and (n not in there or n not in scalars or not equal(there[n], scalars[n], apart))
         ]
-        if "train/" in parts and not equal(there.get("lr"), rate_of(self.recipe, step), 1e-12):
+        rate = rate_of(self.recipe, step) if self.has(step, "train/") else None
+        if not equal(there.get("lr"), rate, 1e-12):
             found.append("lr")
         if there and not equal(there.get("epoch"), epoch_of(self.recipe, step), 1e-12):
             found.append("epoch")
-        return found + [name for name in self.twice.get(step, ()) if name not in found]
+        return list(dict.fromkeys([*found, *self.twice.get(step, ())]))
 
 
 def _is_computed(name: str) -> bool:
-    return name.startswith(METRICS) or name == "lr"
+    return name == "lr" or (name.startswith(METRICS) and name != SCALE)  # of noise
 
 
 def equal(there: Any, made: Any, apart: float) -> bool:
@@ -98,12 +99,12 @@ def result_unlike(
     rows: Rows,
     step: int,
     fingerprint: str | None,
-    evaluated: Mapping[str, Any],
+    computed: Mapping[str, Any],
     apart: float,
 ) -> Iterator[str]:
     """The fields of result.json that differ from the computed ones: its `fingerprint`, if bits are
-    compared, and the metrics `evaluated` after its last `step`. Metrics of training are those of
-    the last rows. Also `recipe`, `steps` and `best`, if they differ from the recipe and the
+    compared, and the metrics `computed` after its last `step`. Other metrics of training are those
+    of the last rows. Also `recipe`, `steps` and `best`, if they differ from the recipe and the
     rows."""
     stated = run.result or {}
     if stated.get("recipe") != rows.recipe.name:
@@ -117,16 +118,33 @@ def result_unlike(
         last |= {n: v for n, v in rows.at[at].items() if n.startswith("train/")}
     there = stated.get("metrics")
     there = there if isinstance(there, dict) else {}
-    made = {**last, **evaluated}
+    made = {**last, **computed}
     for name in dict.fromkeys([*there, *made]):
         if name not in there or name not in made or not equal(there[name], made[name], apart):
             yield name
     kept = stated.get("best")
-    if isinstance(kept, dict):
-        made_again = [{"step": at, **rows.at[at]} for at in sorted(rows.at)]
-        metric = str(kept.get("metric"))
-        first = best_row(made_again, metric, run.better)
-        if first is None and not any(number(row.get(metric)) is not None for row in made_again):
-            first = {"value": None, "step": 0}  # it was never a number
-        if first is None or any(kept.get(name) != first[name] for name in ("value", "step")):
-            yield "best"
+    if one_rule(run) and (made_again := _best(run, rows, step)) != (
+        {**(made_again or {}), **kept} if isinstance(kept, dict) else kept
+    ):
+        yield "best"
+
+
+def one_rule(run: StoredRun) -> bool:
+    """Whether all processes of a run kept its best evaluation by the same rule. Otherwise the best
+    one depends on where each began."""
+    return all(start.get("best") == run.starts[0].get("best") for start in run.starts)
+
+
+def _best(run: StoredRun, rows: Rows, step: int) -> dict[str, Any] | None:
+    """The record of the best evaluation of a run that ended after `step`, from its rows."""
+    if (kept := run.kept) is None:
+        return None
+    best = EarlyStopping(rows.recipe, kept.metric, kept.patience)
+    best.better = direction(kept.metric, run.better)
+    for at in sorted(rows.at):
+        if kept.metric in rows.at[at]:
+            best.improved(at, {kept.metric: number(rows.at[at][kept.metric])})
+            best.over = best.waited_enough(at)
+    if any(start.get("best") != best.rule for start in run.starts):
+        return None
+    return vars(best.kept(best.over and step < (rows.recipe.clock.total or 0)))

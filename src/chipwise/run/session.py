@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections import deque
 from collections.abc import Callable, Container
 from typing import Any
@@ -21,7 +22,7 @@ import jax
 import numpy as np
 
 from ..base import Fact, RecipeError
-from ..data.sources import sample_digest
+from ..data.compared import Data, compared_data
 from ..data.watch import Watch
 from ..data.workers import chosen
 from ..machine.arithmetic import settings, versions
@@ -30,6 +31,7 @@ from ..recipe.task import Sum, Tree
 from ..step.state import TrainState, count
 from ..step.window import flat, window_length
 from . import feed
+from .alike_hosts import check_alike
 from .evaluate import Evaluator
 from .folder.checkpoint import going_on
 from .indexed import in_training
@@ -73,7 +75,7 @@ class Session:
         self.total, self.step = recipe.clock.total or 0, 0
         self.machine, self.layout, warnings = lay_out(recipe, on)
         self.placement = Placement.laid(self.machine, self.layout)
-        self._compare()
+        check_alike(self.placement.hosts, recipe, self.machine.chip, lambda: self.data_compared)
         self.abstract, self._index = in_training(recipe)
         self.warnings: list[Any] = [*warnings, *recipe.warnings()]
         chosen(recipe.task.train, on.workers)  # raises for impossible workers
@@ -94,15 +96,11 @@ class Session:
         self._open = contextlib.ExitStack()
         self._queued: deque[Any] = deque()
 
-    def _compare(self) -> None:
-        """Raises `DeviceError`, which names the host, if hosts have different recipes, data or
-        chips."""
-        here, task = self.placement.hosts, self.recipe.task
-        if here.count == 1:
-            return
-        data = {"training": sample_digest(task.train), "evaluation": sample_digest(task.eval)}
-        compared = {"host-differs-recipe": self.recipe.describe(), "host-differs-data": data}
-        here.compare("recipe", compared | {"host-differs": {"chip": self.machine.chip}})
+    @functools.cached_property
+    def data_compared(self) -> Data:
+        """How far the recipe's data is compared. Reads some of it, so it is asked for before the
+        feed reads in its threads."""
+        return compared_data(self.recipe.task)
 
     @property
     def start(self) -> Fact:

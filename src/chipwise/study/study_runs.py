@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from ..base import DivergedError, RecipeError, RunError, unknown
 from ..base.files import check_inside
 from ..base.json_types import typed
-from ..data.compared import compared_data
 from ..recipe.direction import bare, directions, judged
 from ..recipe.recipe import Recipe
 from ..recipe.settings import apply
@@ -225,7 +224,7 @@ def check_finished(
         run = next((run for run in point.runs.values() if run.done), None)
         if run is not None:
             with Session(origin.make(point.settings, run.seed), options["on"]) as session:
-                check_unchanged(study.folder / run.run, session, compared_data(session.recipe.task))
+                check_unchanged(study.folder / run.run, session)
 
 
 def planned(

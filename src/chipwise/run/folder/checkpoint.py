@@ -370,6 +370,8 @@ class Checkpoints:
             flat[name] = array if sharding is None else jax.device_put(array, sharding)
         if about["digest"] != _sealed(digest(flat, cut), about):
             raise ValueError("its digest does not match its bytes")
+        if about["step"] != step:  # somebody gave it the name of another
+            raise ValueError(f"it is that of step {about['step']}")
         return flat, about
 
     def set_aside(self, steps: list[int]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base import DeviceFault, RunError
-from ...data.compared import Data, changed_data, texts
+from ...data.compared import changed_data, texts
 from ..placement import device_names
 from ..run_schedule import Agenda
 from ..session import Session
@@ -35,19 +35,19 @@ from .run_reader import (
 )
 
 
-def head_of(session: Session, data: Data) -> dict[str, Any]:
-    """Returns the head for the rows of `session` and `data`. Traces the step."""
+def head_of(session: Session) -> dict[str, Any]:
+    """Returns the head for the rows of `session`. Traces the step."""
     devices = None if session.layout.exact else session.layout.devices
     return {
         "recipe": sha_of(session.recipe.describe()),
-        "data": texts(data),
+        "data": texts(session.data_compared),
         "computed": {**session.computed(), "chip": session.machine.chip, "devices": devices},
     }
 
 
-def check_unchanged(run: Path, session: Session, data: Data) -> None:
+def check_unchanged(run: Path, session: Session) -> None:
     """Raises `RunError` if `session` would not compute what the run folder `run` contains, because
-    its code was edited or `data` is other data. With other versions of JAX or chipwise, whose
+    its code was edited or its data is other data. With other versions of JAX or chipwise, whose
     traces differ too, compares only the data."""
     changes = changed_programs(read_processes(run), session.computes())
     edited = [change for change in changes if change[0] in ("code", "evaluation")]
@@ -55,7 +55,7 @@ def check_unchanged(run: Path, session: Session, data: Data) -> None:
         raise RunError("finished-run-of-other-programs", path=str(run), changes=edited)
     stored = read_ledger(run)
     if stored is not None:
-        check_data(run, stored.heads[-1]["data"], texts(data))
+        check_data(run, stored.heads[-1]["data"], texts(session.data_compared))
 
 
 def check_data(run: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ class Ledger:
         if saver.run is not None:
             session.watched = agenda.ledger
         if folder is not None and not changed and session.step >= agenda.last:
-            check_unchanged(folder.path, session, folder.data)
+            check_unchanged(folder.path, session)
 
     def take(self, *, last: bool = False) -> None:
         """Starts the digests of the step that was started last, if that step has a row or is the
@@ -163,7 +163,7 @@ class Ledger:
     def _open(self, folder: RunFolder) -> Rows:
         """Begins or continues the file. *Returns* the rows that will be computed again."""
         stored = read_ledger(folder.path)
-        now = json.loads(json.dumps(head_of(self.session, folder.data), default=str))
+        now = json.loads(json.dumps(head_of(self.session), default=str))
         head = {"ledger": LEDGER_VERSION, "from": self._begin, **now}
         if stored is None:
             folder.replace(LEDGER, [head])

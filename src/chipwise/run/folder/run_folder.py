@@ -22,8 +22,9 @@ from ...base import ChipwiseError, DivergedError, RunError, Stopped, locks
 from ...base.figures import known
 from ...base.files import open_inside, put_inside, read_inside, to_write
 from ...data.class_names import names_in
-from ...data.compared import Data, compared_data
+from ...data.compared import Data
 from ...machine.fingerprint import this_machine
+from ...recipe.recipe import Recipe
 from ...step.state import nbytes
 from ..tracking import TRACKED
 from .checkpoint import check_savable
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 PREFIX = "events"
 MEDIA = "media.jsonl"
+BESIDE = ("source", "classes", "texts")  # of recipe.json, beside the settings
 NAMES = ("metrics.jsonl", MEDIA, "ledger.jsonl", "processes.jsonl", "result.json", "recipe.json")
 MOST_MEDIA = 1 << 26  # bytes of all texts and pictures of a run
 _SECONDS = 10.0  # between flushes of the TensorBoard file, each of which waits for the disk
@@ -117,12 +119,9 @@ class RunFolder:
             yield None
             return
         check_savable(session.abstract)
-        recipe = {**session.recipe.describe(), "source": session.recipe.source}
-        recipe["classes"] = names_in(session.recipe.task)
-        if texts := session.recipe.task.known_texts:
-            recipe["texts"] = texts
-        with contextlib.closing(cls(path, recipe, 4 * nbytes(session.abstract), fresh)) as folder:
-            folder.data = compared_data(session.recipe.task)  # before the feed reads it, in threads
+        recipe, needed = recorded(session.recipe), 4 * nbytes(session.abstract)
+        with contextlib.closing(cls(path, recipe, needed, fresh)) as folder:
+            folder.data = session.data_compared
             yield folder
 
     @property
@@ -291,15 +290,14 @@ class RunFolder:
 
     def _agree(self, recipe: dict[str, Any]) -> None:
         file = self.path / "recipe.json"
-        given = json.loads(json.dumps(recipe))
         if file.exists():
-            changes = disagreement(stored_recipe(self.path), given)
+            changes = disagreement(stored_recipe(self.path), recipe)
             if changes:
                 longer = [name for name, _, _ in changes] == ["duration"]
                 code = "run-of-another-duration" if longer else "run-of-another-recipe"
                 raise RunError(code, path=str(self.path), changes=changes)
         else:
-            put_inside(file, (json.dumps(given, indent=2) + "\n").encode(), durable=True)
+            put_inside(file, (json.dumps(recipe, indent=2) + "\n").encode(), durable=True)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -341,6 +339,15 @@ class RunFolder:
             **facts,
             reason=error,
         )
+
+
+def recorded(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as recipe.json has it: its settings, where it comes from, and the names and texts
+    of its data."""
+    known = {"source": recipe.source, "classes": names_in(recipe.task)}
+    if texts := recipe.task.known_texts:
+        known["texts"] = texts
+    return json.loads(json.dumps({**recipe.describe(), **known}))
 
 
 def points(values: dict[str, float]) -> Any:

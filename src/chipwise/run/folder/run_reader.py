@@ -360,6 +360,7 @@ def _parsed(line: str) -> dict[str, Any] | None:
     if "ledger" in row:
         kinds = {"from": int, "data": dict, "computed": dict}
         sound = all(type(row.get(name)) is kind for name, kind in kinds.items())
+        sound = sound and all(isinstance(one, str | None) for one in row["data"].values())
         return row if sound or row["ledger"] != LEDGER_VERSION else None
     values = [row[name] for name in DIGESTS if name in row]
     sound = (

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base import RecipeError
-from ...data.compared import Data, compared_data
+from ...data.compared import Data
 from ...recipe.recipe import Recipe
 from ...run.folder.ledger import head_of
 from ...run.on import On
@@ -100,14 +100,13 @@ class Contender:
         programs that begin, train and evaluate, the data and the chip."""
         recipe = self.make(seed)
         with self.imported(), Session(recipe, on) as session:
-            data = compared_data(recipe.task)
-            head = head_of(session, data)
+            head = head_of(session)
             known = known_of(session)
             programs = [first_digest(recipe), known.evaluation]
         settings = {k: v for k, v in recipe.describe().items() if k not in _NAMES}
         whole = [settings, head["computed"], head["data"], programs]
         text = json.dumps(whole, sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest(), data, known.better
+        return hashlib.sha256(text.encode()).hexdigest(), session.data_compared, known.better
 
 
 def checked_out(revision: str, path: str, place: Path) -> str:
