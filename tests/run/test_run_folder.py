@@ -129,7 +129,7 @@ def test_fresh_in_a_folder_that_holds_no_run_is_refused(tmp_path):
 
 
 def test_a_folder_that_cannot_be_finished_is_not_left_behind(tmp_path, monkeypatch):
-    def full(file, content, durable):
+    def full(file, content):
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr("chipwise.run.folder.run_folder.put_inside", full)

@@ -25,6 +25,7 @@ from ..run.folder.run_reader import (
     StoredLedger,
     StoredRun,
     disagreement,
+    holes,
     read_ledger,
     read_run,
     sha_of,
@@ -151,6 +152,7 @@ def _changes(
         yield fact("audit-other-data", name=name, run=run, what=what)
     if stored.result is not None and stored.result.get("ledger") != ledger.digest:
         yield fact("audit-other-ledger", run=run)
+    yield from holes(stored.path, ledger)
     total = recipe.clock.total
     beyond = [row["step"] for row in stored.rows if total is not None and row["step"] > total]
     if beyond:
@@ -299,6 +301,8 @@ class _Replay:
         try:
             state = restore_run(self.session.recipe, self.run, best=True).whole
         except ChipwiseError as error:
+            if error.code == "checkpoint-closed":
+                raise
             return fact("audit-best", run=str(self.run), what=[error.code])
         step = int(state.step)
         self.session.begin(state)

@@ -26,7 +26,7 @@ import simplejpeg
 from PIL import Image
 
 from ...base import DataError, RecipeError
-from ...base.files import check_inside, put_inside, to_write
+from ...base.files import check_inside, fsync_folder, put_inside, to_write
 from ...base.locks import Lock
 from ...machine.limits import usable_cores
 from ..images import MAX_PIXELS
@@ -240,7 +240,7 @@ class Packing:
         the pack has appeared meanwhile."""
         try:
             self.partial.mkdir(parents=True, exist_ok=True)
-            lock = Lock(self.partial.with_name(f"{self.partial.name}.lock"))
+            self._lock = lock = Lock(self.partial.with_name(f"{self.partial.name}.lock"))
         except BlockingIOError as error:
             wrong = (
                 "Another process is writing {folder}, as {lock} says: wait until it is done. If it "
@@ -262,6 +262,11 @@ class Packing:
 
     def _appear(self) -> None:
         own = {*self.listing.splits, *self.listing.beside}
+        try:
+            for name, content in self.listing.beside.items():
+                put_inside(self.partial / name, content)
+        except OSError as error:
+            raise DataError("pack-unwritable", path=self.partial, reason=error) from error
         strange = {path.name for path in self.partial.iterdir()} - own
         if strange:
             wrong = "{folder} holds {names:few} from another pack: move that away, and pack again."
@@ -269,9 +274,9 @@ class Packing:
                 "pack-partial-strange", wrong, folder=self.partial, names=sorted(strange)
             )
         try:
-            for name, content in self.listing.beside.items():
-                put_inside(self.partial / name, content)
+            self._lock.check()
             os.rename(self.partial, self.dst)
+            fsync_folder(self.dst.parent)
         except OSError as error:
             wrong = "{folder} is complete, but cannot be renamed to {dst}: {reason}."
             raise DataError(
@@ -301,6 +306,7 @@ class Packing:
             shard_examples=settings["shard_examples"],
             total=len(split),
             splits=tuple(self.listing.splits),
+            check=self._lock.check,
         )
         with closing(writer):
             if writer.skipped:  # by an earlier call, which might skip more
