@@ -91,7 +91,6 @@ def sweep(
                 if stop:
                     break
                 reporter.say(fact("run-begins", run=job.name), style="bold")
-                study.check()
                 diverged = job.train(origin, options, reporter.kind)
                 study.point(job.settings).runs[job.seed] = job.ended(diverged)
                 study.write()
