@@ -251,7 +251,6 @@ class _Match:
             run = job.finished()
             if run is None:
                 self.tries.check()
-                job.folder.parent.mkdir(exist_ok=True)
                 with self.sides[i].imported():
                     run = job.ended(job.train(self.sides[i].origin, self.options, self.progress))
                 trained += 1
