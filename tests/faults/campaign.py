@@ -50,9 +50,10 @@ IMPORTED = (
 LITTER = re.compile(r"\.part$|\.making$|orbax-checkpoint-tmp|^\.chipwise")
 
 KINDS = ("kill", "fail", "short", "power", "moved", "replaced", "unreadable", "host")
-"""kill: SIGKILL before or after an operation. fail: it fails, once or for good. short: half is written. power:
-as kill, and what no fsync followed is empty. moved, replaced: the folder is moved away, and another one may be
-at its place. unreadable: a read of the second process fails. host: one of two hosts is killed."""
+"""kill: SIGKILL before or after an operation. fail: it fails, once or for good. short: half is
+written. power: as kill, and what no fsync followed is empty. moved, replaced: the folder is moved
+away, and another one may be at its place. unreadable: a read of the second process fails. host: one
+of two hosts is killed."""
 
 RECIPE = """
 import jax
@@ -421,9 +422,8 @@ class Campaign:
             wrong += [f"left {left[:3]}"] if left else []
             if "damaged" in again.said:
                 wrong.append("told as damage: " + again.said[-200:])
-        if newest and (found := re.search(r"resumed at step (\d+)", again.said)):
-            if int(found[1]) < newest:
-                wrong.append(f"resumed at {found[1]} of a checkpoint of {newest}")
+        if newest is not None and (begun := self.begun(place)) < newest:
+            wrong.append(f"began at {begun} beside a checkpoint of {newest}")
         row["wrong"] = wrong
         if wrong:
             row["said"] = struck.said[-1500:]
@@ -437,6 +437,13 @@ class Campaign:
         with contextlib.suppress(OSError):
             steps = [int(p.name) for p in (run / "checkpoints").iterdir() if p.name.isdecimal()]
             return max(steps, default=None)
+
+    def begun(self, run: Path):
+        """The step at which the last process began; one that had nothing to do says nothing."""
+        events = [json.loads(line) for line in (run / "processes.jsonl").read_text().splitlines()]
+        total = max(event["step"] for event in events)
+        starts = [event["step"] for event in events if event["event"] == "start"]
+        return total if len(starts) == 1 else starts[-1]
 
     def hosts(self, scene, root, rng, nth, wrong, row):
         """Two hosts of one run, of which one is killed at an operation of the first."""
@@ -521,15 +528,10 @@ def main():
     work = Path(tempfile.mkdtemp(prefix="faults-"))
     if "strike.so" not in os.environ.get("LD_PRELOAD", ""):
         environment = {**os.environ, "LD_PRELOAD": str(compiled(work)), "JAX_PLATFORMS": "cpu"}
-        environment |= {
-            "JAX_COMPILATION_CACHE_DIR": str(work / "cache"),
-            "CHIPWISE_CACHE": str(work / "cache-own"),
-        }
-        environment |= {
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "PYTHONPATH": os.pathsep.join(sys.path),
-        }
-        environment |= {"JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1", "TMPDIR": str(work)}
+        environment |= {"JAX_COMPILATION_CACHE_DIR": str(work / "cache"), "TMPDIR": str(work)}
+        environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        environment |= {"JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+        environment |= {"CHIPWISE_CACHE": str(work / "own"), "PYTHONPATH": os.pathsep.join(sys.path)}
         code = subprocess.call([sys.executable, *sys.argv], env=environment)
         if not given.keep:
             shutil.rmtree(work)
