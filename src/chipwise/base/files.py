@@ -295,13 +295,8 @@ def _not_plain(path: Path, mode: int) -> RunError:
         "{path} is {kind}: expected a plain file or folder of its own. Delete it, or "
         "name another folder."
     )
-    named = Path(os.path.realpath(path.parent)) if path.is_relative_to("/proc/self/fd") else None
-    return RunError(
-        "file-not-plain",
-        text,
-        path=str(named / path.name if named else path),
-        kind=_KINDS.get(stat.S_IFMT(mode), "a device"),
-    )
+    kind = _KINDS.get(stat.S_IFMT(mode), "a device")
+    return RunError("file-not-plain", text, path=str(path), kind=kind)
 
 
 def remove_temporaries(folder: Path, *names: str, alone: bool = False) -> None:

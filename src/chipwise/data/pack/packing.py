@@ -229,7 +229,7 @@ class Packing:
                 done = sum(self._split(name, progress) for name in self.listing.splits)
             except DataError as error:
                 if error.code == "pack-image-sizes":  # the partial pack cannot be continued
-                    shutil.rmtree(self.partial)
+                    shutil.rmtree(self._place)
                 raise
             self._appear()
         return done
@@ -241,6 +241,7 @@ class Packing:
         try:
             self.partial.mkdir(parents=True, exist_ok=True)
             self._lock = lock = Lock(self.partial.with_name(f"{self.partial.name}.lock"))
+            self._place = lock.folder / self.partial.name
         except BlockingIOError as error:
             wrong = (
                 "Another process is writing {folder}, as {lock} says: wait until it is done. If it "
@@ -262,12 +263,13 @@ class Packing:
 
     def _appear(self) -> None:
         own = {*self.listing.splits, *self.listing.beside}
+        self._lock.check()
         try:
             for name, content in self.listing.beside.items():
-                put_inside(self.partial / name, content)
+                put_inside(self._place / name, content)
         except OSError as error:
             raise DataError("pack-unwritable", path=self.partial, reason=error) from error
-        strange = {path.name for path in self.partial.iterdir()} - own
+        strange = {path.name for path in self._place.iterdir()} - own
         if strange:
             wrong = "{folder} holds {names:few} from another pack: move that away, and pack again."
             raise DataError(
@@ -275,8 +277,8 @@ class Packing:
             )
         try:
             self._lock.check()
-            os.rename(self.partial, self.dst)
-            fsync_folder(self.dst.parent)
+            os.rename(self._place, self._lock.folder / self.dst.name)
+            fsync_folder(self._lock.folder)
         except OSError as error:
             wrong = "{folder} is complete, but cannot be renamed to {dst}: {reason}."
             raise DataError(
@@ -296,7 +298,7 @@ class Packing:
         ]
         identity = json.dumps(decides, sort_keys=True).encode("utf-8", "surrogateescape")
         writer = Writer(
-            self.partial / name,
+            self._place / name,
             store=self.form.store,
             names=self.listing.names,
             below=self.listing.below,
