@@ -30,6 +30,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+CAMPAIGN = str(Path(__file__))
 HERE = Path(__file__).parent
 OPEN, WRITE, FSYNC, RENAME, UNLINK, MKDIR, READ, TRUNCATE = (1 << i for i in range(8))
 CHANGES = OPEN | WRITE | FSYNC | RENAME | UNLINK | MKDIR | TRUNCATE
@@ -161,7 +162,7 @@ class Ended:
 class Campaign:
     work: Path
     shim: Path
-    seed: int
+    seed: str
     scenes: dict[str, Scene] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -520,16 +521,17 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--faults", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", default="0", help="any text")
     parser.add_argument("--part", default="0/1", help="which of how many processes this is, such as 0/2")
     parser.add_argument("--scenes", default="train,pack,sweep,referee,export")
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--rows", type=Path, default=Path("rows.jsonl"))
     parser.add_argument("--keep", action="store_true", help="keep the folders of what went wrong")
+    parser.add_argument("--shim", type=Path, help="strike.c, compiled")
     given = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="faults-"))
     if "strike.so" not in os.environ.get("LD_PRELOAD", ""):
-        environment = {**os.environ, "LD_PRELOAD": str(compiled(work)), "JAX_PLATFORMS": "cpu"}
+        environment = {**os.environ, "LD_PRELOAD": str(given.shim or compiled(work)), "JAX_PLATFORMS": "cpu"}
         environment |= {"JAX_COMPILATION_CACHE_DIR": str(work / "cache"), "TMPDIR": str(work)}
         environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
         environment |= {"JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}

@@ -170,6 +170,7 @@ class _OnDisk(atomicity.AtomicRenameTemporaryPath):
     is before Orbax removes an older one. `before` is called first, in Orbax's thread."""
 
     before: Callable[[], None]
+    store: Any
 
     @classmethod
     def after(cls, before: Callable[[], None]) -> type[_OnDisk]:
@@ -177,10 +178,15 @@ class _OnDisk(atomicity.AtomicRenameTemporaryPath):
 
     @classmethod
     def from_final(cls, final_path: Any, **options: Any) -> Any:
-        # Otherwise Orbax adds the time to a file that is on disk already
-        return super().from_final(final_path, **options | {"checkpoint_metadata_store": None})
+        # With the store, Orbax adds the time to a file that is on disk already
+        store = options.pop("checkpoint_metadata_store", None)
+        made: Any = super().from_final(final_path, **options)
+        made.store = store
+        return made
 
     async def finalize(self) -> None:
+        if self.store is not None:
+            self.store.wait_until_finished()  # it writes in a thread, to the temporary name
         self.before()
         put_on_disk(self.get())
         await super().finalize()
