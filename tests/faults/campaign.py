@@ -18,6 +18,7 @@ import hashlib
 import importlib
 import json
 import os
+import pkgutil
 import random
 import re
 import shutil
@@ -47,7 +48,11 @@ IMPORTED = (
     "chipwise.run.fit",
     "chipwise.study.referee.ruling",
     "chipwise.study.sweep",
+    "datasets",
+    "jaxlib.mlir.dialects.mhlo",
+    "pydantic",
     "tensorboardX",
+    "xxhash",
 )
 LITTER = re.compile(r"\.part$|\.making$|orbax-checkpoint-tmp|^\.chipwise")
 
@@ -540,7 +545,10 @@ def main():
         if not given.keep:
             shutil.rmtree(work)
         raise SystemExit(code)
-    for name in IMPORTED:  # once, for all processes
+    import chipwise.cli
+
+    commands = [f"chipwise.cli.{one.name}" for one in pkgutil.iter_modules(chipwise.cli.__path__)]
+    for name in (*IMPORTED, *commands):  # once, for all processes
         importlib.import_module(name)
 
     campaign = Campaign(work / "roots", Path(os.environ["LD_PRELOAD"]), given.seed)

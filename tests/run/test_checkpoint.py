@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from orbax.checkpoint._src.metadata import checkpoint as metadata
 
 import chipwise as cw
 import processes
@@ -330,6 +331,23 @@ def test_a_checkpoint_is_on_disk_before_it_has_its_name_and_an_older_one_goes(tm
         assert changed == about.st_mtime_ns, path
         if newest in (path, *path.parents):
             assert any("orbax-checkpoint-tmp" in part for part in named.parts)
+
+
+def test_a_checkpoint_takes_its_name_only_when_orbax_has_written_all_of_it(tmp_path, monkeypatch):
+    """Orbax writes what it knows of a checkpoint in a thread of its own, by the temporary name."""
+    written = metadata._MetadataStoreImpl.update
+
+    def late(*given, **named):
+        time.sleep(0.2)
+        return written(*given, **named)
+
+    monkeypatch.setattr(metadata._MetadataStoreImpl, "update", late)
+    folder = tmp_path / "run"
+    assert cw.fit(plain(duration="3st"), folder, checkpoint_every="1st", **QUIET).steps == 3
+    for step in ("1", "2", "3"):
+        assert json.loads((folder / "checkpoints" / step / "_CHECKPOINT_METADATA").read_text())[
+            "item_handlers"
+        ]
 
 
 def test_the_rows_and_the_name_of_a_save_are_on_disk_before_the_older_one_goes(tmp_path, monkeypatch):

@@ -29,16 +29,13 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
-from orbax.checkpoint.path import atomicity
 
 from ...base import CheckpointError, ChipwiseError, Fact, RecipeError, RunError, fact
 from ...base.figures import one_line
 from ...base.files import (
     check_inside,
-    fsync_folder,
     is_full,
     may_be_whole,
-    put_on_disk,
     system_number,
 )
 from ...machine.hosts import hosts
@@ -48,6 +45,7 @@ from ...recipe.task import Tree, by_path
 from ...step.state import TrainState, abstract_state, parameters
 from ..run_schedule import KEEP
 from .early_stopping import FOLDER
+from .on_disk import OnDisk
 from .quiet_orbax import QuietOrbax
 from .run_reader import newest_checkpoint, steps_in
 
@@ -165,34 +163,6 @@ class _Preserved:
         return [i >= recent or one.step in self.kept for i, one in enumerate(checkpoints)]
 
 
-class _OnDisk(atomicity.AtomicRenameTemporaryPath):
-    """Orbax's temporary folder of a checkpoint. It is on disk before it gets its name, and its name
-    is before Orbax removes an older one. `before` is called first, in Orbax's thread."""
-
-    before: Callable[[], None]
-    store: Any
-
-    @classmethod
-    def after(cls, before: Callable[[], None]) -> type[_OnDisk]:
-        return type(cls.__name__, (cls,), {"before": staticmethod(before)})
-
-    @classmethod
-    def from_final(cls, final_path: Any, **options: Any) -> Any:
-        # With the store, Orbax adds the time to a file that is on disk already
-        store = options.pop("checkpoint_metadata_store", None)
-        made: Any = super().from_final(final_path, **options)
-        made.store = store
-        return made
-
-    async def finalize(self) -> None:
-        if self.store is not None:
-            self.store.wait_until_finished()  # it writes in a thread, to the temporary name
-        self.before()
-        put_on_disk(self.get())
-        await super().finalize()
-        fsync_folder(self.get_final().parent)
-
-
 class Checkpoints:
     """The checkpoints of one run folder.
 
@@ -233,7 +203,7 @@ class Checkpoints:
             async_options=None
             if read_only
             else ocp.AsyncOptions(create_directories_asynchronously=False),
-            temporary_path_class=_OnDisk.after(held.put_on_disk if held else lambda: None),
+            temporary_path_class=OnDisk.after(held.put_on_disk if held else lambda: None),
             cleanup_tmp_directories=not read_only,
             read_only=read_only,
             **one_host,
