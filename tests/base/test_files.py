@@ -128,6 +128,18 @@ def test_each_operation_of_a_writer_may_fail_and_the_old_one_stays(tmp_path, mon
     assert read() == "last" and [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
+def test_what_is_made_goes_with_its_folder_and_never_into_another_at_its_place(tmp_path):
+    path, to = tmp_path / "out", tmp_path / "moved"
+    path.mkdir()
+    with pytest.raises((OSError, RunError)), replaced(path / "made") as whole:
+        whole.write_text("mine")
+        path.rename(to)
+        (path / ".made.making" / "theirs").mkdir(parents=True)
+        (path / "made").write_text("theirs")
+    assert (path / "made").read_text() == "theirs" and (path / ".made.making" / "theirs").is_dir()
+    assert not list(to.rglob("whole*"))
+
+
 def test_a_folder_whose_process_was_killed_between_two_names_comes_back(tmp_path):
     remade(tmp_path / "made", "old")
     (tmp_path / ".made.making" / "left").mkdir(parents=True)

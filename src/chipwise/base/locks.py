@@ -119,7 +119,7 @@ class Lock:
         if os.name == "nt":  # which removes no open file
             self.close()
         with contextlib.suppress(OSError):
-            self.path.unlink()
+            (self.folder / self.path.name).unlink()
         self.close()
 
     def close(self) -> None:
@@ -260,7 +260,7 @@ def replaced(path: Path, fresh: bool = True) -> Iterator[Path]:
                 raise
             fsync_folder(path.parent)
         finally:
-            for left in set(beside.iterdir()) - {beside / name for name in NAMES}:
+            for left in set(lock.folder.iterdir()) - {lock.folder / name for name in NAMES}:
                 if left.is_dir() and not left.is_symlink():
                     shutil.rmtree(left)
                 else:
