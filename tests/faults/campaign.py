@@ -58,7 +58,7 @@ LITTER = re.compile(r"\.part$|\.making$|orbax-checkpoint-tmp|^\.chipwise")
 
 KINDS = ("kill", "fail", "short", "power", "moved", "replaced", "unreadable", "host")
 """kill: SIGKILL before or after an operation. fail: it fails, once or for good. short: half is
-written. power: as kill, and what no fsync followed is empty. moved, replaced: the folder is moved
+written. power: as kill, and what no fsync followed is lost. moved, replaced: the folder is moved
 away, and another one may be at its place. unreadable: a read of the second process fails. host: one
 of two hosts is killed."""
 
@@ -160,7 +160,8 @@ class Ended:
     struck: list[str]
     waited: float
     """Seconds from the strike to the end."""
-    dirty: set[int]
+    dirty: dict[int, int]
+    """The files with writes that no fsync followed, and how many of their bytes one had followed before."""
 
 
 @dataclass
@@ -322,12 +323,15 @@ class Campaign:
         log = root.with_suffix(".log")
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         struck = [line[2:] for line in lines if line[0] == "!"]
-        dirty = set()
+        synced, dirty = collections.Counter(), {}
         for line in lines:
-            if line[0] == "+":
-                dirty.add(int(line[2:]))
-            elif line[0] == "-":
-                dirty.discard(int(line[2:]))
+            if line[0] in "+-":
+                inode, size = map(int, line[2:].split())
+                if line[0] == "-":
+                    synced[inode] = size
+                    dirty.pop(inode, None)
+                else:
+                    dirty[inode] = synced[inode]
         count = root.with_suffix(".count")
         self.counted = int(count.read_text()) if count.exists() else 0
         waited = now - float(struck[0].split()[0]) if struck else 0.0
@@ -397,9 +401,12 @@ class Campaign:
                 f"says {text!r}" for text in ("Make space", "--fresh", "damaged") if text in struck.said
             ]
         if kind == "power" and struck.struck:
-            for path in root.rglob("*"):
-                if path.is_file() and path.stat().st_ino in struck.dirty:
-                    os.truncate(path, 0)
+            for path in (path for path in root.rglob("*") if path.is_file()):
+                about = path.stat()
+                if (kept := struck.dirty.get(about.st_ino)) is not None:
+                    os.truncate(path, min(kept, about.st_size))
+                    if rng.random() < 0.5:  # some file systems keep the size, with zeros
+                        os.truncate(path, about.st_size)
         place = root / scene.folder
         if kind in ("moved", "replaced") and struck.struck:
             if kind == "replaced" and tree(place) != before:

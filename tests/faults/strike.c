@@ -1,7 +1,7 @@
 // Strikes one operation on files below a folder: preloaded into a process, which then calls `strike`.
 // Operations are counted over all threads. At the n-th, it fails, is cut short, or the process is killed
 // before or after it, or a folder is moved away before it, or another process is killed.
-// Files that were written and not synced are listed in the log, for what a power cut would empty.
+// Writes and syncs of files are listed in the log, with the file's size before: what a power cut would take.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -98,7 +98,7 @@ static void written(int handle, const char *path, char sign) {
   struct stat about;
   char line[64];
   if (under(path) && !fstat(handle, &about) && S_ISREG(about.st_mode))
-    note(line, snprintf(line, sizeof line, "%c %lu\n", sign, about.st_ino));
+    note(line, snprintf(line, sizeof line, "%c %lu %ld\n", sign, about.st_ino, (long)about.st_size));
 }
 
 #define REAL(type, name, ...) static type (*real)(__VA_ARGS__); if (!real) real = dlsym(RTLD_NEXT, #name);
