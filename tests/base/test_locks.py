@@ -3,11 +3,15 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from chipwise.base import locks
-from chipwise.base.errors import RunError
+from chipwise.base.errors import ChipwiseError, RunError
 from chipwise.base.locks import Lock, hold
+from chipwise.data.pack.packing import Packing
+from chipwise.study import study_file
+from chipwise.study.referee.tries import Tries
 from refusals import refused
 
 HOLDS = """
@@ -127,3 +131,41 @@ def test_another_fault_of_the_disk_is_no_lack_of_locks(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="Input/output"):
         hold(tmp_path)
     assert os.listdir(tmp_path) == ["lock"]
+
+
+def write_study(folder):
+    with study_file.opened(folder, "r", None) as study:
+        yield study.write
+
+
+def write_tries(folder):
+    tries = Tries(folder, 0.05)
+    yield lambda: tries.write({"verdict": "open"})
+    tries.close()
+
+
+def write_pack(folder):
+    folder.mkdir()
+    job = Packing([{"x": np.arange(3)}] * 4, folder / "pack")
+    with job._alone():
+        yield job._appear
+
+
+@pytest.mark.parametrize("writer", [write_study, write_tries, write_pack])
+@pytest.mark.parametrize("again", [False, True])
+def test_no_writer_writes_where_its_folder_was(tmp_path, writer, again):
+    """Moved away, and maybe with another's folder at its place."""
+    path, to = tmp_path / "folder", tmp_path / "moved"
+    writing = writer(path)
+    write = next(writing)
+    path.rename(to)
+    theirs = ["lock", ".pack.partial.lock"] if again else []
+    if again:
+        path.mkdir()
+        for name in theirs:
+            (path / name).write_text("process 1 on another")
+    with pytest.raises(ChipwiseError) as caught:
+        write()
+    assert caught.value.code == "folder-moved" and caught.value.facts["to"] == str(to)
+    next(writing, None)  # it ends, and gives its own lock back
+    assert sorted(p.name for p in path.iterdir()) == sorted(theirs) if again else not path.exists()

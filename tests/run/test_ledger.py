@@ -1,6 +1,7 @@
 """Ledgers: equal on any devices and after any stop; devices that differ; files that anybody may have made."""
 
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,9 @@ import pytest
 import chipwise as cw
 import processes
 import tasks
+from chipwise.explain.report.run_report import report as run_report
+from chipwise.proof.audit import audit
+from chipwise.run.folder import run_reader
 from chipwise.run.folder.run_reader import DIGESTS, LEDGER, read_ledger
 from chipwise.run.on import On
 from chipwise.run.session import Session
@@ -235,3 +239,59 @@ def test_what_a_killed_process_leaves_is_read(whole, tmp_path):
     assert list(read_ledger(tmp_path).rows) == STEPS[:-1]
     (tmp_path / LEDGER).write_text("")
     assert read_ledger(tmp_path) is None
+
+
+def without(lines):
+    """A ledger without the row of step 16."""
+    return [line for line in lines if '"step": 16,' not in line]
+
+
+def zeroed(lines):
+    """As a power cut leaves it: a page of zeros from the middle of a row to the middle of another."""
+    at = next(i for i, line in enumerate(lines) if '"step": 16,' in line)
+    return [*lines[:at], lines[at][:30] + "\0" * 300 + lines[at + 1][50:], *lines[at + 2 :]]
+
+
+def cut(lines):
+    """Without what follows step 14, of which only zeros are left."""
+    at = next(i for i, line in enumerate(lines) if '"step": 16,' in line)
+    return [*lines[:at], "\0" * 99]
+
+
+HOLES = [(without, [16], []), (zeroed, [20], [7]), (cut, [21, 28, 30], [7])]
+
+
+@pytest.mark.parametrize(("damage", "steps", "lines"), HOLES)
+def test_a_hole_in_a_ledger_is_told_by_resume_report_and_audit(whole, tmp_path, capsys, damage, steps, lines):
+    run = shutil.copytree(whole[0], tmp_path / "run")
+    text = (run / LEDGER).read_text()
+    damaged = "\n".join(damage(text.splitlines()))
+    (run / LEDGER).write_text(damaged + ("" if damage is cut else "\n"))
+    found = {fact.code: fact for fact in run_reader.holes(run, read_ledger(run))}
+    assert found["ledger-rows-missing"]["steps"] == steps
+    assert ("ledger-zeros" in found) == bool(lines)
+    if lines:
+        assert found["ledger-zeros"]["lines"] == lines
+    told = {one["code"] for one in run_report(run)["about"]}
+    assert set(found) <= told
+    statement = audit(run, tasks.quick(), steps="0:4", on=On(devices=1))[1]
+    assert set(found) <= {fact["code"] for fact in statement["found"]}
+    for step in (21, 28, 30):
+        shutil.rmtree(run / "checkpoints" / str(step))
+    (run / "result.json").unlink()
+    shutil.copytree(whole[0] / "checkpoints" / "21", run / "checkpoints" / "21")
+    again = cw.fit(tasks.quick(), run, on=On(devices=1), **HOW)
+    assert "ledger.jsonl" in capsys.readouterr().err
+    assert again.fingerprint == whole[1].fingerprint
+
+
+def test_rows_that_a_power_cut_took_after_the_checkpoint_are_made_again(whole, tmp_path):
+    run = tmp_path / "run"
+    cw.fit(tasks.quick(), run, on=On(devices=1), stop_after="13st", **HOW)
+    text = (run / LEDGER).read_text()
+    shutil.rmtree(run / "checkpoints" / "13")
+    at = text.index('{"step": 12')
+    (run / LEDGER).write_text(text[:at] + "\0" * (len(text) - at))
+    result = cw.fit(tasks.quick(), run, on=On(devices=1), **HOW)
+    assert read_ledger(run).rows == whole[2].rows and result.ledger == whole[1].ledger
+    assert not list(run_reader.holes(run, read_ledger(run)))

@@ -13,6 +13,7 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.base.errors import RunError
+from chipwise.run.folder.checkpoint import Checkpoints
 from chipwise.run.folder.run_folder import RunFolder
 from chipwise.run.folder.run_reader import disagreement, newest_checkpoint, stored_recipe
 from refusals import refused
@@ -129,7 +130,7 @@ def test_fresh_in_a_folder_that_holds_no_run_is_refused(tmp_path):
 
 
 def test_a_folder_that_cannot_be_finished_is_not_left_behind(tmp_path, monkeypatch):
-    def full(file, content, durable):
+    def full(file, content):
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr("chipwise.run.folder.run_folder.put_inside", full)
@@ -173,6 +174,48 @@ def test_a_folder_that_is_moved_under_its_run_is_told_as_that(tmp_path, again):
         folder.log({"step": 2, "train/loss": 0.5})
     folder.close()
     assert path.exists() == again and not (path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("line", ["its own", "none"])
+def test_a_copy_by_the_same_process_of_another_host_is_another_owner(tmp_path, monkeypatch, line):
+    """Two containers have equal names and numbers; a full disk has no line of the owner at all."""
+    path, to = tmp_path / "run", tmp_path / "moved"
+    folder = opened(path)
+    own = folder._lock.file
+    own.seek(0)
+    who, token = own.read(200).decode().splitlines()
+    if line == "none":
+        own.truncate(0)
+    path.rename(to)
+    path.mkdir()
+    (path / "lock").write_text("" if line == "none" else f"{who}\n{token[::-1]}\n")
+    with refused(RunError, "run-moved", path=str(path), to=str(to)):
+        folder.finish({"steps": 3})
+    folder.close()
+    assert [p.name for p in path.iterdir()] == ["lock"] and not (to / "result.json").exists()
+
+
+def test_a_save_goes_with_its_folder_and_never_into_another_at_its_place(tmp_path, monkeypatch):
+    """Moved while Orbax writes in the background."""
+    task = tasks.quick_task(loss=tasks.plain_loss, augment=None, eval=None)
+    recipe, save = tasks.quick(task=task), Checkpoints.save
+    how = {"on": cw.On(devices=1), "log_every": "5st", "eval_every": None, "progress": "none"}
+    path, to = tmp_path / "run", tmp_path / "moved"
+
+    def moved(self, step, *given):
+        if step == 20:
+            self.wait()
+            path.rename(to)
+            path.mkdir()
+            (path / "checkpoints").mkdir()
+        save(self, step, *given)
+
+    monkeypatch.setattr(Checkpoints, "save", moved)
+    with refused(RunError, "run-moved", path=str(path), to=str(to)):
+        cw.fit(recipe, path, checkpoint_every="10st", **how)
+    monkeypatch.undo()
+    assert [p.name for p in path.rglob("*")] == ["checkpoints"]
+    assert cw.fit(recipe, to, **how).steps == 30
 
 
 def test_a_folder_that_is_deleted_under_its_run_is_told_as_that(tmp_path):

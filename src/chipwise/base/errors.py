@@ -26,8 +26,10 @@ The first line of a class's docstring describes its exit code in `chipwise --hel
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,8 +40,9 @@ class ChipwiseError(Exception):
     """An unexpected error.
 
     The base of all errors raised on purpose. `code` identifies the error, and `facts` are the
-    values that it is about. An `OSError` among them is stored as the system's description of it.
-    Without a `sentence`, the one of the code in `messages/` is shown.
+    values that it is about. An `OSError` among them is stored as the system's description of it,
+    and a path by a handle (`Lock.folder`) as the path that it is now. Without a `sentence`, the one
+    of the code in `messages/` is shown.
     """
 
     exit_code = 1
@@ -50,10 +53,7 @@ class ChipwiseError(Exception):
     def __init__(self, code: str, sentence: str | None = None, /, **facts: Any):
         super().__init__(code)
         self.code, self.sentence = code, sentence
-        self.facts = {
-            name: value.strerror or str(value) if isinstance(value, OSError) else value
-            for name, value in facts.items()
-        }
+        self.facts = {name: _told(value) for name, value in facts.items()}
 
     @classmethod
     def of(cls, fact: Fact) -> ChipwiseError:
@@ -71,6 +71,14 @@ class ChipwiseError(Exception):
 
     def __reduce__(self) -> Any:  # an error of a worker process reaches its parent whole
         return _again, (type(self), self.code, self.sentence, self.facts)
+
+
+def _told(value: Any) -> Any:
+    if isinstance(value, OSError):
+        return value.strerror or str(value)
+    if isinstance(value, str | Path) and str(value).startswith("/proc/self/fd/"):
+        return type(value)(os.path.realpath(value))
+    return value
 
 
 def _again(

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from filelock import lock_descriptor
+
 from .errors import DataError, RunError, invalid
 
 MOST_BYTES = 1 << 26  # of a settings or results file: a larger file is not one
@@ -56,6 +58,41 @@ def to_write(path: Any, what: str) -> Any:
     return path
 
 
+_NUMBER = re.compile(r"(?:os_error_code='|OS error )(\d+)")
+_OF_DAMAGE = (
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.EINVAL,
+    errno.ENAMETOOLONG,
+    errno.EFBIG,
+    errno.EOVERFLOW,
+)
+"""What damaged names and numbers make the system say. Any other error says nothing of the bytes."""
+
+
+def system_number(error: BaseException) -> int | None:
+    """The number of an error of the system, also in tensorstore's text of one. `None` for other
+    errors."""
+    if isinstance(error, MemoryError):
+        return errno.ENOMEM
+    if isinstance(error, OSError):
+        return error.errno
+    found = _NUMBER.search(str(error))
+    return int(found[1]) if found else None
+
+
+def may_be_whole(error: BaseException) -> bool:
+    """Whether the system could not read a file, which may be undamaged."""
+    return system_number(error) not in (None, *_OF_DAMAGE)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether more space would help."""
+    return system_number(error) in (errno.ENOSPC, errno.EDQUOT)
+
+
 def open_regular(path: str | os.PathLike) -> BinaryIO:
     """The file, opened for reading. Raises `OSError` also for a pipe or a device, which may never
     give a byte."""
@@ -88,7 +125,7 @@ def replace_file(path: str | os.PathLike, content: str | bytes, code: str, **fac
     """Writes `content` (text in UTF-8) to `path` under a temporary name and renames it. Creates the
     folders above. A device, such as /dev/null, is written to, not replaced.
 
-    Returns the path. Raises `DataError` if it cannot be written, with the `code` of what is
+    *Returns* the path. Raises `DataError` if it cannot be written, with the `code` of what is
     written, such as "page-unwritable", the `path`, the `reason` and `facts`. A file that was there
     is then untouched.
     """
@@ -140,43 +177,66 @@ def read_inside(path: Path, most: int = MOST_BYTES) -> bytes:
         return _at_most(file, most, path)
 
 
-def put_inside(path: Path, content: bytes, durable: bool = False) -> None:
-    """Replaces `path` by a new file, or leaves it untouched and raises `OSError`. With `durable`,
-    waits for the disk. A link at `path` is replaced and not followed."""
+def put_inside(path: Path, content: bytes, durable: bool = True) -> None:
+    """Replaces `path` by a new file, or leaves it untouched and raises `OSError`. Unless `durable`
+    is false, waits for the disk. A link at `path` is replaced and not followed. Removes what killed
+    processes left here of a file of that name."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    remove_temporaries(path.parent, path.name)
     with _folder_of(path) as folder:
         part = _in(folder, temporary)
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, 0o666, dir_fd=folder)
         try:
             with os.fdopen(handle, "wb") as file:
+                _locked(handle, blocking=True)  # until it has its name
+                if os.fstat(handle).st_nlink == 0:  # taken for a killed process's before that
+                    return put_inside(path, content, durable)
                 file.write(content)
+                file.flush()
                 if durable:
-                    file.flush()
                     os.fsync(handle)
-            os.replace(part, _in(folder, path), src_dir_fd=folder, dst_dir_fd=folder)
+                if os.name == "nt":  # which renames no open file
+                    file.close()
+                os.replace(part, _in(folder, path), src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
-            os.unlink(part, dir_fd=folder)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part, dir_fd=folder)
             raise
         if durable and folder is not None:
-            _fsync_folder(folder)
+            _fsync_names(folder)
 
 
-def put_on_disk(folder: Path) -> None:
-    """Waits until `folder` and what is below it are on disk, so that a power cut loses none of it.
-    Leaves out what is removed meanwhile."""
-    for place, _, files in os.walk(folder):
-        for name in files:
+def _locked(handle: int, blocking: bool = False) -> bool:
+    """Whether this process now has the lock of a temporary file."""
+    try:
+        return lock_descriptor(handle, blocking=blocking)
+    except OSError:  # a file system without locks
+        return False
+
+
+def put_on_disk(*paths: Path) -> None:
+    """Waits until files and folders, with what is below them, are on disk, so that a power cut
+    loses none of it. Leaves out what is missing, or removed meanwhile."""
+    for path in paths:
+        if path.is_file():
             # Windows needs the right to write
-            path, flags = os.path.join(place, name), os.O_RDONLY if DIRECTORY else os.O_RDWR
+            flags = os.O_RDONLY if DIRECTORY else os.O_RDWR
             with contextlib.suppress(FileNotFoundError), _handle(path, flags | BINARY) as file:
                 os.fsync(file)
-        if DIRECTORY:
-            flags = os.O_RDONLY | DIRECTORY
-            with contextlib.suppress(FileNotFoundError), _handle(place, flags) as there:
-                _fsync_folder(there)
+        elif path.is_dir():
+            with contextlib.suppress(FileNotFoundError):
+                put_on_disk(*path.iterdir())
+                fsync_folder(path)
 
 
-def _fsync_folder(folder: int) -> None:
+def fsync_folder(folder: Path) -> None:
+    """Waits until the names in `folder` are on disk."""
+    if DIRECTORY:  # Windows opens no folder
+        with _handle(folder, os.O_RDONLY | DIRECTORY) as handle:
+            _fsync_names(handle)
+
+
+def _fsync_names(folder: int) -> None:
     try:
         os.fsync(folder)
     except OSError as error:
@@ -235,12 +295,22 @@ def _not_plain(path: Path, mode: int) -> RunError:
         "{path} is {kind}: expected a plain file or folder of its own. Delete it, or "
         "name another folder."
     )
-    return RunError(
-        "file-not-plain", text, path=str(path), kind=_KINDS.get(stat.S_IFMT(mode), "a device")
-    )
+    kind = _KINDS.get(stat.S_IFMT(mode), "a device")
+    return RunError("file-not-plain", text, path=str(path), kind=kind)
 
 
-def remove_temporaries(folder: Path, *names: str) -> None:
-    """Removes what a killed `put_inside` of files called `names` left."""
-    for left in (path for name in names for path in folder.glob(f".{name}.????????.part")):
-        left.unlink()
+def remove_temporaries(folder: Path, *names: str, alone: bool = False) -> None:
+    """Removes what a killed `put_inside` of files called `names` left: what no process has locked,
+    and everything if this process is `alone` in the folder."""
+    found = {f".{name}." for name in names}
+    for left in os.listdir(folder):
+        if left[-5:] != ".part" or left[:-13] not in found:
+            continue
+        with contextlib.suppress(FileNotFoundError, RunError):  # another removes it, or a link
+            if alone or _unlocked(folder / left):
+                (folder / left).unlink()
+
+
+def _unlocked(path: Path) -> bool:
+    with os.fdopen(open_inside(path, os.O_RDWR), "rb") as file:
+        return _locked(file.fileno())

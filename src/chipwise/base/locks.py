@@ -1,5 +1,9 @@
 """Keeps a folder or a file for one process.
 
+A process writes only below the folder that it locked. Somebody may move that folder meanwhile, and
+another process may begin at its path. So files are written at `Lock.folder`, which Linux follows to
+the folder wherever it is, and `Lock.check` says that it was moved.
+
 The system's own lock ends with its process for any reason, so it is never stale. Some file systems
 have none, such as Lustre without `flock` and NFS without its daemon. There a file beside it,
 `lock.held`, names the process that has the lock. A lock of a process that has ended on this machine
@@ -11,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import shutil
 import socket
 import tempfile
@@ -22,7 +27,15 @@ import psutil
 from filelock import SoftFileLock, Timeout, lock_descriptor, unlock_descriptor
 
 from .errors import RunError
-from .files import check_inside, open_inside, read_inside, remove_temporaries
+from .files import (
+    DIRECTORY,
+    check_inside,
+    fsync_folder,
+    open_inside,
+    put_on_disk,
+    read_inside,
+    remove_temporaries,
+)
 
 LOCK = "lock"
 NAMES = (LOCK, f"{LOCK}.held")
@@ -38,7 +51,8 @@ class Lock:
 
     *Arguments:* `waiting`: called before it waits for another process.
 
-    *Fields:* `file`: the open file, for what its holder says of itself.
+    *Fields:* `file`: the open file, for what its holder says of itself. `folder`: the folder of the
+    file, on Linux by a handle, which stays that folder if it is moved.
 
     Raises `BlockingIOError` with the file that says so while another process has the lock, without
     `waiting`. Raises the errors of `open_inside`.
@@ -46,7 +60,16 @@ class Lock:
 
     def __init__(self, path: Path, waiting: Callable[[], None] | None = None):
         self.path, self._marker = path, SoftFileLock(f"{path}.held", thread_local=False)
-        handle = open_inside(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        self.folder, self._handle = path.parent, -1
+        if hasattr(os, "O_PATH"):
+            self._handle = os.open(path.parent, os.O_PATH | DIRECTORY)
+            by_handle = Path(f"/proc/self/fd/{self._handle}")
+            self.folder = by_handle if by_handle.is_dir() else path.parent
+        try:
+            handle = open_inside(self.folder / path.name, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        except BaseException:
+            self._close_folder()
+            raise
         self.file = os.fdopen(handle, "a+b", buffering=0)
         self._held = str(path)
         try:
@@ -96,15 +119,50 @@ class Lock:
         if os.name == "nt":  # which removes no open file
             self.close()
         with contextlib.suppress(OSError):
-            self.path.unlink()
+            (self.folder / self.path.name).unlink()
         self.close()
 
     def close(self) -> None:
         try:
             self.file.close()
         finally:
+            self._close_folder()
             if self._marker.is_locked:
                 self._marker.release()
+
+    def _close_folder(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+        self._handle = -1
+
+    def elsewhere(self) -> str | None:
+        """Returns `None` while the file is at its path. Otherwise returns the folder in which it is
+        now, and "" if it is gone or the system does not know. Raises `OSError`."""
+        own = self.file
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            # By its random line: of a file on a network, the inode says little
+            own.seek(0)
+            try:
+                line, there = own.read(200), read_inside(self.path)
+            except PermissionError:  # Windows lets nobody read a locked file
+                line = there = b""
+            same = os.path.samestat(os.fstat(own.fileno()), os.stat(self.path))
+            # A full disk has no line
+            if line == there and (line or same):
+                return None
+        now = Path(os.path.realpath(f"/proc/self/fd/{own.fileno()}"))  # on Linux alone
+        return str(now.parent) if now.exists() else ""
+
+    def check(self) -> None:
+        """Raises `RunError` if the folder is no longer where it was."""
+        if (to := self.elsewhere()) is not None:
+            text = "{path} was moved to {to}" if to else "{path} was deleted, or taken by another,"
+            text += (
+                " while this process wrote there. Nothing was written elsewhere. Put it back, and "
+                "type the same command again."
+            )
+            code = "folder-moved" if to else "folder-gone"
+            raise RunError(code, text, path=str(self.path.parent), to=to)
 
 
 def _remove_stale(marker: Path) -> None:
@@ -150,36 +208,59 @@ def hold(folder: Path, *names: str) -> Lock:
         raise RunError("folder-in-use", text, **facts) from None
     try:
         check_inside(folder, *names, LOCK)
-        remove_temporaries(folder, *names)
+        remove_temporaries(folder, *names, alone=True)
     except BaseException:
         lock.close()
         raise
     # If the disk is full, writing the folder's files will fail too
     with contextlib.suppress(OSError):
         lock.file.truncate(0)
-        lock.file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+        who = f"process {os.getpid()} on {socket.gethostname()}"
+        lock.file.write(f"{who}\n{secrets.token_hex(8)}\n".encode())
     return lock
 
 
 def _holder(folder: Path) -> str:
     # Windows lets nobody else read a locked file
     with contextlib.suppress(OSError), os.fdopen(open_inside(folder / LOCK), "rb") as file:
-        return file.read(200).decode(errors="replace").strip() or "another process"
+        return file.read(200).decode(errors="replace").partition("\n")[0] or "another process"
     return "another process"
 
 
 @contextlib.contextmanager
-def room_beside(file: Path) -> Iterator[Path]:
-    """An empty folder beside `file`, in which it is made. Deleted at the end, together with what
-    killed processes left in such a folder. Raises `RunError` while another process makes `file`."""
-    beside = file.parent / f".{file.name}.making"  # not .partial, which is a pack's
-    check_inside(file.parent, beside.name)
+def replaced(path: Path, fresh: bool = True) -> Iterator[Path]:
+    """Yields a name at which the file or folder `path` is made. At the end, waits until it is on
+    disk, and puts it at `path`, where the old one stays until then. Removes what killed processes
+    left.
+
+    Raises `RunError` while another process makes `path`, and `FileExistsError` if there is one,
+    unless `fresh`.
+    """
+    beside = path.parent / f".{path.name}.making"  # not .partial, which is a pack's
+    check_inside(path.parent, beside.name)
     beside.mkdir(parents=True, exist_ok=True)
     with hold(beside) as lock:
+        old = beside / "old"  # from which a killed process did not come back
+        if old.exists() and not path.exists():
+            old.rename(path)
         try:
-            yield Path(tempfile.mkdtemp(dir=beside))
+            if path.exists() and not fresh:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+            made = Path(tempfile.mkdtemp(dir=beside)) / f"whole{path.suffix}"
+            yield made
+            put_on_disk(made)
+            lock.check()
+            if path.is_dir() and made.is_dir():
+                path.rename(old)
+            try:
+                made.replace(path)
+            except BaseException:
+                if old.exists():
+                    old.rename(path)
+                raise
+            fsync_folder(path.parent)
         finally:
-            for left in set(beside.iterdir()) - {beside / name for name in NAMES}:
+            for left in set(lock.folder.iterdir()) - {lock.folder / name for name in NAMES}:
                 if left.is_dir() and not left.is_symlink():
                     shutil.rmtree(left)
                 else:

@@ -24,6 +24,8 @@ import jax
 import numpy as np
 
 from ..base import DataError
+from ..base.errors import unreadable
+from ..base.files import may_be_whole
 from . import remote
 from .compared import Compared, sha_of_all
 from .images import MAX_PIXELS, checked_size, decode_into
@@ -395,9 +397,11 @@ def _ask(array: np.ndarray, examples: int, begins: np.ndarray, ends: np.ndarray)
 def _check_size(path: Path, expected: int) -> None:
     try:
         size = path.stat().st_size
-    except OSError as error:
+    except FileNotFoundError as error:
         wrong = "{path} is missing, though the manifest names it: copy the folder again."
         raise DataError("file-missing", wrong, path=path) from error
+    except OSError as error:
+        raise unreadable(path, error) from error
     if size != expected:
         wrong = "{path} has {bytes:,} bytes, expected {expected:,}: copy the folder again."
         raise DataError("file-size", wrong, path=path, bytes=size, expected=expected)
@@ -408,6 +412,8 @@ def _open(path: Path, dtype: np.dtype, shape: tuple[int | None, ...]) -> np.ndar
         # asarray drops numpy.memmap, whose slices cost more than those of a plain array
         array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:
+        if may_be_whole(error):
+            raise unreadable(path, error) from error
         raise DataError("npy-damaged", path=path, reason=str(error)) from error
     own = (*array.shape, *(0,) * len(shape))  # of as many dimensions at least
     expected = tuple(here if n is None else n for n, here in zip(shape, own, strict=False))

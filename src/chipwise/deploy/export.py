@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import numpy as np
 
 from ..base import DataError, Fact, RecipeError
 from ..base.files import to_write
-from ..base.locks import room_beside
+from ..base.locks import replaced
 from ..data.sources import Source, take
 from ..data.synthetic import like
 from ..recipe.recipe import Recipe
@@ -107,8 +106,7 @@ def export(
     compared: tuple[float, float, int | None] = (0.0, 0.0, None)
     request = Request(known, inputs, names)
     try:
-        with room_beside(file) as place:
-            temporary = place / f"model{kind.suffix}"
+        with replaced(file, fresh) as temporary:
             kind.write(request, temporary)
             if (run := kind.open(request, temporary)) is not None:
                 outputs = _run(run, rows)
@@ -116,9 +114,8 @@ def export(
             size = sum(
                 one.stat().st_size for one in (temporary, *temporary.rglob("*")) if one.is_file()
             )
-            if file.is_dir() and temporary.is_dir():  # replaced if `fresh`
-                os.replace(file, place / "old")
-            os.replace(temporary, file)
+    except FileExistsError as error:  # came back, or another process has made it meanwhile
+        raise DataError("export-exists", path=file) from error
     except OSError as error:
         raise DataError("export-unwritable", path=file, reason=error) from error
     count = len(next(iter(rows.values()), ()))

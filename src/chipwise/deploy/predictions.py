@@ -6,7 +6,6 @@ The file has the same bytes on any number of devices. It gets its name when it i
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ import numpy as np
 
 from ..base import DataError, DeviceError, Fact, RecipeError, fact
 from ..base.files import to_write
-from ..base.locks import room_beside
+from ..base.locks import replaced
 from ..data.sources import Columns as Examples
 from ..machine.arithmetic import check_flags, fixed
 from ..machine.detect import detect
@@ -185,9 +184,8 @@ def _written(
             say(fact("predict-done", done=first, total=predictor.examples))
 
     try:
-        with room_beside(file) as room:
-            write(parts(), room / "whole", format_of(file))
-            os.replace(room / "whole", file)
+        with replaced(file) as whole:
+            write(parts(), whole, format_of(file))
     except OSError as error:
         raise DataError("predictions-unwritable", path=file, reason=error) from error
     known = [count for count in rights if count is not None]

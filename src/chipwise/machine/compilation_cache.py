@@ -193,7 +193,7 @@ def portable_entries() -> Iterator[None]:
             put(cache, key, value)
         elif not entry.exists():
             # With the user's umask, since others may share the user's folder
-            put_inside(entry, value)
+            put_inside(entry, value, durable=False)
 
     get.__wrapped__ = key  # type: ignore[attr-defined]
     cache_key.get, LRUCache.put = get, put_atomically  # type: ignore[method-assign,assignment]

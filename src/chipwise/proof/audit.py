@@ -29,6 +29,7 @@ from ..run.folder.run_reader import (
     StoredLedger,
     StoredRun,
     disagreement,
+    holes,
     read_ledger,
     read_run,
     sha_of,
@@ -157,6 +158,7 @@ def _changes(
     if stored.result is not None and stored.result.get("ledger") != ledger.digest:
         yield fact("audit-other-ledger", run=run)
     yield from stored.problems
+    yield from holes(stored.path, ledger)
     total = recipe.clock.total or 0
     steps = {
         "metrics.jsonl": [row["step"] for row in stored.rows],
@@ -346,6 +348,8 @@ class _Replay:
         try:  # in place of a damaged one comes that of another step, or an error
             state = restore_run(recipe, self.run, lambda damage: None, best=True).whole
         except ChipwiseError as error:
+            if error.code == "checkpoint-closed":
+                raise
             return fact("audit-best", run=str(self.run), step=None, what=[error.code])
         step = int(state.step)
         self.session.begin(state)

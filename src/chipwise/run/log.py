@@ -100,6 +100,8 @@ class Log:
         if folder is not None and self.begin < ledger.agenda.last:
             for name, one in folder.data.items():
                 reporter.say(one.told(name))
+        for hole in ledger.holes:
+            reporter.warn(hole)
         self.history = folder.rewind(self.begin) if folder is not None else []
         self.final: dict[str, Any] = {}
         for row in self.history:

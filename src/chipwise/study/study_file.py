@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,8 @@ class Study(Displayed):
     source: dict[str, Any] | None
     """How the command line made the recipe."""
     points: list[Point] = field(default_factory=list)
+    check: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+    """Raises `RunError` if the folder that this process locked was moved."""
 
     @property
     def seeds(self) -> list[int]:
@@ -119,7 +121,8 @@ class Study(Displayed):
         file."""
         text = json.dumps(self.to_json(), indent=1) + "\n"
         try:
-            put_inside(self.folder / FILE, text.encode(), durable=True)
+            self.check()
+            put_inside(self.folder / FILE, text.encode())
         except OSError as error:
             raise RunError(
                 "study-document-unwritable", path=self.folder / FILE, reason=error
@@ -188,7 +191,7 @@ def opened(run: str | Path, recipe: str, source: dict[str, Any] | None) -> Itera
                 folder=folder,
                 differences=rows,
             )
-        yield study
+        yield replace(study, check=lock.check)
 
 
 def _runs(settings: grid.Settings, stored: Sequence[Mapping[str, Any]]) -> dict[int, Run]:

@@ -113,6 +113,25 @@ def test_a_tokenizer_cuts_text_into_its_words(tmp_path):
         pack(src, tmp_path / "x", text=TextForm(tokenizer=tmp_path / "t.json"))
 
 
+def test_a_pack_that_was_killed_while_its_tokenizer_was_copied_is_finished(tmp_path, monkeypatch):
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"</s>": 0, "a": 1}, unk_token="a"))
+    made.save(str(tmp_path / "t.json"))
+    (tmp_path / "text.txt").write_text("a a a a a a a a")
+    form = TextForm(tokens=3, tokenizer=tmp_path / "t.json")
+
+    def killed(path, content):
+        path.with_name(f".{path.name}.0123abcd.part").write_bytes(content[:9])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("chipwise.data.pack.packing.put_inside", killed)
+        pack(tmp_path / "text.txt", tmp_path / "out", text=form)
+    pack(tmp_path / "text.txt", tmp_path / "out", text=form)
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (tmp_path / "t.json").read_bytes()
+    assert not list(tmp_path.rglob("*.part")) and not list(tmp_path.glob(".out*"))
+
+
 @pytest.mark.parametrize("line", ["null", "3", "[1]", "[" * 5000, "{"])
 def test_a_line_that_is_no_object_is_refused(tmp_path, line):
     """pyarrow's reader of JSON ends the process at a line `null`."""

@@ -307,7 +307,7 @@ def test_what_a_killed_program_left_is_not_gone_on_with(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("chipwise.data.pack.writer.shutil.rmtree", lambda *a, **k: None)
+        patched.setattr("chipwise.base.locks.shutil.rmtree", lambda *a, **k: None)
         write_packed(tmp_path / "p", killed(), shard_bytes=8)
     made = PackedFolder(write_packed(tmp_path / "p", [{"x": np.arange(9, 12)}], shard_bytes=8), None)
     assert made.take(np.arange(len(made)))["x"].tolist() == [9, 10, 11]

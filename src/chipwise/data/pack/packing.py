@@ -26,7 +26,7 @@ import simplejpeg
 from PIL import Image
 
 from ...base import DataError, RecipeError
-from ...base.files import check_inside, put_inside, to_write
+from ...base.files import check_inside, fsync_folder, put_inside, to_write
 from ...base.locks import Lock
 from ...machine.limits import usable_cores
 from ..images import MAX_PIXELS
@@ -229,7 +229,7 @@ class Packing:
                 done = sum(self._split(name, progress) for name in self.listing.splits)
             except DataError as error:
                 if error.code == "pack-image-sizes":  # the partial pack cannot be continued
-                    shutil.rmtree(self.partial)
+                    shutil.rmtree(self._place)
                 raise
             self._appear()
         return done
@@ -240,7 +240,8 @@ class Packing:
         the pack has appeared meanwhile."""
         try:
             self.partial.mkdir(parents=True, exist_ok=True)
-            lock = Lock(self.partial.with_name(f"{self.partial.name}.lock"))
+            self._lock = lock = Lock(self.partial.with_name(f"{self.partial.name}.lock"))
+            self._place = lock.folder / self.partial.name
         except BlockingIOError as error:
             wrong = (
                 "Another process is writing {folder}, as {lock} says: wait until it is done. If it "
@@ -262,16 +263,22 @@ class Packing:
 
     def _appear(self) -> None:
         own = {*self.listing.splits, *self.listing.beside}
-        strange = {path.name for path in self.partial.iterdir()} - own
+        self._lock.check()
+        try:
+            for name, content in self.listing.beside.items():
+                put_inside(self._place / name, content)
+        except OSError as error:
+            raise DataError("pack-unwritable", path=self.partial, reason=error) from error
+        strange = {path.name for path in self._place.iterdir()} - own
         if strange:
             wrong = "{folder} holds {names:few} from another pack: move that away, and pack again."
             raise DataError(
                 "pack-partial-strange", wrong, folder=self.partial, names=sorted(strange)
             )
         try:
-            for name, content in self.listing.beside.items():
-                put_inside(self.partial / name, content)
-            os.rename(self.partial, self.dst)
+            self._lock.check()
+            os.rename(self._place, self._lock.folder / self.dst.name)
+            fsync_folder(self._lock.folder)
         except OSError as error:
             wrong = "{folder} is complete, but cannot be renamed to {dst}: {reason}."
             raise DataError(
@@ -291,7 +298,7 @@ class Packing:
         ]
         identity = json.dumps(decides, sort_keys=True).encode("utf-8", "surrogateescape")
         writer = Writer(
-            self.partial / name,
+            self._place / name,
             store=self.form.store,
             names=self.listing.names,
             below=self.listing.below,
@@ -301,6 +308,7 @@ class Packing:
             shard_examples=settings["shard_examples"],
             total=len(split),
             splits=tuple(self.listing.splits),
+            check=self._lock.check,
         )
         with closing(writer):
             if writer.skipped:  # by an earlier call, which might skip more

@@ -135,12 +135,3 @@ class Moments:
             math.sqrt((n * q - s * s) / (n * n))
             for s, q in zip(self.sums, self.squares, strict=True)
         ]
-
-
-def sync(folder: Path) -> None:
-    """Makes the names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -11,10 +11,8 @@ import errno
 import json
 import os
 import re
-import shutil
 import sys
-import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,13 +21,20 @@ from typing import Any
 import numpy as np
 
 from ...base import DataError
-from ...base.files import check_inside, put_inside, read_inside, remove_temporaries
+from ...base.files import (
+    check_inside,
+    fsync_folder,
+    put_inside,
+    read_inside,
+    remove_temporaries,
+)
+from ...base.locks import replaced
 from ...recipe.source import narrow
 from ..images import decode
 from ..manifest import FORMAT, MANIFEST, RECORD, VERSION, record_dtype, render
 from ..packed import check_below
 from ..sources import Columns
-from .shards import Moments, NpyFile, record_lines, sync
+from .shards import Moments, NpyFile, record_lines
 
 SHARD_BYTES = 1 << 30  # ImageNet at 256×256 is 252 GB: hundreds of files, not thousands
 PROGRESS = "progress.json"
@@ -75,6 +80,7 @@ class Writer:
     - `name_bytes`: the length of the longest record name in UTF-8.
     - `shard_bytes`, `shard_examples`: the most bytes and the most records in a shard.
     - `total`: expected records, for the message about a full disk.
+    - `check`: called before anything gets its name. Raises an error if the folder was moved.
 
     *Attributes:* `complete`: whether the split was already finished.
 
@@ -97,6 +103,7 @@ class Writer:
         shard_examples: int | None = None,
         total: int | None = None,
         splits: Sequence[str] = (),
+        check: Callable[[], None] = lambda: None,
     ):
         self.folder, self.store, self.names = Path(folder), store, tuple(names)
         self.below, self.settings, self.splits = (
@@ -104,7 +111,7 @@ class Writer:
             dict(settings or {}),
             tuple(splits),
         )
-        self.shard_bytes, self.total = shard_bytes, total
+        self.shard_bytes, self.total, self._check_place = shard_bytes, total, check
         self.shard_examples = shard_examples or sys.maxsize
         self.complete = False
         self._line = record_dtype(store, name_bytes)
@@ -206,11 +213,10 @@ class Writer:
             )
         with self._reporting():
             self._close_shard()
-            put_inside(
-                self.folder / MANIFEST, render(self._manifest(source)).encode(), durable=True
-            )
+            self._check_place()
+            put_inside(self.folder / MANIFEST, render(self._manifest(source)).encode())
             (self.folder / PROGRESS).unlink()
-            sync(self.folder)
+            fsync_folder(self.folder)
         self.complete = True
         self.close()
 
@@ -223,7 +229,7 @@ class Writer:
     def _open(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         check_inside(self.folder)
-        remove_temporaries(self.folder, PROGRESS, MANIFEST)
+        remove_temporaries(self.folder, PROGRESS, MANIFEST, alone=True)
         progress, manifest = _read(self.folder / PROGRESS), _read(self.folder / MANIFEST)
         begun = progress or manifest
         if begun is None:
@@ -335,9 +341,8 @@ class Writer:
         self._save()
 
     def _save(self) -> None:
-        put_inside(
-            self.folder / PROGRESS, json.dumps(asdict(self._progress)).encode(), durable=True
-        )
+        self._check_place()
+        put_inside(self.folder / PROGRESS, json.dumps(asdict(self._progress)).encode())
 
     def _manifest(self, source: Mapping[str, Any]) -> dict[str, Any]:
         progress, moments = self._progress, self._progress.moments
@@ -420,30 +425,29 @@ def write_packed(
     if folder.exists():
         raise DataError("pack-exists", folder=folder)
     limits = {**(below or {}), **({"label": classes} if classes is not None else {})}
-    # No killed process has left it
-    partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.partial"
     try:
-        writer = Writer(  # records of a program have no names, and the pack cannot be continued
-            partial,
-            store="raw",
-            identity="",
-            name_bytes=1,
-            names=names,
-            below=limits,
-            shard_bytes=shard_bytes,
-        )
-        with closing(writer):
-            for batch in batches:
-                writer.add([""] * len(next(iter(batch.values()), ())), batch)
-            writer.finish({"fingerprint": None, "examples": writer.consumed})
-        os.rename(partial, folder)
+        # Records of a program have no names, and the pack cannot be continued
+        with replaced(folder, fresh=False) as whole:
+            writer = Writer(
+                whole,
+                store="raw",
+                identity="",
+                name_bytes=1,
+                names=names,
+                below=limits,
+                shard_bytes=shard_bytes,
+            )
+            with closing(writer):
+                for batch in batches:
+                    writer.add([""] * len(next(iter(batch.values()), ())), batch)
+                writer.finish({"fingerprint": None, "examples": writer.consumed})
+    except FileExistsError as error:  # another process has made it meanwhile
+        raise DataError("pack-exists", folder=folder) from error
     except (DataError, OSError) as error:
         cause = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(cause, OSError):
             raise
         raise DataError("pack-unwritable", path=folder, reason=cause) from cause
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return folder
 
 

@@ -17,7 +17,14 @@ from ...base import Fact, RunError, fact, plain, say
 from ...base.figures import one_line
 from ...machine.fingerprint import stated
 from ...recipe.described import described_rows
-from ...run.folder.run_reader import StoredRun, metrics_of, number, read_ledger, read_run
+from ...run.folder.run_reader import (
+    StoredRun,
+    holes,
+    metrics_of,
+    number,
+    read_ledger,
+    read_run,
+)
 from ...study.study_file import FILE
 from ..terminal import heading
 from .findings import divergence, learned, slow
@@ -124,6 +131,7 @@ def _proof(run: StoredRun, devices: Mapping[str, Any]) -> Iterator[Fact]:
         count = int(number(devices.get("count")) or 1)
         code = "about-ledger" if count > 1 and devices.get("exact") else "about-ledger-alone"
         yield fact(code, rows=len(ledger.rows), step=max(ledger.rows), devices=count)
+    yield from holes(run.path, ledger)
     verified = next(
         (v for one in reversed(run.processes) if isinstance(v := one.get("verified"), dict)), {}
     )

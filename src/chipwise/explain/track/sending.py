@@ -60,11 +60,15 @@ class Sending:
         stored_recipe(run)  # or there is no run
         check_inside(run, TRACKED)
         self.run, self._file, self._begin = run, place(run, to) / "sent.json", BEGIN[service]
-        self.close = hold(self._file.parent, "sent.json").close
+        lock = hold(self._file.parent, "sent.json")
+        self.close, self._check = lock.close, lock.check
         self.sent, self.rows, self._tracker = Sent(), 0, None
         try:
             with contextlib.suppress(FileNotFoundError):
                 self.sent = typed(Sent, json.loads(read_inside(self._file)))
+        except OSError as error:
+            self.close()
+            raise RunError("file-unreadable", path=str(self._file), reason=error) from error
         except (ValueError, RecursionError) as error:
             self.close()
             text = "{path} is damaged ({reason}): move it away, and all rows are sent to a new run."
@@ -131,6 +135,7 @@ class Sending:
         return self._tracker
 
     def _save(self) -> None:
+        self._check()
         put_inside(self._file, json.dumps(asdict(self.sent)).encode())
 
 

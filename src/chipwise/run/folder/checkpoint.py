@@ -3,27 +3,27 @@
 A checkpoint has a flat dictionary of arrays, named by their path in the training state, and a JSON
 object with the recipe, the position and the digest of both. Neither depends on the number of
 devices. If the recipe has `shards`, arrays are written, read and hashed part by part, as one group
-holds them. Orbax gives a folder its final name only when its files are on disk, and removes an
-older one only then. So a killed process leaves the last good checkpoint, and so does a power cut
-where the file system keeps the order of names. The digest detects bytes that changed afterwards.
+holds them. A folder gets its final name only when its files are on disk, and an older one is
+removed only when that name is. So a killed process leaves the last good checkpoint, and so does a
+power cut. The digest detects bytes that changed afterwards.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import hashlib
 import json
 import math
 import os
+import re
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -32,7 +32,12 @@ import tensorstore
 
 from ...base import CheckpointError, ChipwiseError, Fact, RecipeError, RunError, fact
 from ...base.figures import one_line
-from ...base.files import check_inside, put_on_disk
+from ...base.files import (
+    check_inside,
+    is_full,
+    may_be_whole,
+    system_number,
+)
 from ...machine.hosts import hosts
 from ...recipe.random_keys import as_keys
 from ...recipe.recipe import Recipe
@@ -40,21 +45,12 @@ from ...recipe.task import Tree, by_path
 from ...step.state import TrainState, abstract_state, parameters
 from ..run_schedule import KEEP
 from .early_stopping import FOLDER
+from .on_disk import OnDisk
 from .quiet_orbax import QuietOrbax
 from .run_reader import newest_checkpoint, steps_in
 
-_FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)]
-_CLOSED = [  # errors of opening a file, which do not mean that its bytes are damaged
-    os.strerror(number)
-    for number in (
-        errno.EACCES,
-        errno.EPERM,
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ESTALE,
-        errno.ETIMEDOUT,
-    )
-]
+if TYPE_CHECKING:
+    from .run_folder import RunFolder
 
 _READINGS, _ROTATION_SECONDS = 10, 0.5
 """How often a run is read while it trains, and how long a checkpoint that it removes may be half
@@ -176,12 +172,19 @@ class Checkpoints:
       training process is writing, nor move damaged checkpoints.
     - `newest`: how many of the newest checkpoints are kept.
     - `kept`: the steps whose checkpoints are also kept.
+    - `held`: the open run folder, in which `folder` is.
     """
 
     def __init__(
-        self, folder: Path, read_only: bool = False, newest: int = KEEP, kept: Container[int] = ()
+        self,
+        folder: Path,
+        read_only: bool = False,
+        newest: int = KEEP,
+        kept: Container[int] = (),
+        held: RunFolder | None = None,
     ):
         self.folder = Path(folder).absolute()
+        self._place = self.folder if held is None else held.place / self.folder.name
         self.read_only = read_only
         self._quiet = QuietOrbax()
         here = hosts()
@@ -196,9 +199,11 @@ class Checkpoints:
             preservation_policy=None if read_only else _Preserved(newest, kept),
             create=False,
             enable_async_checkpointing=not read_only,
+            # Otherwise threads wait 300 s at exit for folders that could not be made
             async_options=None
             if read_only
-            else ocp.AsyncOptions(post_finalization_callback=self._put_on_disk),
+            else ocp.AsyncOptions(create_directories_asynchronously=False),
+            temporary_path_class=OnDisk.after(held.put_on_disk if held else lambda: None),
             cleanup_tmp_directories=not read_only,
             read_only=read_only,
             **one_host,
@@ -206,8 +211,8 @@ class Checkpoints:
         try:
             check_inside(self.folder.parent, self.folder.name)
             if not read_only:
-                self.folder.mkdir(parents=True, exist_ok=True)
-            self._manager = ocp.CheckpointManager(self.folder, options=options)
+                self._place.mkdir(parents=True, exist_ok=True)
+            self._manager = ocp.CheckpointManager(self._place, options=options)
         except OSError as error:
             raise RunError("checkpoints-unmakeable", path=str(folder), reason=error) from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -261,13 +266,6 @@ class Checkpoints:
             )
         )
 
-    def _put_on_disk(self) -> None:
-        """Waits until the checkpoint that Orbax has written is on disk. It still has its temporary
-        name, as those have that killed processes left and Orbax is removing. Called in Orbax's
-        thread."""
-        for folder in self.folder.glob("*.orbax-checkpoint-tmp*"):
-            put_on_disk(folder)
-
     def wait(self) -> None:
         """Waits until all checkpoints are on disk. Raises `RunError` if one could not be
         written."""
@@ -297,7 +295,7 @@ class Checkpoints:
         checkpoint.
 
         Raises `CheckpointError` when no checkpoint is readable, when the newest readable one is of
-        another model or of other `shards`, and when one cannot be opened, since it may be
+        another model or of other `shards`, and when the system cannot read one, since it may be
         undamaged.
         """
         steps, damaged = self.steps(), []
@@ -307,14 +305,6 @@ class Checkpoints:
             except ChipwiseError:
                 raise
             except Exception as error:  # of many types, for damaged bytes
-                not_opened = next((text for text in _CLOSED if text in str(error)), None)
-                if isinstance(error, MemoryError):
-                    not_opened = os.strerror(errno.ENOMEM)
-                if not_opened is not None:
-                    path = str(self.folder / str(step))
-                    raise CheckpointError(
-                        "checkpoint-closed", path=path, reason=not_opened
-                    ) from error
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
                 say(fact("checkpoint-damaged", step=step, reason=reason))
                 damaged.append(step)
@@ -336,10 +326,26 @@ class Checkpoints:
         self, step: int, template: Tree = None, shards: int | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The arrays and the JSON object of one checkpoint. Raises an exception of any type when it
-        is damaged."""
+        is damaged, and `CheckpointError` when the system cannot read it."""
+        try:
+            return self._read_whole(step, template, shards)
+        except ChipwiseError:
+            raise
+        except Exception as error:  # of many types
+            if not may_be_whole(error):
+                raise
+            number, path = system_number(error) or 0, str(self.folder / str(step))
+            named = re.search(rf"{re.escape(str(self._place))}([^\s\":]*)", str(error))
+            file = str(self.folder) + named[1] if named else path
+            facts = {"path": path, "file": file, "errno": number, "reason": os.strerror(number)}
+            raise CheckpointError("checkpoint-closed", **facts) from error
+
+    def _read_whole(
+        self, step: int, template: Tree, shards: int | None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         about = self.about(step)
         expected = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(template))
-        place = self.folder / str(step) / "state"
+        place = self._place / str(step) / "state"
         stores = _opened(place)
         chunks = {n: math.prod(s.chunk_layout.read_chunk.shape or ()) for n, s in stores.items()}
         sizes = [max(s.size, chunks[n]) * s.dtype.numpy_dtype.itemsize for n, s in stores.items()]
@@ -380,9 +386,9 @@ class Checkpoints:
         for step in steps:
             names = (f"damaged-checkpoint-{step}{f'-{i}' if i else ''}" for i in range(1000))
             aside = next(
-                p for p in map(self.folder.parent.joinpath, names) if not os.path.lexists(p)
+                p for p in map(self._place.parent.joinpath, names) if not os.path.lexists(p)
             )
-            (self.folder / str(step)).rename(aside)
+            (self._place / str(step)).rename(aside)
         self._manager.reload()
 
     def _guarded(self, action: Callable[[], Any]) -> None:
@@ -393,15 +399,18 @@ class Checkpoints:
         except Exception as error:
             self._quiet.expected = True
             # Only the disk can fail here, which Orbax and tensorstore report with several types.
-            other = getattr(error, "strerror", None) or one_line(error, 200)
-            reason = next((text for text in _FULL if text in str(error)), other)
+            number = system_number(error)
+            text = str(error).replace(str(self._place), str(self.folder))
+            reason = one_line(text, 200) if number is None else os.strerror(number)
             run = self.folder.parent
             facts = {
                 "path": str(self.folder),
                 "run": str(run),
                 "checkpoint": newest_checkpoint(run),
+                "errno": number,
             }
-            raise RunError("checkpoint-unwritable", **facts, reason=reason) from error
+            code = "run-disk-full" if is_full(error) else "checkpoint-unwritable"
+            raise RunError(code, **facts, reason=reason) from error
 
 
 def state_of(run: Path, state_layout: Any, step: int) -> TrainState:

@@ -48,7 +48,7 @@ class Saver:
         self.run = session.placement.agree("run", None if folder is None else str(folder.path))
         self._folder, self._meter, self._agenda = folder, meter, agenda
         self._checkpoints = (
-            Checkpoints(folder.checkpoints, False, agenda.newest, agenda.keep)
+            Checkpoints(folder.path / "checkpoints", False, agenda.newest, agenda.keep, held=folder)
             if folder is not None
             else None
         )
@@ -125,7 +125,7 @@ class Saver:
             return
         if agree("best", self.best.improved(step, metrics)):
             if self._folder is not None and self._best is None:
-                self._best = Checkpoints(self._folder.path / FOLDER)
+                self._best = Checkpoints(self._folder.path / FOLDER, held=self._folder)
             # An earlier process of the run may have written it
             if not agree("best exists", self._best is not None and step in self._best.steps()):
                 self._write(self._best)
@@ -149,7 +149,7 @@ class Saver:
             return
         kept: list[int] = []
         if self._folder is not None and (self._folder.path / FOLDER).is_dir():
-            self._best = Checkpoints(self._folder.path / FOLDER)
+            self._best = Checkpoints(self._folder.path / FOLDER, held=self._folder)
             kept = self._best.keep(0, self.session.step)
         self.best.go_on(rows, kept, self.session.step, self.session.placement.agree)
         self._remove_older_bests()
@@ -171,6 +171,8 @@ class Saver:
                 "seconds": self._meter.run_seconds,
                 "verified": session.verifier.json(),
             }
+            if self._folder is not None:
+                about["ledger"] = self._folder.ledger
             if checkpoints is not None:
                 checkpoints.save(session.step, host, about, session.state_layout.saved_axes)
 

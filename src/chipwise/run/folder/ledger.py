@@ -1,12 +1,13 @@
 """The ledger of a run: digests of what its steps computed, equal on any number of devices.
 
     ledger.jsonl    {"ledger": 1, "from": 0, "recipe": ..., "data": {...}, "computed": {...}}
-                    {"step": 40, "gradient": "91c4...", "parameters": ..., "state": ..., ...}
+                    {"step": 40, "after": 20, "gradient": "91c4...", "parameters": ..., ...}
 
-A row has the digests of `run.state_digest` after its step. A step that is one program has no
-gradient digest. A head describes what computes the rows that follow. The first process writes a
-head, and so does each process that continues with other programs, with other data or on another
-chip. Processes that compute the same bits compare the rows that they compute again.
+A row has the digests of `run.state_digest` after its step, and names the row before it, so that a
+lost one is found. A step that is one program has no gradient digest. A head describes what computes
+the rows that follow. The first process writes a head, and so does each process that continues with
+other programs, with other data or on another chip. Processes that compute the same bits compare the
+rows that they compute again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ...base import DeviceFault, RunError
+from ...base import DeviceFault, Fact, RunError
 from ...data.compared import changed_data, texts
 from ..placement import device_names
 from ..run_schedule import Agenda
@@ -28,7 +29,9 @@ from .run_reader import (
     LEDGER,
     LEDGER_VERSION,
     Rows,
+    StoredLedger,
     changed_programs,
+    holes,
     read_ledger,
     read_processes,
     sha_of,
@@ -71,6 +74,8 @@ class Ledger:
     every host whether there is a folder. Without a folder, nothing is done. `changed`: programs or
     data may differ from those of the run so far.
 
+    *Fields:* `holes`: facts about rows that were lost.
+
     Raises `RunError` like `check_unchanged` for a run that needs no step, unless `changed`. Methods
     that read rows raise `DeviceFault` if devices have different copies or if a row that is computed
     again differs, and `RunError` for the data of another run.
@@ -89,8 +94,13 @@ class Ledger:
         self._pending: tuple[int, list[Pending]] | None = None
         self._again: Rows | None = None  # rows after the step with which it begins
         self._begin = self._taken = session.step
+        self.holes: list[Fact] = []
         if saver.run is not None:
             session.watched = agenda.ledger
+        if folder is not None:
+            stored = read_ledger(folder.path)
+            self.holes = list(holes(folder.path, stored))
+            self._go_on(folder, stored)
         if folder is not None and not changed and session.step >= agenda.last:
             check_unchanged(folder.path, session)
 
@@ -122,12 +132,18 @@ class Ledger:
         """Begins again after the session's step."""
         self._pending, self._again = None, None
         self._begin = self._taken = self.session.step
+        if self._folder is not None:
+            self._go_on(self._folder, read_ledger(self._folder.path))
+
+    def _go_on(self, folder: RunFolder, stored: StoredLedger | None) -> None:
+        rows = stored.rows if stored else {}
+        folder.ledger = max((step for step in rows if step <= self._begin), default=0)
 
     def forget(self, after: int) -> None:
         """Removes the rows after a step: a device may have computed wrongly in these."""
         if self._folder is not None and (stored := read_ledger(self._folder.path)) is not None:
             rows = {step: row for step, row in stored.rows.items() if step <= after}
-            _put(self._folder, stored.heads, rows)
+            _put(self._folder, stored, stored.heads, rows)
 
     def digest(self) -> str | None:
         """Returns `StoredLedger.digest` of the file. Returns `None` without one, and on hosts other
@@ -152,13 +168,14 @@ class Ledger:
         if self._again is None:
             self._again = self._open(folder)
         row = {name: values[name] for name in DIGESTS if name in values}
+        after, folder.ledger = folder.ledger, step
         before = self._again.pop(step, None)
         if before is not None:
             differing = [n for n in DIGESTS if n in before and n in row and before[n] != row[n]]
             if differing:
                 raise DeviceFault("ledger-differs", step=step, run=str(folder.path), what=differing)
             return
-        folder.append(LEDGER, {"step": step, **row})
+        folder.append(LEDGER, {"step": step, "after": after, **row})
 
     def _open(self, folder: RunFolder) -> Rows:
         """Begins or continues the file. *Returns* the rows that will be computed again."""
@@ -177,12 +194,13 @@ class Ledger:
             heads = [*(h for h in heads if h["from"] < self._begin), head]
             rows = {step: row for step, row in rows.items() if step not in later}
             later = {}
-        _put(folder, heads, rows)
+        _put(folder, stored, heads, rows)
         return later
 
 
-def _put(folder: RunFolder, heads: list[dict[str, Any]], rows: Rows) -> None:
+def _put(folder: RunFolder, stored: StoredLedger, heads: list[dict[str, Any]], rows: Rows) -> None:
+    after = {step: {"after": stored.after[step]} for step in rows if step in stored.after}
     lines = [(h["from"], 1, h) for h in heads] + [
-        (s, 0, {"step": s, **row}) for s, row in rows.items()
+        (s, 0, {"step": s, **after.get(s, {}), **row}) for s, row in rows.items()
     ]
     folder.replace(LEDGER, [line for *_, line in sorted(lines, key=lambda line: line[:2])])

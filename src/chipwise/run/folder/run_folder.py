@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import errno
 import json
 import math
 import os
@@ -20,7 +19,7 @@ import psutil
 
 from ...base import ChipwiseError, DivergedError, RunError, Stopped, locks
 from ...base.figures import known
-from ...base.files import open_inside, put_inside, read_inside, to_write
+from ...base.files import is_full, open_inside, put_inside, put_on_disk, to_write
 from ...data.class_names import names_in
 from ...data.compared import Data
 from ...machine.fingerprint import this_machine
@@ -67,7 +66,8 @@ class RunFolder:
 
     A metric that is not finite is `null` in JSON files.
 
-    *Fields:* `path`. `data`: how far the run's data is compared when the run continues.
+    *Fields:* `path`. `data`: how far the run's data is compared when the run continues. `ledger`:
+    the step of the ledger's last row.
 
     Raises `RunError` when the folder cannot be created or written, is in use by another process,
     has too little space, or has a run of another recipe. Before these checks, only the folder and
@@ -79,6 +79,7 @@ class RunFolder:
     ):
         self.path = Path(to_write(path, "run")).absolute()
         self.data: Data = {}
+        self.ledger = 0
         self._lock: Any = None
         self._events: Events | None = None
         self._shown: set[tuple[int, str, bool]] = set()  # step, name and whether it is a text
@@ -125,8 +126,9 @@ class RunFolder:
             yield folder
 
     @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+    def place(self) -> Path:
+        """The folder that this process locked, wherever it is now, for what is written there."""
+        return self._lock.folder
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
         """Removes the metric rows after `step`, which a resumed run writes again, and the texts and
@@ -178,13 +180,13 @@ class RunFolder:
     def _event(self, step: int, summary: Any) -> None:
         with self.writing():
             if self._events is None:
-                self._events = Events(self.path, self._purge)
+                self._events = Events(self.place, self._purge)
             self._events.add(step, summary)
 
     def append(self, name: str, row: dict[str, Any]) -> None:
         """Appends a line to the file `name` of the folder."""
         with self.writing():
-            handle = open_inside(self.path / name, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+            handle = open_inside(self.place / name, os.O_RDWR | os.O_APPEND | os.O_CREAT)
             with os.fdopen(handle, "ab+") as file:
                 if file.tell() and (file.seek(-1, os.SEEK_END), file.read())[1] != b"\n":
                     file.write(b"\n")  # a process was killed in the middle of a line
@@ -194,7 +196,7 @@ class RunFolder:
         """Replaces the file `name` of the folder by lines."""
         with self.writing():
             text = "".join(_json(row) + "\n" for row in rows)
-            put_inside(self.path / name, text.encode(), durable=True)
+            put_inside(self.place / name, text.encode())
 
     @contextlib.contextmanager
     def process(
@@ -248,7 +250,7 @@ class RunFolder:
             return
         with self.writing():
             text = _json(result, indent=2) + "\n"
-            put_inside(self.path / "result.json", text.encode(), durable=True)
+            put_inside(self.place / "result.json", text.encode())
 
     def result(self) -> dict[str, Any] | None:
         """Returns the content of `result.json`, or `None` if it is missing or damaged."""
@@ -281,12 +283,12 @@ class RunFolder:
         # recipe.json last: otherwise a failure or a kill could leave checkpoints that a new recipe
         # resumes from.
         for name in ("checkpoints", FOLDER, TRACKED):
-            if (self.path / name).exists():
-                shutil.rmtree(self.path / name)
-        for file in self.path.glob(f"{PREFIX}.out.tfevents.*"):
+            if (self.place / name).exists():
+                shutil.rmtree(self.place / name)
+        for file in self.place.glob(f"{PREFIX}.out.tfevents.*"):
             file.unlink()
         for name in NAMES:
-            (self.path / name).unlink(missing_ok=True)
+            (self.place / name).unlink(missing_ok=True)
 
     def _agree(self, recipe: dict[str, Any]) -> None:
         file = self.path / "recipe.json"
@@ -297,12 +299,18 @@ class RunFolder:
                 code = "run-of-another-duration" if longer else "run-of-another-recipe"
                 raise RunError(code, path=str(self.path), changes=changes)
         else:
-            put_inside(file, (json.dumps(recipe, indent=2) + "\n").encode(), durable=True)
+            put_inside(self.place / file.name, (json.dumps(recipe, indent=2) + "\n").encode())
+
+    def put_on_disk(self) -> None:
+        """Waits until the rows so far are on disk. Called before a checkpoint of a later step gets
+        its name, in another thread."""
+        self._check_place()
+        put_on_disk(*(self.place / name for name in NAMES))
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """A context that turns an `OSError` into a `RunError`. Also raises `RunError` if the folder
-        is no longer where it was: what is written there now would be in somebody else's."""
+        is no longer where it was: at its path may be somebody else's now."""
         self._check_place()
         try:
             yield
@@ -312,32 +320,18 @@ class RunFolder:
             self._check_place()
 
     def _check_place(self) -> None:
-        own = self._lock.file
-        try:  # by its content: a file system may change its inode
-            own.seek(0)
-            if read_inside(self.path / locks.LOCK) == own.read(200):
-                return
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except PermissionError as error:  # Windows lets nobody read a locked file
-            if os.path.samestat(os.fstat(own.fileno()), os.stat(self.path / locks.LOCK)):
-                return
-            raise self._error(error) from error
+        try:
+            to = self._lock.elsewhere()
         except OSError as error:
             raise self._error(error) from error
-        # Linux alone knows where it is now
-        lock = Path(os.path.realpath(f"/proc/self/fd/{own.fileno()}"))
-        facts = {"to": str(lock.parent), "checkpoint": newest_checkpoint(lock.parent)}
-        code = "run-moved" if lock.exists() else "run-gone"
-        raise RunError(code, path=str(self.path), **facts)
+        if to is not None:
+            facts = {"to": to, "checkpoint": newest_checkpoint(Path(to)) if to else None}
+            raise RunError("run-moved" if to else "run-gone", path=str(self.path), **facts)
 
     def _error(self, error: OSError) -> RunError:
         facts = {"path": str(self.path), "checkpoint": newest_checkpoint(self.path)}
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         return RunError(
-            "run-disk-full" if full else "run-unusable",
-            **facts,
-            reason=error,
+            "run-disk-full" if is_full(error) else "run-unusable", **facts, reason=error
         )
 
 

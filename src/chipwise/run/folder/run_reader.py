@@ -6,11 +6,12 @@ damaged.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,13 +137,8 @@ def read_run(path: str | Path) -> StoredRun:
 
 
 def read_processes(path: Path) -> list[dict[str, Any]]:
-    """Reads the events of processes.jsonl without damaged lines. Returns none if the file cannot be
-    read."""
-    try:
-        lines = read_inside(path / "processes.jsonl").decode("utf-8", "replace").splitlines()
-    except OSError:
-        return []
-    rows = map(parsed_row, lines)
+    """Reads the events of processes.jsonl without damaged lines. Raises as `read_rows`."""
+    rows = map(parsed_row, _lines(path / "processes.jsonl"))
     return [row for row in rows if row is not None and row.get("event") in ("start", "end")]
 
 
@@ -276,15 +272,17 @@ def read_media(run: Path) -> list[dict[str, Any]]:
 
 def read_result(run: Path) -> tuple[dict[str, Any] | None, str]:
     """Reads result.json. *Returns* its content, or `None` before the run is complete. Also returns
-    the reason if the file is damaged, otherwise ""."""
+    the reason if the file is damaged, otherwise "". Raises as `read_rows`."""
     try:
         result = json.loads(read_inside(run / "result.json"))
         if not isinstance(result, dict):
             raise ValueError(f"it holds a {type(result).__name__}")
     except (FileNotFoundError, NotADirectoryError):
         return None, ""
-    except (OSError, ValueError, RecursionError) as error:
-        return None, " ".join(str(getattr(error, "strerror", None) or error).split())[:120]
+    except OSError as error:
+        raise RunError("file-unreadable", path=str(run / "result.json"), reason=error) from error
+    except (ValueError, RecursionError) as error:
+        return None, " ".join(str(error).split())[:120]
     return result, ""
 
 
@@ -318,6 +316,10 @@ class StoredLedger:
     """The heads in their order."""
     rows: Rows
     """Step to digests by name."""
+    after: dict[int, int]
+    """The step of each row to that of the row before it, 0 for the first."""
+    zeros: list[int]
+    """The numbers of lines with zero bytes, which a power cut leaves."""
 
     @property
     def digest(self) -> str:
@@ -333,13 +335,19 @@ class StoredLedger:
 
 def read_ledger(run: Path) -> StoredLedger | None:
     """The ledger of the run folder `run`, `None` if there is none or an empty one. Raises
-    `RunError` for one that cannot be read, is of another version, or has a damaged line other than
-    the last, which a killed process leaves."""
+    `RunError` for one that cannot be read, is of another version, or has a damaged line. The last
+    one may be, as a killed process leaves it, and so may those with zero bytes, which a power cut
+    leaves: see `holes`."""
     file = run / LEDGER
     heads: list[dict[str, Any]] = []
     rows: Rows = {}
-    for number, line in enumerate(_lines(file)[:-1], 1):
-        row = _parsed(line)
+    after: dict[int, int] = {}
+    *lines, last = _lines(file) or [""]
+    zeros = [len(lines) + 1] if "\0" in last else []
+    for number, line in enumerate(lines, 1):
+        row = _parsed(line.strip("\0"))
+        if "\0" in line:
+            zeros.append(number)
         if row is not None and "ledger" in row and row["ledger"] != LEDGER_VERSION:
             version = str(row["ledger"])[:40]
             raise RunError(
@@ -349,9 +357,27 @@ def read_ledger(run: Path) -> StoredLedger | None:
             heads.append(row)
         elif row is not None and heads and row["step"] not in rows:
             rows[row["step"]] = {name: row[name] for name in DIGESTS if name in row}
-        else:
+            if "after" in row:
+                after[row["step"]] = row["after"]
+        elif "\0" not in line:
             raise RunError("ledger-damaged", path=str(file), line=number)
-    return StoredLedger(heads, rows) if heads else None
+    return StoredLedger(heads, rows, after, zeros) if heads else None
+
+
+def holes(run: Path, ledger: StoredLedger | None) -> Iterator[Fact]:
+    """Facts about the rows that the ledger of a run has lost: those that later rows or checkpoints
+    name, and lines of zeros."""
+    rows, after, zeros = (ledger.rows, ledger.after, ledger.zeros) if ledger else ({}, {}, [])
+    named = {0, *after.values()}
+    for step in steps_in(run / "checkpoints"):
+        with contextlib.suppress(OSError, ValueError, RecursionError):  # reading it tells
+            about = json.loads(read_inside(run / "checkpoints" / str(step) / "about" / "metadata"))
+            named.add(last if type(last := about.get("ledger")) is int else 0)
+    file = str(run / LEDGER)
+    if steps := sorted(named - {0, *rows}):
+        yield fact("ledger-rows-missing", path=file, steps=steps)
+    if zeros:
+        yield fact("ledger-zeros", path=file, lines=sorted(zeros))
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
@@ -363,9 +389,9 @@ def _parsed(line: str) -> dict[str, Any] | None:
         sound = sound and all(isinstance(one, str | None) for one in row["data"].values())
         return row if sound or row["ledger"] != LEDGER_VERSION else None
     values = [row[name] for name in DIGESTS if name in row]
-    sound = (
-        type(row.get("step")) is int and 0 < row["step"] < 2**53 and 0 < len(values) == len(row) - 1
-    )
+    step, after = row.get("step"), row.get("after", 0)  # which earlier versions did not write
+    sound = type(step) is type(after) is int and 0 <= after < step < 2**53
+    sound = sound and 0 < len(values) == len(row) - 1 - ("after" in row)
     return row if sound and all(isinstance(v, str) and len(v) == 16 for v in values) else None
 
 

@@ -250,7 +250,7 @@ class _Match:
             job = self._job(i, seed)
             run = job.finished()
             if run is None:
-                job.folder.parent.mkdir(exist_ok=True)
+                self.tries.check()
                 with self.sides[i].imported():
                     run = job.ended(job.train(self.sides[i].origin, self.options, self.progress))
                 trained += 1

@@ -39,7 +39,8 @@ class Tries:
         self.rows: list[dict[str, Any]] = []
         with self._telling():
             folder.mkdir(parents=True, exist_ok=True)
-            self.close = hold(folder, FILE).close
+            lock = hold(folder, FILE)
+        self.close, self.check = lock.close, lock.check
         try:
             text = read_inside(folder / FILE).decode()
             self.rows = [json.loads(line) for line in text.splitlines()]
@@ -49,7 +50,10 @@ class Tries:
                 raise ValueError("a row without a verdict")
         except FileNotFoundError:
             pass
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            self.close()
+            raise RunError("file-unreadable", path=str(folder / FILE), reason=error) from error
+        except ValueError as error:
             self.close()
             raise RunError(
                 "tries-damaged",
@@ -88,7 +92,8 @@ class Tries:
         self.rows = [*others, dict(row)]
         text = "".join(json.dumps(one) + "\n" for one in self.rows)
         with self._telling():
-            put_inside(self.folder / FILE, text.encode(), durable=True)
+            self.check()
+            put_inside(self.folder / FILE, text.encode())
 
     def summary(self) -> Fact:
         """The number of tries, and the share of their verdicts that may be chance."""
