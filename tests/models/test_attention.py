@@ -179,7 +179,7 @@ def test_a_window_as_long_as_the_text_is_none():
         ({"value": (2, 5, 2, 8)}, "attention-shapes"),
         ({"key": (1, 6, 2, 8), "value": (1, 6, 2, 8)}, "attention-shapes"),
         ({"window": 0}, "attention-window"),
-        ({"window": True}, "attention-window"),
+        ({"window": True}, "wrong-kind"),
         ({"query": (2, 5, 4, 8), "causal": True}, "attention-lengths"),
         ({"query": (2, 5, 4, 8), "window": 2}, "attention-lengths"),
     ],

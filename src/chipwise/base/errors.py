@@ -30,6 +30,8 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .figures import one_line
+
 if TYPE_CHECKING:
     from .facts import Fact
 
@@ -147,7 +149,7 @@ def invalid(code: str, what: str, value: Any, expected: str, **facts: Any) -> Re
     plain = (
         value if isinstance(value, bool | int | float | str | tuple | list | None) else repr(value)
     )
-    about = {"what": what, "value": plain, "shown": repr(value), "expected": expected}
+    about = {"what": what, "value": plain, "shown": one_line(repr(value)), "expected": expected}
     about |= {what: plain} if what.isidentifier() else {}  # a setting's own name is a fact too
     return RecipeError(code, "{what} is {shown}: expected {expected}.", **about, **facts)
 

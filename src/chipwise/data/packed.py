@@ -24,6 +24,7 @@ import jax
 import numpy as np
 
 from ..base import DataError
+from ..base.annotations import as_annotated
 from . import remote
 from .compared import Compared, sha_of_all
 from .images import MAX_PIXELS, checked_size, decode_into
@@ -58,6 +59,7 @@ class _Shard:
         return self.image[begin:end].tobytes()
 
 
+@as_annotated
 class PackedFolder(ByBatch):
     """The examples of one split of a packed folder.
 

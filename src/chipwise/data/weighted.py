@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..base import DataError
+from ..base.annotations import as_annotated
 from . import order
 from .cached import constant
 from .compared import Compared, compared, sha_of_all
@@ -15,6 +16,7 @@ from .draws import Drawn, Wrapped
 from .sources import Columns, has
 
 
+@as_annotated
 class Weighted(Wrapped):
     """Training data in which example `i` comes in proportion to `weights[i]`.
 

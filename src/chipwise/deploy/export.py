@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..base import DataError, Fact, RecipeError
+from ..base.annotations import as_annotated
 from ..base.files import to_write
 from ..base.locks import room_beside
 from ..data.sources import Source, take
@@ -56,6 +57,7 @@ class Export:
     seconds: float
 
 
+@as_annotated
 def export(
     model: Result | Trained | str | Path,
     to: str,

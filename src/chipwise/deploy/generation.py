@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..base import DeviceError, DivergedError, RecipeError, invalid
+from ..base.annotations import as_annotated
 from ..data.pack.tokenise import Tokenizer, tokenizer_of
 from ..machine.arithmetic import check_flags, fixed
 from ..machine.compilation_cache import compile_on
@@ -61,6 +62,7 @@ class Generated:
     """Until the first token."""
 
 
+@as_annotated
 @fixed()
 def generate(
     model: Result | Trained | Event | str | Path,

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..base import ChipwiseError, DataError, RecipeError, library
+from ..base.annotations import as_annotated
 from ..base.figures import one_line
 from ..recipe.low_rank import lora
 from ..recipe.random_keys import as_data, as_keys
@@ -211,6 +212,7 @@ class Weights:
         return dataclasses.replace(made, task=self.start(made.task, fresh))
 
 
+@as_annotated
 def pretrained(
     path: str | Path | Mapping[str, Any], names: str | None = None, *, optimizer: bool = False
 ) -> Weights:

@@ -23,6 +23,7 @@ from typing import Any
 import jax
 
 from ..base import unknown
+from ..base.annotations import as_annotated
 from .attention import saveable
 from .attention_mask import SAVED
 
@@ -35,6 +36,7 @@ POLICIES = (
 """The names of policies in `jax.checkpoint_policies`."""
 
 
+@as_annotated
 def remat(
     function: Callable[..., Any],
     policy: str | Sequence[str] = "dots_with_no_batch_dims_saveable",

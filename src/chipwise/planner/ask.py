@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base import DeviceError, RecipeError, fact
+from ..base.annotations import as_annotated
 from ..base.prediction import Range
 from ..chips.catalogue import peak_flops_per_device
 from ..chips.prices import Price
@@ -53,6 +54,7 @@ from .time_step import StepTime, at_least, local_devices, timed_away
 from .tracing import training_step
 
 
+@as_annotated
 @hidden()  # tracing starts JAX
 def plan(
     recipe: Recipe,

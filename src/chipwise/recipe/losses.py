@@ -29,9 +29,11 @@ import jax.numpy as jnp
 import optax
 
 from ..base import RecipeError, invalid
+from ..base.annotations import as_annotated
 from .task import Sum
 
 
+@as_annotated
 def softmax_cross_entropy(logits: Any, labels: Any, smoothing: float = 0.0) -> jax.Array:
     """Cross-entropy of one class among `k`, in nats: (b,) float32.
 
@@ -63,6 +65,7 @@ def softmax_cross_entropy(logits: Any, labels: Any, smoothing: float = 0.0) -> j
     return jnp.where((labels >= 0) & (labels < classes), losses, jnp.nan)
 
 
+@as_annotated
 def weighted_softmax_cross_entropy(
     logits: Any, labels: Any, weights: Any, smoothing: float = 0.0
 ) -> Sum:
@@ -108,6 +111,7 @@ def weighted_softmax_cross_entropy(
     return Sum(jnp.sum(jnp.where(valid, losses, jnp.nan)), jnp.sum(own))
 
 
+@as_annotated
 def sigmoid_cross_entropy(
     logits: Any, targets: Any, smoothing: float = 0.0, positive_weights: Any = None
 ) -> jax.Array:
@@ -150,6 +154,7 @@ def sigmoid_cross_entropy(
     return jnp.where(jnp.all(inside, axis=1), jnp.mean(losses, axis=1), jnp.nan)
 
 
+@as_annotated
 def squared_error(predictions: Any, targets: Any) -> jax.Array:
     """Squared difference, the MEAN over all axes but the first: (b,) float32.
 
@@ -166,6 +171,7 @@ def squared_error(predictions: Any, targets: Any) -> jax.Array:
     )
 
 
+@as_annotated
 def absolute_error(predictions: Any, targets: Any) -> jax.Array:
     """Absolute difference, the MEAN over all axes but the first: (b,) float32, in the targets'
     unit.
@@ -177,6 +183,7 @@ def absolute_error(predictions: Any, targets: Any) -> jax.Array:
     return jnp.mean(jnp.abs(predictions - targets), axis=tuple(range(1, predictions.ndim)))
 
 
+@as_annotated
 def correct(logits: Any, labels: Any, k: int = 1) -> jax.Array:
     """1.0 where the label is among the `k` highest logits, else 0.0: (b,) float32.
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import jax
 import optax
 
+from ..base.annotations import as_annotated
 from .optimizers import HIGHEST_ADAM, STACKED, Scalars, Tree, _clipped, _decayed, _Named
 
 OUTER = (
@@ -30,6 +31,7 @@ into words or classes. `emb` counts only as a whole word of a path, because `mem
 contain it."""
 
 
+@as_annotated
 @dataclass(frozen=True)
 class muon(_Named):
     """Momentum orthogonalized by Newton-Schulz iterations (Jordan et al., 2024,

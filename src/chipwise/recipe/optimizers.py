@@ -35,6 +35,7 @@ import numpy as np
 import optax
 
 from ..base import Fact, RecipeError, invalid, unknown
+from ..base.annotations import as_annotated
 from .duration import Clock
 from .group_members import group_members
 from .random_keys import as_data, as_keys
@@ -345,6 +346,7 @@ class _Elementwise(_Named):
         """The transforms of the clipped gradient, with `decay` where it belongs."""
 
 
+@as_annotated
 @dataclass(frozen=True)
 class sgd(_Elementwise):
     """Stochastic gradient descent with momentum and coupled L2 decay, as `torch.optim.SGD`.
@@ -398,6 +400,7 @@ class _Adam(_Elementwise):
         return [optax.scale_by_adam(hyper["b1"], hyper["b2"], self.eps), *decay]
 
 
+@as_annotated
 @dataclass(frozen=True)
 class adam(_Adam):
     """Adam, as `torch.optim.Adam` (Kingma & Ba, 2015, https://arxiv.org/abs/1412.6980).
@@ -410,6 +413,7 @@ class adam(_Adam):
     clip: Any = None
 
 
+@as_annotated
 @dataclass(frozen=True)
 class adamw(_Adam):
     """Adam with decoupled weight decay, as `torch.optim.AdamW`.
@@ -462,6 +466,7 @@ class _FromOptax(Optimizer):
         return self.make(**hyper)
 
 
+@as_annotated
 def from_optax(
     make: Callable[..., optax.GradientTransformation], *, elementwise: bool = False, **hyper: Any
 ) -> Optimizer:

@@ -44,7 +44,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..base import Fact, RecipeError, invalid, unknown
-from .duration import Clock, Duration
+from ..base.annotations import as_annotated
+from .duration import Clock, Duration, Length
 
 Change = Callable[[float], float]
 Lengthen = Callable[[str], str]
@@ -200,6 +201,7 @@ class Schedule(ABC):
         return clock.total
 
 
+@as_annotated
 @dataclass(frozen=True)
 class constant(Schedule):
     """`value` at every step."""
@@ -212,6 +214,7 @@ class constant(Schedule):
         return np.full_like(steps, self.value)
 
 
+@as_annotated
 @dataclass(frozen=True, repr=False)
 class function(Schedule):
     """Any `call(step) -> number`, such as an optax schedule. Usually created by `as_schedule`.
@@ -394,6 +397,7 @@ def host_device() -> Any:
 _SHOWN = 8  # values of a table in a text
 
 
+@as_annotated
 @dataclass(frozen=True)
 class linear(Schedule):
     """A straight line from `start` at step 0 to `end` at step `total`."""
@@ -407,6 +411,7 @@ class linear(Schedule):
         return _between(self.start, self.end, np.minimum(steps / max(self._total(clock), 1), 1.0))
 
 
+@as_annotated
 @dataclass(frozen=True)
 class cosine(Schedule):
     """Half a cosine from `peak` at step 0 to `end` at step `total`.
@@ -425,6 +430,7 @@ class cosine(Schedule):
         return _between(self.peak, self.end, _half_cosine(t))
 
 
+@as_annotated
 @dataclass(frozen=True)
 class one_cycle(Schedule):
     """A rise from `start` to `peak` over `warmup`, then a fall to `end` at step `total`.
@@ -443,7 +449,7 @@ class one_cycle(Schedule):
     """
 
     peak: float
-    warmup: str = "30%"
+    warmup: Length = "30%"
     start: float = 0.0
     end: float = 0.0
     shape: str = "linear"
@@ -471,6 +477,7 @@ class one_cycle(Schedule):
         return np.where(steps < ramp, rise, fall)
 
 
+@as_annotated
 @dataclass(frozen=True)
 class exponential(Schedule):
     """`floor + init * decay_rate ** (step / decay)`: multiplied by `decay_rate` every `decay`.
@@ -482,7 +489,7 @@ class exponential(Schedule):
 
     init: float
     decay_rate: float
-    decay: str
+    decay: Length
     floor: float = 0.0
 
     fits_any_run: ClassVar[bool] = False
@@ -505,6 +512,7 @@ class exponential(Schedule):
         return self.floor + self.init if self.decay_rate <= 1 else None
 
 
+@as_annotated
 @dataclass(frozen=True, repr=False)
 class piecewise(Schedule):
     """Constant pieces: `piecewise({"0st": 0.1, "40000st": 0.01, "60000st": 0.001})`.
@@ -567,6 +575,7 @@ class piecewise(Schedule):
         ]
 
 
+@as_annotated
 @dataclass(frozen=True, repr=False)
 class tabulated(Schedule):
     """`values`, one for `each` step or each epoch, and then the last one.
@@ -620,6 +629,7 @@ class tabulated(Schedule):
         return [Fact("table-too-short", about)]
 
 
+@as_annotated
 @dataclass(frozen=True)
 class warmup(Schedule):
     """A linear ramp from `start` at step 0 into `schedule`, which it joins after `length`.
@@ -631,7 +641,7 @@ class warmup(Schedule):
     """
 
     schedule: Any  # a Schedule, a number or a function of the step
-    length: str
+    length: Length
     start: float = 0.0
 
     def __post_init__(self) -> None:

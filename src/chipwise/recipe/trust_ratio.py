@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ..base.annotations import as_annotated
 from .optimizers import STACKED, Scalars, Tree, _clipped, _decayed, _Named, _Parts
 
 
@@ -57,6 +58,7 @@ class _ByLayer(_Named):
         return optax.stateless(update)
 
 
+@as_annotated
 @dataclass(frozen=True)
 class lamb(_ByLayer):
     """Adam with decoupled weight decay, each layer's step as long as its parameters (You et al.,
@@ -86,6 +88,7 @@ class lamb(_ByLayer):
         return optax.chain(*parts, ratios, optax.scale_by_learning_rate(hyper["lr"]))
 
 
+@as_annotated
 @dataclass(frozen=True)
 class lars(_ByLayer):
     """SGD with momentum, each layer with its own rate (You et al., 2017,

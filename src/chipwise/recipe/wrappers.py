@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,13 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from ..base import invalid, unknown
+from ..base.annotations import as_annotated
 from .duration import Clock, Duration
 from .optimizers import Optimizer, Scalars, Tree
 from .schedules import Schedule, as_schedule, constant, held, piecewise
 
 
+@as_annotated
 @dataclass(frozen=True)
 class grouped(Optimizer):
     """`inner` with factors on its settings for some parameters.
@@ -36,15 +38,10 @@ class grouped(Optimizer):
     matches.
     """
 
-    inner: Optimizer
+    inner: Annotated[Optimizer, "an optimizer such as cw.sgd(lr=0.1)"]
     groups: Any  # given as mappings; kept as tuples of pairs, which are frozen and hashable
 
     def __post_init__(self) -> None:
-        if not isinstance(self.inner, Optimizer):
-            expected = "one such as cw.sgd(lr=0.1)"
-            raise invalid(
-                "optimizer-around-nothing", "the optimizer in grouped", self.inner, expected
-            )
         if not self.inner.elementwise:
             expected = "an elementwise one, such as cw.sgd or cw.adamw"
             raise invalid(
@@ -162,6 +159,7 @@ class grouped(Optimizer):
         return self.inner._apply(grads, opt_state, params, values, decaying, norm, None)
 
 
+@as_annotated
 def layerwise(
     inner: Optimizer,
     layers: Sequence[str | Sequence[str]],

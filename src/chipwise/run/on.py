@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..base import RecipeError
+from ..base.annotations import as_annotated
 
 
+@as_annotated
 @dataclass(frozen=True)
 class On:
     """The devices that a call uses, and how data gets there. Only `exact=False` can change a
@@ -53,8 +55,6 @@ class On:
     noise: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.shares, str):
-            raise RecipeError("shares-unknown", shares=self.shares)
         if self.feed not in ("auto", "device", "host"):
             raise RecipeError(
                 "feed-unknown", "feed={feed}: expected auto, device or host.", feed=self.feed

@@ -39,7 +39,7 @@ class Origin:
     """A built-in name, `path.py:name`, or a `Recipe`."""
     set: tuple[str, ...] = ()
     """Settings such as `"lr=0.2"` that all runs share."""
-    data: str | None = None
+    data: str | Path | None = None
     synthetic: bool = False
     """`data` and `synthetic` are as in `cw.load`."""
 
@@ -82,7 +82,7 @@ class Origin:
         if isinstance(self.recipe, Recipe):
             return None
         data = self.data
-        if data and "://" not in data:
+        if data and "://" not in str(data):
             data = str(Path(data).expanduser().absolute())
         source = {"recipe": self.name, "set": self._all(settings or {}, seed), "data": data}
         return {**source, "synthetic": True} if self.synthetic else source

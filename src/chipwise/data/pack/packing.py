@@ -26,6 +26,7 @@ import simplejpeg
 from PIL import Image
 
 from ...base import DataError, RecipeError
+from ...base.annotations import as_annotated
 from ...base.files import check_inside, put_inside, to_write
 from ...base.locks import Lock
 from ...machine.limits import usable_cores
@@ -371,6 +372,7 @@ class Packing:
         raise DataError("examples-differ", first=first, expected=there, name=name, columns=here)
 
 
+@as_annotated
 def pack(
     src: Any,
     dst: str | Path,

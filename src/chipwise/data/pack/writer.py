@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ...base import DataError
+from ...base.annotations import as_annotated
 from ...base.files import check_inside, put_inside, read_inside, remove_temporaries
 from ...recipe.source import narrow
 from ..images import decode
@@ -394,6 +395,7 @@ class Writer:
             ) from error
 
 
+@as_annotated
 def write_packed(
     path: str | Path,
     batches: Iterable[Mapping[str, Any]],

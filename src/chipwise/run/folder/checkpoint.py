@@ -31,6 +31,7 @@ import orbax.checkpoint as ocp
 import tensorstore
 
 from ...base import CheckpointError, ChipwiseError, Fact, RecipeError, RunError, fact
+from ...base.annotations import as_annotated
 from ...base.figures import one_line
 from ...base.files import check_inside, put_on_disk
 from ...machine.hosts import hosts
@@ -473,6 +474,7 @@ def _same(folder: Path, steps: list[int]) -> bool:
     return steps_in(folder) == steps
 
 
+@as_annotated
 def restore_run(
     recipe: Recipe,
     run: str | Path,

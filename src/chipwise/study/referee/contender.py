@@ -47,7 +47,9 @@ class Contender:
         self._modules: dict[str, Any] = {}
 
     @classmethod
-    def of(cls, recipe: str | Recipe, settings: Sequence[str], data: str | None) -> Contender:
+    def of(
+        cls, recipe: str | Recipe, settings: Sequence[str], data: str | Path | None
+    ) -> Contender:
         """The side of a `Recipe`, a built-in name, `path.py:name` or `REVISION:path.py:name`.
 
         Raises `RecipeError` for a revision or a file that git does not know.
