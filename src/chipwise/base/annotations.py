@@ -20,9 +20,10 @@ import inspect
 import numbers
 import operator
 import os
+import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,6 +49,8 @@ def as_annotated(called: Called) -> Called:
     def held(name: str, value: Any, hint: Any) -> Any:
         if not _fits(value, hint):
             raise invalid("wrong-kind", name, value, _words(hint), of=name_of)
+        if Path in typing.get_args(hint) or os.PathLike in typing.get_args(hint):
+            _check_path(name, value)
         return _plain(value, hint)
 
     @functools.wraps(called)
@@ -120,6 +123,8 @@ def _is_number(value: Any, kind: type) -> bool:
             return operator.index(value) is not None
         except TypeError:
             return False
+    if isinstance(value, int):  # one of 400 digits is no float
+        return abs(value) <= sys.float_info.max
     array = getattr(value, "shape", None) == () and plain.kind in "fiuV"  # V: bfloat16
     return array or isinstance(value, numbers.Real)
 
@@ -135,12 +140,27 @@ def _plain(value: Any, hint: Any) -> Any:
         return value
 
 
+def _check_path(name: str, value: Any) -> None:
+    """Raises `RecipeError` for a path that no file can have. An address is left alone."""
+    if not isinstance(value, str | os.PathLike) or "://" in str(value):
+        return
+    try:
+        parts = os.fsencode(value).split(b"/")
+    except UnicodeEncodeError:
+        parts = [b"\0"]
+    if any(b"\0" in part or len(part) > 255 for part in parts):
+        expected = "a path of names of at most 255 bytes, without NUL and lone surrogates"
+        raise invalid("path-impossible", name, value, expected)
+
+
 def _is_listed(value: Any, kind: Any, inside: tuple[Any, ...]) -> bool:
     """Whether a value is a list, a tuple or an array of such items, whichever of them `kind` is."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         return False
-    if not hasattr(value, "__getitem__"):  # an iterator: looking at its items would take them
-        return kind is Iterable
+    if not hasattr(value, "__getitem__") and kind is not Iterable:
+        return False
+    if not isinstance(value, Collection):  # looking at the items of an iterator would take them
+        return kind is Iterable or hasattr(value, "__len__")
     if kind is tuple and inside and inside[-1] is not Ellipsis:
         items = list(value)
         return len(items) == len(inside) and all(map(_fits, items, inside))

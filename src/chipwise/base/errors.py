@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from .facts import Fact
 
 
+_LONGEST = 1500  # characters of a sentence, whatever it was given
+
+
 class ChipwiseError(Exception):
     """An unexpected error.
 
@@ -69,7 +72,7 @@ class ChipwiseError(Exception):
         return Fact(self.code, self.facts, self.sentence)
 
     def __str__(self) -> str:
-        return self.code if " " in self.code else str(self.fact)
+        return self.code if " " in self.code else one_line(str(self.fact), _LONGEST)
 
     def __reduce__(self) -> Any:  # an error of a worker process reaches its parent whole
         return _again, (type(self), self.code, self.sentence, self.facts)

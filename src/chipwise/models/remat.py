@@ -59,9 +59,9 @@ def remat(
 
     *Returns* a function that, when called, raises `RecipeError` for a policy that is none of these.
     """
-    if policy in POLICIES:
-        chosen = getattr(jax.checkpoint_policies, str(policy))
-        if str(policy).startswith("dots"):
+    if isinstance(policy, str) and policy in POLICIES:
+        chosen = getattr(jax.checkpoint_policies, policy)
+        if policy.startswith("dots"):
             chosen = jax.checkpoint_policies.save_from_both_policies(chosen, saveable)
         return jax.checkpoint(function, policy=chosen, prevent_cse=prevent_cse)
     names = policy.split("+") if isinstance(policy, str) else list(policy)

@@ -98,7 +98,7 @@ class lora:
                 "lora-alpha", "alpha", self.alpha, "a number above 0, such as twice the rank"
             )
         on = (self.on,) if isinstance(self.on, str) else self.on
-        if not on:
+        if not len(on):
             raise invalid(
                 "lora-on", "on", self.on, "patterns of paths, such as ('*/query/*kernel',)"
             )

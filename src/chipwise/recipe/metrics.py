@@ -31,7 +31,7 @@ from ..base import fact, invalid, unknown
 from ..base.annotations import as_annotated
 from . import losses
 from .direction import HIGHER, LOWER
-from .losses import class_labels, floats, same_shape
+from .losses import as_array, class_labels, floats, same_shape
 from .task import Sum
 
 _AVERAGES = ("micro", "macro", "weighted")
@@ -135,7 +135,7 @@ def confusion(logits: Any, labels: Any) -> Sum:
     `not train`. Raises `RecipeError` for shapes or dtypes that do not fit.
     """
     logits = floats(logits, "logits", ndim=2)
-    predicted, actual = _one_label(logits, jnp.asarray(labels))
+    predicted, actual = _one_label(logits, as_array(labels, "labels"))
     return Sum(actual.T @ predicted, jnp.float32(len(logits)), _counts)
 
 
@@ -248,7 +248,7 @@ def _ranked(metric: str, logits: Any, labels: Any, average: str | None) -> Sum:
         raise unknown(
             "average-unknown", "average", average, (None, "macro", "weighted"), metric=metric
         )
-    logits, labels = floats(logits, "logits"), jnp.asarray(labels)
+    logits, labels = floats(logits, "logits"), as_array(labels, "labels")
     one_of = logits.ndim == 2 and logits.shape[1] > 1 and labels.ndim == 1
     if one_of:
         scores, labels = logits, class_labels(labels, logits)
@@ -256,7 +256,7 @@ def _ranked(metric: str, logits: Any, labels: Any, average: str | None) -> Sum:
     else:
         scores = logits if logits.ndim == 2 else logits[:, None]
         actual = same_shape(
-            labels if labels.ndim == 2 else labels[:, None], "labels", scores, "logits"
+            labels[:, None] if labels.ndim == 1 else labels, "labels", scores, "logits"
         )
     finish = _ByRank(metric, average, one_of)
     return Sum.of_each(jnp.stack([scores, actual], axis=1), finish, better=HIGHER)
@@ -271,7 +271,7 @@ def _score(
 ) -> Sum:
     if average is not None and average not in _AVERAGES:
         raise unknown("average-unknown", "average", average, (None, *_AVERAGES), metric=ratio)
-    logits, labels = floats(logits, "logits", ndim=2), jnp.asarray(labels)
+    logits, labels = floats(logits, "logits", ndim=2), as_array(labels, "labels")
     several = labels.ndim == 2
     if several:
         predicted, actual = _several_labels(logits, labels, 0.5 if threshold is None else threshold)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -68,7 +69,7 @@ class muon(_Named):
     eps: float = 1e-8
     rms: float | None = 0.2
     weight_decay: Any = 0.0
-    decay: Any = "all"
+    decay: str | Callable[[str, Any], bool] = "all"
     clip: Any = None
     adam_only: tuple[str, ...] = OUTER
     stacked: str = STACKED

@@ -372,7 +372,7 @@ class sgd(_Elementwise):
     momentum: Any = 0.9
     nesterov: bool = False
     weight_decay: Any = 0.0
-    decay: Any = "all"
+    decay: str | Callable[[str, Any], bool] = "all"
     clip: Any = None
 
     usual_rates: ClassVar[tuple[float, float] | None] = (1e-3, 3.0)
@@ -425,7 +425,7 @@ class adamw(_Adam):
     """
 
     weight_decay: Any = 0.01
-    decay: Any = "all"
+    decay: str | Callable[[str, Any], bool] = "all"
     clip: Any = None
 
 
@@ -488,7 +488,7 @@ def from_optax(
             "learning_rate=1e-4)"
         )
         raise invalid("optax-maker-expected", "from_optax's first argument", make, expected)
-    usual = inspect.signature(make).parameters
+    usual = {} if isinstance(make, type) else inspect.signature(make).parameters
     for name, value in hyper.items():
         counts = type(value) is int and name in usual and type(usual[name].default) is int
         if counts or isinstance(value, bool | str | None):

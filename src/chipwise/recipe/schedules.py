@@ -33,6 +33,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -159,7 +160,7 @@ class Schedule(ABC):
             raise RecipeError("schedule-never-above-zero", schedule=repr(self))
         # In decimals as typed: half of 0.1 prints as 0.05 and not as 0.05000000000000001.
         factor = _decimal(peak) / _decimal(top)
-        return self.mapped(lambda value: float(_decimal(value) * factor))
+        return self.mapped(lambda value: _float(_decimal(value) * factor))
 
     def mapped(self, change: Change) -> Schedule:
         """This schedule with `change` applied to each of its values.
@@ -171,7 +172,7 @@ class Schedule(ABC):
     def scaled(self, factor: Fraction | float) -> Schedule:
         """This schedule with each of its values times `factor`, to six digits. Raises as `mapped`
         does."""
-        return self.mapped(lambda value: rounded(float(_decimal(value) * Fraction(factor))))
+        return self.mapped(lambda value: rounded(_float(_decimal(value) * Fraction(factor))))
 
     def stretched(self, length: Lengthen) -> Schedule:
         """This schedule with `length` applied to each of its durations, as written.
@@ -355,6 +356,8 @@ def is_number(value: Any, finite: bool = True) -> bool:
     """Whether `value` is a number of Python or NumPy, and not a bool."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         return False
+    if isinstance(value, int):  # one of 400 digits is no float
+        return not finite or abs(value) <= sys.float_info.max
     return not finite or math.isfinite(value)
 
 
@@ -382,6 +385,13 @@ def _same(value: Any) -> Any:
 
 def _decimal(value: float) -> Fraction:
     return Fraction(repr(float(value)))
+
+
+def _float(value: Fraction) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # a schedule refuses it
+        return math.inf
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from ..base import RecipeError, invalid, unknown
 from ..base.annotations import as_annotated
 from ..base.figures import one_line
 from .direction import declared
-from .source import Source
+from .source import Source, check_source
 
 Tree = Any  # a pytree of arrays
 RETURNS = ("logits", "probabilities", "values")
@@ -188,14 +188,7 @@ class Task:
                 raise RecipeError("data-loader-given", name=name)
             if hasattr(given, "use_multiprocessing") and hasattr(given, "max_queue_size"):
                 raise RecipeError("py-dataset-given", name=name)  # Keras' PyDataset or Sequence
-            if isinstance(given, Mapping) or not (
-                hasattr(given, "__len__") and hasattr(given, "__getitem__")
-            ):
-                expected = (
-                    "len() and [i] -> dict of arrays, as cw.Arrays(image=x, label=y), or one of "
-                    "its splits"
-                )
-                raise invalid("task-source-expected", f"Task.{name}", given, expected, name=name)
+            check_source(given, f"Task.{name}", name=name)
         object.__setattr__(self, "eval", self.joined(self.eval))
 
     @property

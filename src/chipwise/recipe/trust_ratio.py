@@ -77,7 +77,7 @@ class lamb(_ByLayer):
     b2: Any = 0.999
     eps: float = 1e-6
     weight_decay: Any = 0.01
-    decay: Any = "all"
+    decay: str | Callable[[str, Any], bool] = "all"
     clip: Any = None
     stacked: str = STACKED
 
@@ -107,7 +107,7 @@ class lars(_ByLayer):
     weight_decay: Any = 0.0
     trust: float = 0.001
     eps: float = 0.0
-    decay: Any = "all"
+    decay: str | Callable[[str, Any], bool] = "all"
     clip: Any = None
     stacked: str = STACKED
 

@@ -5,6 +5,7 @@ It is elementwise, as the wrapped optimizer must be, so it works on the flat vec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -186,7 +187,8 @@ def layerwise(
     duration of 0.
     """
     groups = [(layer,) if isinstance(layer, str) else tuple(layer) for layer in layers]
-    if not groups or not all(groups) or not factor > 0:
+    right = groups and all(groups) and 0 < factor < math.inf
+    if not right or len(groups) * math.log10(factor) > 300:  # no float has such a factor
         expected = "patterns such as ['stem/*', 'blocks/*'], and above 0"
         raise invalid(
             "layerwise-layers", "layerwise's layers and factor", (len(groups), factor), expected

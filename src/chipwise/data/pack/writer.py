@@ -60,6 +60,7 @@ class _Progress:
         return sum(shard["examples"] for shard in self.shards)
 
 
+@as_annotated
 class Writer:
     """Appends records to a split of a pack. `docs/format.md` describes the folder.
 
