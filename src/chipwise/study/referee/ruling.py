@@ -241,7 +241,8 @@ class _Match:
         return now
 
     def _job(self, side: int, seed: int) -> StudyRun:
-        return StudyRun({}, seed, self.folder / self.names["digests"][side][:12] / f"seed-{seed}")
+        folder = self.folder / self.names["digests"][side][:12] / f"seed-{seed}"
+        return StudyRun({}, seed, folder, {**self.sides[side].settings, "seed": seed})
 
     def _pair(self, seed: int, stop: StopRequest) -> Ruling | None:
         """Trains the missing runs of a pair, by turns. *Returns* a verdict if the change

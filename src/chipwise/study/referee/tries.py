@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base import Fact, RunError, fact
+from ...base.figures import known
 from ...base.files import put_inside, read_inside
 from ...base.locks import hold
 
@@ -43,10 +44,14 @@ class Tries:
         try:
             text = read_inside(folder / FILE).decode()
             self.rows = [json.loads(line) for line in text.splitlines()]
-            if not all(
-                isinstance(row, dict) and isinstance(row.get("verdict"), str) for row in self.rows
-            ):
-                raise ValueError("a row without a verdict")
+            for row in self.rows:
+                if not isinstance(row, dict) or not isinstance(row.get("verdict"), str):
+                    raise ValueError("a row without a verdict")
+                pairs, level = row.get("pairs"), row.get("level")
+                if pairs is not None and (type(pairs) is not int or pairs < 0):
+                    raise ValueError(f"{str(pairs)[:40]} pairs")
+                if (pairs or level is not None) and not (known(level) and 0 < level < 1):
+                    raise ValueError(f"a level of {str(level)[:40]}")
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
