@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 import pickle
 
 import jax
@@ -176,6 +177,19 @@ def test_a_view_that_repeats_a_value_states_more_than_its_file_holds(tmp_path):
     torch.save({"w": torch.zeros(1).expand(1 << 40)}, tmp_path / "w.pt")
     with refused(cw.errors.DataError, "weights-damaged", path=tmp_path / "w.pt"):
         pretrained(tmp_path / "w.pt")
+
+
+PIPES = ["w.safetensors", "w.pt", "w.bin", "folder/w.safetensors", "folder/config.json"]
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_a_pipe_in_place_of_weights_is_not_waited_for(tmp_path, name):
+    pipe = tmp_path / "pipes" / name
+    pipe.parent.mkdir(parents=True)
+    os.mkfifo(pipe)
+    code = "weights-none" if name.endswith("json") else "weights-damaged"
+    with refused(cw.errors.DataError, code):
+        pretrained(pipe.parent if "/" in name else pipe)
 
 
 def test_bad_files_are_one_line(file, tmp_path):

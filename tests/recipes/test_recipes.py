@@ -73,7 +73,8 @@ def test_a_quarter_of_davidnet_is_a_setting():
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_size_of_a_model_is_at_least_one(name):
     """Such as `n_head: 0` in a folder's config.json."""
-    parameters = inspect.signature(importlib.import_module(f"chipwise.recipes.{name.replace("-", "_")}").recipe).parameters
+    module = importlib.import_module(f"chipwise.recipes.{name.replace('-', '_')}")
+    parameters = inspect.signature(module.recipe).parameters
     for size in (p.name for p in parameters.values() if type(p.default) is int and p.default > 0):
         for value in (0, -1):
             with refused(cw.errors.RecipeError, "recipe-size", what=size, value=value):
