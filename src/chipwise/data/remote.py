@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from ..base import DataError, fact
-from ..base.figures import one_line
+from ..base.figures import listed, one_line
 from ..base.files import MOST_BYTES, home
 from ..base.locks import Lock
 from .deadline import TooSlow, in_time
@@ -49,8 +49,9 @@ SILENCE_SECONDS = 12.0
 LEAST_BYTES_PER_SECOND = 1 << 10  # of a transfer from then on, on average
 SAY_SECONDS = 10.0  # between two lines about progress
 MOST_FILES = 2_000_000  # and folders in a listing; ImageNet has 1.3 million files
-# Protocols of fsspec that are refused: this machine's files, other Python code, and chains of them
-_LOCAL = ("local", "simplecache", "filecache", "blockcache", "reference", "zip", "tar", "data")
+PROTOCOLS = ("http", "https", "s3", "gs", "hf")
+"""Those that are tested. Others of fsspec reach this machine's files, its memory as Python objects,
+its programs, or are chains of such."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SQUEEZED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes of one
 # Names of a file's version in filesystems: S3, HTTP, Google, Azure, Hugging Face, SFTP, memory
@@ -274,8 +275,8 @@ class _Url:
                 re.sub(r"[^\w.+-]+", "_", place.rstrip("/").rsplit("/", 1)[-1]).lstrip(".")
                 or "data"
             )
-            if ("::" in text.partition("?")[0] and not self.http) or self.protocol in _LOCAL:
-                raise ValueError("a protocol that is not supported")
+            if ("::" in text.partition("?")[0] and not self.http) or self.protocol not in PROTOCOLS:
+                raise ValueError(f"only {listed(PROTOCOLS)} are supported")
             if not text.partition("://")[2].strip("/"):
                 raise ValueError("it names no place")
             self.path = self._open()[1]

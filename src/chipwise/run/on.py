@@ -59,9 +59,9 @@ class On:
             raise RecipeError(
                 "feed-unknown", "feed={feed}: expected auto, device or host.", feed=self.feed
             )
-        if not re.fullmatch(r"\d{1,9}(\.\d*)?s?", str(self.stuck)):
+        if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]*)?s?", str(self.stuck)):
             raise RecipeError("stuck-unreadable", stuck=self.stuck)
-        if not re.fullmatch(r"(100|\d{1,2}(\.\d+)?)%", self.verify):
+        if not re.fullmatch(r"(100|[0-9]{1,2}(\.[0-9]+)?)%", self.verify):
             raise RecipeError("verify-share", verify=self.verify)
 
     @property

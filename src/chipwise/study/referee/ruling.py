@@ -347,7 +347,7 @@ def _size(margin: float | str | None) -> tuple[float, bool] | None:
         return None
     text = str(margin)
     try:
-        number = float(text.removesuffix("%"))
+        number = float(text.removesuffix("%")) if text.isascii() else math.nan
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number > 0):
