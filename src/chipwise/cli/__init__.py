@@ -222,7 +222,7 @@ def _check_addresses() -> None:
         raise errors.DeviceError("addresses-few", text, limit=limit, least=LEAST_ADDRESSES)
 
 
-_NUMBERS = re.compile(r"(--?[\w-]+=)?[\d.,:%+eE_-]+")
+_NUMBERS = re.compile(r"(--?[\w-]+=)?[\d.,:%٪٫٬+eE_-]+")
 
 
 def _check_digits(arguments: list[str]) -> None:

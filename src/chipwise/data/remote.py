@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from ..base import DataError, fact
-from ..base.figures import listed, one_line
+from ..base.figures import listed, one_line, without_secrets
 from ..base.files import MOST_BYTES, home
 from ..base.locks import Lock
 from .deadline import TooSlow, in_time
@@ -268,7 +268,7 @@ class _Url:
         self.protocol = text.partition("://")[0].lower()
         self.http = self.protocol in ("http", "https")
         self._text, self.say, self.stopped = text, say, False
-        self.shown = _without_secrets(text)
+        self.shown = without_secrets(text)
         try:
             place = unquote(urlsplit(text).path) if self.http else text.partition("://")[2]
             self.name = (
@@ -281,7 +281,7 @@ class _Url:
                 raise ValueError("it names no place")
             self.path = self._open()[1]
         except Exception as error:  # a library or an argument is missing; some connect here
-            why = _without_secrets(one_line(error, 200))
+            why = without_secrets(one_line(error, 200))
             wrong = "{url} cannot be used: {reason}. Expected a URL such as s3://bucket/folder."
             raise DataError("url-unusable", wrong, url=self.shown, reason=why) from error
         self.path = self.path.rstrip("/") if "?" not in text else self.path
@@ -447,7 +447,7 @@ class _Url:
             return f"the server answers {status}"
         if isinstance(error, FileNotFoundError):
             return "not found"
-        return _without_secrets(f"{type(error).__name__} {one_line(error, 200)}".strip())
+        return without_secrets(f"{type(error).__name__} {one_line(error, 200)}".strip())
 
     def _refuse_outside(self, parts: list[str]) -> None:
         """Raises `DataError` for a path that leads out of its folder on any system."""
@@ -478,10 +478,6 @@ def _gone(error: BaseException | None) -> bool:
         InterruptedError,
     )
     return isinstance(error, kinds)
-
-
-def _without_secrets(text: str) -> str:
-    return re.sub(r"//[^/\s@]*@", "//", re.sub(r"\?\S*", "", text))
 
 
 def _version(files: list[RemoteFile]) -> str:

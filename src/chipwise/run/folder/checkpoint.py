@@ -17,6 +17,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import time
 import warnings
 from collections import Counter
@@ -30,7 +31,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
-from ...base import CheckpointError, ChipwiseError, Fact, RecipeError, RunError, fact
+from ...base import CheckpointError, ChipwiseError, Fact, RecipeError, RunError, fact, invalid
 from ...base.annotations import as_annotated
 from ...base.figures import one_line
 from ...base.files import check_inside, put_on_disk
@@ -183,6 +184,9 @@ class Checkpoints:
         self, folder: Path, read_only: bool = False, newest: int = KEEP, kept: Container[int] = ()
     ):
         self.folder = Path(folder).absolute()
+        if re.search("[\ud800-\udfff]", str(self.folder)):  # TensorStore takes UTF-8
+            expected = "a path of UTF-8, read as such: LC_ALL=C.UTF-8 or PYTHONUTF8=1 before Python"
+            raise invalid("path-not-utf8", "run", self.folder, expected)
         self.read_only = read_only
         self._quiet = QuietOrbax()
         here = hosts()
