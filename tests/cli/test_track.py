@@ -46,9 +46,9 @@ def test_refused(chipwise, service, tmp_path):
 
 
 def test_the_log_of_a_process_that_follows_has_no_password_and_an_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(sending.Log, "MOST", 1000)
+    monkeypatch.setattr(sending.TrackerLog, "MOST", 1000)
     with open(tmp_path / "log.txt", "a") as file:
-        log = sending.Log(file)
+        log = sending.TrackerLog(file)
         for number in range(100):
             print(f"{number}: https://me:SECRET@host/path refuses", file=log)
     text = (tmp_path / "log.txt").read_text()

@@ -117,7 +117,7 @@ def track(
 
     try:
         if follow:
-            log: Any = sending.Log(sys.stderr)
+            log: Any = sending.TrackerLog(sys.stderr)
             with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
                 sending.follow(run, to)
             return

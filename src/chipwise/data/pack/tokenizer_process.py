@@ -19,7 +19,7 @@ SECONDS = 5.0, 2e5  # for a text, and its bytes a second; usual are millions
 
 
 def seconds_for(text: int) -> float:
-    """The longest time for a text of so many bytes."""
+    """The longest time for a text of `text` bytes."""
     return SECONDS[0] + text / SECONDS[1]
 
 

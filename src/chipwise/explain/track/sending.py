@@ -137,7 +137,7 @@ class Sending:
         put_inside(self._file, json.dumps(asdict(self.sent)).encode())
 
 
-class Log(io.TextIOBase):
+class TrackerLog(io.TextIOBase):
     """The output of a process that follows a run, written to `stream`, a file: without passwords of
     addresses, and begun again when it is large, since a service may complain at every row."""
 
