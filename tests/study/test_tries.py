@@ -48,6 +48,13 @@ def test_levels_fall_with_tries_and_rise_with_verdicts(tmp_path):
     tries.close()
 
 
+def test_no_row_gives_more_than_the_first_try_has(tmp_path):
+    (tmp_path / FILE).write_text(stored(level=0.99))
+    tries = Tries(tmp_path, 0.05)
+    assert tries.level(key(1)) == pytest.approx(0.05 * 6 / math.pi**2)
+    tries.close()
+
+
 def test_a_try_that_goes_on_keeps_its_level_and_its_row(tmp_path):
     tries = Tries(tmp_path, 0.05)
     for number in range(3):

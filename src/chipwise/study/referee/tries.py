@@ -78,10 +78,10 @@ class Tries:
 
     def level(self, key: Mapping[str, Any]) -> float:
         """The error of a try, in (0, 1). A try that continues, of the same `KEY`, keeps its first
-        level."""
+        level, if that is one that a first try may have."""
         for row in self.rows:
             if row.get("pairs") and all(row.get(name) == key[name] for name in KEY):
-                return float(row["level"])
+                return min(float(row["level"]), self.error * 6 / math.pi**2)
         # Bits alone spend no error
         counted = [row["verdict"] for row in self.rows if row.get("pairs")]
         number, reached = len(counted) + 1, sum(one in REACHED for one in counted)
