@@ -50,6 +50,14 @@ LONG = tuple(f"test_{name}.py" for name in _LONG.split())
 """Files that take long: begun early, so that the workers end together."""
 
 
+@pytest.fixture(autouse=True)
+def memory_is_a_place(monkeypatch):
+    """`memory://` stands for a bucket in tests of remote data. A user's is refused."""
+    from chipwise.data import remote
+
+    monkeypatch.setattr(remote, "PROTOCOLS", (*remote.PROTOCOLS, "memory"))
+
+
 def compiles_as_users(item):
     """Whether a test's programs are compiled with the optimizations that users have.
 

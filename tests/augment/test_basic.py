@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from chipwise.augment import cifar, compose, cutout, flip, reflect_crop
-from chipwise.base.errors import DataError
+from chipwise.base.errors import DataError, RecipeError
 from refusals import refused
 
 KEYS = jax.random.split(jax.random.key(0), 64)
@@ -116,9 +116,10 @@ def test_fills_of_whole_numbers_are_rounded_and_must_fit():
     for fill in (256, -1, float("nan")):
         with refused(DataError, "augment-expects"):
             over(cutout(8, fill), images)
-    for fill in ((1.0, 2.0), ((1.0, 2.0, 3.0),)):
-        with refused(DataError, "augment-expects"):
-            over(cutout(8, fill), images)
+    with refused(DataError, "augment-expects"):
+        over(cutout(8, (1.0, 2.0)), images)
+    with refused(RecipeError, "wrong-kind", what="fill"):
+        cutout(8, ((1.0, 2.0, 3.0),))
 
 
 def test_compose_folds_the_key_so_that_stages_differ():

@@ -250,8 +250,8 @@ def test_a_name_to_write_that_is_blank_or_has_control_characters(chipwise, tmp_p
 
 
 def test_no_name_to_read_has_a_zero_byte(chipwise, tmp_path):
-    for words in (("pack", "a\0b", tmp_path / "packed"), ("chips", "--prices", "a\0b")):
-        assert chipwise(*words).code == 3
+    assert chipwise("pack", "a\0b", tmp_path / "packed").code == 3
+    assert chipwise("chips", "--prices", "a\0b").code == 2
 
 
 @pytest.mark.parametrize("name", ["", "a\nb"])

@@ -78,7 +78,16 @@ def test_closed_output_is_told_in_a_line_and_closed_errors_are_none():
 
 
 def test_an_output_that_nobody_reads_ends_quietly():
+    """With the exit code of a program that SIGPIPE ends, which `--help` explains."""
     assert command("chips", shell="| head -1")[2] == ""
+    code, _, said = command("chips", shell="| true; exit ${PIPESTATUS[0]}")
+    assert (code, said) == (141, "") and b"141" in command("--help")[1]
+
+
+@pytest.mark.parametrize("number", ["٣", "--margin=٠٫١%", "１", "--spend=٣٠"])
+def test_a_number_in_the_digits_of_another_script_is_refused(number, capsys):
+    code, _, said = here(capsys, "referee", "digits", number)
+    assert code == 2 and "digits 0 to 9" in said
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ def begin(name, title, settings, id):
 
     def row(step, values):
         if step > 10:
-            raise RuntimeError("quota\nexceeded")
+            raise RuntimeError("quota\nexceeded at https://me:SECRET@host/a?key=SECRET")
 
     return Tracker(id or "abc", row, row, row, lambda failed, summary: None)
 
@@ -42,7 +42,17 @@ def test_refused(chipwise, service, tmp_path):
     assert chipwise("track", run, "--to", "csv").refused(2, "track-destination", track="csv")
     said = chipwise("track", run, "--to", "wandb:toy")
     assert said.code == 5 and said.error.code == "tracker-raised"
-    assert said.error.facts["reason"] == "RuntimeError: quota exceeded"
+    assert said.error.facts["reason"] == "RuntimeError: quota exceeded at https://host/a"
+
+
+def test_the_log_of_a_process_that_follows_has_no_password_and_an_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(sending.TrackerLog, "MOST", 1000)
+    with open(tmp_path / "log.txt", "a") as file:
+        log = sending.TrackerLog(file)
+        for number in range(100):
+            print(f"{number}: https://me:SECRET@host/path refuses", file=log)
+    text = (tmp_path / "log.txt").read_text()
+    assert "99: https://host/path refuses\n" in text and "SECRET" not in text and len(text) < 1100
 
 
 def test_a_command_names_trackers_before_anything_is_made(chipwise, tmp_path):

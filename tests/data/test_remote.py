@@ -184,10 +184,13 @@ def test_a_url_that_was_made_a_path():
         local(Path("s3://bucket/x"))
 
 
-@pytest.mark.parametrize(
-    "url", ["nowhere://x/y", "local://a", "zip://a.zip", "http://[x/y", "dbfs://a", "jupyter://", "ftp://"]
-)
-def test_a_url_that_nobody_knows(url):
+OTHER = "nowhere://x/y local://a zip://a.zip http://[x/y dbfs://a jupyter:// ftp:// dir://a DIR://a git://a"
+MORE = "github://a/b sftp://h/a smb://h/a memory://a hdfs://h/a libarchive://a"
+
+
+@pytest.mark.parametrize("url", [*OTHER.split(), *MORE.split()])
+def test_a_url_that_nobody_knows(url, monkeypatch):
+    monkeypatch.undo()  # of the place that tests have
     with refused(DataError, "url-unusable", url=url):
         local(url)
 

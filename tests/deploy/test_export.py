@@ -142,6 +142,15 @@ def test_safetensors_have_every_weight_by_name(tmp_path):
     assert np.array_equal(read["params.w"], model.params["w"])
 
 
+def test_an_exported_file_has_the_same_bytes_each_time_and_the_mode_of_others(tmp_path):
+    pytest.importorskip("safetensors")
+    (tmp_path / "other").touch()
+    model = small(class_names=("é", "\u2028", *"cde"))
+    files = [cw.export(model, "safetensors", tmp_path / str(n)).file for n in range(6)]
+    assert len({file.read_bytes() for file in files}) == 1
+    assert {file.stat().st_mode for file in files} == {(tmp_path / "other").stat().st_mode}
+
+
 def test_weights_leave_a_task_without_predict(tmp_path, monkeypatch):
     numpy = pytest.importorskip("safetensors.numpy")
     made = cw.export(small(predict=None), "safetensors", tmp_path / "m.safetensors")

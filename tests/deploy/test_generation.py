@@ -267,3 +267,15 @@ def test_200_greedy_tokens_are_those_of_transformers(torch, tmp_path, name):
             want = net.eval().generate(torch.tensor([prompt]), **given)[0, len(prompt) :]
         assert list(tokens) == want.tolist()
     assert len({token for tokens in found.tokens for token in tokens}) > 20
+
+
+@pytest.mark.parametrize("temperature", [1e-31, 1e-39, 5e-324])
+def test_a_temperature_of_next_to_nothing_takes_the_most_probable_token(gpt2, temperature):
+    greedy, low = (generate(gpt2, PROMPTS, tokens=6, temperature=t, on=ONE) for t in (0, temperature))
+    assert low.tokens == greedy.tokens
+
+
+@pytest.mark.parametrize("wrong", [{"seed": 1.5}, {"prompts": [[2.2]]}, {"top_k": 2.5}, {"stop": [1.5]}])
+def test_no_number_is_cut(gpt2, wrong):
+    with refused(RecipeError, "wrong-kind", what=next(iter(wrong))):
+        generate(gpt2, **{"prompts": ["a"], "tokens": 1, "on": ONE} | wrong)

@@ -197,5 +197,5 @@ def test_a_name_without_a_known_ending_is_refused_before_anything_is_computed(tm
         cw.predict(trained(), on=ONE, out=tmp_path / "p.xlsx")
     with refused(cw.errors.RecipeError, "top-below-one"):
         cw.predict(trained(), on=ONE, top=0)
-    with refused(cw.errors.RecipeError, "not-a-trained-model", kind="int"):
+    with refused(cw.errors.RecipeError, "wrong-kind", what="model", value=3):
         cw.predict(3, on=ONE)

@@ -1,4 +1,6 @@
 import dataclasses
+import json
+import os
 import pickle
 
 import jax
@@ -33,7 +35,7 @@ def test_a_task_begins_with_the_weights_of_a_file(file):
     assert np.array_equal(state["var"], FIRST[1]["var"]) and state["calls"].dtype == np.int32
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "float8_e4m3fn"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "bool", "complex64", "float8_e4m3fn"])
 def test_quantized_weights_are_refused_by_name(dtype):
     """Their scales are elsewhere; whole numbers of the task's own, such as counts, are none."""
     name = next(iter(FIRST[0]))
@@ -43,6 +45,48 @@ def test_quantized_weights_are_refused_by_name(dtype):
         pretrained(arrays).start(tasks.task())
     half = {**arrays, name: FIRST[0][name].astype(np.float16)}
     assert pretrained(half).start(tasks.task()).weights
+
+
+def test_floats_are_no_counts():
+    wrong = {**FIRST[0], **FIRST[1], "calls": np.asarray(FIRST[1]["calls"], np.float32)}
+    with refused(cw.errors.RecipeError, "weights-quantized", some=["calls float32 for int32"]):
+        pretrained(wrong).start(tasks.task())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, "bfloat16"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_refused_by_name(dtype, value):
+    name, first = next(iter(FIRST[0].items()))
+    odd = np.asarray(first, jax.numpy.dtype(dtype)).copy()
+    odd.reshape(-1)[:2] = value
+    with refused(cw.errors.DataError, "weights-not-finite", some=[f"{name} 2"], count=1):
+        pretrained({**FIRST[0], **FIRST[1], name: odd}).start(tasks.task())
+
+
+def in_two_files(folder, index):
+    """A folder with all arrays in `a`, and other values of two of them in `b`."""
+    numpy = pytest.importorskip("safetensors.numpy")
+    folder.mkdir()
+    both = {name: np.asarray(a, order="C") for name, a in {**FIRST[0], **FIRST[1]}.items()}
+    numpy.save_file(both, folder / "a.safetensors")
+    numpy.save_file({name: both[name] + 1 for name in list(both)[:2]}, folder / "b.safetensors")
+    if index is not None:
+        places = {"weight_map": {name: index.get(name, "a.safetensors") for name in both}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(places))
+    return both
+
+
+def test_of_two_files_with_a_name_the_index_decides(tmp_path):
+    first, second = list(FIRST[0])[:2]
+    both = in_two_files(tmp_path / "indexed", {second: "b.safetensors"})
+    with pytest.warns(UserWarning, match=f"{second} in a.safetensors") as told:
+        arrays = pretrained(tmp_path / "indexed").arrays
+    assert f"{first} in b.safetensors" in str(told[0].message)
+    assert np.array_equal(arrays[first], both[first])
+    assert np.array_equal(arrays[second], both[second] + 1)
+    in_two_files(tmp_path / "plain", None)
+    with refused(cw.errors.DataError, "weights-twice", name=first, file="b.safetensors"):
+        pretrained(tmp_path / "plain")
 
 
 def test_a_recipe_is_described_with_all_weights_that_it_began_with(file):
@@ -133,6 +177,19 @@ def test_a_view_that_repeats_a_value_states_more_than_its_file_holds(tmp_path):
     torch.save({"w": torch.zeros(1).expand(1 << 40)}, tmp_path / "w.pt")
     with refused(cw.errors.DataError, "weights-damaged", path=tmp_path / "w.pt"):
         pretrained(tmp_path / "w.pt")
+
+
+PIPES = ["w.safetensors", "w.pt", "w.bin", "folder/w.safetensors", "folder/config.json"]
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_a_pipe_in_place_of_weights_is_not_waited_for(tmp_path, name):
+    pipe = tmp_path / "pipes" / name
+    pipe.parent.mkdir(parents=True)
+    os.mkfifo(pipe)
+    code = "weights-none" if name.endswith("json") else "weights-damaged"
+    with refused(cw.errors.DataError, code):
+        pretrained(pipe.parent if "/" in name else pipe)
 
 
 def test_bad_files_are_one_line(file, tmp_path):

@@ -90,6 +90,15 @@ def test_text_of_a_document_is_never_markup(made, kind):
 
 
 @pytest.mark.parametrize("kind", PARTS)
+def test_what_only_looks_like_text_is_escaped(made, kind, monkeypatch):
+    odd = "\x1b[31m \ud800 \u202e \x00 é"
+    monkeypatch.setitem(hostile.__globals__, "HOSTILE", odd)
+    page = page_of(kind, hostile_of(kind, made[kind]))
+    page.encode()  # a file takes it
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", page) and r"\x1b[31m ? \u202e \x00 é" in page
+
+
+@pytest.mark.parametrize("kind", PARTS)
 def test_a_document_from_a_file_is_the_same(made, kind):
     assert page_of(kind, json.loads(json.dumps(made[kind]))) == page_of(kind, made[kind])
 

@@ -88,6 +88,27 @@ print(json.dumps([info.run_id, info.status, info.run_name, history, data.tags, d
     assert params["optimizer.momentum"] == "0.9" and params["batch"] == "50"
 
 
+def test_mlflow_gets_no_row_again_whose_answer_was_lost(run):
+    """The service took the last row, and the process ended before it knew that."""
+    pytest.importorskip("mlflow")
+    sent_twice(run, "mlflow:lost")
+    file = run / "tracked" / "mlflow%3Alost" / "sent.json"
+    stored = json.loads(file.read_text())
+    stored["steps"] = dict.fromkeys(stored["steps"], 10)
+    file.write_text(json.dumps(stored))
+    command = [sys.executable, "-m", "chipwise", "track", str(run), "--to", "mlflow:lost"]
+    assert subprocess.run(command, timeout=200).returncode == 0
+    read = """
+import json, mlflow
+client = mlflow.MlflowClient()
+(one,) = client.search_runs([client.get_experiment_by_name("lost").experiment_id])
+steps = lambda k: [m.step for m in client.get_metric_history(one.info.run_id, k)]
+print(json.dumps({k: steps(k) for k in one.data.metrics}))
+"""
+    history = answer(read)
+    assert history["train/loss"] == [10, 20] and history["eval/loss"] == [20]
+
+
 def test_trackio_has_every_number_once_and_the_end(run):
     pytest.importorskip("trackio")
     one, other = sent_twice(run, "trackio:mine")

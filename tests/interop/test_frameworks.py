@@ -317,10 +317,10 @@ def test_a_linen_result_is_what_linen_applies():
     [
         (lambda: cw.linen.task(object(), len, train=DATA), "adapter-no-model"),
         (lambda: cw.linen.task(linen_net(), len, mode="fit", train=DATA), "linen-mode"),
-        (lambda: cw.nnx.task(3, len, train=DATA), "adapter-no-model"),
+        (lambda: cw.nnx.task(3, len, train=DATA), "wrong-kind"),
         (lambda: linen_task(train=DATA, metrics={"loss": len}), "adapter-metrics"),
-        (lambda: linen_task(train=DATA, metrics=["accuracy"]), "adapter-metrics"),
-        (lambda: cw.linen.task(linen_net(), "mse", train=DATA), "adapter-loss"),
+        (lambda: linen_task(train=DATA, metrics=["accuracy"]), "wrong-kind"),
+        (lambda: cw.linen.task(linen_net(), "mse", train=DATA), "wrong-kind"),
         (
             lambda: cw.equinox.task(lambda key: 3, len, train=DATA),
             "adapter-no-model",

@@ -95,7 +95,7 @@ def test_grad_and_vmap(net):
 
 
 @pytest.mark.parametrize(
-    "given, code", [(None, "adapter-no-model"), (nnx.Linear(2, 2, rngs=nnx.Rngs(0)), "adapter-no-model")]
+    "given, code", [(None, "wrong-kind"), (nnx.Linear(2, 2, rngs=nnx.Rngs(0)), "adapter-no-model")]
 )
 def test_a_model_instead_of_its_maker(given, code):
     with refused(RecipeError, code):

@@ -130,8 +130,14 @@ def test_pairs_are_the_blocks_with_something_to_see(t, s, block, mask):
         for i, j in itertools.product(range(n), range(m))
         if visible[i * block : (i + 1) * block, j * block : (j + 1) * block].any()
     ]
-    assert pairs(t, s, mask, block) == expected
+    assert list(map(tuple, pairs(t, s, mask, block).tolist())) == expected
     assert visited(t, s, mask) == visible.mean()
+
+
+@pytest.mark.parametrize(("t", "s"), [(10**8, 10**8), (10**12, 1), (10**7, 10**7)])
+def test_lengths_without_end_are_refused_by_their_shapes(t, s):
+    with refused(cw.errors.RecipeError, "attention-too-long"):
+        pairs(t, s, Mask(causal=t == s), 256)
 
 
 def test_memory_grows_with_the_length_and_not_with_its_square():
@@ -179,7 +185,7 @@ def test_a_window_as_long_as_the_text_is_none():
         ({"value": (2, 5, 2, 8)}, "attention-shapes"),
         ({"key": (1, 6, 2, 8), "value": (1, 6, 2, 8)}, "attention-shapes"),
         ({"window": 0}, "attention-window"),
-        ({"window": True}, "attention-window"),
+        ({"window": True}, "wrong-kind"),
         ({"query": (2, 5, 4, 8), "causal": True}, "attention-lengths"),
         ({"query": (2, 5, 4, 8), "window": 2}, "attention-lengths"),
     ],

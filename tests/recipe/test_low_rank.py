@@ -202,7 +202,7 @@ def test_a_run_goes_on_with_its_own_adapters_only(run):
 def test_mistakes_are_one_line():
     for code, given in (
         ("lora-rank", {"rank": 0}),
-        ("lora-rank", {"rank": True}),
+        ("wrong-kind", {"rank": True}),
         ("lora-alpha", {"alpha": -1}),
         ("lora-on", {"on": ()}),
     ):
@@ -211,7 +211,7 @@ def test_mistakes_are_one_line():
     typed = "adapters={'rank': 2, 'alpha': 3, 'on': ('w', 'v')}"
     assert settings.apply(recipe(adapters=None), dict([typed.split("=", 1)])) == recipe()
     for wrong in ("lora", {"rank": 2}):
-        with refused(RecipeError, "adapters-expected"):
+        with refused(RecipeError, "wrong-kind", what="adapters"):
             recipe(adapters=wrong)
     with refused(RecipeError, "adapters-match-nothing", pattern="shif", near="shift"):
         first_state(recipe(adapters=cw.recipe.lora(2, 4, ("w", "shif"))))

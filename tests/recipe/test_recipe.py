@@ -22,8 +22,8 @@ def test_unknown_and_missing_fields_are_named_with_the_nearest():
     "changes,code,facts",
     [
         ({"batch": 0}, "field-not-whole", {"batch": 0, "least": 1}),
-        ({"batch": 2.5}, "field-not-whole", {"batch": 2.5}),
-        ({"batch": True}, "field-not-whole", {"batch": True}),
+        ({"batch": 2.5}, "wrong-kind", {"batch": 2.5}),
+        ({"batch": True}, "wrong-kind", {"batch": True}),
         ({"replicas": 0}, "field-not-whole", {"what": "replicas"}),
         ({"name": "a\u2028b"}, "unprintable", {"what": "name"}),
         ({"seed": -1}, "field-not-whole", {"what": "seed", "least": 0}),
@@ -33,8 +33,8 @@ def test_unknown_and_missing_fields_are_named_with_the_nearest():
         ({"precision": "float32"}, "precision-unknown", {"near": "f32"}),
         ({"duration": "5%"}, "duration-of-itself", {"duration": "5%"}),
         ({"duration": "5 parsecs"}, "duration-unreadable", {}),
-        ({"task": 3}, "task-expected", {"task": 3}),
-        ({"optimizer": "sgd"}, "optimizer-expected", {"optimizer": "sgd"}),
+        ({"task": 3}, "wrong-kind", {"task": 3}),
+        ({"optimizer": "sgd"}, "wrong-kind", {"optimizer": "sgd"}),
     ],
 )
 def test_values_out_of_range_are_refused(changes, code, facts):
@@ -74,7 +74,7 @@ def test_the_table_does_the_arithmetic():
 
 @pytest.mark.parametrize("name", ["init", "loss"])
 def test_a_task_needs_functions_and_sources(name):
-    with refused(cw.errors.RecipeError, "task-function-expected", name=name, value=3):
+    with refused(cw.errors.RecipeError, "wrong-kind", what=name, value=3):
         tasks.task(**{name: 3})
     loader = SimpleNamespace(dataset=tasks.data(), batch_sampler=None)  # what a DataLoader is known by
     with refused(cw.errors.RecipeError, "data-loader-given", name="train"):

@@ -110,7 +110,7 @@ def test_settings_are_set_as_those_of_the_inner_one():
 @pytest.mark.parametrize(
     "make, code",
     [
-        (lambda: cw.recipe.grouped(0.1, {"*": {"lr": 2}}), "optimizer-around-nothing"),
+        (lambda: cw.recipe.grouped(0.1, {"*": {"lr": 2}}), "wrong-kind"),
         (
             lambda: cw.recipe.grouped(cw.from_optax(_lamb, learning_rate=0.1), {"*": {"lr": 2}}),
             "optimizer-not-elementwise",

@@ -1,3 +1,5 @@
+import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -6,6 +8,7 @@ import pytest
 import chipwise as cw
 from chipwise.recipes import BUILT_IN
 from chipwise.step.state import abstract_state, count
+from refusals import refused
 
 PARAMETERS = {
     "digits": 9_048,
@@ -65,6 +68,25 @@ def test_a_quarter_of_davidnet_is_a_setting():
     assert recipe.name == "cifar10-davidnet-16"
     assert count(abstract_state(recipe).params) < 6_573_120 / 15
     assert recipe.optimizer.lr.peak == 0.2
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_size_of_a_model_is_at_least_one(name):
+    """Such as `n_head: 0` in a folder's config.json."""
+    module = importlib.import_module(f"chipwise.recipes.{name.replace('-', '_')}")
+    parameters = inspect.signature(module.recipe).parameters
+    for size in (p.name for p in parameters.values() if type(p.default) is int and p.default > 0):
+        for value in (0, -1):
+            with refused(cw.errors.RecipeError, "recipe-size", what=size, value=value):
+                cw.load(name, [f"{size}={value}"])
+
+
+@pytest.mark.parametrize("name", ["gpt2-124m", "bert-base"])
+def test_a_context_without_end_is_refused_before_anything_is_built(name):
+    size = "context" if name == "gpt2-124m" else "length"
+    made = cw.load(name, [f"{size}=100000000"], synthetic=True)
+    with refused(cw.errors.RecipeError, "attention-too-long"):
+        cw.plan(made, "v5e-8")
 
 
 def test_the_overview_lists_every_recipe_with_its_parameters():

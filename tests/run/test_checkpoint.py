@@ -70,6 +70,13 @@ def run(tmp_path_factory):
     return folder, result
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_path_that_is_no_text_is_refused_as_that(tmp_path, read_only):
+    """As `é` is read with LANG=C, and as a name of another encoding is read anywhere."""
+    with refused(cw.errors.RecipeError, "path-not-utf8", what="run"):
+        Checkpoints(tmp_path / "\udcc3\udca9", read_only=read_only)
+
+
 def test_the_newest_are_kept(run):
     assert sorted(p.name for p in (run[0] / "checkpoints").iterdir()) == ["10", "20", "30"]
     assert KEEP == 3

@@ -264,5 +264,6 @@ def test_another_group_is_another_evaluation():
 
 @pytest.mark.parametrize("group", [0, -1, 1.0, True, "4", None])
 def test_a_group_is_a_whole_number_of_examples(group):
-    with refused(cw.errors.RecipeError, "eval-group"):
+    code = "eval-group" if type(group) is int else "wrong-kind"
+    with refused(cw.errors.RecipeError, code, eval_group=group):
         tasks.task(eval_group=group)

@@ -67,7 +67,7 @@ def test_every_option_is_passed_on(monkeypatch):
         yield SimpleNamespace(result="result")
 
     monkeypatch.setattr(importlib.import_module("chipwise.run.fit"), "training", training)
-    assert cw.fit(None, None, **given) == "result" and passed == given
+    assert cw.fit.__wrapped__(None, None, **given) == "result" and passed == given
 
 
 def test_metrics_cover_every_step_once(whole):

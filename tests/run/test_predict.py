@@ -96,7 +96,7 @@ def test_what_cannot_be_predicted_is_refused():
         outputs(9, source=[tasks.data(1)[0]] * 8 + [{"x": masked, "label": 0}])
     with refused(cw.errors.RecipeError, "predict-batch-below-one", batch=0):
         Predictor(recipe(), PARAMS, STATE, tasks.data(9), Placement(detect(1)), 0)
-    with refused(cw.errors.RecipeError, "task-function-expected", name="predict"):
+    with refused(cw.errors.RecipeError, "wrong-kind", predict=3):
         tasks.task(predict=3)
     with refused(cw.errors.RecipeError, "class-names-number", value=2):
         tasks.task(classes=5, class_names=("a", "b"))

@@ -178,7 +178,8 @@ def test_a_host_without_the_folder_starts_nothing(service):
     ["wandb", "wandb:", "csv:a", "wandb:../a", "wandb:a\x1b[2J", "mlflow:a\n", "trackio:" + "a" * 101, 3],
 )
 def test_no_destination(to, recipe, tmp_path):
-    with refused(RecipeError, "track-destination", track=to):
+    about = {"track": to} if isinstance(to, str) else {"what": "track"}
+    with refused(RecipeError, "track-destination" if isinstance(to, str) else "wrong-kind", **about):
         cw.fit(recipe, tmp_path / "run", track=[to], **HOW)
     assert not (tmp_path / "run").exists()
 

@@ -218,7 +218,7 @@ def test_nothing_is_watched_without_seconds():
 
 @pytest.mark.parametrize("given", ["soon", "-1", "inf", "", "5m", None])
 def test_seconds_that_are_none(given):
-    with refused(RecipeError, "stuck-unreadable", stuck=given):
+    with refused(RecipeError, "stuck-unreadable" if given is not None else "wrong-kind", stuck=given):
         cw.On(stuck=given)
 
 

@@ -97,7 +97,7 @@ def test_frozen_and_trained_are_two_halves_of_one_tree():
         split(params, ("backbon/*",))
     with refused(cw.errors.RecipeError, "all-frozen", count=3):
         split(params, ("*",))
-    with refused(cw.errors.RecipeError, "frozen-not-patterns"):
+    with refused(cw.errors.RecipeError, "wrong-kind", frozen="backbone/*"):
         tasks.quick(frozen="backbone/*")
 
 

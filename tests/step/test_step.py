@@ -235,5 +235,5 @@ def test_a_seed_as_an_input_gives_the_keys_of_the_number(seed):
 
 
 def test_shares_are_numbers():
-    with refused(cw.errors.RecipeError, "shares-unknown", shares="fast"):
+    with refused(cw.errors.RecipeError, "wrong-kind", shares="fast"):
         cw.On(shares="fast")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import pytest
@@ -33,7 +34,8 @@ def made_up(monkeypatch):
             ended[job.folder] = Run(job.seed, job.run, True, steps=4, fingerprint=fingerprint, **numbers)
 
         monkeypatch.setattr(StudyRun, "train", train)
-        monkeypatch.setattr(StudyRun, "finished", lambda job: ended.get(job.folder))
+        for read in ("finished", "_stated"):
+            monkeypatch.setattr(StudyRun, read, lambda job: ended.get(job.folder))
         return ended
 
     return fake
@@ -75,6 +77,23 @@ def test_a_change_is_judged_by_pairs_and_later_tries_share_the_runs(tmp_path, ma
     rows = [json.loads(line) for line in (tmp_path / "referee" / FILE).read_text().splitlines()]
     assert [row["verdict"] for row in rows] == ["worse", "better"]
     json.dumps(found.to_json())
+
+
+@pytest.mark.slow
+def test_planted_results_decide_nothing(tmp_path):
+    """Neither eight folders with a result alone, nor eight copies of a whole run."""
+    near = dataclasses.replace(recipe(), optimizer=cw.sgd(lr=0.1001))
+    first = judged(tmp_path, recipe(), near, spend=0)
+    for side in (tmp_path / "referee").glob("*/seed-0"):
+        for seed in range(1, 9):
+            other = side.with_name(f"seed-{seed}")
+            if seed < 5:
+                other.mkdir()
+                shutil.copy(side / "result.json", other)
+            else:
+                shutil.copytree(side, other)
+    again = judged(tmp_path, recipe(), near, spend=0)
+    assert (again.verdict, again.values) == ("open", first.values)
 
 
 def test_the_verdict_goes_the_way_that_the_metric_does(tmp_path, made_up):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 
 import jax
@@ -199,6 +200,61 @@ def test_finished_rows_do_not_answer_for_edited_code(tmp_path, trained, monkeypa
     sweep(made, {}, seeds=1, run=tmp_path, changed_code=True, **FAST)
     sweep(plain(), {}, seeds=1, run=tmp_path, **FAST)
     assert len(trained) == 1
+
+
+def changed(file, change):
+    stored = json.loads(file.read_text())
+    change(stored)
+    file.write_text(json.dumps(stored))
+
+
+def without(folder, *kept):
+    for file in folder.iterdir():
+        if file.is_file() and file.name not in kept:
+            file.unlink()
+
+
+def of_another(folder, name):
+    """Puts the file of another finished run in the place of a run's."""
+    shutil.copy(folder.with_name("seed-1") / name, folder / name)
+
+
+PLANTED = {
+    "a result alone": lambda folder: without(folder, "result.json"),
+    "a recipe and a result": lambda folder: without(folder, "result.json", "recipe.json"),
+    "no ledger": lambda folder: (folder / "ledger.jsonl").unlink(),
+    "no rows": lambda folder: (folder / "metrics.jsonl").unlink(),
+    "another metric": lambda folder: changed(
+        folder / "result.json", lambda result: result["metrics"].update({"train/loss": 1e-3})
+    ),
+    "no digest": lambda folder: changed(folder / "result.json", lambda result: result.pop("ledger")),
+    "another digest": lambda folder: changed(
+        folder / "result.json", lambda result: result.update(ledger="0" * 64)
+    ),
+    "another run's result": lambda folder: of_another(folder, "result.json"),
+    "another run's ledger": lambda folder: of_another(folder, "ledger.jsonl"),
+    "a list for metrics": lambda folder: changed(folder / "result.json", lambda r: r.update(metrics=[1])),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED.values(), ids=PLANTED)
+def test_a_result_counts_with_its_recipe_and_its_ledger_alone(tmp_path, planted):
+    study = sweep(plain(duration="2st"), seeds=2, run=tmp_path, **FAST)
+    job = study_runs.StudyRun({}, 0, tmp_path / "seed-0")
+    assert job.finished() == study.points[0].runs[0]
+    planted(job.folder)
+    assert job.finished() is None
+
+
+@pytest.mark.slow
+def test_what_was_planted_is_trained(tmp_path, trained):
+    true = sweep(plain(), seeds=1, run=tmp_path / "true", **FAST).points[0].runs[0]
+    folder = tmp_path / "study" / "seed-0"
+    folder.mkdir(parents=True)
+    shutil.copy(tmp_path / "true" / "seed-0" / "result.json", folder)
+    changed(folder / "result.json", lambda result: result["metrics"].update({"train/loss": 1e-9}))
+    found = sweep(plain(), seeds=1, run=tmp_path / "study", **FAST).points[0].runs[0]
+    assert len(trained) == 2 and found.metrics == true.metrics and found.fingerprint == true.fingerprint
 
 
 def test_folders_of_something_else_are_refused(tmp_path):

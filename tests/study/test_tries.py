@@ -1,5 +1,6 @@
 """The book of tries holds the error over all of them, and is read with care."""
 
+import json
 import math
 
 import numpy as np
@@ -47,6 +48,13 @@ def test_levels_fall_with_tries_and_rise_with_verdicts(tmp_path):
     tries.close()
 
 
+def test_no_row_gives_more_than_the_first_try_has(tmp_path):
+    (tmp_path / FILE).write_text(stored(level=0.99))
+    tries = Tries(tmp_path, 0.05)
+    assert tries.level(key(1)) == pytest.approx(0.05 * 6 / math.pi**2)
+    tries.close()
+
+
 def test_a_try_that_goes_on_keeps_its_level_and_its_row(tmp_path):
     tries = Tries(tmp_path, 0.05)
     for number in range(3):
@@ -59,7 +67,15 @@ def test_a_try_that_goes_on_keeps_its_level_and_its_row(tmp_path):
     assert tries.summary().numbers == {"tries": 3, "better": 1, "worse": 0, "equal": 0, "error": 0.05}
 
 
-@pytest.mark.parametrize("text", ["{", "[]\n", '{"verdict": 3}\n', "\xff"])
+def stored(**changes):
+    return json.dumps({**row(1, "better"), **changes}) + "\n"
+
+
+LEVELS = [2.0, 1, 0, -0.1, math.nan, math.inf, "x", "0.01", True, None, [0.1], 10**400]
+ODD = [*(stored(level=level) for level in LEVELS), *(stored(pairs=pairs) for pairs in (-1, 2.5, "3", True))]
+
+
+@pytest.mark.parametrize("text", ["{", "[]\n", '{"verdict": 3}\n', "\xff", *ODD])
 def test_a_damaged_book_is_told_and_kept(tmp_path, text):
     (tmp_path / FILE).write_bytes(text.encode("latin-1"))
     with refused(cw.errors.RunError, "tries-damaged", file=tmp_path / FILE):

@@ -13,9 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..base.annotations import as_annotated
 from .image import Augment, chance, expect, grid, of_image, paint, pixel, stored
 
 
+@as_annotated
 def flip(p: float = 0.5) -> Augment:
     """Mirrors left and right with probability `p`."""
     chance(p, f"flip(p={p})")
@@ -26,6 +28,7 @@ def flip(p: float = 0.5) -> Augment:
     return of_image("flip", change, moves=change)
 
 
+@as_annotated
 def reflect_crop(pad: int = 4, flip: float = 0.0) -> Augment:
     """Mirrors `pad` pixels at each edge, then crops the original size at a random position.
 
@@ -59,6 +62,7 @@ def reflect_crop(pad: int = 4, flip: float = 0.0) -> Augment:
     return of_image("reflect_crop", cropped, moves=cropped)
 
 
+@as_annotated
 def resized_crop(
     size: int, area: tuple[float, float] = (0.08, 1.0), ratio: tuple[float, float] = (3 / 4, 4 / 3)
 ) -> Augment:
@@ -102,6 +106,7 @@ def resized_crop(
     )
 
 
+@as_annotated
 def centre(images: jax.Array, size: int) -> jax.Array:
     """The central `size` × `size` pixels of a batch `(batch, height, width, ...)`, for evaluation.
 
@@ -205,6 +210,7 @@ def _shares(weights: jax.Array) -> jax.Array:
     return weights / jnp.sum(weights, axis=1, keepdims=True)
 
 
+@as_annotated
 def cutout(size: int = 8, fill: float | Sequence[float] = 0.0) -> Augment:
     """Paints a square of `size` × `size` pixels at a random position, entirely inside the image.
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..base.annotations import as_annotated
 from .image import expect, grid, stored
 
 Batch = dict[str, jax.Array]
@@ -22,6 +23,7 @@ Mix = Callable[[Batch, jax.Array], Batch]
 _POINTS = 2**12  # of `grid`, from 0 to 1
 
 
+@as_annotated
 def mixup(classes: int, alpha: float = 0.2, *, each: bool = True) -> Mix:
     """Blends two images and their labels with weights `s` and `1 - s`. `s` is the larger of `b` and
     `1 - b` for `b` from Beta(`alpha`, `alpha`), so an example keeps at least half of its own

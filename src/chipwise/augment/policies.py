@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..base.annotations import as_annotated
 from . import color, tone
 from .affine import nearest, positions, resample
 from .crop import cutout, flip, reflect_crop, resized_crop
@@ -35,6 +36,7 @@ _MOVES = ("shear_x", "shear_y", "shift_x", "shift_y", "rotate")
 Strengths = dict[str, jax.Array]  # the strength of each change, () float32
 
 
+@as_annotated
 def rand_augment(
     layers: int = 2,
     magnitude: int = 9,
@@ -269,7 +271,10 @@ def _tones(posterize: np.ndarray, solarize: np.ndarray) -> dict[str, Levels]:
     }
 
 
-def compose(*stages: Augment, masks: Sequence[str] = (), fixed: Sequence[str] = ()) -> Augment:
+@as_annotated
+def compose(
+    *stages: Augment, masks: str | Sequence[str] = (), fixed: str | Sequence[str] = ()
+) -> Augment:
     """Applies changes in order. Stage `i` uses the key folded with `i`.
 
         cw.augment.compose(cw.augment.resized_crop(224), cw.augment.flip(), masks=["mask"])
@@ -298,6 +303,7 @@ def compose(*stages: Augment, masks: Sequence[str] = (), fixed: Sequence[str] = 
     return augment
 
 
+@as_annotated
 def cifar(mean: float | Sequence[float]) -> Augment:
     """DavidNet's set: mirror-pad 4 and crop, flip, and a cutout of 8 × 8 filled with `mean` (pixel
     units).
@@ -307,6 +313,7 @@ def cifar(mean: float | Sequence[float]) -> Augment:
     return compose(reflect_crop(4, flip=0.5), cutout(8, fill=mean))
 
 
+@as_annotated
 def imagenet(size: int = 224) -> Augment:
     """ResNet's set: a random part of 8 to 100 % of the area scaled to `size` × `size`, and flip.
 

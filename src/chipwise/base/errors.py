@@ -32,8 +32,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .figures import one_line
+
 if TYPE_CHECKING:
     from .facts import Fact
+
+
+_LONGEST = 1500  # characters of a sentence, whatever it was given
 
 
 class ChipwiseError(Exception):
@@ -67,7 +72,7 @@ class ChipwiseError(Exception):
         return Fact(self.code, self.facts, self.sentence)
 
     def __str__(self) -> str:
-        return self.code if " " in self.code else str(self.fact)
+        return self.code if " " in self.code else one_line(str(self.fact), _LONGEST)
 
     def __reduce__(self) -> Any:  # an error of a worker process reaches its parent whole
         return _again, (type(self), self.code, self.sentence, self.facts)
@@ -155,7 +160,7 @@ def invalid(code: str, what: str, value: Any, expected: str, **facts: Any) -> Re
     plain = (
         value if isinstance(value, bool | int | float | str | tuple | list | None) else repr(value)
     )
-    about = {"what": what, "value": plain, "shown": repr(value), "expected": expected}
+    about = {"what": what, "value": plain, "shown": one_line(repr(value)), "expected": expected}
     about |= {what: plain} if what.isidentifier() else {}  # a setting's own name is a fact too
     return RecipeError(code, "{what} is {shown}: expected {expected}.", **about, **facts)
 

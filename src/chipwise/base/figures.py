@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
@@ -169,6 +170,11 @@ def printable(text: str) -> str:
         c.encode("unicode_escape").decode() if unicodedata.category(c) in kinds else c for c in text
     )
     return "".join(escaped)
+
+
+def without_secrets(text: str) -> str:
+    """`text` without the passwords and the signatures of the addresses in it."""
+    return re.sub(r"//[^/\s@]*@", "//", re.sub(r"\?\S*", "", text))
 
 
 def one_line(value: Any, longest: int = _LONGEST) -> str:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base import DataError, Fact, fact, near
+from ..base.annotations import as_annotated
 from ..base.files import read_regular
 from .catalogue import CHIPS, named
 from .targets import Target, parse
@@ -107,6 +108,7 @@ _TEXTS = ("cloud", "instance", "region", "spot_region", "source", "date", "note"
 COLUMNS = tuple(f.name for f in fields(Price) if f.name not in ("machines", "reckoned"))
 
 
+@as_annotated
 def load(path: str | Path | None = None) -> tuple[Price, ...]:
     """The bundled prices, or those of the CSV file at `path`.
 

@@ -22,8 +22,8 @@ from ..base import ending, errors, fact
 from ..base.figures import one_line, printable
 from ..machine.cluster import check_threads
 from ..machine.plugins import hidden
-from .exit_codes import INTERRUPTED, exit_codes
-from .standard_output import prepare
+from . import standard_output
+from .exit_codes import INTERRUPTED, UNREAD, exit_codes
 
 # Bytes. With 2 GB, XLA cannot start its threads, and the process ends by a signal
 LEAST_ADDRESSES = 4_000_000_000
@@ -222,11 +222,23 @@ def _check_addresses() -> None:
         raise errors.DeviceError("addresses-few", text, limit=limit, least=LEAST_ADDRESSES)
 
 
+_NUMBERS = re.compile(r"(--?[\w-]+=)?[\d.,:%٪٫٬+eE_-]+")
+
+
+def _check_digits(arguments: list[str]) -> None:
+    """Raises `RecipeError` for a number in the digits of another script, which Python would read
+    in some places and not in others."""
+    for one in arguments:
+        if not one.isascii() and _NUMBERS.fullmatch(one):
+            raise errors.invalid("digits-of-another-script", "a number", one, "the digits 0 to 9")
+
+
 def _run(arguments: list[str] | None) -> int:
     from .options import HELD
 
     try:
-        prepare()
+        standard_output.prepare()
+        _check_digits(sys.argv[1:] if arguments is None else arguments)
         check_threads(os.environ)
         _check_addresses()
         with HELD:
@@ -238,6 +250,8 @@ def _run(arguments: list[str] | None) -> int:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if code == INTERRUPTED:  # not while training, where Ctrl-C is a request to stop
             _print("interrupted")
+        if code == 1 and 1 in standard_output.unread:  # click has turned the broken pipe into 1
+            code = UNREAD
     except Exception as error:
         in_own_code = own_code(error)
         if getattr(error, "errno", None) == errno.ENAMETOOLONG or "embedded null" in str(error):
@@ -251,5 +265,5 @@ def _run(arguments: list[str] | None) -> int:
     except errors.ChipwiseError as error:
         code = _show(error)
     except BrokenPipeError:
-        code = code or 1
+        code = code or UNREAD
     return code

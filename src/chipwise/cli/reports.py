@@ -7,9 +7,10 @@ import contextlib
 import sys
 from dataclasses import MISSING
 from pathlib import Path
+from typing import Any
 
 from ..base import ChipwiseError, RecipeError, RunError
-from ..base.figures import one_line
+from ..base.figures import one_line, without_secrets
 from ..explain.terminal import answer
 from . import options
 from .options import argument, flag, option
@@ -116,7 +117,9 @@ def track(
 
     try:
         if follow:
-            sending.follow(run, to)
+            log: Any = sending.TrackerLog(sys.stderr)
+            with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+                sending.follow(run, to)
             return
         with (
             contextlib.redirect_stdout(sys.stderr),
@@ -127,7 +130,7 @@ def track(
         raise
     except Exception as error:  # whatever a service's library raises
         text = "{to}: {reason}. The same command sends the rest."
-        reason = one_line(f"{type(error).__name__}: {error}")
+        reason = one_line(without_secrets(f"{type(error).__name__}: {error}"))
         raise RunError("tracker-raised", text, to=to, reason=reason) from error
     id, how = one.sent.id, one.sent.how
     if json_:

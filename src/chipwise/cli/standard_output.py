@@ -12,6 +12,9 @@ from typing import Any
 
 from ..base import ChipwiseError
 
+unread: set[int] = set()
+"""Descriptors of this command that nobody reads any more."""
+
 
 class _Descriptor(io.FileIO):
     """A descriptor whose first failed write raises `ChipwiseError`, or `OSError` for standard
@@ -25,6 +28,7 @@ class _Descriptor(io.FileIO):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             # As `head` leaves it
             if self.fileno() == 2 or isinstance(error, BrokenPipeError):
+                unread.update({self.fileno()})
                 raise
             text = "Cannot write to standard output: {reason}."
             raise ChipwiseError("output-unwritable", text, reason=error) from error
@@ -55,6 +59,7 @@ def print_json(name: str, document: Mapping[str, Any]) -> None:
 def prepare() -> None:
     """Replaces standard output and error by those that are `opened`, and a closed standard error,
     so that no other file gets its number. Raises `ChipwiseError` if standard output is closed."""
+    unread.clear()
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (to the end of the process)
     if sys.stdout is None:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from ..base import DeviceError, Fact, invalid, plain
+from ..base.annotations import as_annotated
 from ..base.displayed import Displayed
 from ..base.prediction import Range
 from ..chips.catalogue import named
@@ -59,6 +60,7 @@ class Compiled(Displayed):
         return plain(self) | {"needed_bytes": self.needed_bytes}
 
 
+@as_annotated
 @hidden()  # tracing starts JAX
 def on(target: str, function: Callable[..., Any], *args: Any) -> Compiled:
     """Compiles a function for one device of a chip that is not here, and times its kernels there.

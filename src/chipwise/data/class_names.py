@@ -16,11 +16,13 @@ import jax
 import numpy as np
 
 from ..base import DataError, Fact, fact
+from ..base.annotations import as_annotated
 from ..recipe.source import Columns, Spec, kind_of, spec_of
 from .draws import Wrapped
 from .sources import check_labels, empty, fill, has
 
 
+@as_annotated
 class Renamed(Wrapped):
     """A source whose classes are called `names`, in the order of their numbers.
 

@@ -22,6 +22,7 @@ import jax
 import numpy as np
 
 from ..base import DataError, fact
+from ..base.annotations import as_annotated
 from ..base.figures import one_line
 from ..base.files import home
 from ..recipe.source import Source
@@ -53,6 +54,7 @@ JPEG_NOTE = "CIFAR-10 (JPEG copy)"
 _IMAGENET = {"train": 1_281_167, "eval": 50_000}
 
 
+@as_annotated
 @dataclass(frozen=True)
 class Dataset:
     """A training and an evaluation source, with their statistics."""
@@ -101,6 +103,7 @@ def digits() -> Dataset:
     return Dataset(train, held_out, 10, (4.883,), (6.021,), "digits", tuple("0123456789"))
 
 
+@as_annotated
 def mnist(data: str | Path | None = None) -> Dataset:
     """MNIST: 60,000 training and 10,000 evaluation images `(28, 28)` of handwritten digits.
 
@@ -138,6 +141,7 @@ def mnist(data: str | Path | None = None) -> Dataset:
     return made(train, held_out)
 
 
+@as_annotated
 def cifar10(data: str | Path | None = None) -> Dataset:
     """CIFAR-10: 50,000 training and 10,000 evaluation images `(32, 32, 3)` of ten kinds of things.
 
@@ -175,6 +179,7 @@ def cifar10(data: str | Path | None = None) -> Dataset:
     return made(train, held_out, note=JPEG_NOTE if kind == "jpeg" else "")
 
 
+@as_annotated
 def imagenet(data: str | Path | None = None, image: int = 224) -> Dataset:
     """ImageNet-1k for a net whose input is `image` × `image` pixels.
 

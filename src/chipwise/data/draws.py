@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..base import DataError
-from ..recipe.source import Spec, kind_of, read_example, spec_of
+from ..recipe.source import Spec, check_source, kind_of, read_example, spec_of
 from .order import spread
 
 # The generators are the process's, so its threads draw one example after another
@@ -66,6 +66,7 @@ class Wrapped:
     """A source over another one."""
 
     def __init__(self, source: Any):
+        check_source(source)
         self.source = source
         self.classes = getattr(source, "classes", None)
 

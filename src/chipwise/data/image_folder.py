@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from ..base import DataError, unreadable
+from ..base.annotations import as_annotated
 from .compared import Compared, of_portions, sha_of_all
 from .folder import list_tar, walk
 from .images import checked_size, decode, decode_into
@@ -17,6 +18,7 @@ from .sources import ByBatch, Columns, Spec
 from .stages import stage
 
 
+@as_annotated
 class ImageFolder(ByBatch):
     """The images in `path/<class>/<file>` as examples
     `{"image": (h, w, 3) uint8, "label": () int32}`.

@@ -24,6 +24,7 @@ import jax
 import numpy as np
 
 from ..base import DataError
+from ..base.annotations import as_annotated
 from ..base.errors import unreadable
 from ..base.files import may_be_whole
 from . import remote
@@ -60,6 +61,7 @@ class _Shard:
         return self.image[begin:end].tobytes()
 
 
+@as_annotated
 class PackedFolder(ByBatch):
     """The examples of one split of a packed folder.
 

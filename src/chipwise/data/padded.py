@@ -9,10 +9,12 @@ import jax
 import numpy as np
 
 from ..base import DataError, RecipeError, unknown
+from ..base.annotations import as_annotated
 from ..recipe.source import Columns, Spec, read_example
 from .draws import Wrapped
 
 
+@as_annotated
 class Padded(Wrapped):
     """Examples of different lengths, such as texts, each padded to `length`, with a mask.
 

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from ..base import DataError, fact
-from ..base.figures import one_line
+from ..base.figures import listed, one_line, without_secrets
 from ..base.files import MOST_BYTES, home
 from ..base.locks import Lock
 from .deadline import TooSlow, in_time
@@ -49,8 +49,9 @@ SILENCE_SECONDS = 12.0
 LEAST_BYTES_PER_SECOND = 1 << 10  # of a transfer from then on, on average
 SAY_SECONDS = 10.0  # between two lines about progress
 MOST_FILES = 2_000_000  # and folders in a listing; ImageNet has 1.3 million files
-# Protocols of fsspec that are refused: this machine's files, other Python code, and chains of them
-_LOCAL = ("local", "simplecache", "filecache", "blockcache", "reference", "zip", "tar", "data")
+PROTOCOLS = ("http", "https", "s3", "gs", "hf")
+"""Those that are tested. Others of fsspec reach this machine's files, its memory as Python objects,
+its programs, or are chains of such."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SQUEEZED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes of one
 # Names of a file's version in filesystems: S3, HTTP, Google, Azure, Hugging Face, SFTP, memory
@@ -267,20 +268,20 @@ class _Url:
         self.protocol = text.partition("://")[0].lower()
         self.http = self.protocol in ("http", "https")
         self._text, self.say, self.stopped = text, say, False
-        self.shown = _without_secrets(text)
+        self.shown = without_secrets(text)
         try:
             place = unquote(urlsplit(text).path) if self.http else text.partition("://")[2]
             self.name = (
                 re.sub(r"[^\w.+-]+", "_", place.rstrip("/").rsplit("/", 1)[-1]).lstrip(".")
                 or "data"
             )
-            if ("::" in text.partition("?")[0] and not self.http) or self.protocol in _LOCAL:
-                raise ValueError("a protocol that is not supported")
+            if ("::" in text.partition("?")[0] and not self.http) or self.protocol not in PROTOCOLS:
+                raise ValueError(f"only {listed(PROTOCOLS)} are supported")
             if not text.partition("://")[2].strip("/"):
                 raise ValueError("it names no place")
             self.path = self._open()[1]
         except Exception as error:  # a library or an argument is missing; some connect here
-            why = _without_secrets(one_line(error, 200))
+            why = without_secrets(one_line(error, 200))
             wrong = "{url} cannot be used: {reason}. Expected a URL such as s3://bucket/folder."
             raise DataError("url-unusable", wrong, url=self.shown, reason=why) from error
         self.path = self.path.rstrip("/") if "?" not in text else self.path
@@ -446,7 +447,7 @@ class _Url:
             return f"the server answers {status}"
         if isinstance(error, FileNotFoundError):
             return "not found"
-        return _without_secrets(f"{type(error).__name__} {one_line(error, 200)}".strip())
+        return without_secrets(f"{type(error).__name__} {one_line(error, 200)}".strip())
 
     def _refuse_outside(self, parts: list[str]) -> None:
         """Raises `DataError` for a path that leads out of its folder on any system."""
@@ -477,10 +478,6 @@ def _gone(error: BaseException | None) -> bool:
         InterruptedError,
     )
     return isinstance(error, kinds)
-
-
-def _without_secrets(text: str) -> str:
-    return re.sub(r"//[^/\s@]*@", "//", re.sub(r"\?\S*", "", text))
 
 
 def _version(files: list[RemoteFile]) -> str:

@@ -23,12 +23,14 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from ..base import DataError
+from ..base.annotations import as_annotated
 from ..machine.limits import usable_cores
 from ..recipe.source import Columns as Columns
 from ..recipe.source import Source as Source
@@ -39,10 +41,11 @@ from .draws import Drawn
 from .stages import stage
 
 
+@as_annotated
 def check_labels(
     columns: Mapping[str, np.ndarray],
     classes: int | None,
-    data: str = "the data",
+    data: str | Path = "the data",
     indices: np.ndarray | None = None,
 ) -> None:
     """Raises `DataError` unless the column `label` `(n, ...)` has integers in `[0, classes)`.
@@ -152,6 +155,7 @@ class ByRow:
         copy_rows(self.columns, indices, out)
 
 
+@as_annotated
 class Arrays(ByRow):
     """Examples as rows of arrays, in memory or memory-mapped.
 
@@ -199,6 +203,7 @@ class Arrays(ByRow):
         return next(iter(self.columns.values())).shape[0]
 
 
+@as_annotated
 class Lazy(ByRow):
     """Examples of known number, shape and type, loaded at the first access.
 
@@ -269,6 +274,7 @@ def has(source: Any, method: str) -> bool:
     return known and hasattr(source, method)
 
 
+@as_annotated
 def take(source: Any, indices: Any) -> Columns:
     """The examples at `indices` `(n,)` of any source: column to `(n, ...)`.
 

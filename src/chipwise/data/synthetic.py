@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from ..base import DataError
+from ..base.annotations import as_annotated
 from .sources import ByBatch, Columns, Spec, check_indices, spec_of
 
 _NOISE_BYTES = 1 << 20  # range of the offsets of examples in the noise
 _LARGE = 1 << 12  # bytes of a column above which an example is a window on shared noise
 
 
+@as_annotated
 class Synthetic(ByBatch):
     """`length` random examples. Stores nothing.
 

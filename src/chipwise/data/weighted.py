@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..base import DataError
+from ..base.annotations import as_annotated
+from ..base.figures import one_line
 from . import order
 from .cached import constant
 from .compared import Compared, compared, sha_of_all
@@ -15,6 +17,7 @@ from .draws import Drawn, Wrapped
 from .sources import Columns, has
 
 
+@as_annotated
 class Weighted(Wrapped):
     """Training data in which example `i` comes in proportion to `weights[i]`.
 
@@ -34,7 +37,11 @@ class Weighted(Wrapped):
 
     def __init__(self, source: Any, weights: Any):
         super().__init__(source)
-        self.weights = np.asarray(weights, np.float64)
+        try:
+            self.weights = np.asarray(weights, np.float64)
+        except (TypeError, ValueError, OverflowError) as error:
+            reason = one_line(error)
+            raise DataError("column-not-array", column="weights", reason=reason) from error
         n, w = len(source), self.weights
         if w.shape != (n,) or not np.isfinite(w).all() or w.min() < 0 or not w.sum() > 0:
             low, high = (float(w.min()), float(w.max())) if w.size else (0.0, 0.0)

@@ -8,10 +8,12 @@ import jax
 import numpy as np
 
 from ..base import DataError, RecipeError
+from ..base.annotations import as_annotated
 from ..recipe.source import Columns, Spec, narrow
 from .sources import ByBatch, check_indices
 
 
+@as_annotated
 class Windows(ByBatch):
     """The windows of a series: what is seen, and what follows it.
 

@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import pickle
 import queue
+import re
 import signal
 import sys
 import threading
@@ -370,7 +371,7 @@ def chosen(source: Any, workers: int | str | None) -> tuple[str, int]:
     kind = kind if colon else ("threads" if ours else "processes")
     if (
         kind not in ("threads", "processes")
-        or not number.isdecimal()
+        or not re.fullmatch("[0-9]{1,4}", number)
         or not 1 <= int(number) <= 1024
     ):
         wrong = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..base.annotations import as_annotated
 from ..recipe.recipe import Recipe
 from ..run.evaluate import evaluate as of_parameters
 from ..run.folder.result import Result
@@ -13,6 +14,7 @@ from .inputs import with_evaluation
 from .model import Trained, trained
 
 
+@as_annotated
 def evaluate(
     model: Result | Trained | str | Path,
     data: Any = None,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..base import DataError, Fact, RecipeError
+from ..base.annotations import as_annotated
 from ..base.files import to_write
 from ..base.locks import replaced
 from ..data.sources import Source, take
@@ -55,6 +56,7 @@ class Export:
     seconds: float
 
 
+@as_annotated
 def export(
     model: Result | Trained | str | Path,
     to: str,

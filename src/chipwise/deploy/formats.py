@@ -150,8 +150,23 @@ def weights_of(model: Trained) -> Arrays:
 
 
 def _write_safetensors(request: Request, path: Path) -> None:
-    about = {"format": "np", **request.about}
-    safetensors().save_file(weights_of(request.model), path, about)
+    _save(weights_of(request.model), path, {"format": "np", **request.about})
+
+
+def _save(arrays: Arrays, path: Path, about: Mapping[str, str]) -> None:
+    """Writes a `.safetensors` file whose bytes depend on its contents alone, with the mode of any
+    new file. The library orders `about` by chance, and keeps the file from other users."""
+    path.touch()
+    mode = path.stat().st_mode
+    safetensors().save_file(arrays, path, dict(about))
+    path.chmod(mode)
+    with open(path, "r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        file.seek(8)
+        file.write(text.ljust(length))
 
 
 def _open_safetensors(request: Request, path: Path) -> None:
@@ -191,7 +206,7 @@ def _write_folder(
     path.mkdir()
     for file, content in files.items():
         (path / file).write_bytes(content)
-    safetensors().save_file(arrays, path / name, {"format": "pt", **request.about})
+    _save(arrays, path / name, {"format": "pt", **request.about})
 
 
 # ---- Hugging Face: a folder that transformers loads

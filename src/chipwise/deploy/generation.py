@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..base import DeviceError, DivergedError, RecipeError, invalid
+from ..base.annotations import as_annotated
 from ..data.pack.tokenise import Tokenizer, tokenizer_of
 from ..machine.arithmetic import check_flags, fixed
 from ..machine.compilation_cache import compile_on
@@ -61,6 +62,7 @@ class Generated:
     """Until the first token."""
 
 
+@as_annotated
 @fixed()
 def generate(
     model: Result | Trained | Event | str | Path,
@@ -88,7 +90,7 @@ def generate(
 
     - `model`, `recipe`: as in `cw.predict`. The task needs `decode`.
     - `tokens`: the largest number of new tokens. A text also ends with the model's context.
-    - `temperature`: 0 for the most probable token.
+    - `temperature`: 0, or below 1e-30, for the most probable token.
     - `top_k`: draw among the `top_k` most probable tokens, or among all if None.
     - `seed`: below 2^32.
     - `stop`: token numbers and texts that end a text, besides the tokenizer's end of a document and
@@ -112,6 +114,8 @@ def generate(
             raise invalid("generate-argument", name, value, "a larger one, or the default")
     if jax.process_count() > 1:
         raise DeviceError("predict-one-host", processes=jax.process_count())
+    if temperature < 1e-30:  # divided by it, logits of float32 are infinite
+        temperature = 0.0
     prompts = [prompts] if isinstance(prompts, str) else prompts
     stop = [stop] if isinstance(stop, str) else stop
     known = trained(model, recipe)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -325,16 +325,18 @@ def names_of(path: Path, config: Mapping[str, Any]) -> str:
     return FAMILIES[kind].names
 
 
-def weight_files(folder: Path) -> Sequence[Path]:
-    """The files of a folder that hold weights: those that its index names. Raises `DataError` if
-    one is missing."""
+def weight_files(folder: Path) -> Iterator[tuple[Path, set[str] | None]]:
+    """The files of a folder that hold weights, each with the names that are read from it: those
+    that the folder's index gives it, all if there is no index. Raises `DataError` if a file is
+    missing."""
     if not (folder / INDEX).is_file():
-        return sorted(folder.glob("*.safetensors"))
-    names = sorted(set(json.loads(read_regular(folder / INDEX))["weight_map"].values()))
-    for name in names:
+        yield from ((file, None) for file in sorted(folder.glob("*.safetensors")))
+        return
+    places = json.loads(read_regular(folder / INDEX))["weight_map"]
+    for name in sorted(set(places.values())):
         if Path(name).name != name or not (folder / name).is_file():
             raise DataError("weights-shard", path=folder, index=INDEX, file=name)
-    return [folder / name for name in names]
+        yield folder / name, {array for array, file in places.items() if file == name}
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:

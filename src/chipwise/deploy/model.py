@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base import DataError, Fact, RecipeError, RunError, fact
+from ..base.annotations import as_annotated
 from ..data.class_names import Renamed, names_in, names_of, told
 from ..data.remote import fetched_before, is_url
 from ..data.sources import Source
@@ -24,6 +25,7 @@ from ..step.state import count, fingerprint, trained_part
 from .inputs import with_evaluation
 
 
+@as_annotated
 @dataclass(frozen=True)
 class Trained:
     """A trained model."""
@@ -108,6 +110,7 @@ def trained(
     return Trained(loaded, state.params, state.state, state.steps, str(model), apart)
 
 
+@as_annotated
 def result(run: str | Path, recipe: Recipe | str | None = None) -> Result:
     """Reads a run folder back: the `Result` that `fit` returned, or that of the newest checkpoint
     of a run that is not finished.

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from ..base import DataError, DeviceError, Fact, RecipeError, fact
+from ..base.annotations import as_annotated
 from ..base.files import to_write
 from ..base.locks import replaced
 from ..data.sources import Columns as Examples
@@ -72,6 +73,7 @@ class Predictions:
         return self.outputs
 
 
+@as_annotated
 @fixed()
 def predict(
     model: Result | Trained | str | Path,

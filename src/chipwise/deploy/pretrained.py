@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..base import ChipwiseError, DataError, RecipeError, library
+from ..base import ChipwiseError, DataError, RecipeError, fact, library
+from ..base.annotations import as_annotated
 from ..base.figures import one_line
+from ..base.files import open_regular
 from ..recipe.low_rank import lora
 from ..recipe.random_keys import as_data, as_keys
 from ..recipe.recipe import Recipe
@@ -159,10 +162,12 @@ class Weights:
         if wrong := [
             f"{match.matched[name]} {array.dtype} for {leaves[name].dtype}"
             for name, array in arrays.items()
-            if jnp.issubdtype(leaves[name].dtype, jnp.floating)
-            and not (jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize > 1)
+            if not _same_kind(array.dtype, leaves[name].dtype)
         ]:
             raise RecipeError("weights-quantized", path=self.path, some=wrong, count=len(wrong))
+        finite = {name: int(np.sum(~np.isfinite(array))) for name, array in arrays.items()}
+        if wrong := [f"{match.matched[name]} {count:,}" for name, count in finite.items() if count]:
+            raise DataError("weights-not-finite", path=self.path, some=wrong, count=len(wrong))
         arrays |= {
             name: _resized(arrays[name], shape) for name, (_, shape) in match.resized.items()
         }
@@ -211,6 +216,16 @@ class Weights:
         return dataclasses.replace(made, task=self.start(made.task, fresh))
 
 
+def _same_kind(given: Any, expected: Any) -> bool:
+    """Whether numbers become those of a parameter or a count without another meaning: floats of 16
+    bits or more become floats, whole numbers whole numbers, and flags flags."""
+    if jnp.issubdtype(expected, jnp.floating):
+        return jnp.issubdtype(given, jnp.floating) and given.itemsize > 1
+    kinds = (jnp.integer, jnp.bool_, jnp.complexfloating)
+    return any(jnp.issubdtype(expected, kind) and jnp.issubdtype(given, kind) for kind in kinds)
+
+
+@as_annotated
 def pretrained(
     path: str | Path | Mapping[str, Any], names: str | None = None, *, optimizer: bool = False
 ) -> Weights:
@@ -254,13 +269,9 @@ def pretrained(
         elif path.is_dir():
             config, texts = read_config(path), read_texts(path)
             names = names_of(path, config) if names is None and config else names
-            arrays = {
-                n: a
-                for file in weight_files(path)
-                for n, a in safetensors().load_file(file).items()
-            }
+            arrays = _folder_arrays(path)
         elif path.suffix == ".safetensors":
-            arrays = safetensors().load_file(path)
+            arrays = load_arrays(path)
         elif path.suffix in _PICKLES:
             arrays = _state_dict(path)
         else:
@@ -291,9 +302,35 @@ def safetensors() -> Any:
     return library("safetensors.numpy", "export-library", extra="export")
 
 
+def load_arrays(file: Path) -> dict[str, np.ndarray]:
+    """The arrays of a `.safetensors` file. Raises `OSError` for a pipe or a device."""
+    open_regular(file).close()
+    return safetensors().load_file(file)
+
+
+def _folder_arrays(folder: Path) -> dict[str, np.ndarray]:
+    """The arrays of a folder's files by name, as its index says. Warns of those that the index does
+    not name. Raises `DataError` for a name that two files have."""
+    arrays: dict[str, np.ndarray] = {}
+    unnamed = []
+    for file, names in weight_files(folder):
+        for name, array in load_arrays(file).items():
+            if names is not None and name not in names:
+                unnamed.append(f"{name} in {file.name}")
+            elif name in arrays:
+                raise DataError("weights-twice", path=folder, name=name, file=file.name)
+            else:
+                arrays[name] = array
+    if unnamed:
+        told = fact("weights-unnamed", path=folder, some=unnamed, count=len(unnamed))
+        warnings.warn(str(told), stacklevel=3)
+    return arrays
+
+
 def _state_dict(file: Path) -> dict[str, np.ndarray]:
     torch = library("torch", "export-library", extra="torch")
-    read = torch.load(file, map_location="cpu", weights_only=True)
+    with open_regular(file) as opened:
+        read = torch.load(opened, map_location="cpu", weights_only=True)
     while isinstance(read, dict) and (
         inner := next((k for k in _INSIDE if isinstance(read.get(k), dict)), None)
     ):

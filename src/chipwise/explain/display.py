@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base import fact
+from ..base.annotations import as_annotated
 from ..compile.compiled import Compiled
 from ..planner.plans import Plan, Plans
 from ..recipe.check import Findings
@@ -46,6 +47,7 @@ class Shown(dict):
         return fragment(self.parts)
 
 
+@as_annotated
 def report(run: str | os.PathLike) -> Shown:
     """The report of a run folder, as `chipwise report` gives it: a dict of the JSON document
     (docs/report.md). A notebook displays it as text and curves. For a study, returns `compare` of
@@ -59,6 +61,7 @@ def report(run: str | os.PathLike) -> Shown:
     return Shown(document, parts(document))
 
 
+@as_annotated
 def compare(
     *sources: str | os.PathLike,
     baseline: str | None = None,

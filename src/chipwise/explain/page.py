@@ -8,12 +8,13 @@ content security policy allows no script and no requests.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
 
-from ..base.figures import UNKNOWN
+from ..base.figures import UNKNOWN, printable
 from .charts import Panel
 
 SIZE = (370, 260)
@@ -48,6 +49,16 @@ def picture(panel: Panel, size: tuple[int, int] = SIZE) -> str:
     return _macros("charts").picture(panel, plot, keys, height).strip() + "\n"
 
 
+def _cleaned(value: Any) -> Any:
+    """A value as a page shows it: foreign texts without what only looks like text."""
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return UNKNOWN if value is None else value
+    if value.isascii() and value.isprintable():
+        return value
+    parts = re.split("([\n\t])", value)
+    return "".join(part if part in "\n\t" else printable(part) for part in parts)
+
+
 def _macros(name: str) -> Any:
     return _environment().get_template(f"{name}.html.jinja").module
 
@@ -58,7 +69,7 @@ def _environment() -> jinja2.Environment:
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: UNKNOWN if value is None else value,
+        finalize=_cleaned,
         loader=jinja2.PackageLoader("chipwise.explain", "templates"),
     )
     environment.filters |= {

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,11 @@ Batch = Mapping[str, jax.Array]
 Scored = Callable[..., tuple[Sum, Any, Tree]]
 """`(params, state, args, kwargs, target, key, train) -> (loss, outputs, state)`. With `target` None
 there is no loss (`Sum` of nothing), and `key` may be None."""
+
+
+Judging = Annotated[
+    Callable, "a function of (outputs, target), such as cw.losses.softmax_cross_entropy"
+]
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ from typing import Any
 import jax
 
 from ..base import library
+from ..base.annotations import as_annotated
 from ..recipe import freezing
 from ..recipe.task import Task, Tree
 from . import adapter
-from .adapter import Data, Source, own_promotion, stated, with_loss
+from .adapter import Data, Judging, Source, own_promotion, stated, with_loss
 
 INSTALL = "pip install 'chipwise[equinox]'"
 AXIS = "batch"
@@ -36,9 +37,10 @@ _PAIRS = {
 """Equinox keeps the statistics of batch norm as a pair. Here they are named "mean" and "var"."""
 
 
+@as_annotated
 def task(
     model: Any,
-    loss: Callable,
+    loss: Judging,
     *,
     train: Source,
     eval: Source | None = None,
@@ -107,6 +109,7 @@ def task(
     return stated(columns.task("equinox", kind, init, with_loss(forward, loss, kind)), kind, loss)
 
 
+@as_annotated
 def to_model(model: Any, params: Tree, state: Tree) -> Any:
     """The module with trained weights, and its state if it has any: `module` or `(module, state)`.
 

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..base import RecipeError, invalid, library
+from ..base.annotations import as_annotated
 from ..base.figures import one_line
 from ..recipe import freezing
 from ..recipe.direction import HIGHER, LOWER
@@ -39,6 +40,7 @@ from .adapter import Data, Source, own_promotion, with_loss
 INSTALL = "pip install 'chipwise[keras]'"
 
 
+@as_annotated
 def task(
     model: Any,
     loss: Any = None,
@@ -126,6 +128,7 @@ def task(
     )
 
 
+@as_annotated
 def to_model(model: Any, params: Tree, state: Tree) -> Any:
     """Writes trained weights and statistics into `model` and returns it.
 

@@ -14,9 +14,10 @@ from typing import Any
 import jax
 
 from ..base import unknown
+from ..base.annotations import as_annotated
 from ..recipe import freezing
 from ..recipe.task import Task, Tree
-from .adapter import Data, Source, not_a_model, own_promotion, stated, with_loss
+from .adapter import Data, Judging, Source, not_a_model, own_promotion, stated, with_loss
 
 _TRAIN = {"train": True, "training": True, "is_training": True}
 _EVAL = {"deterministic": False, "inference": False, "use_running_average": False, "eval": False}
@@ -24,9 +25,10 @@ MODES = {**_TRAIN, **_EVAL}
 """The names that modules give to the argument for their mode, to its value in training."""
 
 
+@as_annotated
 def task(
     module: Any,
-    loss: Callable,
+    loss: Judging,
     *,
     mode: str | None = None,
     rngs: tuple[str, ...] = ("dropout",),

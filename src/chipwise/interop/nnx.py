@@ -8,26 +8,29 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 from flax import nnx
 from jax.sharding import PartitionSpec
 
 from ..base import RecipeError, invalid
+from ..base.annotations import as_annotated
 from ..models.large import SHARD
 from ..recipe import freezing
 from ..recipe.task import Task
-from .adapter import Data, Source, fitting, nested, not_a_model, stated, with_loss
+from .adapter import Data, Judging, Source, fitting, nested, not_a_model, stated, with_loss
 
 #: Nested dictionaries with string keys and arrays as leaves.
 Tree = dict[str, Any]
 _EXPECTED = "a function of nnx.Rngs that makes an nnx.Module: lambda rngs: Net(rngs=rngs)"
+Maker = Annotated[Callable[[nnx.Rngs], nnx.Module], _EXPECTED]
 
 
+@as_annotated
 def task(
-    make_model: Callable[[nnx.Rngs], nnx.Module],
-    loss: Callable,
+    make_model: Maker,
+    loss: Judging,
     *,
     train: Source,
     eval: Source | None = None,
@@ -65,7 +68,8 @@ def task(
     return stated(dataclasses.replace(built, sharding=sharding(make_model)), name, loss)
 
 
-def sharding(make_model: Callable[[nnx.Rngs], nnx.Module]) -> Callable[[str], PartitionSpec | None]:
+@as_annotated
+def sharding(make_model: Maker) -> Callable[[str], PartitionSpec | None]:
     """The value for `Task(sharding=...)`, from the module's own `nnx.with_partitioning(initializer,
     (None, "shard"))` or similar annotations.
 
@@ -80,7 +84,8 @@ def sharding(make_model: Callable[[nnx.Rngs], nnx.Module]) -> Callable[[str], Pa
     return specs.get
 
 
-def functional(make_model: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable, Callable]:
+@as_annotated
+def functional(make_model: Maker) -> tuple[Callable, Callable]:
     """`init` and `apply` of the module that `make_model(rngs)` builds.
 
     `init(key) -> (params, state)`: `params` has the `nnx.Param` variables. `state` has all others
@@ -121,7 +126,8 @@ def module_of(init: Callable) -> nnx.Module | None:
         return nnx.eval_shape(lambda: make_model(nnx.Rngs(0)))
 
 
-def decoder(make_model: Callable[[nnx.Rngs], nnx.Module]) -> Callable:
+@as_annotated
+def decoder(make_model: Maker) -> Callable:
     """The value for `Task(decode=...)` of a module with a method `decode(tokens, cache, position)`,
     which returns logits and the next cache."""
     functions = functools.cache(lambda: _functions(make_model))
@@ -137,7 +143,7 @@ def decoder(make_model: Callable[[nnx.Rngs], nnx.Module]) -> Callable:
 def _functions(make_model: Callable) -> tuple[Callable, Callable]:
     """Like `functional`, for modules with any arguments: `call(params, state, args, kwargs, key,
     train)`."""
-    if isinstance(make_model, nnx.Module) or not callable(make_model):
+    if isinstance(make_model, nnx.Module):
         raise not_a_model("nnx", type(make_model).__name__, _EXPECTED)
     graphs, shapes = _abstract(make_model)
     # NNX modules ask for them

@@ -19,6 +19,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from ..base.annotations import as_annotated
 from ..recipe.task import Sum, Task, Tree
 from ..recipe.user_code import user_code
 from .adapter import (
@@ -37,6 +38,7 @@ from .torch_optimizer import optimizer as optimizer
 from .torch_trace import Traced, is_torch, torch_library, totalled
 
 
+@as_annotated
 def task(
     module: Any,
     loss: Any,
@@ -82,6 +84,7 @@ def task(
     return stated(built, traced.name, loss)
 
 
+@as_annotated
 def to_module(module: Any, params: Tree, state: Tree) -> Any:
     """Writes trained weights and updated buffers into `module` and returns it.
 

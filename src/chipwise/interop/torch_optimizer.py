@@ -21,6 +21,7 @@ import numpy as np
 import optax
 
 from ..base import RecipeError, invalid, unknown
+from ..base.annotations import as_annotated
 from ..base.figures import one_line
 from ..recipe.optimizers import Optimizer, adam, adamw, from_optax, sgd
 from ..recipe.schedules import tabulated
@@ -31,6 +32,7 @@ _INPUTS = ("lr", "momentum", "b1", "weight_decay")
 """Settings of a group that are inputs of the step. The others are fixed in its program."""
 
 
+@as_annotated
 def optimizer(
     optimizer: Any,
     scheduler: Any = None,

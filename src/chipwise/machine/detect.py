@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import jax
 
 from ..base import DeviceError, near
+from ..base.annotations import as_annotated
 from . import guard
 from .fingerprint import this_machine
 from .host_facts import HostFacts, gather
@@ -181,16 +182,17 @@ def shared(
     return chosen if whole or group == 1 else shared(devices, count, hosts)
 
 
+@as_annotated
 def simulate(n: int) -> None:
     """Makes JAX start with `n` CPU devices and without accelerators, for the rest of this process.
 
     Call it before the first JAX operation, with which JAX fixes its devices. Overrides the number
     in `XLA_FLAGS`. Calling it again with the same `n` does nothing.
 
-    Raises `DeviceError` if `n` is not an integer from 1 to 65,536, or if JAX has already started
-    with other devices.
+    Raises `DeviceError` if `n` is not from 1 to 65,536, or if JAX has already started with other
+    devices.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= 1 << 16:
+    if not 1 <= n <= 1 << 16:
         raise DeviceError("device-count-not-whole", count=n)
     if not started():
         # Not with XLA_FLAGS, which XLA may have read already, and which may have the user's flags.

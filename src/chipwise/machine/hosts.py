@@ -38,6 +38,7 @@ from ..base import (
     ending,
     fact,
 )
+from ..base.annotations import as_annotated
 from ..base.figures import one_line
 from . import arithmetic, cluster
 from .channel import Channel, PortTaken, accept_hosts, connect_to_first, own_interface
@@ -197,6 +198,7 @@ _HANDLERS: list[Any] = []  # C callbacks, which must not be garbage-collected
 _here: Hosts | None = None
 
 
+@as_annotated
 def hosts(
     count: int | None = None,
     index: int | None = None,

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from ..base import RecipeError, invalid
+from ..base.annotations import as_annotated
 from . import wide
 from .attention_blocks import blocks
 from .attention_fused import cudnn, splash
@@ -31,6 +32,7 @@ from .large import fsdp
 _LOST = 256.0  # squared and divided by the root of a head of 512, still vanishes in a softmax
 
 
+@as_annotated
 def attention(
     query: jax.Array,
     key: jax.Array,
@@ -173,9 +175,7 @@ def _check(query, key, value, causal: bool, window: int | None) -> None:
     if len(set(dtypes)) > 1 or not jnp.issubdtype(query.dtype, jnp.floating):
         expected = "one floating dtype: cast with .astype"
         raise invalid("attention-dtypes", "the dtypes of query, key and value", dtypes, expected)
-    if window is not None and (
-        isinstance(window, bool) or not isinstance(window, int) or window < 1
-    ):
+    if window is not None and (window < 1):
         raise invalid(
             "attention-window", "window", window, "a whole number of positions, at least 1"
         )

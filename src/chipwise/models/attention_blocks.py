@@ -151,7 +151,7 @@ def _scores(q, k, i, j, mask: Mask, t: int, s: int, numbers: jax.Array | None):
 
 def _order(t: int, s: int, mask: Mask, size: int):
     """The loop's input: each pair of blocks, and whether it is its row's first."""
-    order = np.asarray(pairs(t, s, mask, size), np.int32)
+    order = pairs(t, s, mask, size)
     first = np.append(True, order[1:, 0] != order[:-1, 0])
     return jnp.asarray(order[:, 0]), jnp.asarray(order[:, 1]), jnp.asarray(first)
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from ..base.annotations import as_annotated
 from . import wide
 from .conv import conv
 
@@ -151,6 +152,7 @@ class Classifier(nnx.Module):
         return self.dense(x) * self.weight
 
 
+@as_annotated
 def conv_layer(
     c_in: int,
     c_out: int,
@@ -175,6 +177,7 @@ def conv_layer(
     )
 
 
+@as_annotated
 def global_mean(x: jax.Array) -> jax.Array:
     """The mean of each channel, `(b, h, w, c)` -> `(b, c)`, in float32: 49 terms of bfloat16 would
     lose three bits."""

@@ -19,6 +19,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from ..base import invalid
+from ..base.annotations import as_annotated
 from . import wide
 
 SHARD = "shard"
@@ -131,6 +132,7 @@ def axes(
     return chosen_axes
 
 
+@as_annotated
 def fsdp(function: Callable[..., Any], params: Any, *rows: Any) -> Any:
     """`function(params, *rows)`. With `Recipe(shards=M)` it is fully sharded over a group of M
     devices.

@@ -23,6 +23,7 @@ from typing import Any
 import jax
 
 from ..base import unknown
+from ..base.annotations import as_annotated
 from .attention import saveable
 from .attention_mask import SAVED
 
@@ -35,6 +36,7 @@ POLICIES = (
 """The names of policies in `jax.checkpoint_policies`."""
 
 
+@as_annotated
 def remat(
     function: Callable[..., Any],
     policy: str | Sequence[str] = "dots_with_no_batch_dims_saveable",
@@ -57,9 +59,9 @@ def remat(
 
     *Returns* a function that, when called, raises `RecipeError` for a policy that is none of these.
     """
-    if policy in POLICIES:
-        chosen = getattr(jax.checkpoint_policies, str(policy))
-        if str(policy).startswith("dots"):
+    if isinstance(policy, str) and policy in POLICIES:
+        chosen = getattr(jax.checkpoint_policies, policy)
+        if policy.startswith("dots"):
             chosen = jax.checkpoint_policies.save_from_both_policies(chosen, saveable)
         return jax.checkpoint(function, policy=chosen, prevent_cse=prevent_cse)
     names = policy.split("+") if isinstance(policy, str) else list(policy)

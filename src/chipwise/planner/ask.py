@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..base import DeviceError, RecipeError, fact
+from ..base import DeviceError, RecipeError, fact, invalid
+from ..base.annotations import as_annotated
 from ..base.prediction import Range
 from ..chips.catalogue import peak_flops_per_device
 from ..chips.prices import Price
@@ -53,6 +54,7 @@ from .time_step import StepTime, at_least, local_devices, timed_away
 from .tracing import training_step
 
 
+@as_annotated
 @hidden()  # tracing starts JAX
 def plan(
     recipe: Recipe,
@@ -100,6 +102,8 @@ def plan(
     targets = list({t.name: t for t in map(parse, names)}.values())
     if not targets:
         raise DeviceError("no-target", "No target: type --on v5e-8,a100,t4, for example.")
+    if host_cores is not None and host_cores < 1:
+        raise invalid("host-cores", "host_cores", host_cores, "at least 1, or None for this host's")
     table = load_prices(prices) if prices is None or isinstance(prices, str | Path) else prices
     folder = cache_folder(cache)
     question = PlanQuestion(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..base.annotations import as_annotated
 from ..base.prediction import Range
 from ..recipe.recipe import Recipe
 from ..study.critical_batch import Steps, critical_batch
@@ -16,6 +17,7 @@ from .ask import plan
 from .plans import Cost, Plans
 
 
+@as_annotated
 def plan_like(
     recipe: Recipe,
     on: str | Sequence[str],

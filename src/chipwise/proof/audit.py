@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from ..base import ChipwiseError, Fact, RecipeError, RunError, fact, plain
+from ..base.annotations import as_annotated
 from ..base.figures import one_line
 from ..base.locks import NAMES as LOCKS
 from ..data.compared import changed_data, uncompared
@@ -47,6 +48,7 @@ APART = 0.02
 the few steps of an interval, the products' precision moves a loss by less."""
 
 
+@as_annotated
 @fixed()
 def audit(
     run: str | Path,

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..base import Fact, RecipeError, fact, plain
+from ..base.annotations import as_annotated
 from ..data.cached import steady
 from ..data.compared import changed_data, texts
 from ..data.sources import take
@@ -158,6 +159,7 @@ class Parting:
         return {"schema": "chipwise.diff/1", **plain(self), "verdict": self.verdict.json()}
 
 
+@as_annotated
 @fixed()
 def diff(
     a: Side,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..base import Fact, fact, say, text_of
+from ..base.annotations import as_annotated
 from ..base.displayed import Displayed
 from ..chips.targets import Target, parse
 from .recipe import Recipe, Validated
@@ -65,6 +66,7 @@ class Findings(Displayed, list[Finding]):
     """Doubts about a recipe: a list that is shown as a table."""
 
 
+@as_annotated
 def check(recipe: Recipe, on: str | None = None) -> Findings:
     """The settings of `recipe` that are probably mistakes, or an empty list. Computes and reads
     nothing.

@@ -22,6 +22,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Annotated
 
 from ..base import RecipeError, invalid, near
 
@@ -129,6 +130,10 @@ class Marks:
         if self.length < 1:  # every step ends some interval
             return step + 1
         return _half_up(math.ceil((step + Fraction(1, 2)) / self.length) * self.length)
+
+
+Length = Annotated[str, Duration, "a duration such as '24ep', '9360st' or '1.2e6ex'"]
+"""A duration as it is typed. A `Duration` is taken too."""
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,14 @@ from typing import Any
 import jax
 
 from ..base import RecipeError, unknown
+from ..base.annotations import as_annotated
 
 _STATISTICS = ("mean", "var", "variance", "num_batches_tracked", "batch_counter")
 MOVING = tuple(f"!*{name}" for name in _STATISTICS)
 """Patterns of the statistics that move. A model need not have any of them."""
 
 
+@as_annotated
 def freeze(*patterns: str, batch_norm: str = "eval") -> tuple[str, ...]:
     """What training does not change, for `Recipe(frozen=...)`: `cw.recipe.freeze("backbone/*")`.
 
@@ -35,7 +37,7 @@ def freeze(*patterns: str, batch_norm: str = "eval") -> tuple[str, ...]:
 
     Raises `RecipeError` for no patterns and for another `batch_norm`.
     """
-    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+    if not patterns:
         raise RecipeError("frozen-not-patterns", frozen=repr(patterns))
     if batch_norm not in ("eval", "train"):
         choices = ["eval", "train"]

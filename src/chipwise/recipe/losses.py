@@ -29,9 +29,11 @@ import jax.numpy as jnp
 import optax
 
 from ..base import RecipeError, invalid
+from ..base.annotations import as_annotated
 from .task import Sum
 
 
+@as_annotated
 def softmax_cross_entropy(logits: Any, labels: Any, smoothing: float = 0.0) -> jax.Array:
     """Cross-entropy of one class among `k`, in nats: (b,) float32.
 
@@ -48,7 +50,7 @@ def softmax_cross_entropy(logits: Any, labels: Any, smoothing: float = 0.0) -> j
     `RecipeError` for shapes or dtypes that do not fit.
     """
     logits = floats(logits, "logits", ndim=2)
-    labels = jnp.asarray(labels)
+    labels = as_array(labels, "labels")
     _share(smoothing)
     classes = logits.shape[1]
     if labels.shape == logits.shape and jnp.issubdtype(labels.dtype, jnp.floating):
@@ -63,6 +65,7 @@ def softmax_cross_entropy(logits: Any, labels: Any, smoothing: float = 0.0) -> j
     return jnp.where((labels >= 0) & (labels < classes), losses, jnp.nan)
 
 
+@as_annotated
 def weighted_softmax_cross_entropy(
     logits: Any, labels: Any, weights: Any, smoothing: float = 0.0
 ) -> Sum:
@@ -84,7 +87,7 @@ def weighted_softmax_cross_entropy(
     total NaN. Raises `RecipeError` for shapes or dtypes that do not fit.
     """
     logits = floats(logits, "logits", ndim=2)
-    labels, weights = jnp.asarray(labels), jnp.asarray(weights)
+    labels, weights = as_array(labels, "labels"), as_array(weights, "weights")
     _share(smoothing)
     examples, classes = logits.shape
     if weights.shape != (classes,):
@@ -108,6 +111,7 @@ def weighted_softmax_cross_entropy(
     return Sum(jnp.sum(jnp.where(valid, losses, jnp.nan)), jnp.sum(own))
 
 
+@as_annotated
 def sigmoid_cross_entropy(
     logits: Any, targets: Any, smoothing: float = 0.0, positive_weights: Any = None
 ) -> jax.Array:
@@ -139,7 +143,7 @@ def sigmoid_cross_entropy(
     if positive_weights is None:
         losses = optax.sigmoid_binary_cross_entropy(logits, targets)
     else:
-        weights = jnp.asarray(positive_weights)
+        weights = as_array(positive_weights, "positive_weights")
         if weights.shape != logits.shape[1:]:
             expected = logits.shape[1:]
             raise RecipeError(
@@ -150,6 +154,7 @@ def sigmoid_cross_entropy(
     return jnp.where(jnp.all(inside, axis=1), jnp.mean(losses, axis=1), jnp.nan)
 
 
+@as_annotated
 def squared_error(predictions: Any, targets: Any) -> jax.Array:
     """Squared difference, the MEAN over all axes but the first: (b,) float32.
 
@@ -166,6 +171,7 @@ def squared_error(predictions: Any, targets: Any) -> jax.Array:
     )
 
 
+@as_annotated
 def absolute_error(predictions: Any, targets: Any) -> jax.Array:
     """Absolute difference, the MEAN over all axes but the first: (b,) float32, in the targets'
     unit.
@@ -177,6 +183,7 @@ def absolute_error(predictions: Any, targets: Any) -> jax.Array:
     return jnp.mean(jnp.abs(predictions - targets), axis=tuple(range(1, predictions.ndim)))
 
 
+@as_annotated
 def correct(logits: Any, labels: Any, k: int = 1) -> jax.Array:
     """1.0 where the label is among the `k` highest logits, else 0.0: (b,) float32.
 
@@ -188,7 +195,7 @@ def correct(logits: Any, labels: Any, k: int = 1) -> jax.Array:
     Raises `RecipeError` for shapes or dtypes that do not fit, and unless 1 <= k <= classes.
     """
     logits = floats(logits, "logits", ndim=2)
-    labels = jnp.asarray(labels)
+    labels = as_array(labels, "labels")
     classes = logits.shape[1]
     if not 1 <= k <= classes:
         raise invalid("k-range", "k", k, f"1 to {classes}, the classes", classes=classes)
@@ -210,6 +217,14 @@ def _share(smoothing: float) -> None:
         raise invalid("smoothing-range", "smoothing", smoothing, "0 <= smoothing < 1, such as 0.1")
 
 
+def as_array(values: Any, name: str) -> jax.Array:
+    """`values` as an array of JAX. Raises `RecipeError` for what cannot be one."""
+    try:
+        return jnp.asarray(values)
+    except (TypeError, ValueError, OverflowError, SyntaxError):  # NumPy parses digits
+        raise invalid("not-an-array", name, values, "an array of numbers", name=name) from None
+
+
 def floats(values: Any, name: str, ndim: int | None = None) -> jax.Array:
     """`values` as float32, or unchanged if they are float64. They have `ndim` axes if that is
     given, and at least one.
@@ -217,7 +232,7 @@ def floats(values: Any, name: str, ndim: int | None = None) -> jax.Array:
     Shapes are known while the loss is traced, so a mistake costs one line and no step. Raises
     `RecipeError` for integers and for other shapes.
     """
-    values = jnp.asarray(values)
+    values = as_array(values, name)
     if not jnp.issubdtype(values.dtype, jnp.floating):
         raise invalid(
             "not-floats",
@@ -247,7 +262,7 @@ def class_labels(labels: jax.Array, logits: jax.Array) -> jax.Array:
 
 def same_shape(values: Any, name: str, like: jax.Array, like_name: str) -> jax.Array:
     """`values` in the dtype of `like`. Raises `RecipeError` unless they have exactly its shape."""
-    values = jnp.asarray(values)
+    values = as_array(values, name)
     if values.shape != like.shape:
         expected = f"{like.shape}, that of the {like_name}"
         raise invalid("shapes-differ", f"the shape of {name}", values.shape, expected, name=name)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..base import RecipeError, invalid, near
+from ..base.annotations import as_annotated
 from ..models import wide
 from . import precision
 from .optimizers import STACKED
@@ -54,6 +55,7 @@ class Adapter:
         return (matrix.astype(change.dtype) + change.reshape(matrix.shape)).astype(matrix.dtype)
 
 
+@as_annotated
 @dataclass(frozen=True)
 class lora:
     """Low-rank adapters, for `Recipe(adapters=...)`. Each matrix W whose path matches is replaced
@@ -85,22 +87,18 @@ class lora:
 
     rank: int
     alpha: float
-    on: tuple[str, ...]
+    on: str | tuple[str, ...]
     stacked: str = STACKED
 
     def __post_init__(self) -> None:
-        if type(self.rank) is not int or self.rank < 1:
+        if self.rank < 1:
             raise invalid("lora-rank", "rank", self.rank, "a whole number of at least 1")
-        if type(self.alpha) not in (int, float) or not 0 < self.alpha < math.inf:
+        if not 0 < self.alpha < math.inf:
             raise invalid(
                 "lora-alpha", "alpha", self.alpha, "a number above 0, such as twice the rank"
             )
         on = (self.on,) if isinstance(self.on, str) else self.on
-        if (
-            not isinstance(on, tuple | list)
-            or not on
-            or not all(isinstance(one, str) for one in on)
-        ):
+        if not len(on):
             raise invalid(
                 "lora-on", "on", self.on, "patterns of paths, such as ('*/query/*kernel',)"
             )

@@ -28,9 +28,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..base import fact, invalid, unknown
+from ..base.annotations import as_annotated
 from . import losses
 from .direction import HIGHER, LOWER
-from .losses import class_labels, floats, same_shape
+from .losses import as_array, class_labels, floats, same_shape
 from .task import Sum
 
 _AVERAGES = ("micro", "macro", "weighted")
@@ -38,16 +39,19 @@ _AVERAGES = ("micro", "macro", "weighted")
 _FAR = 1e3
 
 
+@as_annotated
 def accuracy(logits: Any, labels: Any, k: int = 1) -> Sum:
     """The share of examples whose label is among the `k` highest logits: see `losses.correct`."""
     return Sum.of(losses.correct(logits, labels, k), better=HIGHER)
 
 
+@as_annotated
 def top_k(logits: Any, labels: Any, k: int = 5) -> Sum:
     """`accuracy` with the `k` highest logits: top-5 accuracy by default."""
     return accuracy(logits, labels, k)
 
 
+@as_annotated
 def roc_auc(logits: Any, labels: Any, average: str | None = "macro") -> Sum:
     """The area under the receiver operating characteristic. It is the probability that a random
     positive example scores higher than a random negative one, where ties count half (Hanley and
@@ -73,6 +77,7 @@ def roc_auc(logits: Any, labels: Any, average: str | None = "macro") -> Sum:
     return _ranked("roc_auc", logits, labels, average)
 
 
+@as_annotated
 def average_precision(logits: Any, labels: Any, average: str | None = "macro") -> Sum:
     """The precision at each threshold, weighted by the recall gained there. It is the area under
     the precision-recall curve, without interpolation. Arguments are those of `roc_auc`. Equals
@@ -80,6 +85,7 @@ def average_precision(logits: Any, labels: Any, average: str | None = "macro") -
     return _ranked("average_precision", logits, labels, average)
 
 
+@as_annotated
 def precision(
     logits: Any, labels: Any, average: str | None = "macro", *, threshold: float | None = None
 ) -> Sum:
@@ -87,6 +93,7 @@ def precision(
     return _score("precision", logits, labels, average, threshold)
 
 
+@as_annotated
 def recall(
     logits: Any, labels: Any, average: str | None = "macro", *, threshold: float | None = None
 ) -> Sum:
@@ -94,6 +101,7 @@ def recall(
     return _score("recall", logits, labels, average, threshold)
 
 
+@as_annotated
 def f1(
     logits: Any, labels: Any, average: str | None = "macro", *, threshold: float | None = None
 ) -> Sum:
@@ -118,6 +126,7 @@ def f1(
     return _score("f1", logits, labels, average, threshold)
 
 
+@as_annotated
 def confusion(logits: Any, labels: Any) -> Sum:
     """How often class i was taken for class j: `(classes, classes)`, actual down, predicted across.
 
@@ -126,16 +135,18 @@ def confusion(logits: Any, labels: Any) -> Sum:
     `not train`. Raises `RecipeError` for shapes or dtypes that do not fit.
     """
     logits = floats(logits, "logits", ndim=2)
-    predicted, actual = _one_label(logits, jnp.asarray(labels))
+    predicted, actual = _one_label(logits, as_array(labels, "labels"))
     return Sum(actual.T @ predicted, jnp.float32(len(logits)), _counts)
 
 
+@as_annotated
 def exact_match(logits: Any, labels: Any, *, threshold: float = 0.5) -> Sum:
     """The share of examples whose labels are all right, `(batch, classes)` both: subset
     accuracy."""
     return Sum.of(jnp.min(_right(logits, labels, threshold), axis=1), better=HIGHER)
 
 
+@as_annotated
 def hamming(logits: Any, labels: Any, *, threshold: float = 0.5) -> Sum:
     """The share of labels that are wrong, `(batch, classes)` both: Hamming loss."""
     wrong = 1.0 - jnp.mean(_right(logits, labels, threshold), axis=1)
@@ -237,7 +248,7 @@ def _ranked(metric: str, logits: Any, labels: Any, average: str | None) -> Sum:
         raise unknown(
             "average-unknown", "average", average, (None, "macro", "weighted"), metric=metric
         )
-    logits, labels = floats(logits, "logits"), jnp.asarray(labels)
+    logits, labels = floats(logits, "logits"), as_array(labels, "labels")
     one_of = logits.ndim == 2 and logits.shape[1] > 1 and labels.ndim == 1
     if one_of:
         scores, labels = logits, class_labels(labels, logits)
@@ -245,7 +256,7 @@ def _ranked(metric: str, logits: Any, labels: Any, average: str | None) -> Sum:
     else:
         scores = logits if logits.ndim == 2 else logits[:, None]
         actual = same_shape(
-            labels if labels.ndim == 2 else labels[:, None], "labels", scores, "logits"
+            labels[:, None] if labels.ndim == 1 else labels, "labels", scores, "logits"
         )
     finish = _ByRank(metric, average, one_of)
     return Sum.of_each(jnp.stack([scores, actual], axis=1), finish, better=HIGHER)
@@ -260,7 +271,7 @@ def _score(
 ) -> Sum:
     if average is not None and average not in _AVERAGES:
         raise unknown("average-unknown", "average", average, (None, *_AVERAGES), metric=ratio)
-    logits, labels = floats(logits, "logits", ndim=2), jnp.asarray(labels)
+    logits, labels = floats(logits, "logits", ndim=2), as_array(labels, "labels")
     several = labels.ndim == 2
     if several:
         predicted, actual = _several_labels(logits, labels, 0.5 if threshold is None else threshold)
@@ -304,6 +315,7 @@ def _right(logits: Any, labels: Any, threshold: float) -> jax.Array:
     return jnp.where(jnp.isnan(actual), jnp.nan, right.astype(jnp.float32))
 
 
+@as_annotated
 def perplexity(loss: Sum) -> Sum:
     """`exp` of the mean loss: 1 at best, the number of words for a guess among all (Jelinek et al.,
     1977).
@@ -318,16 +330,19 @@ def _exponential(total, count):
     return np.exp(total / count)
 
 
+@as_annotated
 def mse(predictions: Any, targets: Any) -> Sum:
     """Mean squared error, over examples and all their values: see `losses.squared_error`."""
     return Sum.of(losses.squared_error(predictions, targets), better=LOWER)
 
 
+@as_annotated
 def mae(predictions: Any, targets: Any) -> Sum:
     """Mean absolute error, over examples and all their values, in the targets' unit."""
     return Sum.of(losses.absolute_error(predictions, targets), better=LOWER)
 
 
+@as_annotated
 def rmse(predictions: Any, targets: Any) -> Sum:
     """Root of the mean squared error, in the targets' unit: one root for each of an example's `m`
     values, then their mean, as scikit-learn's `root_mean_squared_error`.
@@ -339,6 +354,7 @@ def rmse(predictions: Any, targets: Any) -> Sum:
     return Sum(jnp.sum((p - t) ** 2, axis=0), jnp.float32(len(p)), _mean_root, better=LOWER)
 
 
+@as_annotated
 def r2(predictions: Any, targets: Any, center: float | Sequence[float] = 0.0) -> Sum:
     """The share of the targets' variance that the predictions explain (coefficient of
     determination). It is 1 at best, 0 for the mean, and below 0 for worse. For several values an

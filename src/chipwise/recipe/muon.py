@@ -5,12 +5,14 @@ from __future__ import annotations
 import fnmatch
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
 import optax
 
+from ..base.annotations import as_annotated
 from .optimizers import HIGHEST_ADAM, STACKED, Scalars, Tree, _clipped, _decayed, _Named
 
 OUTER = (
@@ -30,6 +32,7 @@ into words or classes. `emb` counts only as a whole word of a path, because `mem
 contain it."""
 
 
+@as_annotated
 @dataclass(frozen=True)
 class muon(_Named):
     """Momentum orthogonalized by Newton-Schulz iterations (Jordan et al., 2024,
@@ -66,7 +69,7 @@ class muon(_Named):
     eps: float = 1e-8
     rms: float | None = 0.2
     weight_decay: Any = 0.0
-    decay: Any = "all"
+    decay: str | Callable[[str, Any], bool] = "all"
     clip: Any = None
     adam_only: tuple[str, ...] = OUTER
     stacked: str = STACKED

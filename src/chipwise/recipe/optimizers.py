@@ -35,6 +35,7 @@ import numpy as np
 import optax
 
 from ..base import Fact, RecipeError, invalid, unknown
+from ..base.annotations import as_annotated
 from .duration import Clock
 from .group_members import group_members
 from .random_keys import as_data, as_keys
@@ -345,6 +346,7 @@ class _Elementwise(_Named):
         """The transforms of the clipped gradient, with `decay` where it belongs."""
 
 
+@as_annotated
 @dataclass(frozen=True)
 class sgd(_Elementwise):
     """Stochastic gradient descent with momentum and coupled L2 decay, as `torch.optim.SGD`.
@@ -370,7 +372,7 @@ class sgd(_Elementwise):
     momentum: Any = 0.9
     nesterov: bool = False
     weight_decay: Any = 0.0
-    decay: Any = "all"
+    decay: str | Callable[[str, Any], bool] = "all"
     clip: Any = None
 
     usual_rates: ClassVar[tuple[float, float] | None] = (1e-3, 3.0)
@@ -398,6 +400,7 @@ class _Adam(_Elementwise):
         return [optax.scale_by_adam(hyper["b1"], hyper["b2"], self.eps), *decay]
 
 
+@as_annotated
 @dataclass(frozen=True)
 class adam(_Adam):
     """Adam, as `torch.optim.Adam` (Kingma & Ba, 2015, https://arxiv.org/abs/1412.6980).
@@ -410,6 +413,7 @@ class adam(_Adam):
     clip: Any = None
 
 
+@as_annotated
 @dataclass(frozen=True)
 class adamw(_Adam):
     """Adam with decoupled weight decay, as `torch.optim.AdamW`.
@@ -421,7 +425,7 @@ class adamw(_Adam):
     """
 
     weight_decay: Any = 0.01
-    decay: Any = "all"
+    decay: str | Callable[[str, Any], bool] = "all"
     clip: Any = None
 
 
@@ -462,6 +466,7 @@ class _FromOptax(Optimizer):
         return self.make(**hyper)
 
 
+@as_annotated
 def from_optax(
     make: Callable[..., optax.GradientTransformation], *, elementwise: bool = False, **hyper: Any
 ) -> Optimizer:
@@ -483,7 +488,7 @@ def from_optax(
             "learning_rate=1e-4)"
         )
         raise invalid("optax-maker-expected", "from_optax's first argument", make, expected)
-    usual = inspect.signature(make).parameters
+    usual = {} if isinstance(make, type) else inspect.signature(make).parameters
     for name, value in hyper.items():
         counts = type(value) is int and name in usual and type(usual[name].default) is int
         if counts or isinstance(value, bool | str | None):

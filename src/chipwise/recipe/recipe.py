@@ -7,12 +7,13 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from ..base import DataError, Fact, RecipeError, fact, invalid, unknown
+from ..base.annotations import as_annotated
 from . import precision as precisions
 from .described import described_rows
-from .duration import Clock, Duration
+from .duration import Clock, Duration, Length
 from .low_rank import lora
 from .optimizers import Optimizer
 from .schedules import as_schedule
@@ -35,6 +36,9 @@ def _refuse_unknown(cls):
         missing = [name for name in needed if name not in given]
         if missing:
             raise RecipeError("fields-missing", names=missing, example=_EXAMPLES[missing[0]])
+        adapters = given.get("adapters")
+        if isinstance(adapters, Mapping) and {*adapters} - {"stacked"} == {"rank", "alpha", "on"}:
+            given["adapters"] = lora(**adapters)
         init(self, **given)
 
     cls.__init__ = __init__
@@ -49,12 +53,14 @@ _EXAMPLES = {
 }
 
 
+_ADAPTERS = "cw.recipe.lora(rank=16, alpha=32, on=('*/query/*kernel',)), or a dict of these"
 _FOR_EVER = f"{10**8}st"
 FROM_WEIGHTS = " from weights "
 """In the description of a recipe, between the name of a task's `init` and the digests of its
 `weights`."""
 
 
+@as_annotated
 @dataclass(frozen=True, kw_only=True)
 class Validated:
     """Where a recipe's settings are known to work.
@@ -73,6 +79,7 @@ class Validated:
 
 
 @_refuse_unknown
+@as_annotated
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A task and every hyperparameter that changes the result.
@@ -113,10 +120,12 @@ class Recipe:
     Raises `RecipeError` for unknown fields and values out of range.
     """
 
-    task: Task
+    task: Annotated[Task, "cw.Task(...)"]
     batch: int
-    duration: str
-    optimizer: Optimizer
+    duration: Length
+    optimizer: Annotated[
+        Optimizer, "cw.sgd(...), cw.adamw(...), cw.from_optax(...) or another of cw.recipe"
+    ]
     replicas: int = 8
     blocks: int | None = None
     shards: int = 1
@@ -125,24 +134,17 @@ class Recipe:
     ema: float | None = None
     eval_block: int | None = None
     frozen: tuple[str, ...] = ()
-    adapters: lora | None = None
+    adapters: Annotated[lora | None, _ADAPTERS] = None
     name: str = "recipe"
     validated: Validated | None = None
     source: dict[str, Any] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
-        if not isinstance(self.task, Task):
-            raise invalid("task-expected", "task", self.task, "a cw.Task")
-        if not isinstance(self.optimizer, Optimizer):
-            expected = "cw.sgd(...), cw.adamw(...), cw.from_optax(...) or another of cw.recipe"
-            raise invalid("optimizer-expected", "optimizer", self.optimizer, expected)
-        if not isinstance(self.name, str) or not self.name.isprintable():
+        if not self.name.isprintable():
             raise invalid("unprintable", "name", self.name, "text without control characters")
         for name in ("batch", "replicas", "blocks", "shards", "eval_block", "seed"):
             value, least = getattr(self, name), 0 if name == "seed" else 1
-            if name in ("blocks", "eval_block") and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if value is not None and value < least:
                 expected = f"a whole number of at least {least}"
                 raise invalid("field-not-whole", name, value, expected, least=least)
         if self.replicas % self.block_count:
@@ -157,21 +159,7 @@ class Recipe:
             raise invalid("seed-too-large", "seed", self.seed, "below 2^32 = 4294967296")
         if self.ema is not None and not 0 < self.ema < 1:
             raise RecipeError("ema-range", ema=self.ema)
-        patterns = self.frozen if isinstance(self.frozen, (tuple, list)) else [None]
-        if not all(isinstance(pattern, str) for pattern in patterns):
-            raise RecipeError("frozen-not-patterns", frozen=repr(self.frozen))
         object.__setattr__(self, "frozen", tuple(self.frozen))
-        if isinstance(self.adapters, Mapping) and set(self.adapters) - {"stacked"} == {
-            "rank",
-            "alpha",
-            "on",
-        }:
-            object.__setattr__(self, "adapters", lora(**self.adapters))
-        if not isinstance(self.adapters, lora | None):
-            expected = (
-                "cw.recipe.lora(rank=16, alpha=32, on=('*/query/*kernel',)), or a dict of these"
-            )
-            raise invalid("adapters-expected", "adapters", self.adapters, expected)
         precisions.check(self.precision)
         if Duration.parse(self.duration).unit == "%":
             expected = "'24ep', '9360st' or '1.2e6ex', no share of itself"

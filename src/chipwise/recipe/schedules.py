@@ -33,6 +33,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -44,7 +45,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..base import Fact, RecipeError, invalid, unknown
-from .duration import Clock, Duration
+from ..base.annotations import as_annotated
+from .duration import Clock, Duration, Length
 
 Change = Callable[[float], float]
 Lengthen = Callable[[str], str]
@@ -158,7 +160,7 @@ class Schedule(ABC):
             raise RecipeError("schedule-never-above-zero", schedule=repr(self))
         # In decimals as typed: half of 0.1 prints as 0.05 and not as 0.05000000000000001.
         factor = _decimal(peak) / _decimal(top)
-        return self.mapped(lambda value: float(_decimal(value) * factor))
+        return self.mapped(lambda value: _float(_decimal(value) * factor))
 
     def mapped(self, change: Change) -> Schedule:
         """This schedule with `change` applied to each of its values.
@@ -170,7 +172,7 @@ class Schedule(ABC):
     def scaled(self, factor: Fraction | float) -> Schedule:
         """This schedule with each of its values times `factor`, to six digits. Raises as `mapped`
         does."""
-        return self.mapped(lambda value: rounded(float(_decimal(value) * Fraction(factor))))
+        return self.mapped(lambda value: rounded(_float(_decimal(value) * Fraction(factor))))
 
     def stretched(self, length: Lengthen) -> Schedule:
         """This schedule with `length` applied to each of its durations, as written.
@@ -200,6 +202,7 @@ class Schedule(ABC):
         return clock.total
 
 
+@as_annotated
 @dataclass(frozen=True)
 class constant(Schedule):
     """`value` at every step."""
@@ -212,6 +215,7 @@ class constant(Schedule):
         return np.full_like(steps, self.value)
 
 
+@as_annotated
 @dataclass(frozen=True, repr=False)
 class function(Schedule):
     """Any `call(step) -> number`, such as an optax schedule. Usually created by `as_schedule`.
@@ -352,6 +356,8 @@ def is_number(value: Any, finite: bool = True) -> bool:
     """Whether `value` is a number of Python or NumPy, and not a bool."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         return False
+    if isinstance(value, int):  # one of 400 digits is no float
+        return not finite or abs(value) <= sys.float_info.max
     return not finite or math.isfinite(value)
 
 
@@ -381,6 +387,13 @@ def _decimal(value: float) -> Fraction:
     return Fraction(repr(float(value)))
 
 
+def _float(value: Fraction) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # a schedule refuses it
+        return math.inf
+
+
 @functools.cache
 def host_device() -> Any:
     """A CPU device for user functions, or None (JAX's default) where JAX was started without
@@ -394,6 +407,7 @@ def host_device() -> Any:
 _SHOWN = 8  # values of a table in a text
 
 
+@as_annotated
 @dataclass(frozen=True)
 class linear(Schedule):
     """A straight line from `start` at step 0 to `end` at step `total`."""
@@ -407,6 +421,7 @@ class linear(Schedule):
         return _between(self.start, self.end, np.minimum(steps / max(self._total(clock), 1), 1.0))
 
 
+@as_annotated
 @dataclass(frozen=True)
 class cosine(Schedule):
     """Half a cosine from `peak` at step 0 to `end` at step `total`.
@@ -425,6 +440,7 @@ class cosine(Schedule):
         return _between(self.peak, self.end, _half_cosine(t))
 
 
+@as_annotated
 @dataclass(frozen=True)
 class one_cycle(Schedule):
     """A rise from `start` to `peak` over `warmup`, then a fall to `end` at step `total`.
@@ -443,7 +459,7 @@ class one_cycle(Schedule):
     """
 
     peak: float
-    warmup: str = "30%"
+    warmup: Length = "30%"
     start: float = 0.0
     end: float = 0.0
     shape: str = "linear"
@@ -471,6 +487,7 @@ class one_cycle(Schedule):
         return np.where(steps < ramp, rise, fall)
 
 
+@as_annotated
 @dataclass(frozen=True)
 class exponential(Schedule):
     """`floor + init * decay_rate ** (step / decay)`: multiplied by `decay_rate` every `decay`.
@@ -482,7 +499,7 @@ class exponential(Schedule):
 
     init: float
     decay_rate: float
-    decay: str
+    decay: Length
     floor: float = 0.0
 
     fits_any_run: ClassVar[bool] = False
@@ -505,6 +522,7 @@ class exponential(Schedule):
         return self.floor + self.init if self.decay_rate <= 1 else None
 
 
+@as_annotated
 @dataclass(frozen=True, repr=False)
 class piecewise(Schedule):
     """Constant pieces: `piecewise({"0st": 0.1, "40000st": 0.01, "60000st": 0.001})`.
@@ -567,6 +585,7 @@ class piecewise(Schedule):
         ]
 
 
+@as_annotated
 @dataclass(frozen=True, repr=False)
 class tabulated(Schedule):
     """`values`, one for `each` step or each epoch, and then the last one.
@@ -620,6 +639,7 @@ class tabulated(Schedule):
         return [Fact("table-too-short", about)]
 
 
+@as_annotated
 @dataclass(frozen=True)
 class warmup(Schedule):
     """A linear ramp from `start` at step 0 into `schedule`, which it joins after `length`.
@@ -631,7 +651,7 @@ class warmup(Schedule):
     """
 
     schedule: Any  # a Schedule, a number or a function of the step
-    length: str
+    length: Length
     start: float = 0.0
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from ..base import DataError
+from ..base import DataError, invalid
 from ..base.figures import one_line
 
 Spec = dict[str, jax.ShapeDtypeStruct]  # column to the shape and type of one example
@@ -60,6 +60,17 @@ def kind_of(source: Any) -> type:
     return type(source)
 
 
+def check_source(given: Any, what: str = "the source", **facts: str) -> None:
+    """Raises `RecipeError` for what has no examples by index."""
+    if isinstance(given, str | bytes | type | Mapping) or not (
+        hasattr(given, "__len__") and hasattr(given, "__getitem__")
+    ):
+        expected = (
+            "len() and [i] -> dict of arrays, as cw.Arrays(image=x, label=y), or one of its splits"
+        )
+        raise invalid("task-source-expected", what, given, expected, **facts)
+
+
 def spec_of(source: Any) -> Spec:
     """Column to the shape and type of one example.
 
@@ -78,6 +89,7 @@ def spec_of(source: Any) -> Spec:
         return dict(spec)
     with contextlib.suppress(TypeError, KeyError):  # lists and unhashable objects are not cached
         return dict(_SPECS[source])
+    check_source(source)
     if not len(source):
         raise DataError("source-empty")
     known = {

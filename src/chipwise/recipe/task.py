@@ -12,9 +12,10 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from ..base import RecipeError, invalid, unknown
+from ..base.annotations import as_annotated
 from ..base.figures import one_line
 from .direction import declared
-from .source import Source
+from .source import Source, check_source
 
 Tree = Any  # a pytree of arrays
 RETURNS = ("logits", "probabilities", "values")
@@ -85,6 +86,7 @@ class Loss(Protocol):
     ) -> tuple[Mapping[str, Sum], Tree]: ...
 
 
+@as_annotated
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """The task to learn. Nothing here depends on the machine, the batch size or the optimizer.
@@ -171,28 +173,13 @@ class Task:
             )
         if self.returns not in (None, *RETURNS):
             raise unknown("task-returns", "kind of outputs", self.returns, RETURNS)
-        for name in (
-            "init",
-            "loss",
-            "augment",
-            "mix",
-            "predict",
-            "decode",
-            "from_data",
-            "sharding",
-        ):
-            given = getattr(self, name)
-            if not callable(given) and (given is not None or name in ("init", "loss")):
-                raise invalid(
-                    "task-function-expected", f"Task.{name}", given, "a function", name=name
-                )
         if (self.decode is None) != (self.context is None):
             raise invalid(
                 "task-context", "context", self.context, "the most positions of decode, with decode"
             )
-        group = self.eval_group
-        if isinstance(group, bool) or not isinstance(group, int) or group < 1:
-            raise invalid("eval-group", "eval_group", group, "a whole number of at least 1")
+        if self.eval_group < 1:
+            expected = "a whole number of at least 1"
+            raise invalid("eval-group", "eval_group", self.eval_group, expected)
         for name in ("train", "eval"):
             given = getattr(self, name)
             if given is None and name == "eval":
@@ -201,14 +188,7 @@ class Task:
                 raise RecipeError("data-loader-given", name=name)
             if hasattr(given, "use_multiprocessing") and hasattr(given, "max_queue_size"):
                 raise RecipeError("py-dataset-given", name=name)  # Keras' PyDataset or Sequence
-            if isinstance(given, Mapping) or not (
-                hasattr(given, "__len__") and hasattr(given, "__getitem__")
-            ):
-                expected = (
-                    "len() and [i] -> dict of arrays, as cw.Arrays(image=x, label=y), or one of "
-                    "its splits"
-                )
-                raise invalid("task-source-expected", f"Task.{name}", given, expected, name=name)
+            check_source(given, f"Task.{name}", name=name)
         object.__setattr__(self, "eval", self.joined(self.eval))
 
     @property

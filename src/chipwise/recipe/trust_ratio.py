@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ..base.annotations import as_annotated
 from .optimizers import STACKED, Scalars, Tree, _clipped, _decayed, _Named, _Parts
 
 
@@ -57,6 +58,7 @@ class _ByLayer(_Named):
         return optax.stateless(update)
 
 
+@as_annotated
 @dataclass(frozen=True)
 class lamb(_ByLayer):
     """Adam with decoupled weight decay, each layer's step as long as its parameters (You et al.,
@@ -75,7 +77,7 @@ class lamb(_ByLayer):
     b2: Any = 0.999
     eps: float = 1e-6
     weight_decay: Any = 0.01
-    decay: Any = "all"
+    decay: str | Callable[[str, Any], bool] = "all"
     clip: Any = None
     stacked: str = STACKED
 
@@ -86,6 +88,7 @@ class lamb(_ByLayer):
         return optax.chain(*parts, ratios, optax.scale_by_learning_rate(hyper["lr"]))
 
 
+@as_annotated
 @dataclass(frozen=True)
 class lars(_ByLayer):
     """SGD with momentum, each layer with its own rate (You et al., 2017,
@@ -104,7 +107,7 @@ class lars(_ByLayer):
     weight_decay: Any = 0.0
     trust: float = 0.001
     eps: float = 0.0
-    decay: Any = "all"
+    decay: str | Callable[[str, Any], bool] = "all"
     clip: Any = None
     stacked: str = STACKED
 

@@ -5,9 +5,10 @@ It is elementwise, as the wrapped optimizer must be, so it works on the flat vec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +16,13 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from ..base import invalid, unknown
+from ..base.annotations import as_annotated
 from .duration import Clock, Duration
 from .optimizers import Optimizer, Scalars, Tree
 from .schedules import Schedule, as_schedule, constant, held, piecewise
 
 
+@as_annotated
 @dataclass(frozen=True)
 class grouped(Optimizer):
     """`inner` with factors on its settings for some parameters.
@@ -36,15 +39,10 @@ class grouped(Optimizer):
     matches.
     """
 
-    inner: Optimizer
+    inner: Annotated[Optimizer, "an optimizer such as cw.sgd(lr=0.1)"]
     groups: Any  # given as mappings; kept as tuples of pairs, which are frozen and hashable
 
     def __post_init__(self) -> None:
-        if not isinstance(self.inner, Optimizer):
-            expected = "one such as cw.sgd(lr=0.1)"
-            raise invalid(
-                "optimizer-around-nothing", "the optimizer in grouped", self.inner, expected
-            )
         if not self.inner.elementwise:
             expected = "an elementwise one, such as cw.sgd or cw.adamw"
             raise invalid(
@@ -162,6 +160,7 @@ class grouped(Optimizer):
         return self.inner._apply(grads, opt_state, params, values, decaying, norm, None)
 
 
+@as_annotated
 def layerwise(
     inner: Optimizer,
     layers: Sequence[str | Sequence[str]],
@@ -188,7 +187,8 @@ def layerwise(
     duration of 0.
     """
     groups = [(layer,) if isinstance(layer, str) else tuple(layer) for layer in layers]
-    if not groups or not all(groups) or not factor > 0:
+    right = groups and all(groups) and 0 < factor < math.inf
+    if not right or len(groups) * math.log10(factor) > 300:  # no float has such a factor
         expected = "patterns such as ['stem/*', 'blocks/*'], and above 0"
         raise invalid(
             "layerwise-layers", "layerwise's layers and factor", (len(groups), factor), expected

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base import ChipwiseError, RecipeError, invalid, unknown
+from ..base.annotations import as_annotated
 from ..base.figures import one_line
 from ..data.synthetic import like
 from ..recipe.recipe import Recipe
@@ -22,8 +23,9 @@ from . import BUILT_IN
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
+@as_annotated
 def load(
-    spec: str, settings: Sequence[str] = (), data: str | None = None, synthetic: bool = False
+    spec: str, settings: Sequence[str] = (), data: str | Path | None = None, synthetic: bool = False
 ) -> Recipe:
     """The recipe named by `spec`, with `settings` such as `["lr=0.2", "batch=128"]` applied.
 
@@ -56,7 +58,10 @@ def load(
 
 
 def _arguments(
-    spec: str, parameters: Mapping[str, inspect.Parameter], pairs: dict[str, str], data: str | None
+    spec: str,
+    parameters: Mapping[str, inspect.Parameter],
+    pairs: dict[str, str],
+    data: str | Path | None,
 ) -> dict[str, Any]:
     """The arguments for a call of a recipe's function. Removes the settings that are parameters of
     it from `pairs`."""
@@ -66,7 +71,10 @@ def _arguments(
             raise RecipeError("recipe-without-data", recipe=spec)
         given["data"] = data
     for name in [n for n in pairs if n in parameters and n != "data"]:
-        given[name] = typed(name, pairs.pop(name), _default(parameters[name]))
+        given[name] = typed(name, pairs.pop(name), default := _default(parameters[name]))
+        # The size of a model, which divides by it
+        if spec in BUILT_IN and type(default) is int and default > 0 > given[name] - 1:
+            raise invalid("recipe-size", name, given[name], "a whole number of at least 1")
     for name, parameter in parameters.items():
         optional = parameter.default is not parameter.empty or parameter.kind in _STARRED
         if name not in given and not optional:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ..base.annotations import as_annotated
 from ..recipe.recipe import Recipe
 from .folder.result import Result
 from .on import ALL, On
 from .training_loop import training
 
 
+@as_annotated
 def fit(
     recipe: Recipe,
     run: str | Path | None = None,

@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..base import RecipeError
+from ..base.annotations import as_annotated
 
 
+@as_annotated
 @dataclass(frozen=True)
 class On:
     """The devices that a call uses, and how data gets there. Only `exact=False` can change a
@@ -53,15 +55,13 @@ class On:
     noise: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.shares, str):
-            raise RecipeError("shares-unknown", shares=self.shares)
         if self.feed not in ("auto", "device", "host"):
             raise RecipeError(
                 "feed-unknown", "feed={feed}: expected auto, device or host.", feed=self.feed
             )
-        if not re.fullmatch(r"\d{1,9}(\.\d*)?s?", str(self.stuck)):
+        if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]*)?s?", str(self.stuck)):
             raise RecipeError("stuck-unreadable", stuck=self.stuck)
-        if not re.fullmatch(r"(100|\d{1,2}(\.\d+)?)%", self.verify):
+        if not re.fullmatch(r"(100|[0-9]{1,2}(\.[0-9]+)?)%", self.verify):
             raise RecipeError("verify-share", verify=self.verify)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -74,7 +75,7 @@ class Agenda:
             marks(None if every == "end" else every) for every in (eval_every, often, safe)
         )
 
-        newest = int(keep) if keep is not None and str(keep).isdecimal() else None
+        newest = int(str(keep)) if re.fullmatch("[0-9]+", str(keep)) else None
         if newest == 0:
             raise invalid(
                 "keep-range", "keep", keep, "a number of checkpoints of at least 1, or a duration"

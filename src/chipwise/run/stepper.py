@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from ..base import RecipeError
+from ..base.annotations import as_annotated
 from ..machine.arithmetic import fixed
 from ..machine.hosts import hosts
 from ..recipe.random_keys import as_keys
@@ -19,6 +20,7 @@ from .on import ALL, On
 from .session import Session
 
 
+@as_annotated
 class Stepper:
     """The steps of `fit`, one call each, for your own loop.
 

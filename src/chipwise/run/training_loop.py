@@ -7,6 +7,7 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 from ..base import DataError
+from ..base.annotations import as_annotated
 from ..data.class_names import alike, names_in, told
 from ..data.sources import Columns
 from ..machine.arithmetic import fixed
@@ -31,6 +32,7 @@ from .verify import ReplicaDiffers
 from .watchdog import watched
 
 
+@as_annotated
 def training(
     recipe: Recipe,
     run: str | Path | None = None,

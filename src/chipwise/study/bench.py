@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..base import RecipeError, fact
+from ..base.annotations import as_annotated
 from ..machine.arithmetic import fixed
 from ..machine.record import Record
 from ..recipe.recipe import Recipe
@@ -33,6 +34,7 @@ from .timing import (
 WARMUP = 50  # steps before the timed ones; their losses are kept
 
 
+@as_annotated
 @fixed()
 def measure_train(
     recipe: Recipe,

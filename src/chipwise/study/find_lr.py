@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from ..base import DivergedError, Fact, RecipeError, fact
+from ..base.annotations import as_annotated
 from ..base.displayed import Displayed
 from ..machine.arithmetic import fixed
 from ..recipe.recipe import Recipe, Validated
@@ -105,6 +106,7 @@ class LrSearch(Displayed):
         }
 
 
+@as_annotated
 @fixed()
 def find_lr(
     recipe: Recipe,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,17 @@ from ..recipes.load import load
 from ..run.evaluate import evaluation
 from ..run.fit import fit
 from ..run.folder.ledger import check_unchanged
-from ..run.folder.run_reader import disagreement, number, read_result, read_rows, stored_recipe
+from ..run.folder.run_reader import (
+    KNOWN_BESIDE,
+    disagreement,
+    metrics_of,
+    number,
+    read_ledger,
+    read_result,
+    read_rows,
+    sha_of,
+    stored_recipe,
+)
 from ..run.run_schedule import Agenda
 from ..run.session import Session
 from . import grid
@@ -38,7 +48,7 @@ class Origin:
     """A built-in name, `path.py:name`, or a `Recipe`."""
     set: tuple[str, ...] = ()
     """Settings such as `"lr=0.2"` that all runs share."""
-    data: str | None = None
+    data: str | Path | None = None
     synthetic: bool = False
     """`data` and `synthetic` are as in `cw.load`."""
 
@@ -81,7 +91,7 @@ class Origin:
         if isinstance(self.recipe, Recipe):
             return None
         data = self.data
-        if data and "://" not in data:
+        if data and "://" not in str(data):
             data = str(Path(data).expanduser().absolute())
         source = {"recipe": self.name, "set": self._all(settings or {}, seed), "data": data}
         return {**source, "synthetic": True} if self.synthetic else source
@@ -100,6 +110,8 @@ class StudyRun:
     seed: int
     folder: Path
     """The run's folder, absolute."""
+    expected: Mapping[str, Any] = field(default_factory=dict)
+    """What the recipe of a finished run there must state."""
 
     @property
     def name(self) -> str:
@@ -130,13 +142,23 @@ class StudyRun:
     def ended(self, diverged: dict[str, Any] | None) -> Run:
         """The run, which has just been trained. *Arguments:* `diverged`: the value that `train`
         returned."""
-        run = Run(self.seed, self.run, diverged=diverged) if diverged else self.finished()
+        run = Run(self.seed, self.run, diverged=diverged) if diverged else self._stated()
         if run is None:
             raise RunError("result-unreadable", folder=self.folder)
         return run
 
     def finished(self) -> Run | None:
-        """The finished run in the folder, if any."""
+        """The finished run in the folder, if any. A result alone is none: anybody may have put it
+        there. It counts with its recipe and its ledger, and `fit` trains what does not."""
+        stored = self.folder / "recipe.json"
+        if not stored.exists() or not is_proven(self.folder, recipe := stored_recipe(self.folder)):
+            return None
+        if any(recipe.get(name) != value for name, value in self.expected.items()):
+            return None
+        return self._stated()
+
+    def _stated(self) -> Run | None:
+        """The run as its result states it."""
         result, _ = read_result(self.folder)
         if result is None:
             return None  # unfinished or damaged: `fit` continues from its checkpoint
@@ -152,6 +174,22 @@ class StudyRun:
             )
         except (KeyError, TypeError, ValueError):
             return None
+
+
+def is_proven(folder: Path, recipe: Mapping[str, Any]) -> bool:
+    """Whether the result in a run folder is that of the ledger and the rows there, and the ledger
+    that of the `recipe` there."""
+    result, _ = read_result(folder)
+    ledger = read_ledger(folder)
+    if result is None or ledger is None or result.get("ledger") != ledger.digest:
+        return False
+    described = {name: value for name, value in recipe.items() if name not in KNOWN_BESIDE}
+    if ledger.heads[0].get("recipe") != sha_of(described):
+        return False
+    rows, _ = read_rows(folder)
+    last = {name: value for row in rows for name, value in metrics_of(row).items()}
+    stated = metrics_of(result["metrics"]) if isinstance(result.get("metrics"), dict) else {}
+    return all(last.get(name) == value for name, value in stated.items())
 
 
 def options_of(given: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base import Fact, Stopped, fact
+from ..base.annotations import as_annotated
 from ..machine.compilation_cache import compiled_once
 from ..machine.hosts import hosts
 from ..recipe.recipe import Recipe
@@ -18,6 +19,7 @@ from .study_file import Study
 from .study_runs import Origin
 
 
+@as_annotated
 def sweep(
     recipe: str | Recipe,
     settings: Mapping[str, Sequence[Any]] | None = None,
@@ -25,7 +27,7 @@ def sweep(
     seeds: int | Sequence[int] = 3,
     run: str | Path,
     set: Sequence[str] = (),
-    data: str | None = None,
+    data: str | Path | None = None,
     synthetic: bool = False,
     progress: str = "auto",
     metric: str | None = None,

@@ -26,6 +26,7 @@ from fractions import Fraction
 from typing import Any
 
 from ..base import Fact, RecipeError, fact, plain, say
+from ..base.annotations import as_annotated
 from ..base.displayed import Displayed
 from ..base.figures import known
 from ..recipe.check import LEAST_FOR_BATCH_NORM, SUBLANES
@@ -130,6 +131,7 @@ class Move:
         return f"{max(math.floor(duration.value * factor + Fraction(1, 2)), 1)}{duration.unit}"
 
 
+@as_annotated
 def transfer(
     recipe: Recipe,
     *,

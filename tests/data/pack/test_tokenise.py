@@ -1,5 +1,6 @@
 """Text as tokens: no token lost, the same pack from every kind of file."""
 
+import gc
 import json
 import os
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 import published_texts as published
 from chipwise.base.errors import DataError, RecipeError
 from chipwise.data import PackedFolder
+from chipwise.data.deadline import TooSlow
 from chipwise.data.pack import documents as documents_of
 from chipwise.data.pack import packing, tokenise
 from chipwise.data.pack.packing import pack
@@ -209,30 +211,68 @@ def test_a_tokenizer_file_without_end_is_refused(tmp_path, monkeypatch):
         pack(tmp_path / "a.txt", tmp_path / "x", text=TextForm(tokenizer=tmp_path / "t.json"))
 
 
-@pytest.mark.parametrize("regular", [False, True])
-def test_regular_expressions_of_a_tokenizer_have_a_time(tmp_path, regular, monkeypatch):
-    """Some never end; here the clock says so at once, and other tokenizers have none."""
+@pytest.fixture
+def odd(tmp_path):
+    """A tokenizer of which a step takes any time, or doubles the text forty times, one way or both."""
     tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"</s>": 0, "x": 1}, unk_token="x"))
-    if regular:
-        made.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("(x+x+)+y"), "isolated")
-    made.save(str(tmp_path / "t.json"))
-    (tmp_path / "a.txt").write_text("x x")
-    asked = []
+
+    def made(kind):
+        made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"</s>": 0, "x": 1}, unk_token="x"))
+        if kind == "slow":
+            made.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("(x+x+)+y"), "isolated")
+        steps = {"encodes": tokenizers.normalizers, "decodes": tokenizers.decoders}.get(kind)
+        if steps is not None:
+            doubled = steps.Sequence([steps.Replace("x", "xx")] * 40)
+            setattr(made, "normalizer" if kind == "encodes" else "decoder", doubled)
+        made.save(str(tmp_path / "t.json"))
+        return tokenise.read_tokenizer(tmp_path / "t.json")
+
+    return made
+
+
+@pytest.mark.parametrize("kind", ["plain", "slow"])
+def test_every_tokenizer_has_a_time(odd, kind, monkeypatch):
+    """Some never end; here the clock says so at once."""
+    cut, asked = odd(kind), []
 
     def ended(call, given_up):
         asked.append([given_up(seconds) is not None for seconds in (4.9, 6)])
-        raise TimeoutError
+        raise TooSlow("late")
 
     monkeypatch.setattr(tokenise, "in_time", ended)
-    form = TextForm(tokens=2, tokenizer=tmp_path / "t.json")
-    if not regular:
-        pack(tmp_path / "a.txt", tmp_path / "x", text=form)
-        assert not asked
-        return
-    with refused(DataError, "tokenizer-damaged", path=tmp_path / "t.json"):
-        pack(tmp_path / "a.txt", tmp_path / "x", text=form)
-    assert asked == [[False, True]]
+    for call in (lambda: cut.encode(b"x x"), lambda: cut.decode([1])):
+        with refused(DataError, "tokenizer-damaged", reason="late"):
+            call()
+    assert asked == [[False, True]] * 2
+    monkeypatch.undo()
+    assert cut.decode([1]) == "x"  # in another process
+
+
+@pytest.mark.slow
+def test_a_text_that_is_never_cut_ends_within_its_time(odd, monkeypatch):
+    monkeypatch.setattr(tokenise.tokenizer_process, "SECONDS", (1.0, 2e5))
+    cut = odd("slow")
+    with refused(DataError, "tokenizer-damaged"):
+        cut.encode(b"x" * 200)
+    assert list(cut.encode(b"x")) == [1]
+
+
+@pytest.mark.parametrize("kind", ["encodes", "decodes"])
+def test_a_tokenizer_has_a_memory_of_its_own(odd, kind):
+    """What it would take ends its process, and no other."""
+    cut = odd(kind)
+    with refused(DataError, "tokenizer-damaged"):
+        cut.encode(b"x") if kind == "encodes" else cut.decode([1])
+    assert list(cut.encode(b"")) == [] and cut.decode([]) == ""
+
+
+def test_a_tokenizer_leaves_no_process(odd):
+    cut = odd("plain")
+    assert list(cut.encode(b"x")) == [1]
+    process = cut.encode.__closure__[0].cell_contents._process
+    del cut
+    gc.collect()
+    assert process.poll() is not None
 
 
 def test_text_in_folders_without_end_is_refused(tmp_path, monkeypatch):

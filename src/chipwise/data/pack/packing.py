@@ -26,6 +26,7 @@ import simplejpeg
 from PIL import Image
 
 from ...base import DataError, RecipeError
+from ...base.annotations import as_annotated
 from ...base.files import check_inside, fsync_folder, put_inside, to_write
 from ...base.locks import Lock
 from ...machine.limits import usable_cores
@@ -379,6 +380,7 @@ class Packing:
         raise DataError("examples-differ", first=first, expected=there, name=name, columns=here)
 
 
+@as_annotated
 def pack(
     src: Any,
     dst: str | Path,

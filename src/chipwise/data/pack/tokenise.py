@@ -16,7 +16,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
+import subprocess
+import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +30,9 @@ import numpy as np
 
 from ...base import DataError, RecipeError, library
 from ...base.files import read_regular
-from ..deadline import in_time
+from ..deadline import TooSlow, in_time
 from ..packed import PackedFolder
+from . import tokenizer_process
 from .documents import Document, documents
 from .folders import Listing, Split
 
@@ -36,7 +41,6 @@ TOKENIZER = "tokenizer.json"  # beside the splits of a pack: what packed it
 TOKENIZER_CONFIG = "tokenizer_config.json"  # beside a published tokenizer: its begin and end
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _MOST_TOKENIZER = 1 << 28  # bytes of its file
-_LEAST_SECONDS, _SLOWEST = 5.0, 2e5  # for a text, and bytes a second; usual are millions
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class Tokenizer:
 
     def begun(self, text: bytes = b"") -> list[int]:
         """The tokens of a document that begins with `text`."""
-        return [*self.begin, *(self.encode(text) if text else ())]
+        return [*self.begin, *(map(int, self.encode(text)) if text else ())]
 
 
 BYTES = Tokenizer(
@@ -309,23 +313,14 @@ def read_tokenizer(
         wrong = "{path} puts {after:list} after a text, and {end} ends one here: give --end TOKEN."
         raise RecipeError("tokenizer-template", wrong, path=path, after=after, end=str(last_name))
 
-    regular = '"Regex"' in text  # whose expressions can take for ever
+    elsewhere = _Elsewhere(path, text)
 
-    def encode(piece: bytes) -> list[int]:
-        given = piece.decode("utf-8")
-        with _damage(path):
-            if not regular:
-                return tokenizer.encode(given, add_special_tokens=False).ids
-            most = _LEAST_SECONDS + len(piece) / _SLOWEST
-            why = f"its regular expressions take more than {most:.0f} s for a text"
-            return in_time(
-                lambda: tokenizer.encode(given, add_special_tokens=False).ids,
-                lambda seconds: why if seconds > most else None,
-            )
+    def encode(piece: bytes) -> Any:
+        piece.decode("utf-8")  # says which byte is none
+        return np.frombuffer(elsewhere.ask(b"e" + piece), np.uint32)
 
     def decode(tokens: Sequence[int]) -> str:
-        with _damage(path):
-            return tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return elsewhere.ask(b"d" + np.asarray(tokens, np.uint32).tobytes()).decode()
 
     def file() -> str:
         if before == names and not after:
@@ -340,6 +335,64 @@ def read_tokenizer(
 
     texts = {"begin": names, "end": last_name}
     return Tokenizer(encode, decode, kinds, last, tuple(ids), texts, file)
+
+
+class _Elsewhere:
+    """A tokenizer in a process of its own, see `tokenizer_process`. Begins with the first text."""
+
+    def __init__(self, path: Path, text: str):
+        self.path, self.text = path, text
+        self._process: subprocess.Popen | None = None
+        self._close: Callable[[], Any] = lambda: None
+
+    def ask(self, what: bytes) -> bytes:
+        """The answer. Raises `DataError` for one that takes too much time or memory."""
+        most = tokenizer_process.seconds_for(len(what))
+        why = f"it takes more than {most:.0f} s for a text"
+        with _damage(self.path):
+            process = self._process = self._process or self._started()
+            assert process.stdin is not None and process.stdout is not None
+            given, answers = process.stdin, process.stdout
+
+            def exchange() -> bytes:
+                tokenizer_process.write(given, what)
+                return tokenizer_process.read(answers)
+
+            try:
+                answer = in_time(exchange, lambda seconds: why if seconds > most else None)
+            except TooSlow:
+                self._end()
+                raise
+            except (EOFError, OSError) as error:
+                self._end()
+                raise ValueError("a text takes more memory than it may, or ends it") from error
+            if answer[:1] != b"=":
+                raise ValueError(answer[1:].decode())
+        return answer[1:]
+
+    def _started(self) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, "-P", tokenizer_process.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+            start_new_session=True,  # Ctrl-C is for chipwise, which still needs it
+        )
+        self._close = weakref.finalize(self, _ended, process)
+        assert process.stdin is not None
+        tokenizer_process.write(process.stdin, self.text.encode())
+        return process
+
+    def _end(self) -> None:
+        """Ends the process. The next text begins another."""
+        self._close()
+        self._process = None
+
+
+def _ended(process: subprocess.Popen) -> None:
+    process.kill()
+    process.communicate()
 
 
 def _template(tokenizers: Any, tokenizer: Any) -> tuple[list[str], list[str]]:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from ...base import DataError
+from ...base.annotations import as_annotated
 from ...base.files import (
     check_inside,
     fsync_folder,
@@ -64,6 +65,7 @@ class _Progress:
         return sum(shard["examples"] for shard in self.shards)
 
 
+@as_annotated
 class Writer:
     """Appends records to a split of a pack. `docs/format.md` describes the folder.
 
@@ -399,6 +401,7 @@ class Writer:
             ) from error
 
 
+@as_annotated
 def write_packed(
     path: str | Path,
     batches: Iterable[Mapping[str, Any]],

@@ -8,6 +8,7 @@ curves. Rows that a resumed run writes again are not sent again: they have the s
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -15,9 +16,11 @@ import threading
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 from ...base import RunError
 from ...base.ending import end_group
+from ...base.figures import without_secrets
 from ...base.files import check_inside, put_inside, read_inside
 from ...base.json_types import typed
 from ...base.locks import hold
@@ -137,6 +140,24 @@ class Sending:
     def _save(self) -> None:
         self._check()
         put_inside(self._file, json.dumps(asdict(self.sent)).encode())
+
+
+class TrackerLog(io.TextIOBase):
+    """The output of a process that follows a run, written to `stream`, a file: without passwords of
+    addresses, and begun again when it is large, since a service may complain at every row."""
+
+    MOST = 1 << 20
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        handle = self._stream.fileno()
+        if os.fstat(handle).st_size > self.MOST:
+            os.ftruncate(handle, 0)  # it is opened to append
+        self._stream.write(without_secrets(text))
+        self._stream.flush()
+        return len(text)
 
 
 def follow(run: Path, to: str) -> None:

@@ -4,6 +4,7 @@ raise anything."""
 
 from __future__ import annotations
 
+import functools
 import html
 import posixpath
 import re
@@ -71,6 +72,7 @@ def _wandb(name: str, title: str, settings: Values, id: str | None) -> Tracker:
 
 def _mlflow(name: str, title: str, settings: Values, id: str | None) -> Tracker:
     client, made = import_module("mlflow").MlflowClient(), import_module("mlflow.entities")
+    goes_on = id is not None
     if id is None:
         known = client.get_experiment_by_name(name)
         experiment = client.create_experiment(name) if known is None else known.experiment_id
@@ -80,11 +82,15 @@ def _mlflow(name: str, title: str, settings: Values, id: str | None) -> Tracker:
             client.log_batch(id, params=params[first : first + 100])
     client.update_run(id, status="RUNNING")
 
+    @functools.cache
+    def had(key: str) -> set[int]:
+        """The steps of a number that are there already. The last row may be, unknown to us."""
+        return {metric.step for metric in client.get_metric_history(id, key)} if goes_on else set()
+
     def row(step: int, values: Values) -> None:
-        now = int(1000 * time.time())
-        client.log_batch(
-            id, [made.Metric(_key(key), value, now, step) for key, value in values.items()]
-        )
+        now, numbers = int(1000 * time.time()), [(_key(key), v) for key, v in values.items()]
+        new = [made.Metric(key, v, now, step) for key, v in numbers if step not in had(key)]
+        client.log_batch(id, new)
 
     def end(failed: bool, summary: Values) -> None:
         client.log_batch(

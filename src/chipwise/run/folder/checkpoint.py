@@ -30,7 +30,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
-from ...base import CheckpointError, ChipwiseError, Fact, RecipeError, RunError, fact
+from ...base import CheckpointError, ChipwiseError, Fact, RecipeError, RunError, fact, invalid
+from ...base.annotations import as_annotated
 from ...base.figures import one_line
 from ...base.files import (
     check_inside,
@@ -184,6 +185,9 @@ class Checkpoints:
         held: RunFolder | None = None,
     ):
         self.folder = Path(folder).absolute()
+        if re.search("[\ud800-\udfff]", str(self.folder)):  # TensorStore takes UTF-8
+            expected = "a path of UTF-8, read as such: LC_ALL=C.UTF-8 or PYTHONUTF8=1 before Python"
+            raise invalid("path-not-utf8", "run", self.folder, expected)
         self._place = self.folder if held is None else held.place / self.folder.name
         self.read_only = read_only
         self._quiet = QuietOrbax()
@@ -484,6 +488,7 @@ def _same(folder: Path, steps: list[int]) -> bool:
     return steps_in(folder) == steps
 
 
+@as_annotated
 def restore_run(
     recipe: Recipe,
     run: str | Path,

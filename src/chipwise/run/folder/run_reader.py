@@ -28,6 +28,8 @@ from ...recipe.recipe import FROM_WEIGHTS, difference
 from .early_stopping import Kept
 
 MOST_ROWS = 1 << 30  # bytes of metrics.jsonl
+KNOWN_BESIDE = {"source", "texts", "classes"}
+"""What `recipe.json` says beside the recipe's description."""
 _COMPILERS = {"versions.jaxlib", "versions.libtpu"}
 _DIGITS = 15  # at most, of a step or a number of examples; a file with more is damaged
 
@@ -195,7 +197,8 @@ def disagreement(
     has, directions of metrics for which none was stored (`Task.better`) and, unless `beginning`,
     the initial weights."""
     both = stored, json.loads(json.dumps(given))
-    ignored = {"source", "texts"} | (set() if all(d.get("classes") for d in both) else {"classes"})
+    named = all(d.get("classes") for d in both)
+    ignored = KNOWN_BESIDE - {"classes"} if named else KNOWN_BESIDE
     a, b = ({k: v for k, v in d.items() if k not in ignored} for d in both)
     if not beginning:
         a, b = _of_any_weights(a), _of_any_weights(b)

@@ -40,14 +40,18 @@ class Contender:
     - `origin`: the origin of the side's recipes.
     - `root`: the folder of the side's own modules, so that each side may import its own
       `helper.py`. `None` for recipes without a file.
+    - `settings`: those of the recipe that decide its bits, once `identity` has been asked for.
     """
 
     def __init__(self, name: str, origin: Origin, root: Path | None):
         self.name, self.origin, self.root = name, origin, root
         self._modules: dict[str, Any] = {}
+        self.settings: dict[str, Any] = {}
 
     @classmethod
-    def of(cls, recipe: str | Recipe, settings: Sequence[str], data: str | None) -> Contender:
+    def of(
+        cls, recipe: str | Recipe, settings: Sequence[str], data: str | Path | None
+    ) -> Contender:
         """The side of a `Recipe`, a built-in name, `path.py:name` or `REVISION:path.py:name`.
 
         Raises `RecipeError` for a revision or a file that git does not know.
@@ -104,6 +108,7 @@ class Contender:
             known = known_of(session)
             programs = [first_digest(recipe), known.evaluation]
         settings = {k: v for k, v in recipe.describe().items() if k not in _NAMES}
+        self.settings = json.loads(json.dumps(settings, default=str))
         whole = [settings, head["computed"], head["data"], programs]
         text = json.dumps(whole, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest(), session.data_compared, known.better

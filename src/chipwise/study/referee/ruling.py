@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base import Fact, RecipeError, RunError, Stopped, fact, invalid, plain, unknown
+from ...base.annotations import as_annotated
 from ...base.files import to_write
 from ...data.compared import changed_data, texts
 from ...machine.compilation_cache import compiled_once
@@ -103,6 +104,7 @@ class Ruling:
         return {"schema": "chipwise.referee/1", **plain(about)}
 
 
+@as_annotated
 def referee(
     base: str | Recipe,
     change: str | Recipe | None = None,
@@ -113,7 +115,7 @@ def referee(
     margin: float | str | None = None,
     spend: float = 1800.0,
     error: float = 0.05,
-    data: str | None = None,
+    data: str | Path | None = None,
     run: str | Path = "runs/referee",
     progress: str = "none",
     say: Callable[[Fact], None] = lambda _: None,
@@ -239,7 +241,8 @@ class _Match:
         return now
 
     def _job(self, side: int, seed: int) -> StudyRun:
-        return StudyRun({}, seed, self.folder / self.names["digests"][side][:12] / f"seed-{seed}")
+        folder = self.folder / self.names["digests"][side][:12] / f"seed-{seed}"
+        return StudyRun({}, seed, folder, {**self.sides[side].settings, "seed": seed})
 
     def _pair(self, seed: int, stop: StopRequest) -> Ruling | None:
         """Trains the missing runs of a pair, by turns. *Returns* a verdict if the change
@@ -344,7 +347,7 @@ def _size(margin: float | str | None) -> tuple[float, bool] | None:
         return None
     text = str(margin)
     try:
-        number = float(text.removesuffix("%"))
+        number = float(text.removesuffix("%")) if text.isascii() else math.nan
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number > 0):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base import Fact, RunError, fact
+from ...base.figures import known
 from ...base.files import put_inside, read_inside
 from ...base.locks import hold
 
@@ -44,10 +45,14 @@ class Tries:
         try:
             text = read_inside(folder / FILE).decode()
             self.rows = [json.loads(line) for line in text.splitlines()]
-            if not all(
-                isinstance(row, dict) and isinstance(row.get("verdict"), str) for row in self.rows
-            ):
-                raise ValueError("a row without a verdict")
+            for row in self.rows:
+                if not isinstance(row, dict) or not isinstance(row.get("verdict"), str):
+                    raise ValueError("a row without a verdict")
+                pairs, level = row.get("pairs"), row.get("level")
+                if pairs is not None and (type(pairs) is not int or pairs < 0):
+                    raise ValueError(f"{str(pairs)[:40]} pairs")
+                if (pairs or level is not None) and not (known(level) and 0 < level < 1):
+                    raise ValueError(f"a level of {str(level)[:40]}")
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -77,10 +82,10 @@ class Tries:
 
     def level(self, key: Mapping[str, Any]) -> float:
         """The error of a try, in (0, 1). A try that continues, of the same `KEY`, keeps its first
-        level."""
+        level, if that is one that a first try may have."""
         for row in self.rows:
             if row.get("pairs") and all(row.get(name) == key[name] for name in KEY):
-                return float(row["level"])
+                return min(float(row["level"]), self.error * 6 / math.pi**2)
         # Bits alone spend no error
         counted = [row["verdict"] for row in self.rows if row.get("pairs")]
         number, reached = len(counted) + 1, sum(one in REACHED for one in counted)
