@@ -89,14 +89,8 @@ def _masks(stage: str, example: Example) -> Example:
     sides = jnp.shape(example["image"])[:2]
     for name in masks:
         if name not in example or jnp.shape(example[name])[:2] != sides:
-            wrong = (
-                "{stage}: the mask '{column}' is {shape}, the image {sides}: expected a mask of "
-                "its size."
-            )
             shape = list(jnp.shape(example[name])) if name in example else "missing"
-            raise DataError(
-                "mask-size", wrong, stage=stage, column=name, shape=shape, sides=list(sides)
-            )
+            raise DataError("mask-size", stage=stage, column=name, shape=shape, sides=list(sides))
     for name, value in example.items():
         if jnp.shape(value)[:2] == sides and name not in ("image", *masks, *fixed):
             raise DataError(

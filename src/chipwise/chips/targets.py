@@ -87,11 +87,7 @@ def parse(text: str) -> Target:
     if chip.kind == "TPU":
         return _slice(text, chip, "" if colon else count)
     if chip.kind == "CPU":
-        wrong = (
-            "{target}: no target, since no compiler times a CPU. This machine's: chipwise "
-            "bench RECIPE."
-        )
-        raise DeviceError("target-cpu", wrong, target=text)
+        raise DeviceError("target-cpu", target=text)
     return _gpus(text, chip, count or ("" if colon else "1"), bool(count) and not colon)
 
 

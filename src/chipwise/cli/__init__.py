@@ -215,11 +215,7 @@ def _check_addresses() -> None:
         return
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and limit < LEAST_ADDRESSES:
-        text = (
-            "A process may have {limit:bytes} of addresses, JAX takes {least:bytes}: ulimit "
-            "-v unlimited."
-        )
-        raise errors.DeviceError("addresses-few", text, limit=limit, least=LEAST_ADDRESSES)
+        raise errors.DeviceError("addresses-few", limit=limit, least=LEAST_ADDRESSES)
 
 
 def _run(arguments: list[str] | None) -> int:

@@ -125,9 +125,5 @@ def _side(
         return Side(" ".join([name, *settings]), load(name, settings, data))
     stored = read_run(folder)
     if settings:
-        text = (
-            "--set changes B, and {run} is a run, whose settings are fixed: name its recipe "
-            "instead."
-        )
-        raise RunError("diff-set-of-run", text, run=folder)
+        raise RunError("diff-set-of-run", run=folder)
     return Side(folder, recipe_of(stored, recipe or named, data), stored)

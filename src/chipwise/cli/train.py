@@ -219,19 +219,12 @@ def _one(
         from ..recipes import BUILT_IN
 
         if run is not None and run.absolute() == Path(start).absolute():
-            text = (
-                "--from {run} is also --run: give another folder, or leave out --from to resume "
-                "the run."
-            )
-            raise RecipeError("from-itself", text, run=run)
+            raise RecipeError("from-itself", run=run)
         weights = pretrained(start, optimizer=with_optimizer)
         name, found = settings_of(start, weights.config) if weights.config else (given.recipe, [])
         if given.recipe in BUILT_IN and given.recipe != name:
-            text = (
-                "{path} has weights for {theirs}, not for {recipe}: type chipwise train {theirs}."
-            )
             raise RecipeError(
-                "weights-of-another-recipe", text, path=start, theirs=name, recipe=given.recipe
+                "weights-of-another-recipe", path=start, theirs=name, recipe=given.recipe
             )
         sizes = found if name == given.recipe else []
         begun = {"from": start if "://" in start else str(Path(start).absolute())}

@@ -195,24 +195,16 @@ def imagenet(data: str | Path | None = None, image: int = 224) -> Dataset:
         shape = source.spec["image"].shape if "image" in source.spec else ()
         fits = len(shape) == 3 and min(shape[:2]) >= image
         if source.classes is None or not fits or source.spec != _image_spec((*shape[:2], 3)):
-            wrong = (
-                "{path} has {columns:few}: expected images [h, w, 3] of {image} or more, and "
-                "classes."
-            )
             facts = {
                 "path": source.path,
                 "columns": described(source.spec),
                 "classes": source.classes,
             }
-            raise DataError("imagenet-pack", wrong, image=image, **facts)
+            raise DataError("imagenet-pack", image=image, **facts)
     classes = [source.classes for source in packed]
     named = all(source.names for source in packed)  # then labels are joined by names
     if classes[0] is None or (classes[0] != classes[1] and not named):
-        wrong = (
-            "{data} has {train} classes in train and {eval} in eval: pack both with the same "
-            "classes."
-        )
-        raise DataError("classes-differ", wrong, data=str(data), train=classes[0], eval=classes[1])
+        raise DataError("classes-differ", data=str(data), train=classes[0], eval=classes[1])
     return _imagenet(packed[0], packed[1], classes[0])
 
 
@@ -264,12 +256,8 @@ def published(name: str, url: str, files: Mapping[str, str]) -> list[Path]:
                 if isinstance(error, requests.ConnectionError)
                 else one_line(error, 200)
             )
-            wrong = (
-                "Cannot get {data} ({url}: {reason}): put {files:list} into DIR and give "
-                "--data DIR."
-            )
             numbers = {"data": name, "url": url + file, "reason": why, "files": list(files)}
-            raise DataError("download-failed", wrong, **numbers) from error
+            raise DataError("download-failed", **numbers) from error
         finally:
             logger.setLevel(level)
         paths.append(Path(path))

@@ -60,14 +60,8 @@ class Files:
     def add(self, parts: tuple[str, ...], size: int, key: Any) -> None:
         """Adds a file. Raises `DataError` if it is too large for an image."""
         if size > MOST_IMAGE_BYTES:
-            wrong = (
-                "{name:plain} has {bytes:bytes}, more than {limit:bytes}: convert it or leave it "
-                "out."
-            )
             name = "/".join(parts)
-            raise DataError(
-                "image-file-too-large", wrong, name=name, bytes=size, limit=MOST_IMAGE_BYTES
-            )
+            raise DataError("image-file-too-large", name=name, bytes=size, limit=MOST_IMAGE_BYTES)
         self.paths.append(parts)
         self.sizes.append(size)
         self.keys.append(key)
@@ -176,10 +170,7 @@ def list_tar(path: Path, of: Callable[[tuple[str, ...]], bool] = lambda parts: T
                 while file.read(1 << 20):  # the decompressor checks the checksum at the end
                     _refuse_expanding(file.tell(), most)
     except tarfile.FilterError as error:
-        wrong = (
-            "{path}: {reason}: refused. Make the archive again of plain files, inside its folder."
-        )
-        raise DataError("member-refused", wrong, path=path, reason=one_line(error, 160)) from error
+        raise DataError("member-refused", path=path, reason=one_line(error, 160)) from error
     except (
         tarfile.TarError,
         EOFError,

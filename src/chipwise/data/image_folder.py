@@ -58,11 +58,7 @@ class ImageFolder(ByBatch):
                 files.folders = [f[f.index(split) + 1 :] for f in files.folders if split in f]
         listing = arrange(below, files)
         if len(listing.splits) > 1:
-            wrong = (
-                "{path} holds class folders in several places (train and others): choose "
-                "with split=."
-            )
-            raise DataError("classes-in-several-places", wrong, path=below)
+            raise DataError("classes-in-several-places", path=below)
         self.names, self._images = listing.names, listing.splits["train"]
         self.labels = self._images.labels["label"]
         self._shape: tuple[int, ...] | None = None
@@ -120,13 +116,9 @@ class ImageFolder(ByBatch):
         except DataError as error:
             raise self._of(index, error) from error
         if shape != out.shape:
-            wrong = (
-                "{first:plain} is of {first_size} pixels, {file:plain} of {size}: give "
-                "size=224 or so."
-            )
             sizes = {"first_size": list(out.shape[:2]), "size": list(shape[:2])}
             first, file = (self._images.names[i] for i in (0, index))
-            raise DataError("image-sizes-differ", wrong, first=first, file=file, **sizes)
+            raise DataError("image-sizes-differ", first=first, file=file, **sizes)
 
     def _of(self, index: int, error: DataError) -> DataError:
         """A decoder's `error` with the file's name."""

@@ -118,11 +118,7 @@ def read_batch(data: bytes, path: Path) -> Columns:
 def _check(path: Path, digest: str, expected: str) -> None:
     """Raises `DataError` unless a file's digest is the expected one."""
     if digest != expected:
-        wrong = (
-            "{path} is not the original file: its digest is {digest}, expected {expected}. "
-            "Get it again."
-        )
-        raise DataError("not-the-original", wrong, path=path, digest=digest, expected=expected)
+        raise DataError("not-the-original", path=path, digest=digest, expected=expected)
 
 
 def _in_folder(path: Path) -> Iterator[tuple[str, bytes]]:

@@ -159,13 +159,8 @@ class PackedFolder(ByBatch):
         for shard in self._shards:
             unknown = set(shard["files"]) ^ {*columns, RECORD}
             if unknown:
-                wrong = (
-                    "{path} has a shard of other columns {columns:few} than {declared:few}: "
-                    "pack again."
-                )
                 raise DataError(
                     "shard-columns",
-                    wrong,
                     path=self.path,
                     columns=sorted(unknown),
                     declared=list(columns),
@@ -196,11 +191,7 @@ class PackedFolder(ByBatch):
         spec = {name: struct for name, struct in self._spec.items() if struct is not None}
         if len(spec) < len(self._spec):
             folder, split = str(self.path.parent), self.path.name
-            wrong = (
-                "The images of {path} differ in size: PackedFolder('{folder}', '{split}', "
-                "size=224)."
-            )
-            raise DataError("pack-sizes-differ", wrong, path=self.path, folder=folder, split=split)
+            raise DataError("pack-sizes-differ", path=self.path, folder=folder, split=split)
         return spec
 
     @property
@@ -363,10 +354,6 @@ def check_below(
     for name, limit in below.items():
         bad = first_outside(columns[name], limit, indices)
         if bad is not None:
-            wrong = (
-                "{data} example {example} has {column} {value}, expected 0 to {last}: pack "
-                "it again."
-            )
             facts = {
                 "data": data,
                 "example": bad[0],
@@ -374,7 +361,7 @@ def check_below(
                 "value": bad[1],
                 "last": limit - 1,
             }
-            raise DataError("value-out-of-range", wrong, **facts)
+            raise DataError("value-out-of-range", **facts)
 
 
 def _ask(array: np.ndarray, examples: int, begins: np.ndarray, ends: np.ndarray) -> None:
@@ -412,12 +399,8 @@ def _open(path: Path, dtype: np.dtype, shape: tuple[int | None, ...]) -> np.ndar
     own = (*array.shape, *(0,) * len(shape))  # of as many dimensions at least
     expected = tuple(here if n is None else n for n, here in zip(shape, own, strict=False))
     if array.dtype != dtype or array.shape != expected:
-        wrong = (
-            "{path} holds {dtype} {shape}, expected {expected_dtype} {expected_shape}: pack again."
-        )
         raise DataError(
             "npy-unlike",
-            wrong,
             path=path,
             dtype=str(array.dtype),
             shape=list(array.shape),

@@ -118,11 +118,7 @@ def local(path_or_url: str | Path, *, say: Callable[[str], None] | None = None) 
             entry = cache / (prefix + _version(files))
             if entry.is_dir() or _fetched(url, files, entry):
                 return entry / url.name
-        wrong = (
-            "{url} changed during both attempts to fetch it: wait until nobody writes to it; "
-            "try again."
-        )
-        raise DataError("changed-while-fetched", wrong, url=url.shown)
+        raise DataError("changed-while-fetched", url=url.shown)
     except OSError as error:  # errors of the disk; those of the network are handled elsewhere
         folder = str(error.filename or "the cache")
         wrong = "{data} cannot be kept in {folder} ({reason}): make room, or set CHIPWISE_CACHE."
@@ -194,21 +190,13 @@ def _fetch(url: _Url, files: list[RemoteFile], to: Path) -> None:
                 if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 if pause is None or _gone(error) or isinstance(error, TooSlow):
-                    wrong = (
-                        "Cannot fetch {file:plain} of {data}: {reason}; the same command "
-                        "continues there."
-                    )
                     numbers = {"data": url.shown, "file": file.name, "reason": url.reason(error)}
-                    raise DataError("fetch-failed", wrong, **numbers) from error
+                    raise DataError("fetch-failed", **numbers) from error
                 time.sleep(pause)
         with open(part, "rb") as opened:
             os.fsync(opened)  # or after a power cut the file might lack its contents
             if file.sha256 and hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
-                wrong = (
-                    "{file:plain} of {data} does not have its stated digest: it is damaged at "
-                    "the source."
-                )
-                raise DataError("fetched-not-as-listed", wrong, data=url.shown, file=file.name)
+                raise DataError("fetched-not-as-listed", data=url.shown, file=file.name)
         (to / file.name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(part, to / file.name)
 
@@ -312,11 +300,7 @@ class _Url:
         if self.http or not self._text.endswith("/"):
             info = self._ask(self.path, self.fs.info)
             if self.http and info.get("mimetype") == "text/html":
-                wrong = (
-                    "{url} is a web page: give the address of a file or a packed folder, s3:// "
-                    "or gs://."
-                )
-                raise DataError("url-is-page", wrong, url=self.shown)
+                raise DataError("url-is-page", url=self.shown)
             if info["type"] != "directory":
                 return [self._file(self.name, info)]
         # Not fsspec's `find` and `walk`, which leave out folders that cannot be read
@@ -340,11 +324,7 @@ class _Url:
                 wrong = "{url} lists more than {limit:count file}: give a packed folder or a tar."
                 raise DataError("url-lists-too-many", wrong, url=self.shown, limit=MOST_FILES)
         if not files:
-            wrong = (
-                "{url} has no files, or does not list them: check the address, or give a "
-                "packed folder."
-            )
-            raise DataError("url-empty", wrong, url=self.shown)
+            raise DataError("url-empty", url=self.shown)
         return sorted(files, key=lambda file: file.name)
 
     def _packed(self) -> list[RemoteFile]:
@@ -391,10 +371,7 @@ class _Url:
 
     def _file(self, name: str, info: Mapping[str, Any]) -> RemoteFile:
         if info.get("size") is None:
-            wrong = (
-                "{url}: the server does not state the size of {file:plain}: download it yourself."
-            )
-            raise DataError("size-untold", wrong, url=self.shown, file=name)
+            raise DataError("size-untold", url=self.shown, file=name)
         version = tuple(str(info.get(mark, "")) for mark in _MARKS)
         return RemoteFile(name, info["name"], int(info["size"]), version=version)
 

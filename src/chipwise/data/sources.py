@@ -61,12 +61,8 @@ def check_labels(
         )
     bad = first_outside(label, classes, indices)
     if bad is not None:
-        wrong = (
-            "{data}: example {example} has label {label}, expected 0 to {last}: correct one "
-            "of them."
-        )
         raise DataError(
-            "label-out-of-range", wrong, data=data, example=bad[0], label=bad[1], last=classes - 1
+            "label-out-of-range", data=data, example=bad[0], label=bad[1], last=classes - 1
         )
 
 
@@ -170,10 +166,7 @@ class Arrays(ByRow):
 
     def __init__(self, /, *, classes: int | None = None, **columns: Any):
         if not columns:
-            wrong = (
-                "Arrays needs at least one column, for example Arrays(image=images, label=labels)."
-            )
-            raise DataError("no-columns", wrong)
+            raise DataError("no-columns")
         self.columns: Columns = {name: narrow(name, values) for name, values in columns.items()}
         self.classes = classes
         for name, column in self.columns.items():

@@ -51,22 +51,14 @@ class Windows(ByBatch):
             raise DataError("column-single-value", "The series is a single value.", column="series")
         for name, given in {"start": start, "stop": stop or 0}.items():
             if given < 0:
-                wrong = (
-                    "{name}={given}: expected at least 0. From the end of the series count "
-                    "{name}=len(series) - {back}."
-                )
-                raise RecipeError("windows-negative", wrong, name=name, given=given, back=-given)
+                raise RecipeError("windows-negative", name=name, given=given, back=-given)
         self.length, self.horizon, self.stride = length, horizon, stride
         last = len(self.series) if stop is None else min(stop, len(self.series))
         self._first = max(start, length) - length  # where the first window begins
         self._count = (last - horizon - length - self._first) // stride + 1
         if self._count < 1:
-            wrong = (
-                "No window fits: {length} moments and the {horizon} after them, which are to be in "
-                "[{start}, {stop}) of {moments}."
-            )
             facts = {"length": length, "horizon": horizon, "start": start, "stop": last}
-            raise DataError("windows-none", wrong, moments=len(self.series), **facts)
+            raise DataError("windows-none", moments=len(self.series), **facts)
 
     @property
     def where(self) -> tuple[int, ...]:

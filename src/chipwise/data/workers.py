@@ -140,10 +140,7 @@ class Batch:
             try:
                 seconds = future.result()
             except BrokenProcessPool as error:
-                wrong = (
-                    "A process that reads the data died (out of memory?): use fewer with --workers."
-                )
-                raise DataError("reader-died", wrong) from error
+                raise DataError("reader-died") from error
             if seconds is not None:  # of another process
                 self._stages.add(seconds)
         return self._columns
@@ -252,18 +249,10 @@ class Processes:
         try:
             problem = self.pool.submit(_problem).result()
         except BrokenProcessPool as error:
-            wrong = (
-                "The reading processes did not start: put `if __name__ == '__main__':` around "
-                "your calls."
-            )
-            raise DataError("readers-not-started", wrong) from error
+            raise DataError("readers-not-started") from error
         if problem is not None:
             self.pool.shutdown()
-            wrong = (
-                "No other process can make the source {source} ({reason}): define its class in "
-                "a module."
-            )
-            raise DataError("source-unmakeable", wrong, source=kind.__name__, reason=problem)
+            raise DataError("source-unmakeable", source=kind.__name__, reason=problem)
 
     def __str__(self) -> str:
         return f"{self.count} process{'es' * (self.count > 1)}"
@@ -373,9 +362,5 @@ def chosen(source: Any, workers: int | str | None) -> tuple[str, int]:
         or not number.isdecimal()
         or not 1 <= int(number) <= 1024
     ):
-        wrong = (
-            "workers={workers}: expected a number of at least 1, such as 4, threads:4 or "
-            "processes:4."
-        )
-        raise RecipeError("workers-unknown", wrong, workers=str(workers))
+        raise RecipeError("workers-unknown", workers=str(workers))
     return kind, int(number)

@@ -101,11 +101,7 @@ def folder_of_runs(folder: Path, runs: Sequence[Path]) -> list[Row]:
         source = fact("source-runs", folder=str(folder), label=label)
         rows += _together(dict.fromkeys(members), label, source)
     if not rows:
-        text = (
-            "None of the {runs:count run} in {folder} has metrics yet. Continue training "
-            "with --run."
-        )
-        raise RunError("runs-no-metrics", text, folder=folder, runs=len(runs))
+        raise RunError("runs-no-metrics", folder=folder, runs=len(runs))
     return rows
 
 

@@ -104,10 +104,7 @@ def start_of(data: str | Path | None, vocabulary: int) -> int:
     source = PackedFolder(data, "train")
     cut = tokenizer_of(source, source.document_ends)
     if cut is None or cut.end is None:
-        sentence = (
-            "{path} does not say which token follows a document: pack the text with chipwise pack."
-        )
-        raise DataError("tokens-without-end", sentence, path=str(data))
+        raise DataError("tokens-without-end", path=str(data))
     return (*cut.begin, cut.end)[0]
 
 

@@ -72,13 +72,7 @@ def measure_train(
     ):
         raise RecipeError("bench-nothing-to-time", steps=steps, seconds=seconds, warmup=warmup)
     if not recipe.clock.total:
-        text = (
-            'Recipe {recipe} lasts "{duration}", which is less than one step. Give it a '
-            "longer duration."
-        )
-        raise RecipeError(
-            "recipe-without-steps", text, recipe=recipe.name, duration=recipe.duration
-        )
+        raise RecipeError("recipe-without-steps", recipe=recipe.name, duration=recipe.duration)
     meter = Meter(recipe.batch) if began is None else Meter(recipe.batch, began)
     with contextlib.ExitStack() as closing:
         # ---- devices, data, state and programs, as in `fit`

@@ -89,14 +89,8 @@ class CriticalBatch:
         """The predicted steps of a batch. Raises `RecipeError` for a batch more than `REACH` times
         as large or as small as the run's."""
         if not self.batch <= batch * REACH <= self.batch * REACH**2:
-            text = (
-                "Batch {batch} is too far from the {own} of {run}: name {least} to {most}, or "
-                "another run "
-                "with --noise."
-            )
             raise RecipeError(
                 "like-too-far",
-                text,
                 batch=batch,
                 own=self.batch,
                 run=self.run,

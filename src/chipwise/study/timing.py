@@ -87,12 +87,8 @@ def seconds_a_step(session: Session) -> float:
 def _finite(loss: Any, first: int, last: int) -> float:
     value = float(finished({"loss": loss})["loss"])
     if not math.isfinite(value):
-        text = (
-            "The training loss became {value} {steps:steps}: try a lower lr, clip=1.0 or "
-            "precision f32."
-        )
         where = {"first": first, "last": last, "steps": (first, last)}
-        raise DivergedError("bench-loss-not-finite", text, value=str(value), **where)
+        raise DivergedError("bench-loss-not-finite", value=str(value), **where)
     return value
 
 

@@ -270,10 +270,7 @@ def _array(value: Any) -> np.ndarray:
     low, high = array.min().item(), array.max().item()
     if array.dtype.kind == "f" and low >= 0 and high <= 1:
         return np.rint(array * 255).astype(np.uint8)
-    wrong = (
-        "its pixels are {dtype} from {low:g} to {high:g}: expected uint8, or floats from 0 to 1."
-    )
-    raise DataError("image-array-values", wrong, dtype=array.dtype.name, low=low, high=high)
+    raise DataError("image-array-values", dtype=array.dtype.name, low=low, high=high)
 
 
 def _resized(array: np.ndarray, size: tuple[int, int]) -> np.ndarray:

@@ -138,10 +138,7 @@ class Packing:
     def __init__(self, src: Any, dst: str | Path, **options: Any):
         self.options = PackSettings(**options)
         if "://" in str(dst):
-            wrong = (
-                "{dst} is a URL: expected a folder on this machine; copy the pack there afterwards."
-            )
-            raise RecipeError("pack-to-url", wrong, dst=dst)
+            raise RecipeError("pack-to-url", dst=dst)
         self.dst = Path(to_write(dst, "dst")).expanduser()
         self.partial = self.dst.parent / f".{self.dst.name}.partial"
         if self.dst.exists():
@@ -242,12 +239,8 @@ class Packing:
             self.partial.mkdir(parents=True, exist_ok=True)
             lock = Lock(self.partial.with_name(f"{self.partial.name}.lock"))
         except BlockingIOError as error:
-            wrong = (
-                "Another process is writing {folder}, as {lock} says: wait until it is done. If it "
-                "has ended on another machine, delete {lock}."
-            )
             facts = {"folder": self.partial, "lock": error.filename}
-            raise DataError("pack-in-use", wrong, **facts) from error
+            raise DataError("pack-in-use", **facts) from error
         except OSError as error:
             raise DataError("pack-unwritable", path=self.partial, reason=error) from error
         try:

@@ -198,11 +198,8 @@ def other_form(path: Path) -> DataError | None:
     else:
         return None
     to = path.with_name(f"{path.stem}-new.csv") if is_csv else path.with_suffix(".csv")
-    wrong = (
-        "{path} is {found}: expected a .csv of UTF-8 text with commas: {command} < {source} > {to}"
-    )
     files = {"source": shlex.quote(str(path)), "to": shlex.quote(str(to))}
-    return DataError("table-form", wrong, path=path, found=found, command=command, **files)
+    return DataError("table-form", path=path, found=found, command=command, **files)
 
 
 def _read(path: Path, stream: io.TextIOWrapper) -> list[_Row]:
@@ -222,20 +219,12 @@ def _read(path: Path, stream: io.TextIOWrapper) -> list[_Row]:
             if any(row.cells):
                 rows.append(row)
     except csv.Error as error:
-        wrong = (
-            '{path}, line {line}: {reason}: close the quote that opens there, write "" for one '
-            "inside, and remove what follows a closing one."
-        )
-        raise DataError("table-no-csv", wrong, path=path, line=line, reason=str(error)) from error
+        raise DataError("table-no-csv", path=path, line=line, reason=str(error)) from error
     return rows
 
 
 def _too_large(path: Path, what: str) -> DataError:
-    wrong = (
-        "The {what} of {path} would take more than {limit:bytes}: pack the data from "
-        "Parquet instead."
-    )
-    return DataError("table-too-large", wrong, path=path, what=what, limit=_MOST_BYTES)
+    return DataError("table-too-large", path=path, what=what, limit=_MOST_BYTES)
 
 
 def _split(row: _Row, column: int) -> str:
@@ -289,13 +278,9 @@ def _said(rows: list[_Row], values: list[str]) -> str:
         return _CELLS[most][0]
     at = kinds.index(others[-1][0])
     row = rows[at]
-    wrong = (
-        "{path}, line {line}: {given!r}: most labels are {most}: type chipwise pack {source} DST "
-        "--labels {one}, or --labels {other}."
-    )
     offered = {"one": "several" if "lists" in kinds else "numbers", "other": "classes"}
     facts = {"given": values[at], "most": most, "source": shlex.quote(str(row.path)), **offered}
-    raise DataError("table-labels-mixed", wrong, path=row.path, line=row.line, **facts)
+    raise DataError("table-labels-mixed", path=row.path, line=row.line, **facts)
 
 
 def _classes(rows: list[_Row], values: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -41,10 +41,7 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
                 raise DataError("tfrecord-damaged", path=path, offset=offset, part="length")
             data, tail = file.read(length), file.read(4)
             if len(tail) < 4:
-                wrong = (
-                    "{path} ends within the record of {bytes} bytes at byte {offset}. Get it again."
-                )
-                raise DataError("tfrecord-cut", wrong, path=path, offset=offset, bytes=length)
+                raise DataError("tfrecord-cut", path=path, offset=offset, bytes=length)
             if _masked(data) != int.from_bytes(tail, "little"):
                 raise DataError("tfrecord-damaged", path=path, offset=offset + 12, part="data")
             yield offset + 12, data

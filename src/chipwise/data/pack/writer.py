@@ -228,19 +228,11 @@ class Writer:
         begun = progress or manifest
         if begun is None:
             if others := os.listdir(self.folder):
-                wrong = (
-                    "{folder} holds other files ({name}): move them away, or pack to another "
-                    "folder."
-                )
-                raise DataError("pack-folder-not-empty", wrong, folder=self.folder, name=others[0])
+                raise DataError("pack-folder-not-empty", folder=self.folder, name=others[0])
             self._save()  # now the folder is marked as ours
             return
         if begun.get("identity") != self._progress.identity:
-            wrong = (
-                "{folder} was begun from another source or settings: give those, or pack to "
-                "another folder."
-            )
-            raise DataError("pack-other-settings", wrong, folder=self.folder)
+            raise DataError("pack-other-settings", folder=self.folder)
         if progress is None:
             self._progress.shards, self._progress.skipped = (
                 begun["shards"],
@@ -275,11 +267,8 @@ class Writer:
             )
         expected = list(known or [*columns, *(name for name in self.below if name not in columns)])
         if list(columns) != expected:
-            wrong = (
-                "Records after {after:,} have the columns {columns:list}: expected {expected:list}."
-            )
             raise DataError(
-                "pack-columns", wrong, columns=list(columns), expected=expected, after=self.written
+                "pack-columns", columns=list(columns), expected=expected, after=self.written
             )
         for name, column in columns.items():
             image = shapes is not None and name == "image"
@@ -373,21 +362,12 @@ class Writer:
             )
             self.close()
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                wrong = (
-                    "Cannot write {folder} after {kept:,} records ({reason}): run it again to "
-                    "continue."
-                )
                 raise DataError(
-                    "pack-write", wrong, folder=self.folder, kept=kept, reason=error
+                    "pack-write", folder=self.folder, kept=kept, reason=error
                 ) from error
             left = (self.total - written) * nbytes / written if self.total and written else 0
-            wrong = (
-                "{folder}: disk full; {kept:count record} stay: free {needed:bytes} and run "
-                "it again."
-            )
             raise DataError(
                 "pack-disk-full",
-                wrong,
                 folder=self.folder,
                 kept=kept,
                 needed=max(left, _LEAST_ROOM),

@@ -162,11 +162,8 @@ def _baseline(rows: Sequence[Row], speeds: dict[str, Figure | None], label: str 
     if chosen in able:
         return chosen  # type: ignore[return-value]
     if chosen is not None:
-        text = (
-            "--baseline {label:plain} has no speed in examples/s. Rows that have one: {rows:list}."
-        )
         raise RecipeError(
-            "baseline-no-speed", text, label=label, rows=[row.label for row in able] or ["none"]
+            "baseline-no-speed", label=label, rows=[row.label for row in able] or ["none"]
         )
     if given:
         raise RecipeError(
