@@ -215,9 +215,15 @@ class _Line:
         if includes not in INCLUDES:
             raise self.bad("includes", ", ".join(INCLUDES))
         texts: dict[str, Any] = {name: self.cell(name) for name in _TEXTS}
-        rates: dict[str, Any] = {"usd_per_hour": usd, "spot_usd_per_hour": spot}
         texts["cloud"] = texts["cloud"] or (OWNED if includes == OWNED else "")
-        return Price(chip=chip.name, chips=int(chips), includes=includes, **rates, **texts)
+        return Price(
+            chip=chip.name,
+            chips=int(chips),
+            includes=includes,
+            usd_per_hour=usd,
+            spot_usd_per_hour=spot,
+            **texts,
+        )
 
 
 def prices_for(target: Target, table: Sequence[Price]) -> list[Price]:

@@ -176,9 +176,13 @@ def own_code(error: Exception) -> errors.ChipwiseError | None:
 
     if (at := line_of(error, installed=False)) is None:
         return None
-    facts = {"file": at[0].partition(":")[0], "line": at[1].lineno, "function": at[1].name}
     return errors.RecipeError(
-        "own-code", **facts, error=type(error).__name__, reason=one_line(error)
+        "own-code",
+        file=at[0].partition(":")[0],
+        line=at[1].lineno,
+        function=at[1].name,
+        error=type(error).__name__,
+        reason=one_line(error),
     )
 
 

@@ -97,8 +97,12 @@ def transfer(
         return
     to = console()
     printed(to, advice.moved(moved))
-    asked = {"batch": batch, "replicas": replicas, "duration": duration, "lr": lr}
-    lines(to, "", *told, next_line(recipe, moved, **asked))
+    lines(
+        to,
+        "",
+        *told,
+        next_line(recipe, moved, batch=batch, replicas=replicas, duration=duration, lr=lr),
+    )
 
 
 def next_line(given: options.Given, moved: Transfer, **asked: object) -> Fact:

@@ -55,13 +55,17 @@ def predict(
             options.say(message)
 
     model = trained(run, recipe, say, with_data=data is None, best=best)
-    settings: dict[str, Any] = {
-        "top": top,
-        "probabilities": probabilities,
-        "fresh": fresh,
-        "say": say,
-    }
-    predictions = predicted(model, _source(model, data), on=on, batch=batch, out=out, **settings)
+    predictions = predicted(
+        model,
+        _source(model, data),
+        on=on,
+        batch=batch,
+        out=out,
+        top=top,
+        probabilities=probabilities,
+        fresh=fresh,
+        say=say,
+    )
     if json_:
         shown = {"run": run, "steps": model.steps, "examples": predictions.examples}
         shown |= {"out": str(predictions.file), "accuracy": predictions.accuracy}
@@ -174,8 +178,9 @@ def export(
     from ..deploy.model import trained
 
     model = trained(run, recipe, options.say, best=best)
-    checking = {"data": _source(model, data), "examples": examples, "say": options.say}
-    result = exported(model, to, out, fresh=fresh, **checking)
+    result = exported(
+        model, to, out, fresh=fresh, data=_source(model, data), examples=examples, say=options.say
+    )
     if json_:
         print_json("export/1", {"run": run, **dataclasses.asdict(result), "file": str(result.file)})
         return

@@ -67,8 +67,9 @@ def launch(
     from ..run.tracking import destination
 
     where = places.place(to)
-    slurm = {"partition": partition, "account": account, "sbatch": sbatch}
-    _check_used(where, bucket=bucket, zone=zone, **slurm)
+    _check_used(
+        where, bucket=bucket, zone=zone, partition=partition, account=account, sbatch=sbatch
+    )
     services = {destination(to)[0] for to in track or ()}
     loaded = recipe.load()
     data = jobs.local_data(recipe.data)
@@ -122,8 +123,16 @@ def about(recipe: Recipe, plan: Plan, where: Place, spot: bool) -> tuple[Fact, .
     lines = [fact("launch-job", recipe=recipe.name, target=plan.target)]
     if plan.wall_seconds is not None:
         today, wall = datetime.date.today().isoformat(), plan.wall_seconds
-        time = {"seconds": wall.value, "low": wall.low, "high": wall.high}
-        lines.append(fact("launch-planned", date=today, version=version("chipwise"), **time))
+        lines.append(
+            fact(
+                "launch-planned",
+                date=today,
+                version=version("chipwise"),
+                seconds=wall.value,
+                low=wall.low,
+                high=wall.high,
+            )
+        )
     there = replace(
         plan, costs=tuple(cost for cost in plan.costs if where.takes(cost.cloud, cost.includes))
     )

@@ -133,8 +133,13 @@ def _device(text: str) -> Target:
     target = parse(text)
     if target.devices > 1:
         wrong = "{target} has {devices} devices, and a function is compiled for one: type {chip}."
-        numbers = {"devices": target.devices, "chip": target.chip.names[0]}
-        raise DeviceError("compile-devices", wrong, target=target.name, **numbers)
+        raise DeviceError(
+            "compile-devices",
+            wrong,
+            target=target.name,
+            devices=target.devices,
+            chip=target.chip.names[0],
+        )
     return target
 
 

@@ -84,8 +84,13 @@ def gpu_compiler() -> Compiler:
     same = f"pip install jax-cuda{cuda}-plugin=={jaxlib} jax-cuda{cuda}-pjrt=={jaxlib}"
     for part in (f"jax-cuda{cuda}-plugin", f"jax-cuda{cuda}-pjrt"):
         if (other := installed(part)) != jaxlib:
-            numbers = {"package": part, "version": other or "no version", "jaxlib": jaxlib}
-            raise DeviceError("compiler-of-another-jax", **numbers, install=same)
+            raise DeviceError(
+                "compiler-of-another-jax",
+                package=part,
+                version=other or "no version",
+                jaxlib=jaxlib,
+                install=same,
+            )
     if folder is None:
         raise DeviceError("ptxas-missing", install=f"pip install {package}")
     return Compiler(

@@ -195,12 +195,13 @@ def imagenet(data: str | Path | None = None, image: int = 224) -> Dataset:
         shape = source.spec["image"].shape if "image" in source.spec else ()
         fits = len(shape) == 3 and min(shape[:2]) >= image
         if source.classes is None or not fits or source.spec != _image_spec((*shape[:2], 3)):
-            facts = {
-                "path": source.path,
-                "columns": described(source.spec),
-                "classes": source.classes,
-            }
-            raise DataError("imagenet-pack", image=image, **facts)
+            raise DataError(
+                "imagenet-pack",
+                image=image,
+                path=source.path,
+                columns=described(source.spec),
+                classes=source.classes,
+            )
     classes = [source.classes for source in packed]
     named = all(source.names for source in packed)  # then labels are joined by names
     if classes[0] is None or (classes[0] != classes[1] and not named):
@@ -256,8 +257,9 @@ def published(name: str, url: str, files: Mapping[str, str]) -> list[Path]:
                 if isinstance(error, requests.ConnectionError)
                 else one_line(error, 200)
             )
-            numbers = {"data": name, "url": url + file, "reason": why, "files": list(files)}
-            raise DataError("download-failed", **numbers) from error
+            raise DataError(
+                "download-failed", data=name, url=url + file, reason=why, files=list(files)
+            ) from error
         finally:
             logger.setLevel(level)
         paths.append(Path(path))
@@ -344,11 +346,12 @@ def _images(path: Path, split: str) -> Columns:
     folder = ImageFolder(path, split=split)
     if folder.names != CIFAR10_CLASSES:
         wrong = "{path}/{split} has the classes {names:few}, expected {expected:list}."
-        facts = {
-            "path": path,
-            "split": split,
-            "names": folder.names[:20],
-            "expected": CIFAR10_CLASSES,
-        }
-        raise DataError("cifar10-classes", wrong, **facts)
+        raise DataError(
+            "cifar10-classes",
+            wrong,
+            path=path,
+            split=split,
+            names=folder.names[:20],
+            expected=CIFAR10_CLASSES,
+        )
     return materialize(folder)

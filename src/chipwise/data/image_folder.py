@@ -116,9 +116,14 @@ class ImageFolder(ByBatch):
         except DataError as error:
             raise self._of(index, error) from error
         if shape != out.shape:
-            sizes = {"first_size": list(out.shape[:2]), "size": list(shape[:2])}
             first, file = (self._images.names[i] for i in (0, index))
-            raise DataError("image-sizes-differ", first=first, file=file, **sizes)
+            raise DataError(
+                "image-sizes-differ",
+                first=first,
+                file=file,
+                first_size=list(out.shape[:2]),
+                size=list(shape[:2]),
+            )
 
     def _of(self, index: int, error: DataError) -> DataError:
         """A decoder's `error` with the file's name."""

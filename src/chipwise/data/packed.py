@@ -339,8 +339,14 @@ class PackedFolder(ByBatch):
                 index = int(indices[row])
                 name, problem = self.record_name(index), error.fact
                 wrong = "{path} record {record} ({name:plain}): {problem} Or pack the data again."
-                facts = {"path": self.path, "record": index, "name": name, "problem": problem}
-                raise DataError("packed-record-unreadable", wrong, **facts) from error
+                raise DataError(
+                    "packed-record-unreadable",
+                    wrong,
+                    path=self.path,
+                    record=index,
+                    name=name,
+                    problem=problem,
+                ) from error
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process opens its own
@@ -354,14 +360,14 @@ def check_below(
     for name, limit in below.items():
         bad = first_outside(columns[name], limit, indices)
         if bad is not None:
-            facts = {
-                "data": data,
-                "example": bad[0],
-                "column": name,
-                "value": bad[1],
-                "last": limit - 1,
-            }
-            raise DataError("value-out-of-range", **facts)
+            raise DataError(
+                "value-out-of-range",
+                data=data,
+                example=bad[0],
+                column=name,
+                value=bad[1],
+                last=limit - 1,
+            )
 
 
 def _ask(array: np.ndarray, examples: int, begins: np.ndarray, ends: np.ndarray) -> None:

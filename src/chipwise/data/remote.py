@@ -190,8 +190,9 @@ def _fetch(url: _Url, files: list[RemoteFile], to: Path) -> None:
                 if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 if pause is None or _gone(error) or isinstance(error, TooSlow):
-                    numbers = {"data": url.shown, "file": file.name, "reason": url.reason(error)}
-                    raise DataError("fetch-failed", **numbers) from error
+                    raise DataError(
+                        "fetch-failed", data=url.shown, file=file.name, reason=url.reason(error)
+                    ) from error
                 time.sleep(pause)
         with open(part, "rb") as opened:
             os.fsync(opened)  # or after a power cut the file might lack its contents
@@ -236,8 +237,9 @@ def _make_room(own: Path, nbytes: int, data: str) -> None:
         shutil.rmtree(entry)
     if left:
         return _make_room(own, nbytes, data)
-    numbers = {"data": data, "bytes": nbytes, "limit": most, "used": used, "free": free}
-    raise DataError("cache-full", cache=own.parent, **numbers)
+    raise DataError(
+        "cache-full", cache=own.parent, data=data, bytes=nbytes, limit=most, used=used, free=free
+    )
 
 
 def _late(seconds: float, nbytes: int = 0) -> str | None:

@@ -232,12 +232,13 @@ class Lazy(ByRow):
                 arrays = Arrays(classes=self.classes, **self._load())
                 columns, expected = described(arrays.spec), described(self.spec)
                 if (len(arrays), columns) != (self._length, expected):
-                    facts = {
-                        "examples": len(arrays),
-                        "columns": columns,
-                        "expected_examples": self._length,
-                    }
-                    raise DataError("loaded-differs", expected=expected, **facts)
+                    raise DataError(
+                        "loaded-differs",
+                        expected=expected,
+                        examples=len(arrays),
+                        columns=columns,
+                        expected_examples=self._length,
+                    )
                 self._arrays = arrays
         return self._arrays
 
@@ -312,8 +313,12 @@ def fill(
                 example = read_example(given, index)
                 if {name: (array.shape, array.dtype) for name, array in example.items()} != kind:
                     expected = described({n: jax.ShapeDtypeStruct(*k) for n, k in kind.items()})
-                    about = {"example": index, "columns": described(example), "expected": expected}
-                    raise DataError("example-unlike", **about)
+                    raise DataError(
+                        "example-unlike",
+                        example=index,
+                        columns=described(example),
+                        expected=expected,
+                    )
                 for name, value in example.items():
                     out[name][row] = value
 

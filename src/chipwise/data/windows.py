@@ -57,8 +57,14 @@ class Windows(ByBatch):
         self._first = max(start, length) - length  # where the first window begins
         self._count = (last - horizon - length - self._first) // stride + 1
         if self._count < 1:
-            facts = {"length": length, "horizon": horizon, "start": start, "stop": last}
-            raise DataError("windows-none", moments=len(self.series), **facts)
+            raise DataError(
+                "windows-none",
+                moments=len(self.series),
+                length=length,
+                horizon=horizon,
+                start=start,
+                stop=last,
+            )
 
     @property
     def where(self) -> tuple[int, ...]:

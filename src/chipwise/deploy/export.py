@@ -188,8 +188,12 @@ def _compare(
     if classifier:
         labels = int(np.sum(wide["outputs"].argmax(1) != actual["outputs"].argmax(1)))
     if not gap <= TOLERANCE * max(largest, _LEAST) or labels:
-        facts = {"difference": gap, "largest": largest, "labels": labels or 0}
         raise RecipeError(
-            "export-differs", format=to, examples=len(next(iter(wide.values()))), **facts
+            "export-differs",
+            format=to,
+            examples=len(next(iter(wide.values()))),
+            difference=gap,
+            largest=largest,
+            labels=labels or 0,
         )
     return gap, largest, labels

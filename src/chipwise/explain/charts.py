@@ -304,11 +304,15 @@ def panel(
     xs, ys = _values(curves, how.get("level"))
     marks = [m for m in how.pop("marks", ()) if min(*xs, 0.0) <= m <= max(xs)]
     words = how.pop("mark_words", "") * bool(marks)
-    logs: dict[str, Any] = {
-        "x_log": x_log and spread_out(xs, LOG_FROM),
-        "y_log": y_log and spread_out(ys, LOG_FROM),
-    }
-    return Panel(title, curves, **logs, marks=marks, mark_words=words, **how)
+    return Panel(
+        title,
+        curves,
+        x_log=x_log and spread_out(xs, LOG_FROM),
+        y_log=y_log and spread_out(ys, LOG_FROM),
+        marks=marks,
+        mark_words=words,
+        **how,
+    )
 
 
 def _values(curves: Sequence[Trace], level: float | None) -> tuple[list[float], list[float]]:

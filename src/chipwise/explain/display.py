@@ -79,8 +79,13 @@ def compare(
 
     Raises `DataError`, `RunError` or `RecipeError`.
     """
-    how = {"baseline": baseline, "target": target, "metric": metric, "better": better}
-    document = compare_document([os.fspath(source) for source in sources], **how)
+    document = compare_document(
+        [os.fspath(source) for source in sources],
+        baseline=baseline,
+        target=target,
+        metric=metric,
+        better=better,
+    )
     return Shown(document, compare_parts.parts(document))
 
 

@@ -135,8 +135,16 @@ def parts(plans: Sequence[Mapping[str, Any]]) -> Iterator[terminal.Part]:
         if not rows:
             yield Text(str(fact("kernels-unknown", target=plan["target"])))
             continue
-        about = {"kernels": len(rows), "share": sum(row.share for row in rows)}
-        yield terminal.Title(str(fact("kernels-title", target=plan["target"], **about)))
+        yield terminal.Title(
+            str(
+                fact(
+                    "kernels-title",
+                    target=plan["target"],
+                    kernels=len(rows),
+                    share=sum(row.share for row in rows),
+                )
+            )
+        )
         yield table(rows, "of a step")
         for advice, numbers in helps(rows):
             yield Text(f"{', '.join(map(str, numbers))}: {advice}")

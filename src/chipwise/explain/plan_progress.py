@@ -44,8 +44,14 @@ def _answer(one: Plan, **count: int) -> Fact:
         return fact("plan-ready-cannot", target=one.target, problem=one.problem, **count)
     cost = one.cheapest()
     price = "" if cost is None else f", {dollars(cost.usd.value)} {cost.cloud}"
-    speeds = {"seconds": one.step_seconds.value, "rate": one.examples_per_second.value}
-    return fact("plan-ready", target=one.target, price=price, **speeds, **count)
+    return fact(
+        "plan-ready",
+        target=one.target,
+        price=price,
+        seconds=one.step_seconds.value,
+        rate=one.examples_per_second.value,
+        **count,
+    )
 
 
 @contextlib.contextmanager

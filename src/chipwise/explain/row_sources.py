@@ -157,7 +157,6 @@ def _repeats(rows: list[Row], folder: Path) -> Row:
     for row, name in itertools.product(rows[1:], COMMON):
         a, b = getattr(first, name), getattr(row, name)
         if a != b:
-            files = {"file": f"{first.label}.json", "other": f"{row.label}.json"}
             field = "device" if name == "where" else name
             raise DataError(
                 "records-differ",
@@ -168,7 +167,8 @@ def _repeats(rows: list[Row], folder: Path) -> Row:
                 what=field,
                 a=a,
                 b=b,
-                **files,
+                file=f"{first.label}.json",
+                other=f"{row.label}.json",
             )
     day = (first.created or "")[:10]
     return replace(

@@ -328,8 +328,9 @@ def _arranged(keras: Any, model: Any, args: tuple, kwargs: dict) -> tuple[tuple,
         args = tuple(kwargs[name] for name in names if name in kwargs)
     if len(args) != len(names):
         given = sorted(kwargs) or [f"{len(args)} without names"]
-        about = {"names": names, "columns": given, "first": names[0]}
-        raise RecipeError("keras-inputs", model=type(model).__name__, **about)
+        raise RecipeError(
+            "keras-inputs", model=type(model).__name__, names=names, columns=given, first=names[0]
+        )
     return (keras.tree.pack_sequence_as(model.input, list(args)),), {}
 
 

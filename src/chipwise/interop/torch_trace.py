@@ -77,8 +77,9 @@ class Traced:
             try:
                 module = self._make()
             except Exception as error:
-                facts = {"module": self.name, "reason": one_line(error)}
-                raise RecipeError("torch-init-untraced", **facts) from error
+                raise RecipeError(
+                    "torch-init-untraced", module=self.name, reason=one_line(error)
+                ) from error
         named = (dict(module.named_parameters()), dict(module.named_buffers()))
         return self._tree(*map(self.env.t2j_iso, named))
 
@@ -289,8 +290,9 @@ def _environment() -> Any:
         except ImportError:
             raise RecipeError("torchax-missing", torch=torch.__version__, command=INSTALL) from None
         except Exception as error:  # 0.0.13 beside torch 2.13: an AttributeError
-            facts = {"torch": torch.__version__, "reason": one_line(error), "command": INSTALL}
-            raise RecipeError("torchax-unfit", **facts) from error
+            raise RecipeError(
+                "torchax-unfit", torch=torch.__version__, reason=one_line(error), command=INSTALL
+            ) from error
 
     traced, pytree = (torchax.Tensor, torchax.View), torch.utils._pytree
 

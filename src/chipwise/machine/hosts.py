@@ -299,13 +299,13 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
             lost = HostLost("host-left-behind", host=host, silence=silence)
             _end(lost.exit_code, str(lost))
             return
-        facts = {
-            "host": seat.index,
-            "lost": host,
-            "lost_name": here.names[host],
-            "silence": silence,
-        }
-        lost = HostLost("host-garbled" if garbled else "host-lost", **facts)
+        lost = HostLost(
+            "host-garbled" if garbled else "host-lost",
+            host=seat.index,
+            lost=host,
+            lost_name=here.names[host],
+            silence=silence,
+        )
         _end(lost.exit_code, str(lost))
 
     channel = Channel(seat.index, seat.count, connections, silence, gone, _end)

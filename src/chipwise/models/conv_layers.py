@@ -164,14 +164,17 @@ def conv_layer(
 ) -> nnx.Conv:
     """A square convolution without bias, through `chipwise.models.conv`."""
     size = (kernel, kernel)
-    fixed: dict[str, Any] = {
-        "use_bias": False,
-        "conv_general_dilated": conv,
-        "feature_group_count": groups,
-        "rngs": rngs,
-    }
     return nnx.Conv(
-        c_in, c_out, size, strides=stride, padding=padding, kernel_init=kernel_init, **fixed
+        c_in,
+        c_out,
+        size,
+        strides=stride,
+        padding=padding,
+        kernel_init=kernel_init,
+        use_bias=False,
+        conv_general_dilated=conv,
+        feature_group_count=groups,
+        rngs=rngs,
     )
 
 

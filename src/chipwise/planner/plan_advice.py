@@ -106,13 +106,9 @@ def advice(
     padded = _multiple(each, SUBLANES)
     if target.chip.kind == "TPU" and each < padded and _fits(plan, padded / each):
         wasted = 1 - each / padded
-        numbers = {
-            "each": each,
-            "padded": padded,
-            "wasted": wasted,
-            "batch": padded * recipe.replicas,
-        }
-        yield fact("advice-padded", **numbers)
+        yield fact(
+            "advice-padded", each=each, padded=padded, wasted=wasted, batch=padded * recipe.replicas
+        )
     yield from _speed(recipe, step, plan)
     yield from time.warnings
 
@@ -170,10 +166,11 @@ def _speed(recipe: Recipe, step: Blueprint, plan: Plan) -> Iterator[Fact]:
         yield fact("advice-precision")
     if step.calls > 1 and plan.bound in ("launch", "memory") and _fits(plan, step.calls):
         layout = step.layout
-        about = {
-            "examples": layout.batch // layout.blocks,
-            "blocks": layout.blocks,
-            "devices": layout.devices,
-        }
         code = "advice-blocks-in-turn" if step.exact else "advice-blocks-in-turn-free"
-        yield fact(code, calls=step.calls, **about)
+        yield fact(
+            code,
+            calls=step.calls,
+            examples=layout.batch // layout.blocks,
+            blocks=layout.blocks,
+            devices=layout.devices,
+        )

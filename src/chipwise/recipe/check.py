@@ -221,12 +221,12 @@ def _device(recipe: Recipe, target: Target | None) -> Iterator[Fact]:
         return
     if blocks >= IN_TURN * target.devices:
         devices = target.devices  # each runs many small programs in turn
-        about = {
-            "blocks": blocks,
-            "target": target.name,
-            "calls": blocks // devices,
-            "devices": devices,
-        }
         yield fact(
-            "blocks-in-turn", **about, examples=recipe.batch // blocks, all=recipe.batch // devices
+            "blocks-in-turn",
+            blocks=blocks,
+            target=target.name,
+            calls=blocks // devices,
+            devices=devices,
+            examples=recipe.batch // blocks,
+            all=recipe.batch // devices,
         )

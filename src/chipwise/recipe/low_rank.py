@@ -120,8 +120,12 @@ class lora:
         `lora` does when used."""
         for pattern in self.on:
             if not fnmatch.filter(leaves, pattern):
-                facts = {"near": near(pattern, leaves), "names": list(leaves)}
-                raise RecipeError("adapters-match-nothing", pattern=pattern, **facts)
+                raise RecipeError(
+                    "adapters-match-nothing",
+                    pattern=pattern,
+                    near=near(pattern, leaves),
+                    names=list(leaves),
+                )
         named = {
             p: w for p, w in leaves.items() if any(fnmatch.fnmatchcase(p, one) for one in self.on)
         }
@@ -131,8 +135,13 @@ class lora:
         layers = int(matrix.ndim > 1 and fnmatch.fnmatchcase(path, self.stacked))
         stack, shape = matrix.shape[:layers], matrix.shape[layers:]
         if len(shape) < 2 or not jnp.issubdtype(matrix.dtype, jnp.floating):
-            about = {"shape": list(matrix.shape), "dtype": str(matrix.dtype)}
-            raise RecipeError("adapter-without-matrix", path=path, **about, on=self.on)
+            raise RecipeError(
+                "adapter-without-matrix",
+                path=path,
+                shape=list(matrix.shape),
+                dtype=str(matrix.dtype),
+                on=self.on,
+            )
         turned, last = _is_turned(path), len(shape) - 1
         cuts = (1,) if turned else (1, last) if last == 2 else (last,)
         sides = min(((math.prod(shape[:k]), math.prod(shape[k:])) for k in cuts), key=max)

@@ -271,13 +271,13 @@ def finished(sums: Mapping[str, Sum]) -> dict[str, float | np.ndarray]:
             with np.errstate(all="ignore"):
                 value = np.asarray(Sum(total, count, s.finish).value, np.float64)
         except Exception as error:
-            about = {
-                "total": list(total.shape),
-                "count": list(count.shape),
-                "reason": one_line(error),
-            }
             raise RecipeError(
-                "finish-failed", metric=name, error=type(error).__name__, **about
+                "finish-failed",
+                metric=name,
+                error=type(error).__name__,
+                total=list(total.shape),
+                count=list(count.shape),
+                reason=one_line(error),
             ) from error
         values[name] = float(value) if value.ndim == 0 else value
     return values

@@ -92,13 +92,15 @@ def measure_train(
             losses = first_losses(session, warmup)
             each = seconds_a_step(session)
         warm, counts = session.step, intervals(each, steps, seconds)
-        about = {
-            "warmup": warmup,
-            "calibration": warm - warmup,
-            "timed": sum(counts),
-            "each": counts[0],
-        }
-        reporter.say(fact("bench-begins", **about))
+        reporter.say(
+            fact(
+                "bench-begins",
+                warmup=warmup,
+                calibration=warm - warmup,
+                timed=sum(counts),
+                each=counts[0],
+            )
+        )
         meter.seconds["timed"], figures, more = time_intervals(session, counts, reporter)
 
         # ---- the record

@@ -207,7 +207,10 @@ def _check(low: float, high: float, steps: int) -> None:
     if not low < high:
         raise RecipeError("rates-out-of-order", low=low, high=high)
     if type(steps) is not int or not FEWEST <= steps <= MOST:
-        facts = {"steps": steps, "fewest": FEWEST, "most": MOST}
         raise RecipeError(
-            "range-test-steps", "steps={steps!r}: expected {fewest} to {most}.", **facts
+            "range-test-steps",
+            "steps={steps!r}: expected {fewest} to {most}.",
+            steps=steps,
+            fewest=FEWEST,
+            most=MOST,
         )

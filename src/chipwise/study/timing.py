@@ -87,8 +87,9 @@ def seconds_a_step(session: Session) -> float:
 def _finite(loss: Any, first: int, last: int) -> float:
     value = float(finished({"loss": loss})["loss"])
     if not math.isfinite(value):
-        where = {"first": first, "last": last, "steps": (first, last)}
-        raise DivergedError("bench-loss-not-finite", value=str(value), **where)
+        raise DivergedError(
+            "bench-loss-not-finite", value=str(value), first=first, last=last, steps=(first, last)
+        )
     return value
 
 

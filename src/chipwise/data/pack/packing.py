@@ -239,8 +239,7 @@ class Packing:
             self.partial.mkdir(parents=True, exist_ok=True)
             lock = Lock(self.partial.with_name(f"{self.partial.name}.lock"))
         except BlockingIOError as error:
-            facts = {"folder": self.partial, "lock": error.filename}
-            raise DataError("pack-in-use", **facts) from error
+            raise DataError("pack-in-use", folder=self.partial, lock=error.filename) from error
         except OSError as error:
             raise DataError("pack-unwritable", path=self.partial, reason=error) from error
         try:
@@ -338,8 +337,14 @@ class Packing:
         splits."""
         if self._skipped + len(writer.skipped) > self.max_skipped:
             names = [entry["name"] for entry in writer.skipped[::-1]]
-            numbers = {"src": self.src, **writer.skipped[-1], "partial": self.partial}
-            raise DataError("pack-skipped-many", limit=self.max_skipped, names=names, **numbers)
+            raise DataError(
+                "pack-skipped-many",
+                limit=self.max_skipped,
+                names=names,
+                src=self.src,
+                **writer.skipped[-1],
+                partial=self.partial,
+            )
 
     def _check_alike(self, record: Entry) -> None:
         """Raises `DataError` unless a record has the columns and shapes of the first one. Raw packs
@@ -351,14 +356,15 @@ class Packing:
             return
         image, other = expected.get("image"), shapes.get("image")
         if image and other and image != other:
-            facts = {
-                "first_height": image[0],
-                "first_width": image[1],
-                "height": other[0],
-                "width": other[1],
-            }
             raise DataError(
-                "pack-image-sizes", first=first, name=name, size=min(image[:2]), **facts
+                "pack-image-sizes",
+                first=first,
+                name=name,
+                size=min(image[:2]),
+                first_height=image[0],
+                first_width=image[1],
+                height=other[0],
+                width=other[1],
             )
         there, here = ([f"{c} {list(s)}" for c, s in each.items()] for each in (expected, shapes))
         raise DataError("examples-differ", first=first, expected=there, name=name, columns=here)

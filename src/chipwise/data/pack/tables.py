@@ -198,8 +198,14 @@ def other_form(path: Path) -> DataError | None:
     else:
         return None
     to = path.with_name(f"{path.stem}-new.csv") if is_csv else path.with_suffix(".csv")
-    files = {"source": shlex.quote(str(path)), "to": shlex.quote(str(to))}
-    return DataError("table-form", path=path, found=found, command=command, **files)
+    return DataError(
+        "table-form",
+        path=path,
+        found=found,
+        command=command,
+        source=shlex.quote(str(path)),
+        to=shlex.quote(str(to)),
+    )
 
 
 def _read(path: Path, stream: io.TextIOWrapper) -> list[_Row]:
@@ -279,8 +285,15 @@ def _said(rows: list[_Row], values: list[str]) -> str:
     at = kinds.index(others[-1][0])
     row = rows[at]
     offered = {"one": "several" if "lists" in kinds else "numbers", "other": "classes"}
-    facts = {"given": values[at], "most": most, "source": shlex.quote(str(row.path)), **offered}
-    raise DataError("table-labels-mixed", path=row.path, line=row.line, **facts)
+    raise DataError(
+        "table-labels-mixed",
+        path=row.path,
+        line=row.line,
+        given=values[at],
+        most=most,
+        source=shlex.quote(str(row.path)),
+        **offered,
+    )
 
 
 def _classes(rows: list[_Row], values: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:

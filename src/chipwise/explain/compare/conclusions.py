@@ -147,8 +147,14 @@ def _metric(document: Document) -> Iterator[Fact]:
         if apart := final["difference"]:
             code = "final-apart-by-pairs" if final["by_pairs"] else "final-apart"
             more.append(fact(code, value=apart["value"], verdict=fact(apart["verdict"])))
-        of = {"metric": document["metric"], "mean": final["mean"]}
-        yield fact("final", label=row["label"], **of, runs=runs, more=more)
+        yield fact(
+            "final",
+            label=row["label"],
+            metric=document["metric"],
+            mean=final["mean"],
+            runs=runs,
+            more=more,
+        )
     finals = [row["metric"] for row in document["rows"] if row["metric"]]
     if any(1 < final["n"] < FEW for final in finals):
         yield fact("few-seeds", enough=FEW)

@@ -161,8 +161,15 @@ def _status(run: StoredRun, total: int | None) -> dict[str, Any]:
         state, steps = "finished", int(result)
         facts = [fact("story-run-finished", steps=steps)]
         if (best := run.kept) is not None:
-            about = {"metric": one_line(best.metric), "value": best.value, "best": best.step}
-            facts.append(fact("story-run-best", **about, better=best.better))
+            facts.append(
+                fact(
+                    "story-run-best",
+                    metric=one_line(best.metric),
+                    value=best.value,
+                    best=best.step,
+                    better=best.better,
+                )
+            )
             facts = [best.story(steps, total)] if best.ended_early else facts
     elif bad is not None:
         length = fact("story-run-length", total=total)
