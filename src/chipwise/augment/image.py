@@ -143,7 +143,8 @@ def pixel(fill: float | Sequence[float], image: jax.Array, call: str) -> np.ndar
     right = values.ndim <= 1 and (values.size == 1 or values.shape == channels)
     expect(right, call, f"one value, or one for each channel of images {image.shape}")
     if jnp.issubdtype(image.dtype, jnp.integer):
-        values, limits = np.rint(values), jnp.iinfo(image.dtype)
+        values = np.rint(values)
+        limits = jnp.iinfo(image.dtype)
         right = bool(((values >= limits.min) & (values <= limits.max)).all())
         expect(right, call, f"values from {limits.min} to {limits.max} for {image.dtype}")
     color = np.broadcast_to(values.reshape(channels if values.size != 1 else ()), channels)

@@ -36,7 +36,8 @@ def check(
     from ..recipe.check import check as look
 
     loaded = recipe.load()
-    findings, model = look(loaded, on), None
+    findings = look(loaded, on)
+    model = None
     if summary:
         from ..explain import model_summary
 
@@ -84,13 +85,15 @@ def transfer(
     from ..study.critical_batch import critical_batch
     from ..study.transfer import transfer as move
 
-    old, told = recipe.load(), list[Fact]()
+    old = recipe.load()
+    told = list[Fact]()
     if like is not None or target is not None or better.given:
         if like is None or target is None or batch is None or duration is not None:
             text = "--like RUN takes --target METRIC=VALUE and --batch N, and says the duration."
             raise RecipeError("transfer-like", text)
         law = critical_batch(old, like, target, better.given)
-        told, duration = [law.told(steps := law.steps(batch))], f"{steps.steps}st"
+        told = [law.told(steps := law.steps(batch))]
+        duration = f"{steps.steps}st"
     moved = move(old, batch=batch, replicas=replicas, duration=duration, lr=lr)
     if json_:
         print_json("transfer/1", moved.to_json() | ({"like": told[0].json()} if told else {}))

@@ -113,7 +113,8 @@ def _contents(splits: dict[str, PackedFolder]) -> Table:
         moments = [
             Text("\n".join(f"{value:.2f}" for value in many)) for many in (source.mean, source.std)
         ]
-        size, shards = byte_size(sum(file["bytes"] for file in files)), len(manifest["shards"])
+        size = byte_size(sum(file["bytes"] for file in files))
+        shards = len(manifest["shards"])
         cells.append(
             [name, f"{len(source):,}", manifest["store"], Text(shapes), shards, size, *moments]
         )

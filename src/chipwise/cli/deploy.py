@@ -112,7 +112,8 @@ def generate(
     from ..deploy.generation import generate as generated
     from ..deploy.model import trained
 
-    prompts, stream = prompt or [""], not json_ and len(prompt or "1") == 1
+    prompts = prompt or [""]
+    stream = not json_ and len(prompt or "1") == 1
     begun = iter(prompts)
 
     def show(number: int, piece: str) -> None:

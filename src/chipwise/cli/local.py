@@ -60,7 +60,8 @@ def _run(command: list[str], processes: int | None, signals: list[int]) -> list[
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-    started, token = [], secrets.token_hex(16)
+    started = []
+    token = secrets.token_hex(16)
     for index in range(processes or 1):
         told = (str(processes), str(index), coordinator, token)
         seat = dict(zip((*TOLD, TOKEN), told, strict=True)) if processes else {}
@@ -70,7 +71,8 @@ def _run(command: list[str], processes: int | None, signals: list[int]) -> list[
         program = [sys.executable, "-P", "-c", begin, *command]  # nothing of the current folder
         # In its own session, so that it gets Ctrl-C only once, from this process
         started.append(subprocess.Popen(program, env=os.environ | seat, start_new_session=True))
-    terminated, failed_at = False, 0.0
+    terminated = False
+    failed_at = 0.0
     while any(process.poll() is None for process in started):
         if signals and not terminated:
             terminated = True

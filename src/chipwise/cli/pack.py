@@ -157,7 +157,8 @@ def _run(job: Packing, json_: bool) -> None:
         begin = " ".join(texts["begin"]) or "none"
         lines(to, fact("pack-documents", begin=begin, end=texts["end"]))
     lines(to, *job.listing.told, *alike(job.listing.names))
-    share, held = job.options.split, sizes.get("eval", 0) / max(1, sum(sizes.values()))
+    share = job.options.split
+    held = sizes.get("eval", 0) / max(1, sum(sizes.values()))
     if share and not share / 2 <= held <= 2 * share:
         lines(to, fact("pack-split-uneven", share=share, held=held))
     if job.listing.left_out:
@@ -223,7 +224,8 @@ def _shown(job: Packing, quiet: bool) -> tuple[Progress, Callable[[Done], None]]
         TimeRemainingColumn(),
     )
     bar = Progress(*columns, console=to, transient=True, disable=quiet or not to.is_terminal)
-    task, printed = bar.add_task("packing", total=sum(lengths)), time.monotonic()
+    task = bar.add_task("packing", total=sum(lengths))
+    printed = time.monotonic()
 
     def show(progress: Done) -> None:
         nonlocal printed

@@ -50,7 +50,8 @@ def plan(
     from ..planner.plan_to_target import plan_like
 
     gc.set_threshold(20_000)  # a seventh of the time to trace a net is collecting objects that stay
-    loaded, targets = recipe.load(), _names(on)
+    loaded = recipe.load()
+    targets = _names(on)
     batches = [] if batch is None else _batches(batch)
     if (like, target, batch).count(None) not in (0, 3) or (like is None and better.given):
         raise RecipeError("plan-like-incomplete")

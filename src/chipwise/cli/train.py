@@ -114,7 +114,8 @@ def sweep(
     from ..study import grid as points
     from ..study.sweep import sweep as train_all
 
-    settings, arguments = points.parse(set_ or ()), how.arguments
+    settings = points.parse(set_ or ())
+    arguments = how.arguments
     file, _, name = recipe.partition(":")
     run = run or _folder(Path(name or file).stem)
 
@@ -212,7 +213,9 @@ def _one(
     from ..run.fit import fit
     from ..study.study_runs import Origin
 
-    weights, sizes, begun = None, list[str](), dict[str, Any]()
+    weights = None
+    sizes = list[str]()
+    begun = dict[str, Any]()
     if start is not None:
         from ..deploy.huggingface import settings_of
         from ..deploy.pretrained import pretrained
@@ -250,7 +253,8 @@ def _one(
     rows: list[tuple[str, Any]] = [
         (k, f"{v:.6g}") for k, v in result.metrics.items() if isinstance(v, float)
     ]
-    speed, share = result.speed, result.speed["share_of_peak"]
+    speed = result.speed
+    share = result.speed["share_of_peak"]
     if speed.get("examples_per_second"):
         low, high = speed["examples_per_second_quartiles"]
         median = speed["examples_per_second"]

@@ -105,7 +105,8 @@ class Answer:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Answer:
-        problem, notes = value.pop("problem"), [Fact(**note) for note in value.pop("notes")]
+        problem = value.pop("problem")
+        notes = [Fact(**note) for note in value.pop("notes")]
         kernels = [Kernel.from_json(kernel) for kernel in value.pop("kernels", ())]
         return cls(**value, problem=problem and Fact(**problem), notes=notes, kernels=kernels)
 

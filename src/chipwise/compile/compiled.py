@@ -108,7 +108,8 @@ def _answer(place: Target, jitted: Any, shapes: tuple[Any, ...]) -> Answer:
     with EXPORTING, cudnn_assumed():
         traced = jitted.trace(*shapes)
     about = figures(place.chip)
-    name, given = traced.fun_name, jax.tree.leaves(traced.args_info)
+    name = traced.fun_name
+    given = jax.tree.leaves(traced.args_info)
     try:
         program = export_program(jitted, shapes, about["platform"])
     except Exception as error:  # it can be traced, but not lowered for this chip

@@ -72,7 +72,8 @@ def gpu_compiler() -> Compiler:
     there is no `ptxas`.
     """
     plugins = {cuda: version for cuda in CUDA if (version := installed(f"jax-cuda{cuda}-plugin"))}
-    jaxlib, install = installed("jaxlib"), "pip install 'chipwise[plan-gpu]'"
+    jaxlib = installed("jaxlib")
+    install = "pip install 'chipwise[plan-gpu]'"
     if not plugins:
         raise DeviceError("compiler-missing", chips="GPUs", install=install)
     if len(plugins) > 1:
@@ -80,7 +81,8 @@ def gpu_compiler() -> Compiler:
         unwanted = f"pip uninstall jax-cuda{CUDA[-1]}-plugin jax-cuda{CUDA[-1]}-pjrt"
         raise DeviceError("compilers-in-the-way", packages=packages, uninstall=unwanted)
     (cuda, version) = plugins.popitem()
-    folder, package = _ptxas(cuda), _PTXAS[cuda][1]
+    folder = _ptxas(cuda)
+    package = _PTXAS[cuda][1]
     same = f"pip install jax-cuda{cuda}-plugin=={jaxlib} jax-cuda{cuda}-pjrt=={jaxlib}"
     for part in (f"jax-cuda{cuda}-plugin", f"jax-cuda{cuda}-pjrt"):
         if (other := installed(part)) != jaxlib:
@@ -222,7 +224,9 @@ class CompilerProcesses:
         again alone, to find the one that ends it."""
         batches = [dict(requests)]
         while batches and not self._closed:
-            left, under_way, end = batches.pop(0), set[str](), dict[str, Any]()
+            left = batches.pop(0)
+            under_way = set[str]()
+            end = dict[str, Any]()
             process = self._start(compiler)
             with contextlib.closing(process):
                 for event in process.compile(left):

@@ -94,10 +94,8 @@ def digits() -> Dataset:
         rows = (np.arange(1797) % 5 == 0) == held_out
         return {name: column[rows] for name, column in read().items()}
 
-    train, held_out = (
-        _lazy(1437, (8, 8), lambda: part(False)),
-        _lazy(360, (8, 8), lambda: part(True)),
-    )
+    train = _lazy(1437, (8, 8), lambda: part(False))
+    held_out = _lazy(360, (8, 8), lambda: part(True))
     return Dataset(train, held_out, 10, (4.883,), (6.021,), "digits", tuple("0123456789"))
 
 
@@ -134,7 +132,8 @@ def mnist(data: str | Path | None = None) -> Dataset:
 
         return load
 
-    train, held_out = _lazy(60_000, (28, 28), read("train")), _lazy(10_000, (28, 28), read("t10k"))
+    train = _lazy(60_000, (28, 28), read("train"))
+    held_out = _lazy(10_000, (28, 28), read("t10k"))
     return made(train, held_out)
 
 
@@ -149,7 +148,8 @@ def cifar10(data: str | Path | None = None) -> Dataset:
 
     Raises `DataError` if `data` has none of these, and at first use for damage or no network.
     """
-    mean, std = (125.31, 122.95, 113.87), (62.99, 62.09, 66.70)
+    mean = (125.31, 122.95, 113.87)
+    std = (62.99, 62.09, 66.70)
     made = functools.partial(
         Dataset, classes=10, mean=mean, std=std, name="cifar10", class_names=CIFAR10_CLASSES
     )
@@ -210,7 +210,8 @@ def imagenet(data: str | Path | None = None, image: int = 224) -> Dataset:
 
 
 def _imagenet(train: Source, held_out: Source, classes: int) -> Dataset:
-    mean, std = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+    mean = (123.675, 116.28, 103.53)
+    std = (58.395, 57.12, 57.375)
     return Dataset(train=train, eval=held_out, classes=classes, mean=mean, std=std, name="imagenet")
 
 

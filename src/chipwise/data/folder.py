@@ -36,7 +36,8 @@ MAX_BYTES = 8 << 30
 
 MOST_IMAGE_BYTES = 1 << 28  # bytes of one encoded image
 _MEMBER_BYTES = 1 << 10  # of memory that a member may take besides its image
-DEEPEST, MOST_WAYS = 100, 100
+DEEPEST = 100
+MOST_WAYS = 100
 _MOST_HEADER_BYTES = 1 << 20  # of a member's long name or extended attributes
 _MOST_EXPANDED = 1 << 28  # bytes of a small compressed archive; of a large one 100 times its own
 
@@ -197,7 +198,9 @@ def _list_members(
 ) -> None:
     """Lists the members of an archive. `expands_to`: the bytes to which a compressed archive may
     expand. `None` means that the archive is read in place."""
-    limit, held, in_place = min(MAX_BYTES, memory().available_bytes // 2), 0, expands_to is None
+    limit = min(MAX_BYTES, memory().available_bytes // 2)
+    held = 0
+    in_place = expands_to is None
     for member in archive:
         archive.members = []  # type: ignore[attr-defined]  # or it keeps 1 kB a member
         if expands_to is not None:  # before what it expands to is passed over
@@ -280,7 +283,8 @@ class _Places:
     """Reads `(offset, bytes)` of a file. Thread-safe."""
 
     def __init__(self, path: Path):
-        self._path, self._file = path, os.open(path, os.O_RDONLY)
+        self._path = path
+        self._file = os.open(path, os.O_RDONLY)
 
     def __call__(self, place: tuple[int, int]) -> bytes:
         offset, size = place

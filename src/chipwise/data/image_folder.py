@@ -59,7 +59,8 @@ class ImageFolder(ByBatch):
         listing = arrange(below, files)
         if len(listing.splits) > 1:
             raise DataError("classes-in-several-places", path=below)
-        self.names, self._images = listing.names, listing.splits["train"]
+        self.names = listing.names
+        self._images = listing.splits["train"]
         self.labels = self._images.labels["label"]
         self._shape: tuple[int, ...] | None = None
 
@@ -93,7 +94,8 @@ class ImageFolder(ByBatch):
     def compared(self) -> Compared:
         """Compares the names, classes and sizes of all files, and the contents of some. It does not
         notice a file that was replaced by one of the same size and is not among these."""
-        images, n = self._images, len(self)
+        images = self._images
+        n = len(self)
 
         def digests(rows: np.ndarray) -> dict[str, str]:
             return {"contents": sha_of_all(map(self._read, rows.tolist()))}

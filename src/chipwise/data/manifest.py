@@ -16,7 +16,8 @@ import numpy as np
 from ..base import DataError, unreadable
 from ..base.files import read_regular
 
-FORMAT, VERSION = "chipwise-packed", 2
+FORMAT = "chipwise-packed"
+VERSION = 2
 MANIFEST = "manifest.json"
 RECORD = "record"  # the files of checksums and names, beside those of the columns
 

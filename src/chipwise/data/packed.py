@@ -51,7 +51,8 @@ class _Shard:
 
     def encoded(self, at: int) -> bytes:
         """The encoded image of record `at`, from the end of the previous one."""
-        begin, end = self.ends.item(at - 1) if at else 0, self.ends.item(at)
+        begin = self.ends.item(at - 1) if at else 0
+        end = self.ends.item(at)
         if not 0 <= begin <= end <= len(self.image):
             wrong = "its bytes {begin} to {end} are not in a file of {bytes}."
             raise DataError("record-bytes", wrong, begin=begin, end=end, bytes=len(self.image))
@@ -107,7 +108,8 @@ class PackedFolder(ByBatch):
             raise ValueError(f"store '{self.store}' with columns {', '.join(columns)}")
         self._spec: dict[str, jax.ShapeDtypeStruct | None] = {}
         for name, column in columns.items():
-            dtype, shape = np.dtype(column["dtype"]), column["shape"]
+            dtype = np.dtype(column["dtype"])
+            shape = column["shape"]
             if dtype.kind not in "biuf" or dtype.itemsize > 4:
                 raise ValueError(f"column '{name}' is {dtype}")
             if name == "image" and self.store == "jpeg" and self.size is not None:
@@ -179,7 +181,8 @@ class PackedFolder(ByBatch):
         if struct is None:
             return
         encoded = name == "image" and self.store == "jpeg"
-        values, most = math.prod(struct.shape), 3 * MAX_PIXELS
+        values = math.prod(struct.shape)
+        most = 3 * MAX_PIXELS
         fits = values <= most if encoded else examples * values * struct.dtype.itemsize <= nbytes
         if min(struct.shape, default=0) < 0 or not fits:
             raise ValueError(f"{examples} × {name} {list(struct.shape)} in {nbytes} bytes")
@@ -190,7 +193,8 @@ class PackedFolder(ByBatch):
         size."""
         spec = {name: struct for name, struct in self._spec.items() if struct is not None}
         if len(spec) < len(self._spec):
-            folder, split = str(self.path.parent), self.path.name
+            folder = str(self.path.parent)
+            split = self.path.name
             raise DataError("pack-sizes-differ", path=self.path, folder=folder, split=split)
         return spec
 
@@ -262,7 +266,8 @@ class PackedFolder(ByBatch):
         and the numbers or vectors of labels. These are the same however images are stored and
         shards are cut. The second is of the checksums of the records, which are not. Without images
         or names, compares the checksums of all files."""
-        shards, n = list(map(self._shard, range(len(self._shards)))), len(self)
+        shards = list(map(self._shard, range(len(self._shards))))
+        n = len(self)
         if "image" not in self._spec or not shards[0].record["name"][0]:
             digest = hashlib.sha256(json.dumps(self._shards, sort_keys=True).encode())
             return Compared({"pack": digest.hexdigest()}, n, n)
@@ -293,10 +298,12 @@ class PackedFolder(ByBatch):
         needed."""
         if not len(indices):
             return []
-        low, high = int(indices.min()), int(indices.max())
+        low = int(indices.min())
+        high = int(indices.max())
         if not 0 <= low <= high < len(self):
             raise IndexError(f"{self.path} has {len(self)} examples, asked for {low} to {high}")
-        first, last = bisect_right(self._ends, low), bisect_right(self._ends, high)
+        first = bisect_right(self._ends, low)
+        last = bisect_right(self._ends, high)
         if first == last:
             return [(first, None, indices - self._begins[first] if first else indices)]
         shards = np.searchsorted(self._ends, indices, side="right")
@@ -312,7 +319,8 @@ class PackedFolder(ByBatch):
             record = _open(paths.pop(RECORD), self._record, (n,))
             image = ends = np.zeros(0, np.uint8)
             if self.store == "jpeg":
-                image, ends = _open(paths.pop("image"), np.dtype(np.uint8), (None,)), record["end"]
+                image = _open(paths.pop("image"), np.dtype(np.uint8), (None,))
+                ends = record["end"]
             kinds = {name: self._spec[name] for name in paths}
             columns = {
                 name: _open(paths[name], kind.dtype, (n, *kind.shape))
@@ -337,7 +345,8 @@ class PackedFolder(ByBatch):
                     )
             except DataError as error:
                 index = int(indices[row])
-                name, problem = self.record_name(index), error.fact
+                name = self.record_name(index)
+                problem = error.fact
                 wrong = "{path} record {record} ({name:plain}): {problem} Or pack the data again."
                 raise DataError(
                     "packed-record-unreadable",

@@ -37,7 +37,9 @@ class Padded(Wrapped):
             raise RecipeError(
                 "padded-length", "length={length}: expected at least 1.", length=length
             )
-        self.length, self.columns, self.value = length, columns, value
+        self.length = length
+        self.columns = columns
+        self.value = value
 
     @property
     def spec(self) -> Spec:

@@ -103,7 +103,8 @@ def local(path_or_url: str | Path, *, say: Callable[[str], None] | None = None) 
         on_disk = text.lower().startswith("file://")
         return Path(unquote(urlsplit(text).path)) if on_disk else Path(text).expanduser()
     url = _Url(text, say or (lambda line: print(line, file=sys.stderr, flush=True)))
-    cache, prefix = home() / "remote", f"{url.name}-{_key(text)}-"
+    cache = home() / "remote"
+    prefix = f"{url.name}-{_key(text)}-"
     try:
         cache.mkdir(parents=True, exist_ok=True)
         for _ in range(2):
@@ -173,7 +174,8 @@ def _fetch(url: _Url, files: list[RemoteFile], to: Path) -> None:
     missing = [
         f for f in files if not (to / f.name).is_file() or (to / f.name).stat().st_size != f.nbytes
     ]
-    total, done = sum(file.nbytes for file in missing), 0
+    total = sum(file.nbytes for file in missing)
+    done = 0
     if missing:
         url.say(str(fact("fetching", data=url.shown, files=len(missing), bytes=total)))
     parts = to / ".parts"
@@ -181,7 +183,8 @@ def _fetch(url: _Url, files: list[RemoteFile], to: Path) -> None:
     parts.mkdir()
 
     def get(number: int) -> None:
-        file, part = missing[number], parts / str(number)
+        file = missing[number]
+        part = parts / str(number)
         for pause in (*PAUSES, None):
             try:
                 url.download(file, part)
@@ -201,13 +204,16 @@ def _fetch(url: _Url, files: list[RemoteFile], to: Path) -> None:
         (to / file.name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(part, to / file.name)
 
-    began, url.stopped = (said := time.monotonic()), False
+    began = said = time.monotonic()
+    url.stopped = False
     with ThreadPoolExecutor(WORKERS) as threads:
         try:
             for file, _ in zip(missing, threads.map(get, range(len(missing))), strict=True):
-                done, now = done + file.nbytes, time.monotonic()
+                done = done + file.nbytes
+                now = time.monotonic()
                 if now - said > SAY_SECONDS:
-                    said, speed = now, done / (now - began)
+                    said = now
+                    speed = done / (now - began)
                     numbers = {"bytes": done, "total": total, "speed": speed}
                     url.say(str(fact("fetched", left=(total - done) / max(speed, 1.0), **numbers)))
         except BaseException:  # also for Ctrl-C: running transfers end, no new ones start
@@ -228,7 +234,9 @@ def _make_room(own: Path, nbytes: int, data: str) -> None:
             wrong = "CHIPWISE_CACHE_BYTES={value}: expected a number of bytes such as 200e9."
             raise DataError("cache-limit-unknown", wrong, value=text)
     others = [entry for entry in own.parent.iterdir() if entry.is_dir() and entry != own]
-    here, used, free = _on_disk(own), sum(map(_on_disk, others)), shutil.disk_usage(own.parent).free
+    here = _on_disk(own)
+    used = sum(map(_on_disk, others))
+    free = shutil.disk_usage(own.parent).free
     most = SHARE * (free + here + used) if limit is None else limit
     if used + nbytes <= most and nbytes - here <= free:
         return
@@ -256,7 +264,9 @@ class _Url:
     def __init__(self, text: str, say: Callable[[str], None]):
         self.protocol = text.partition("://")[0].lower()
         self.http = self.protocol in ("http", "https")
-        self._text, self.say, self.stopped = text, say, False
+        self._text = text
+        self.say = say
+        self.stopped = False
         self.shown = _without_secrets(text)
         try:
             place = unquote(urlsplit(text).path) if self.http else text.partition("://")[2]
@@ -306,7 +316,8 @@ class _Url:
             if info["type"] != "directory":
                 return [self._file(self.name, info)]
         # Not fsspec's `find` and `walk`, which leave out folders that cannot be read
-        files, folders = [], [self.path]
+        files = []
+        folders = [self.path]
         for folder in folders:  # which grows
             for info in self._ask(folder, lambda path: self.fs.ls(path, detail=True)):
                 path = info["name"].rstrip("/")
@@ -348,7 +359,9 @@ class _Url:
             try:
                 named += [file for shard in manifest["shards"] for file in shard["files"].values()]
                 for file in named:
-                    name, size, sha256 = str(file["name"]), int(file["bytes"]), str(file["sha256"])
+                    name = str(file["name"])
+                    size = int(file["bytes"])
+                    sha256 = str(file["sha256"])
                     self._refuse_outside([name])
                     if size < 0:  # would hide the bytes of another file from the cache's limit
                         raise ValueError(f"{size} bytes")
@@ -381,7 +394,8 @@ class _Url:
         """Writes a file to disk. Raises `EOFError` unless it has the listed number of bytes."""
         from fsspec.callbacks import Callback
 
-        came, slow = 0, False
+        came = 0
+        slow = False
 
         def watch(size: int | None, value: int, **_: Any) -> None:
             nonlocal came

@@ -220,7 +220,8 @@ class Lazy(ByRow):
             raise DataError("length-not-positive", length=length)
         self.spec = dict(spec)
         self.classes = classes
-        self._length, self._load = length, load
+        self._length = length
+        self._load = load
         self._arrays: Arrays | None = None
         self._lock = threading.Lock()  # the feed's thread and the main thread may both load
 
@@ -230,7 +231,8 @@ class Lazy(ByRow):
         with self._lock:
             if self._arrays is None:
                 arrays = Arrays(classes=self.classes, **self._load())
-                columns, expected = described(arrays.spec), described(self.spec)
+                columns = described(arrays.spec)
+                expected = described(self.spec)
                 if (len(arrays), columns) != (self._length, expected):
                     raise DataError(
                         "loaded-differs",

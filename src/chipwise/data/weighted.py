@@ -35,7 +35,8 @@ class Weighted(Wrapped):
     def __init__(self, source: Any, weights: Any):
         super().__init__(source)
         self.weights = np.asarray(weights, np.float64)
-        n, w = len(source), self.weights
+        n = len(source)
+        w = self.weights
         if w.shape != (n,) or not np.isfinite(w).all() or w.min() < 0 or not w.sum() > 0:
             low, high = (float(w.min()), float(w.max())) if w.size else (0.0, 0.0)
             raise DataError("weights-wrong", shape=list(w.shape), low=low, high=high, n=n)

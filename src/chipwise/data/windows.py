@@ -52,7 +52,9 @@ class Windows(ByBatch):
         for name, given in {"start": start, "stop": stop or 0}.items():
             if given < 0:
                 raise RecipeError("windows-negative", name=name, given=given, back=-given)
-        self.length, self.horizon, self.stride = length, horizon, stride
+        self.length = length
+        self.horizon = horizon
+        self.stride = stride
         last = len(self.series) if stop is None else min(stop, len(self.series))
         self._first = max(start, length) - length  # where the first window begins
         self._count = (last - horizon - length - self._first) // stride + 1
@@ -74,7 +76,8 @@ class Windows(ByBatch):
     @property
     def spec(self) -> Spec:
         """Column to the shape and type of one example."""
-        rest, dtype = self.series.shape[1:], self.series.dtype
+        rest = self.series.shape[1:]
+        dtype = self.series.dtype
         sizes = {"x": self.length, "y": self.horizon}
         return {n: jax.ShapeDtypeStruct((size, *rest), dtype) for n, size in sizes.items()}
 

@@ -122,7 +122,9 @@ class Batch:
         self, indices: np.ndarray, columns: Columns, futures: list[Future], stages: Stages
     ):
         self.indices = indices
-        self._columns, self._futures, self._stages = columns, futures, stages
+        self._columns = columns
+        self._futures = futures
+        self._stages = stages
 
     def ready(self, seconds: float) -> bool:
         """Whether `result` would return at once. Waits at most `seconds` for each piece of the
@@ -153,7 +155,9 @@ class Threads:
     shared = False
 
     def __init__(self, source: Any, count: int, stages: Stages):
-        self.source, self.count, self.stages = source, count, stages
+        self.source = source
+        self.count = count
+        self.stages = stages
         self._closed = threading.Event()
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
         self._threads = [

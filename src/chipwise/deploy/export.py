@@ -179,7 +179,8 @@ def _compare(
     wide = {n: np.asarray(v, np.float64) for n, v in expected.items()}
     for name, value in wide.items():
         if actual[name].shape != value.shape:
-            given, shape = list(actual[name].shape), list(value.shape)
+            given = list(actual[name].shape)
+            shape = list(value.shape)
             raise RecipeError("export-shape", format=to, name=name, got=given, expected=shape)
     gaps = [float(np.max(np.abs(v - actual[n]), initial=0)) for n, v in wide.items()]
     largest = max(float(np.max(np.abs(v), initial=0)) for v in wide.values())

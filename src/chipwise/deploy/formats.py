@@ -85,7 +85,8 @@ def _write_stablehlo(request: Request, path: Path) -> None:
 
     (batch,) = export.symbolic_shape("batch")
     shapes = rows_of(request.inputs, batch)
-    function, outputs = request.function, request.outputs
+    function = request.function
+    outputs = request.outputs
 
     def named(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
         return {outputs[name]: value for name, value in function(inputs).items()}

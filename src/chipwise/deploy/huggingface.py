@@ -34,7 +34,8 @@ from .model import Trained
 from .weight_names import translated_back
 
 HUB = "hf://"
-CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
 GENERATION = "generation_config.json"
 _TEMPLATE = "chat_template.jinja"
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -129,7 +130,8 @@ def _vit(net: ViT) -> tuple[Config, Config]:
 
 
 def _resnet(net: ResNet50) -> tuple[Config, Config]:
-    width, stages = net.norm.scale.shape[0], _stages(net)
+    width = net.norm.scale.shape[0]
+    stages = _stages(net)
     hidden = [4 * width << stage for stage in range(len(stages))]
     return {"embedding_size": width, "depths": list(stages), "hidden_sizes": hidden}, {}
 
@@ -191,7 +193,8 @@ def folder_files(model: Trained) -> tuple[dict[str, bytes], dict[str, np.ndarray
         raise RecipeError(
             "huggingface-model", recipe=model.recipe.name, net=named, known=list(FAMILIES)
         )
-    family, flat = FAMILIES[kind], flatten({"params": model.params, "state": model.state})
+    family = FAMILIES[kind]
+    flat = flatten({"params": model.params, "state": model.state})
     arrays = {name.partition(".")[2]: np.asarray(array, np.float32) for name, array in flat.items()}
     config: dict[str, Any] = {
         "model_type": kind,
@@ -355,7 +358,8 @@ def settings_of(path: str, config: Mapping[str, Any]) -> tuple[str, list[str]]:
     as typed.
     Raises `DataError` if it describes none."""
     names_of(Path(path), config)
-    family, given = FAMILIES[str(config["model_type"])], _flat(config)
+    family = FAMILIES[str(config["model_type"])]
+    given = _flat(config)
     given |= {"qk_norm": config["model_type"] == "qwen3"}
     there = [
         (name, given[there])

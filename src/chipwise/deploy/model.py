@@ -147,7 +147,8 @@ def _loaded(
         say(fact("recipe-changed", recipe=loaded.name, run=str(run.path), changed=changed))
     if isinstance(texts := run.recipe.get("texts"), dict):
         loaded = replace(loaded, task=replace(loaded.task, texts=texts))
-    names, task = run.recipe.get("classes"), loaded.task
+    names = run.recipe.get("classes")
+    task = loaded.task
     if not isinstance(names, list) or tuple(names) in ((), names_in(task)):
         return loaded
     # The model knows the classes of its training, whatever is in that folder now

@@ -18,7 +18,9 @@ from .terminal import table
 
 def rates(search: LrSearch) -> Iterator[RenderableType]:
     """The loss curve in one line, the marks, and the notes and doubts about them."""
-    recipe, each, curve = search.old, search.curve.rates, search.curve.smoothed
+    recipe = search.old
+    each = search.curve.rates
+    curve = search.curve.smoothed
     yield str(
         fact(
             "lr-sweep",

@@ -53,7 +53,8 @@ def steps(low: float, high: float, most: int) -> list[float]:
     raw = (high - low) / max(most, 1)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(s * power for s in (1, 2, 5, 10) if s * power >= raw * (1 - 1e-9))
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
     return [k * step for k in range(first, last + 1)]
 
 
@@ -78,14 +79,12 @@ class Axis:
     def __init__(
         self, low: float, high: float, start: float, end: float, log: bool = False, unit: str = ""
     ):
-        self.low, self.high, self.start, self.end, self.log, self.unit = (
-            low,
-            high,
-            start,
-            end,
-            log,
-            unit,
-        )
+        self.low = low
+        self.high = high
+        self.start = start
+        self.end = end
+        self.log = log
+        self.unit = unit
         self.a, self.b = (math.log(low), math.log(high)) if log else (low, high)
 
     @classmethod
@@ -101,7 +100,8 @@ class Axis:
     ) -> Axis:
         """An axis around values, with a margin. It begins at 0 if `zero` is true and no value is
         negative."""
-        low, high = min(values), max(values)
+        low = min(values)
+        high = max(values)
         if log:
             room = max((high / low) ** 0.05, 1.1)
             return cls(low / room, high * room, start, end, True, unit)
@@ -258,19 +258,18 @@ class Panel:
         return {name: style for name, style in styles.items() if name}
 
     def plot(self, width: int, height: int) -> Plot:
-        left, top, right, bottom = (
-            58.0,
-            12.0,
-            width - 14.0,
-            height - (60.0 if self.second else 44.0),
-        )
+        left = 58.0
+        top = 12.0
+        right = width - 14.0
+        bottom = height - (60.0 if self.second else 44.0)
         xs, ys = _values(self.curves, self.level)
         low = min(xs) if self.x_log else min(*xs, 0.0)
         across = Axis(
             low, max(xs) if max(xs) > low else low + 1, left, right, self.x_log, self.x_unit
         )
         up = Axis.around(ys, bottom, top, zero=self.zero, log=self.y_log, unit=self.y_unit)
-        many, each = max(width // 95, 3), self.second[1] if self.second else 0.0
+        many = max(width // 95, 3)
+        each = self.second[1] if self.second else 0.0
         return Plot(
             width,
             height,

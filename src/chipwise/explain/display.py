@@ -109,7 +109,8 @@ def _(answer: Result) -> Shown:
             if name.startswith(("train/", "eval/")) and isinstance(value, float):
                 curves.setdefault(name, []).append((row["step"], value))
     metrics = [(n, f"{v:.4g}") for n, v in answer.metrics.items() if isinstance(v, (int, float))]
-    rate, kept = answer.examples_per_second, answer.kept
+    rate = answer.examples_per_second
+    kept = answer.kept
     speed = [] if rate is None else [("examples/s", f"{rate:,.0f}")]
     best = [] if kept is None else [("best", fact("best-kept", **vars(kept)))]
     rows = [("recipe", answer.recipe), ("steps", f"{answer.steps:,}"), *metrics, *best, *speed]

@@ -52,7 +52,8 @@ def costliest(plan: Mapping[str, Any]) -> list[KernelRow]:
     kernels = plan.get("kernels") or []
     whole = sum(parts.values()) or sum(k["seconds"] for k in kernels) or 1.0
     # the peak FLOP/s of a device, from the whole step's share of it
-    step, share_of_peak = (plan.get("step_seconds") or {}).get("value"), plan.get("share_of_peak")
+    step = (plan.get("step_seconds") or {}).get("value")
+    share_of_peak = plan.get("share_of_peak")
     flops = plan.get("flops_per_step_per_device")
     peak = flops / step / share_of_peak if flops and step and share_of_peak else None
     rows = []
@@ -97,7 +98,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 def would_help(kernel: Mapping[str, Any], reached: float | None, precision: Any) -> Fact:
     """Advice that would make a kernel faster."""
-    kind, bound = kernel["kind"], kernel["bound"]
+    kind = kernel["kind"]
+    bound = kernel["bound"]
     if kernel["program"] == "update":
         return fact("kernel-update")
     if kernel["program"] == "replica" and kind == "collective":

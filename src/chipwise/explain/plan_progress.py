@@ -20,7 +20,9 @@ class PlanProgress:
     Otherwise prints nothing, because the table shows the answers at once."""
 
     def __init__(self, targets: int, bar: Progress):
-        self.targets, self.bar, self.made = targets, bar, 0
+        self.targets = targets
+        self.bar = bar
+        self.made = 0
         self.waiting: list[Fact] = []
         self.task = bar.add_task("tracing", total=None)
 

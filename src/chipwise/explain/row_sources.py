@@ -123,7 +123,8 @@ def _record(stored: record.Record, path: Path) -> Row:
         notes.append(fact("share-waiting", share=measured.wait_data_share))
     if measured.share_of_peak is not None:
         notes.append(fact("share-of-peak", share=measured.share_of_peak))
-    start, each = measured.warmup_steps, measured.steps_per_interval
+    start = measured.warmup_steps
+    each = measured.steps_per_interval
     repeat = Repeat(
         name=str(path),
         seed=whole(measured.recipe, "seed"),
@@ -155,7 +156,8 @@ def _repeats(rows: list[Row], folder: Path) -> Row:
     """Records of one folder as one row. Raises `DataError` if their recipes or machines differ."""
     first = rows[0]
     for row, name in itertools.product(rows[1:], COMMON):
-        a, b = getattr(first, name), getattr(row, name)
+        a = getattr(first, name)
+        b = getattr(row, name)
         if a != b:
             field = "device" if name == "where" else name
             raise DataError(

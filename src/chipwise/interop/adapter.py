@@ -111,7 +111,8 @@ class Data:
             args, kwargs = self.arguments(batch, params)
             target = self.wanted(batch)
             value, outputs, state = scored(params, state, args, kwargs, target, key, train)
-            count, sums = examples(args, kwargs), {"loss": value}
+            count = examples(args, kwargs)
+            sums = {"loss": value}
             for name, metric in metrics.items():
                 with user_code(f"metrics['{name}']"):
                     sums[name] = as_sum(metric(outputs, target), count)
@@ -121,10 +122,8 @@ class Data:
             args, kwargs = self.arguments(inputs, params)
             return scored(params, state, args, kwargs, None, None, False)[1]
 
-        loss.__qualname__, init.__qualname__ = (
-            f"{framework}.{model}.loss",
-            f"{framework}.{model}.init",
-        )
+        loss.__qualname__ = f"{framework}.{model}.loss"
+        init.__qualname__ = f"{framework}.{model}.init"
         classes = self.classes if self.classes is not None else getattr(self.train, "classes", None)
         return Task(
             init=init,
@@ -151,11 +150,9 @@ def stated(task: Task, model: str, loss: Any) -> Task:
     first = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
     assert task.predict is not None  # `Data.task` has made one
     traced = jax.make_jaxpr(task.predict)(*first, rows_of(spec, 2)).jaxpr
-    last, takes, named = (
-        last_activation(traced),
-        _takes(loss),
-        name_of(loss),
-    )
+    last = last_activation(traced)
+    takes = _takes(loss)
+    named = name_of(loss)
     if last is not None and last == takes:
         raise RecipeError("activation-twice", model=model, last=last, loss=named)
     if (last, takes) == ("linear", "probabilities"):

@@ -93,7 +93,8 @@ def task(
         return adapter.nested(params, "/"), adapter.nested(state, "/")
 
     def forward(params, state, args, kwargs, key, train):
-        weights, held = adapter.flattened(params, "/"), adapter.flattened(state, "/")
+        weights = adapter.flattened(params, "/")
+        held = adapter.flattened(state, "/")
         key = jax.random.key(0) if key is None else key
         drawn = {
             id(v): jax.random.key_data(jax.random.fold_in(key, i)) for i, v in enumerate(seeds)

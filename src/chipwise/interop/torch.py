@@ -71,10 +71,8 @@ def task(
     module is on another device, uses an operation that torchax lacks or control flow that depends
     on values, if tracing loses a buffer's update, or if the step differs from eager PyTorch's.
     """
-    traced, columns = (
-        Traced(module),
-        Data(train, eval, inputs, target, metrics, augment, mix, classes, better),
-    )
+    traced = Traced(module)
+    columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better)
     scored = _scored(traced, loss)
     built = columns.task("torch", traced.name, lambda key: traced.init(key), scored)
     compare(traced, scored, loss if is_torch(loss) else None, columns, built, check)

@@ -104,7 +104,8 @@ def _eager(traced: Traced, args: Any, kwargs: Any, target: Any, loss: Any, train
     torch = torch_library()
     params = {n: p.detach().clone().requires_grad_() for n, p in traced.module.named_parameters()}
     buffers = {n: b.detach().clone() for n, b in traced.module.named_buffers()}
-    given, wanted = jax.tree.map(_as_tensor, (args, kwargs)), jax.tree.map(_as_tensor, target)
+    given = jax.tree.map(_as_tensor, (args, kwargs))
+    wanted = jax.tree.map(_as_tensor, target)
     held = {**params, **buffers}
     with flags(traced.module, train), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -198,7 +199,8 @@ def _compare(traced: Traced, eager: _Step, judged: _Step, ours: _Step, ours_judg
 
 def _weighted(leaves: list) -> Any:
     """The sum of the outputs with different weights: a scalar to differentiate."""
-    torch, total = torch_library(), 0.0
+    torch = torch_library()
+    total = 0.0
     for leaf in leaves:
         if hasattr(leaf, "dtype") and "float" in str(leaf.dtype):
             weights: Any = np.cos(np.arange(np.prod(leaf.shape)))

@@ -102,7 +102,8 @@ class Traced:
             self.moving = set(self.buffers)
             params, given = self.own()
             _, state = self.call(params, given, args, kwargs, jax.random.key(0), True)
-            before, after = flattened(given, "."), flattened(state, ".")
+            before = flattened(given, ".")
+            after = flattened(state, ".")
             written.update(name for name in before if after[name] is not before[name])
 
         try:
@@ -294,7 +295,8 @@ def _environment() -> Any:
                 "torchax-unfit", torch=torch.__version__, reason=one_line(error), command=INSTALL
             ) from error
 
-    traced, pytree = (torchax.Tensor, torchax.View), torch.utils._pytree
+    traced = (torchax.Tensor, torchax.View)
+    pytree = torch.utils._pytree
 
     class Environment(torchax.Environment):
         tensor = torchax.Tensor
@@ -375,9 +377,11 @@ def _batch_norm(
     one."""
     x = input.jax()
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    axes, spread = (0, *range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
+    axes = (0, *range(2, x.ndim))
+    spread = (1, -1, *[1] * (x.ndim - 2))
     if training:
-        mean, var = jnp.mean(wide, axis=axes), jnp.var(wide, axis=axes)
+        mean = jnp.mean(wide, axis=axes)
+        var = jnp.var(wide, axis=axes)
         if running_mean is not None:
             count = x.size // x.shape[1]
             unbiased = var * (count / max(count - 1, 1))
@@ -385,7 +389,8 @@ def _batch_norm(
                 old = held.jax()
                 held._elem = ((1 - momentum) * old + momentum * new).astype(old.dtype)
     else:
-        mean, var = running_mean.jax(), running_var.jax()
+        mean = running_mean.jax()
+        var = running_var.jax()
     scale = jax.lax.rsqrt(var + eps)
     if weight is not None:
         scale = scale * weight.jax()

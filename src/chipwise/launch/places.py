@@ -156,7 +156,8 @@ def check(where: Place, job: LaunchJob) -> None:
 def write(where: Place, job: LaunchJob) -> Files:
     """The place's files by name. Raises as `check` does."""
     check(where, job)
-    there, carried = _there(where, job), job.carried
+    there = _there(where, job)
+    carried = job.carried
     values = _values(where, job)
     if where.runs:
         carried = {}
@@ -186,7 +187,8 @@ def _there(where: Place, job: LaunchJob) -> LaunchJob:
 
 def _values(where: Place, job: LaunchJob) -> dict[str, Any]:
     """The values that the templates need besides the job."""
-    version, tpu = short(job.target), job.target.chip.kind == "TPU"
+    version = short(job.target)
+    tpu = job.target.chip.kind == "TPU"
     scheme, _, name, *folders = (job.bucket or "://").split("/")
     return {
         "bucket": f"{scheme}//{name}",  # SkyPilot mounts whole buckets

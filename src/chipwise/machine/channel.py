@@ -53,7 +53,9 @@ def _paces(value: Any) -> bool:
     )
 
 
-_HOST, _CODE, _PROOF = _whole(0, 1 << 20), _whole(1, 255), _text(64)
+_HOST = _whole(0, 1 << 20)
+_CODE = _whole(1, 255)
+_PROOF = _text(64)
 _ASKED = {
     "what": _text(100),
     "turn": _whole(1, 1 << 53),
@@ -89,8 +91,12 @@ class Connection:
     """
 
     def __init__(self, connection: socket.socket):
-        self._socket, self._rest, self._sending = connection, b"", threading.Lock()
-        self.most, self.ended, self.garbled = _HELLO_BYTES, False, False
+        self._socket = connection
+        self._rest = b""
+        self._sending = threading.Lock()
+        self.most = _HELLO_BYTES
+        self.ended = False
+        self.garbled = False
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.since = self.heard = time.monotonic()
 
@@ -182,7 +188,8 @@ def accept_hosts(
     strangers: list[Connection] = []
     with _listening(address, port) as server:
         server.setblocking(False)
-        began, next_report = time.monotonic(), _FIRST_WORD_SECONDS
+        began = time.monotonic()
+        next_report = _FIRST_WORD_SECONDS
         while len(connections) < count - 1:
             missing = [i for i in range(1, count) if i not in connections]
             waited = time.monotonic() - began
@@ -252,7 +259,8 @@ def connect_to_first(
     Raises `TimeoutError` with the number of host 0. Raises `ValueError` with the same numbers as
     `accept_hosts`, if host 0 refuses this host.
     """
-    began, next_report = time.monotonic(), _FIRST_WORD_SECONDS
+    began = time.monotonic()
+    next_report = _FIRST_WORD_SECONDS
     while (waited := time.monotonic() - began) <= wait:
         if waited > next_report:
             awaiting([0])
@@ -328,8 +336,12 @@ class Channel:
         gone: Callable[[int, bool], None],
         left: Callable[[int, str], None],
     ):
-        self.index, self.count = index, count
-        self._connections, self.silence, self._gone, self._left = connections, silence, gone, left
+        self.index = index
+        self.count = count
+        self._connections = connections
+        self.silence = silence
+        self._gone = gone
+        self._left = left
         self.paces: dict[int, list[Any]] = {}
         self.stack: Callable[[], Any] = lambda: None
         self.beat_seconds = min(5.0, silence / 6)

@@ -64,7 +64,9 @@ class Pace:
 
     def advanced(self, step: int, queued: Sequence[Any]) -> None:
         """Records that step `step`, the last of `queued`, was started."""
-        self.step, self.queued, self.stepping = step, queued, True
+        self.step = step
+        self.queued = queued
+        self.stepping = True
 
     def unready(self) -> list[Any]:
         """The tokens of the started steps that are not done, oldest first."""
@@ -80,8 +82,11 @@ class Hosts:
     """
 
     def __init__(self, seat: Seat, channel: Channel | None = None, names: tuple[str, ...] = ()):
-        self.index, self.count, self.place = seat.index, seat.count, seat.place
-        self.channel, self.names = channel, names or (socket.gethostname(),)
+        self.index = seat.index
+        self.count = seat.count
+        self.place = seat.place
+        self.channel = channel
+        self.names = names or (socket.gethostname(),)
         self.pace = Pace()
         self._steps = 0
         self._code: int | None = None
@@ -273,7 +278,8 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
         )
         print(waiting, file=sys.stderr, flush=True)
 
-    where, token = {"address": seat.address, "port": seat.port}, os.environ.get(TOKEN, "")
+    where = {"address": seat.address, "port": seat.port}
+    token = os.environ.get(TOKEN, "")
     try:
         if seat.index == 0:
             connections = accept_hosts(

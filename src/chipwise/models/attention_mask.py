@@ -27,7 +27,8 @@ def pairs(t: int, s: int, mask: Mask, block: int) -> list[tuple[int, int]]:
     """The blocks `(of queries, of keys)` with a visible pair, row by row."""
     visible = []
     for i in range(math.ceil(t / block)):
-        first, last = i * block, min((i + 1) * block, t) - 1
+        first = i * block
+        last = min((i + 1) * block, t) - 1
         behind = 0 if mask.window is None else max(0, first - mask.window + 1)
         ahead = s - 1 if mask.window is None else min(s - 1, last + mask.window - 1)
         if mask.causal:

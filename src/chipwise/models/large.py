@@ -104,7 +104,8 @@ def axes(
     """
 
     def chosen(path: Any, leaf: Any) -> int:
-        name, shape = jax.tree_util.keystr(path, simple=True, separator="/"), tuple(leaf.shape)
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        shape = tuple(leaf.shape)
         spec = None if sharding is None else sharding(name)
         if spec is None:
             return axis_of(shape, shards)
@@ -172,7 +173,9 @@ def fsdp(function: Callable[..., Any], params: Any, *rows: Any) -> Any:
 def _over(group: _ShardGroup, function: Callable[..., Any], params: Any, rows: tuple) -> Any:
     """Runs `function` on each device of `group` with its rows."""
     axes = jax.tree.map(lambda leaf: axis_of(leaf.shape, group.mesh.shape[SHARD]), params)
-    cut, structure, single = P(group.mesh.axis_names), None, []
+    cut = P(group.mesh.axis_names)
+    structure = None
+    single = []
 
     def body(params, *rows):
         nonlocal structure, single

@@ -170,7 +170,8 @@ class PlanQuestion:
         whole = max(target.devices // tried.shards * tried.shards, tried.shards)
         layout = Layout.of(tried, usable_devices(tried, whole, self.exact), self.exact)
         limit = available(target)[0]
-        resident, kept = feed.resident(tried.task.train, limit), None
+        resident = feed.resident(tried.task.train, limit)
+        kept = None
         if recipe is not None:  # of a search, in which every try would compile the evaluation again
             return training_step(recipe, layout, resident=resident)
         if self.evaluations and tried.task.eval is not None:
@@ -247,11 +248,9 @@ class PlanQuestion:
     ) -> Plan:
         """The plan of a step that takes `time`. *Arguments:* `largest`: the largest batch, if
         known."""
-        recipe, layout, problem = (
-            self.recipe,
-            step.layout,
-            lacks(target, time.dtypes) or time.problem,
-        )
+        recipe = self.recipe
+        layout = step.layout
+        problem = lacks(target, time.dtypes) or time.problem
         if problem is None and time.memory is not None and not time.memory.fits:
             problem = does_not_fit(time.memory, largest, recipe)
         if problem is None and time.seconds is None:
@@ -297,7 +296,10 @@ class PlanQuestion:
 
     def run(self, target: Target, step: Blueprint, time: StepTime) -> dict[str, Any]:
         """The fields of a plan for a recipe that runs on the target."""
-        recipe, seconds, bound, batch = self.recipe, time.seconds, time.bound, self.recipe.batch
+        recipe = self.recipe
+        seconds = time.seconds
+        bound = time.bound
+        batch = self.recipe.batch
         assert seconds is not None
         fed = feeding(
             recipe,

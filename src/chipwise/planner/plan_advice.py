@@ -134,8 +134,10 @@ def lacks(target: Target, dtypes: frozenset[str]) -> Fact | None:
 def _uneven(recipe: Recipe, layout: Layout, groups: int) -> Fact:
     """The cost of this number of blocks on `groups` groups, and the next one that leaves no group
     waiting."""
-    blocks, most = layout.blocks, layout.blocks_per_device
-    even, better = _multiple(blocks, groups), []
+    blocks = layout.blocks
+    most = layout.blocks_per_device
+    even = _multiple(blocks, groups)
+    better = []
     name = "replicas" if blocks == recipe.replicas else "blocks"  # other replicas are another net
     if even != blocks and (name == "replicas" or recipe.replicas % even == 0):
         batch = _multiple(recipe.batch, even * recipe.shards)

@@ -41,7 +41,10 @@ class Finding:
 
     fact: Fact
 
-    given, usual, why, type = text_of(), text_of("usual"), text_of("why"), text_of("type")
+    given = text_of()
+    usual = text_of("usual")
+    why = text_of("why")
+    type = text_of("type")
 
     @property
     def code(self) -> str:
@@ -90,7 +93,8 @@ def check(recipe: Recipe, on: str | None = None) -> Findings:
 def _schedules(recipe: Recipe) -> list[Fact]:
     """The rates that never peak or never end. Only schedules whose length is not the run's can do
     that."""
-    name, clock = recipe.optimizer.lr_name, recipe.clock
+    name = recipe.optimizer.lr_name
+    clock = recipe.clock
     schedule = recipe.optimizer.hyper[name]
     table = schedule.table(clock).astype(np.float64)
     highest = float(table.max())
@@ -99,10 +103,8 @@ def _schedules(recipe: Recipe) -> list[Fact]:
         inner = as_schedule(inner.schedule)
     if inner.fits_any_run or len(table) < 2 or highest <= 0:
         return []
-    last, about = (
-        float(table[-1]),
-        {"setting": name, "schedule": repr(schedule), "steps": len(table)},
-    )
+    last = float(table[-1])
+    about = {"setting": name, "schedule": repr(schedule), "steps": len(table)}
     if last == highest and last > table[-2]:
         return [Fact("rate-still-rising", about)]
     if last >= highest / 2 and last != table[-2]:
@@ -118,12 +120,14 @@ def _schedules(recipe: Recipe) -> list[Fact]:
 
 
 def _rates(recipe: Recipe) -> Iterator[Fact]:
-    optimizer, clock = recipe.optimizer, recipe.clock
+    optimizer = recipe.optimizer
+    clock = recipe.clock
     if optimizer.usual_rates is None:
         return
     rate, (low, high) = optimizer.hyper["lr"].highest(clock), optimizer.usual_rates
     if recipe.validated is None and not low <= rate <= high:
-        kind, clipped = optimizer.describe()["optimizer"], min(max(rate, low), high)
+        kind = optimizer.describe()["optimizer"]
+        clipped = min(max(rate, low), high)
         yield fact("rate-unusual", optimizer=kind, lr=rate, low=low, high=high, near=clipped)
     if "momentum" in optimizer.settings and recipe.starts_at_its_peak:
         momentum = as_schedule(optimizer.settings["momentum"]).highest(clock)
@@ -143,7 +147,9 @@ def _band(recipe: Recipe, validated: Validated, point: Recipe) -> Iterator[Fact]
         yield fact(
             "rate-far", lr=rate, batch=recipe.batch, expected=expected, point_batch=point.batch
         )
-    now, then, source = recipe.forgetting, point.forgetting, validated.source
+    now = recipe.forgetting
+    then = point.forgetting
+    source = validated.source
     if now is not None and then:
         low, high = validated.forgetting or (rounded(then / 2, 3), rounded(then * 2, 3))
         # Two figures are what a band has; half and twice the point itself belong to it.
@@ -162,7 +168,8 @@ def _band(recipe: Recipe, validated: Validated, point: Recipe) -> Iterator[Fact]
                 yield Fact("forgetting-far", about | {"near": near})
             else:
                 yield Fact("forgetting-zero", about)
-    epochs, usual = recipe.epochs, point.epochs
+    epochs = recipe.epochs
+    usual = point.epochs
     if epochs < usual / 2:
         yield fact(
             "epochs-few", epochs=epochs, usual=usual, source=source, duration=str(point.duration)
@@ -182,12 +189,14 @@ def long_average(recipe: Recipe, steps: int) -> list[Fact]:
         return []
     if (left := recipe.ema**steps) < _UNMOVED:
         return []
-    memory, near = 1 / (1 - recipe.ema), 1 - rounded(10 / (steps + 10), 1)
+    memory = 1 / (1 - recipe.ema)
+    near = 1 - rounded(10 / (steps + 10), 1)
     return [fact("ema-long", ema=recipe.ema, memory=memory, steps=steps, left=left, near=near)]
 
 
 def _replicas(recipe: Recipe) -> list[Fact]:
-    batch, replicas = recipe.batch, recipe.replicas
+    batch = recipe.batch
+    replicas = recipe.replicas
     point = recipe.validated and recipe.validated.point
     least = (
         min(LEAST_FOR_BATCH_NORM, point.batch // point.replicas) if point else LEAST_FOR_BATCH_NORM
@@ -204,7 +213,8 @@ def _replicas(recipe: Recipe) -> list[Fact]:
 
 
 def _device(recipe: Recipe, target: Target | None) -> Iterator[Fact]:
-    batch, replicas = recipe.batch, recipe.replicas
+    batch = recipe.batch
+    replicas = recipe.replicas
     group = batch // replicas
     if target is not None and target.chip.kind == "TPU" and group % SUBLANES:
         full = -(-group // SUBLANES) * SUBLANES
@@ -213,7 +223,8 @@ def _device(recipe: Recipe, target: Target | None) -> Iterator[Fact]:
         yield fact("padding", group=group, full=full, share=1 - group / full, near=fits * replicas)
     if target is not None and recipe.precision == "bf16" and target.chip.kind == "GPU":
         chip = target.chip
-        half, single = chip.fp16_dense_tflops, chip.fp32_tflops
+        half = chip.fp16_dense_tflops
+        single = chip.fp32_tflops
         if chip.bf16_dense_tflops is None and half is not None and single is not None:
             yield fact("bf16-emulated-on", target=target.name, ratio=half / single)
     blocks = recipe.block_count

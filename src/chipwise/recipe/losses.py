@@ -84,7 +84,8 @@ def weighted_softmax_cross_entropy(
     total NaN. Raises `RecipeError` for shapes or dtypes that do not fit.
     """
     logits = floats(logits, "logits", ndim=2)
-    labels, weights = jnp.asarray(labels), jnp.asarray(weights)
+    labels = jnp.asarray(labels)
+    weights = jnp.asarray(weights)
     _share(smoothing)
     examples, classes = logits.shape
     if weights.shape != (classes,):
@@ -145,7 +146,8 @@ def sigmoid_cross_entropy(
             raise RecipeError(
                 "weights-shape", name="positive_weights", shape=weights.shape, expected=expected
             )
-        yes, no = -jax.nn.log_sigmoid(logits), -jax.nn.log_sigmoid(-logits)
+        yes = -jax.nn.log_sigmoid(logits)
+        no = -jax.nn.log_sigmoid(-logits)
         losses = weights.astype(logits.dtype)[None] * targets * yes + (1.0 - targets) * no
     return jnp.where(jnp.all(inside, axis=1), jnp.mean(losses, axis=1), jnp.nan)
 

@@ -203,7 +203,9 @@ def _log_odds(logits):
     if logits.shape[1] == 2:
         return logits[:, 1:] - logits[:, :1]
     falling = -np.sort(-logits, axis=1)
-    highest, second, lower = falling[:, :1], falling[:, 1:2], falling[:, 1:]
+    highest = falling[:, :1]
+    second = falling[:, 1:2]
+    lower = falling[:, 1:]
     of_highest = highest - second - np.log(np.exp(lower - second).sum(axis=1, keepdims=True))
     whole = 1 + np.exp(lower - highest).sum(axis=1, keepdims=True)
     of_others = logits - highest - np.log(whole - np.exp(logits - highest))
@@ -237,10 +239,12 @@ def _ranked(metric: str, logits: Any, labels: Any, average: str | None) -> Sum:
         raise unknown(
             "average-unknown", "average", average, (None, "macro", "weighted"), metric=metric
         )
-    logits, labels = floats(logits, "logits"), jnp.asarray(labels)
+    logits = floats(logits, "logits")
+    labels = jnp.asarray(labels)
     one_of = logits.ndim == 2 and logits.shape[1] > 1 and labels.ndim == 1
     if one_of:
-        scores, labels = logits, class_labels(labels, logits)
+        scores = logits
+        labels = class_labels(labels, logits)
         actual = jax.nn.one_hot(labels, logits.shape[1], dtype=jnp.float32)
     else:
         scores = logits if logits.ndim == 2 else logits[:, None]
@@ -260,7 +264,8 @@ def _score(
 ) -> Sum:
     if average is not None and average not in _AVERAGES:
         raise unknown("average-unknown", "average", average, (None, *_AVERAGES), metric=ratio)
-    logits, labels = floats(logits, "logits", ndim=2), jnp.asarray(labels)
+    logits = floats(logits, "logits", ndim=2)
+    labels = jnp.asarray(labels)
     several = labels.ndim == 2
     if several:
         predicted, actual = _several_labels(logits, labels, 0.5 if threshold is None else threshold)
@@ -276,7 +281,8 @@ def _score(
 
 def _one_label(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Predicted and actual, `(batch, classes)` of 0 and 1, one 1 a row."""
-    labels, classes = class_labels(labels, logits), logits.shape[1]
+    labels = class_labels(labels, logits)
+    classes = logits.shape[1]
     predicted = jax.nn.one_hot(jnp.argmax(logits, axis=1), classes, dtype=jnp.float32)
     predicted = jnp.where(jnp.any(jnp.isnan(logits), axis=1, keepdims=True), 0.0, predicted)
     inside = ((labels >= 0) & (labels < classes))[:, None]
@@ -398,7 +404,8 @@ class _Explained:
         if np.any(far):
             worst = int(np.argmax(far))
             center = self.center[worst % len(self.center)]
-            away, deviation = float(abs(mean[worst])), float(np.sqrt(spread[worst] / count))
+            away = float(abs(mean[worst]))
+            deviation = float(np.sqrt(spread[worst] / count))
             better = center + float(mean[worst])
             note = fact(
                 "r2-center-far", center=center, away=away, deviation=deviation, better=better

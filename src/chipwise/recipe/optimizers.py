@@ -78,10 +78,8 @@ class Optimizer(ABC):
         ]
 
     def _is_stacked(self, path: Any, leaf: Any) -> bool:
-        name, pattern = (
-            jax.tree_util.keystr(path, simple=True, separator="/"),
-            getattr(self, "stacked", ""),
-        )
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        pattern = getattr(self, "stacked", "")
         return leaf.ndim > 1 and fnmatch.fnmatchcase(name, pattern)
 
     @property
@@ -108,7 +106,8 @@ class Optimizer(ABC):
         """This optimizer with other `settings`. Raises `RecipeError` for an unknown name."""
         for name in settings:
             if name not in self.settings:
-                kind, known = self._about()["optimizer"], list(self.settings)
+                kind = self._about()["optimizer"]
+                known = list(self.settings)
                 raise unknown("no-such-setting", f"setting of {kind}", name, known, optimizer=kind)
         return self._with(settings)
 

@@ -139,7 +139,8 @@ class Recipe:
         if not isinstance(self.name, str) or not self.name.isprintable():
             raise invalid("unprintable", "name", self.name, "text without control characters")
         for name in ("batch", "replicas", "blocks", "shards", "eval_block", "seed"):
-            value, least = getattr(self, name), 0 if name == "seed" else 1
+            value = getattr(self, name)
+            least = 0 if name == "seed" else 1
             if name in ("blocks", "eval_block") and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -200,9 +201,11 @@ class Recipe:
     def check_batch(self) -> None:
         """Raises `RecipeError` unless all replicas, and all devices of a group, get equally many
         examples."""
-        code, unit = "batch-indivisible", self.replicas
+        code = "batch-indivisible"
+        unit = self.replicas
         if self.batch % unit == 0:
-            code, unit = "shards-above-batch", self.least_batch
+            code = "shards-above-batch"
+            unit = self.least_batch
         if self.batch % unit:
             lower = self.batch // unit * unit
             near = [n for n in (lower, lower + unit) if n]
@@ -232,7 +235,8 @@ class Recipe:
         """Peak rate x weight decay x steps an epoch. This is one over the epochs over which weights
         average their updates (Wang & Aitchison 2024, arXiv:2405.13698). None for an optimizer
         without weight decay."""
-        optimizer, clock = self.optimizer, self.clock
+        optimizer = self.optimizer
+        clock = self.clock
         if optimizer.rate_power is None or "weight_decay" not in optimizer.settings:
             return None
         decay = as_schedule(optimizer.settings["weight_decay"]).highest(clock)
@@ -316,7 +320,8 @@ def difference(stored: dict, given: dict, path: str = "") -> list[tuple[str, Any
     """The differences between two descriptions, as (setting, stored, given)."""
     rows: list[tuple[str, Any, Any]] = []
     for key in sorted(set(stored) | set(given)):
-        a, b = stored.get(key), given.get(key)
+        a = stored.get(key)
+        b = given.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             rows += difference(a, b, f"{path}{key}.")
         elif a != b:

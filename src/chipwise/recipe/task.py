@@ -266,7 +266,8 @@ def finished(sums: Mapping[str, Sum]) -> dict[str, float | np.ndarray]:
     """
     values: dict[str, float | np.ndarray] = {}
     for name, s in sums.items():
-        total, count = np.asarray(s.total, np.float64), np.asarray(s.count, np.float64)
+        total = np.asarray(s.total, np.float64)
+        count = np.asarray(s.count, np.float64)
         try:
             with np.errstate(all="ignore"):
                 value = np.asarray(Sum(total, count, s.finish).value, np.float64)

@@ -59,7 +59,8 @@ def language(
 
     def decode(params, state, text, cache, position):
         states, cache = states_of(params, state, text, cache, position)
-        words, last = params[table]["embedding"], (((2,), (1,)), ((), ()))
+        words = params[table]["embedding"]
+        last = (((2,), (1,)), ((), ()))
         return lax.dot_general(states, words, last, preferred_element_type=jnp.float32), cache
 
     train, held_out = tokens(data, context, vocabulary, sequences)
@@ -116,7 +117,8 @@ def packed(
     folder."""
     sources = [PackedFolder(data, split) for split in ("train", "eval")]
     for source in sources:
-        column, below = source.spec.get("token"), source.below.get("token")
+        column = source.spec.get("token")
+        below = source.below.get("token")
         narrow = (
             labelled
             and column is not None

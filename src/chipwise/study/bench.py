@@ -91,7 +91,8 @@ def measure_train(
         with meter.section("warmup"):
             losses = first_losses(session, warmup)
             each = seconds_a_step(session)
-        warm, counts = session.step, intervals(each, steps, seconds)
+        warm = session.step
+        counts = intervals(each, steps, seconds)
         reporter.say(
             fact(
                 "bench-begins",

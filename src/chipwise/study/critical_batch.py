@@ -98,7 +98,8 @@ class CriticalBatch:
                 most=self.batch * REACH,
             )
         value, *ends = (self._sum(batch, factor) for factor in (1.0, 1 / FACTOR, FACTOR))
-        low, high = min(ends) * self.before / self.step / SEEDS, max(ends) * SEEDS
+        low = min(ends) * self.before / self.step / SEEDS
+        high = max(ends) * SEEDS
         return Steps(batch, math.ceil(value), max(math.floor(low), 1), math.ceil(high))
 
     def told(self, steps: Steps) -> Fact:

@@ -156,7 +156,8 @@ def find_lr(
 def swept(recipe: Recipe, low: float, high: float, steps: int) -> Recipe:
     """`recipe` for `steps` steps with rates from `low` to `high`, evenly spaced on a logarithmic
     axis. Other hyperparameters have their value at the recipe's highest rate."""
-    optimizer, clock = recipe.optimizer, recipe.clock
+    optimizer = recipe.optimizer
+    clock = recipe.clock
     rates = optimizer.hyper[optimizer.lr_name].table(clock)
     at = int(np.argmax(rates)) if rates.size else 0
     new: dict[str, Schedule] = {
@@ -180,7 +181,9 @@ def _losses(
     divergence.
     """
     losses: list[float] = []
-    total, weight, best = 0.0, 0.0, math.inf
+    total = 0.0
+    weight = 0.0
+    best = math.inf
     session.begin()
     for step, rate in enumerate(rates, 1):
         session.advance()
@@ -193,7 +196,8 @@ def _losses(
             reporter.start(step, len(rates))
         reporter.update({"step": step, "train/loss": loss})
         losses.append(loss)
-        total, weight = _MEMORY * total + loss, _MEMORY * weight + 1
+        total = _MEMORY * total + loss
+        weight = _MEMORY * weight + 1
         best = min(best, total / weight)
         if total / weight > max(limit(best), losses[0]):
             return losses, fact("range-test-diverged", **about, times=TOO_HIGH)

@@ -62,7 +62,8 @@ def sweep(
     """
     origin = Origin(recipe, tuple(set), data, synthetic)
     texts = {name: [str(value) for value in values] for name, values in (settings or {}).items()}
-    grid_points, numbers = grid.points(texts), grid.seeds(seeds)
+    grid_points = grid.points(texts)
+    numbers = grid.seeds(seeds)
     options = study_runs.options_of(options)
     hosts().alone("sweep")
     described = [
@@ -79,8 +80,7 @@ def sweep(
         study_runs.check_finished(study, points, origin, options)
         study.write()
         total = len(points) * len(numbers)
-        done = total - len(jobs)
-        if done:
+        if done := total - len(jobs):
             reporter.say(fact("runs-done", done=done, total=total, folder=study.folder))
 
         # ---- train

@@ -85,7 +85,8 @@ class Numbered(Sequence):
     """Names "0000", "0001", ... for `n` entries without names."""
 
     def __init__(self, n: int):
-        self.n, self.width = n, len(str(max(n - 1, 0)))
+        self.n = n
+        self.width = len(str(max(n - 1, 0)))
 
     def __len__(self) -> int:
         return self.n
@@ -197,7 +198,8 @@ def arrange(where: Path, files: Files) -> Listing:
 def listed_by(table: LabelTable) -> Listing:
     """The files named in a table, relative to it, in its order."""
     root = table.path.parent
-    sizes, missing = [], []
+    sizes = []
+    missing = []
     for name in table.files:
         try:
             status = os.stat(root / name)

@@ -40,7 +40,8 @@ from .tables import LABELS
 from .tokenise import TextForm, text_listing
 from .writer import SHARD_BYTES, Writer
 
-_SKIPPED_SHARE, _SKIPPED_LEAST = 0.01, 10
+_SKIPPED_SHARE = 0.01
+_SKIPPED_LEAST = 10
 
 
 class Progress(NamedTuple):
@@ -94,10 +95,8 @@ class PackSettings:
             return value is None or (isinstance(value, int) and least <= value <= most)
 
         share = self.split is None or (isinstance(self.split, (int, float)) and 0 < self.split < 1)
-        largest, shards = (
-            math.isqrt(MAX_PIXELS),
-            re.fullmatch("auto|0*[1-9][0-9]*", str(self.shards)),
-        )
+        largest = math.isqrt(MAX_PIXELS)
+        shards = re.fullmatch("auto|0*[1-9][0-9]*", str(self.shards))
         checks = (
             (f"--store {self.store}", self.store in ("raw", "jpeg"), "raw or jpeg"),
             (
@@ -151,7 +150,8 @@ class Packing:
                 raise DataError("pack-inside-source", wrong, dst=self.dst, src=src)
         given = self.options
         self.form = Form(given.size, given.store, given.quality)
-        columns, path = given.columns, src if on_hub(src) else None
+        columns = given.columns
+        path = src if on_hub(src) else None
         if path is None and isinstance(src, (str, os.PathLike)):
             path = local(str(src))
         named = not {"text", "prompt"}.isdisjoint(columns or {})
@@ -189,7 +189,8 @@ class Packing:
 
     def settings(self, split: str) -> dict[str, Any]:
         """The settings that determine a split's bytes, for the manifest."""
-        shards, most = self.options.shards, None
+        shards = self.options.shards
+        most = None
         if shards != "auto":
             most = math.ceil(len(self.listing.splits[split]) / int(shards))
         return {
@@ -219,7 +220,8 @@ class Packing:
         call has processed. Raises `DataError`. Complete shards remain.
         """
         check_inside(self.dst.parent, self.partial.name)
-        self._first, self._skipped = None, 0
+        self._first = None
+        self._skipped = 0
         with self._alone(), warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             try:
@@ -354,7 +356,8 @@ class Packing:
         first, expected = self._first = self._first or (name, shapes)
         if shapes == expected:
             return
-        image, other = expected.get("image"), shapes.get("image")
+        image = expected.get("image")
+        other = shapes.get("image")
         if image and other and image != other:
             raise DataError(
                 "pack-image-sizes",

@@ -81,7 +81,8 @@ def from_objects(
         by_split = {"train": sources["train"], **({"eval": sources[others[0]]} if others else {})}
     if all(hasattr(source, "cast_column") for source in by_split.values()):
         return from_datasets(by_split, columns or {}, type(sources).__name__, {}, names)
-    splits, known = {}, tuple(names) or names_of(by_split["train"])
+    splits = {}
+    known = tuple(names) or names_of(by_split["train"])
     classes = known
     for split, source in by_split.items():
         source = joined(known, source)
@@ -110,7 +111,8 @@ def _labels(source: Any) -> tuple[tuple[str, ...], Columns]:
 
 
 def _of_object(source: Any, labels: Columns) -> Split:
-    kind, join = kind_of(source).__name__, None
+    kind = kind_of(source).__name__
+    join = None
     if isinstance(source, Renamed):  # its examples as they are, as images may be encoded
         source, join = source.source, source.join
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):

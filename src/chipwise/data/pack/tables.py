@@ -191,7 +191,8 @@ def other_form(path: Path) -> DataError | None:
     cells = {cell.strip(' "\r').lower() for cell in line.split(by or None)}
     is_csv = path.suffix.lower() == ".csv"
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        found, command = "UTF-16 text", "iconv -f UTF-16 -t UTF-8"
+        found = "UTF-16 text"
+        command = "iconv -f UTF-16 -t UTF-8"
     elif by not in ("", "," if is_csv else "") and (is_csv or not cells.isdisjoint(_FILE)):
         found = f"a table separated by {_SEPARATORS[by]}"
         command = "cat" if by == "," else f"tr {by!r} ,"
@@ -211,7 +212,10 @@ def other_form(path: Path) -> DataError | None:
 def _read(path: Path, stream: io.TextIOWrapper) -> list[_Row]:
     """The rows that are not empty. Raises `DataError` for an open quote, and for more than
     `_MOST_BYTES`."""
-    reader, rows, held, line = csv.reader(stream, strict=True, skipinitialspace=True), [], 0, 1
+    reader = csv.reader(stream, strict=True, skipinitialspace=True)
+    rows = []
+    held = 0
+    line = 1
     try:
         for cells in reader:
             row = _Row(path, line, [cell.strip() for cell in cells])

@@ -98,13 +98,14 @@ class Writer:
         total: int | None = None,
         splits: Sequence[str] = (),
     ):
-        self.folder, self.store, self.names = Path(folder), store, tuple(names)
-        self.below, self.settings, self.splits = (
-            dict(below or {}),
-            dict(settings or {}),
-            tuple(splits),
-        )
-        self.shard_bytes, self.total = shard_bytes, total
+        self.folder = Path(folder)
+        self.store = store
+        self.names = tuple(names)
+        self.below = dict(below or {})
+        self.settings = dict(settings or {})
+        self.splits = tuple(splits)
+        self.shard_bytes = shard_bytes
+        self.total = total
         self.shard_examples = shard_examples or sys.maxsize
         self.complete = False
         self._line = record_dtype(store, name_bytes)
@@ -183,7 +184,8 @@ class Writer:
                 self._append({**part, RECORD: lines[start:stop]})
                 self._rows += stop - start
                 self._bytes += int(upto[stop - 1]) - before
-                start, before = stop, int(upto[stop - 1])
+                start = stop
+                before = int(upto[stop - 1])
 
     def skip(self, name: str, reason: str) -> None:
         """Records an entry that is not packed, with the reason."""
@@ -224,7 +226,8 @@ class Writer:
         self.folder.mkdir(parents=True, exist_ok=True)
         check_inside(self.folder)
         remove_temporaries(self.folder, PROGRESS, MANIFEST)
-        progress, manifest = _read(self.folder / PROGRESS), _read(self.folder / MANIFEST)
+        progress = _read(self.folder / PROGRESS)
+        manifest = _read(self.folder / MANIFEST)
         begun = progress or manifest
         if begun is None:
             if others := os.listdir(self.folder):
@@ -234,10 +237,8 @@ class Writer:
         if begun.get("identity") != self._progress.identity:
             raise DataError("pack-other-settings", folder=self.folder)
         if progress is None:
-            self._progress.shards, self._progress.skipped = (
-                begun["shards"],
-                begun["source"]["skipped"],
-            )
+            self._progress.shards = begun["shards"]
+            self._progress.skipped = begun["source"]["skipped"]
             self.complete = True
             return
         try:
@@ -292,7 +293,8 @@ class Writer:
 
     def _count(self, rows: Columns, pixels: Sequence[np.ndarray]) -> None:
         """Adds records to the examples of each class and to the sums over pixels."""
-        label, image = rows.get("label"), rows.get("image")
+        label = rows.get("label")
+        image = rows.get("image")
         counts: list[int] = []
         if label is not None and label.ndim == 2 and self.names:
             counts = label.sum(axis=0, dtype=np.int64).tolist()
@@ -329,7 +331,8 @@ class Writer:
         )
 
     def _manifest(self, source: Mapping[str, Any]) -> dict[str, Any]:
-        progress, moments = self._progress, self._progress.moments
+        progress = self._progress
+        moments = self._progress.moments
         manifest = {
             "format": FORMAT,
             "version": VERSION,
@@ -356,7 +359,8 @@ class Writer:
         try:
             yield
         except OSError as error:
-            kept, written = self._progress.examples, self.written
+            kept = self._progress.examples
+            written = self.written
             nbytes = self._bytes + sum(
                 f["bytes"] for s in self._progress.shards for f in s["files"].values()
             )

@@ -114,7 +114,8 @@ def ratio(a: Figure, b: Figure) -> Difference:
     value = a.value / b.value
     if not a.spread and not b.spread:
         return Difference(value, None, None, NO_INTERVAL)
-    low, high = a.ends[0] / b.ends[1], a.ends[1] / b.ends[0]
+    low = a.ends[0] / b.ends[1]
+    high = a.ends[1] / b.ends[0]
     verdict = NO_DIFFERENCE if low <= 1 <= high else HIGHER if value > 1 else LOWER
     return Difference(value, low, high, verdict)
 

@@ -164,11 +164,10 @@ def _input(run: StoredRun, timed: Sequence[Interval], recipe: str) -> Iterator[O
     """Reports a wait for data, from the feed's own account, or from the rows of an unfinished
     run."""
     tries: list[Fact | str] = [f"chipwise bench {recipe} --feed host"]
-    feed, also = part(run.result, "feed"), list[Fact]()
-    waited, total = (
-        number(feed.get("waited_seconds")),
-        number(part(run.result, "seconds").get("train")),
-    )
+    feed = part(run.result, "feed")
+    also = list[Fact]()
+    waited = number(feed.get("waited_seconds"))
+    total = number(part(run.result, "seconds").get("train"))
     if (share := number(feed.get("waited_share"))) is not None:
         if isinstance(verdict := feed.get("verdict"), str):
             also.append(fact("feed-verdict", verdict=one_line(verdict)))

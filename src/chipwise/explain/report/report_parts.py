@@ -54,7 +54,8 @@ def _schedule(document: Mapping[str, Any]) -> Iterator[Part]:
         yield Text(rate["note"]["text"], style="dim")
         return
     points = list(zip(rate["steps"], rate["values"], strict=True))
-    title, curve = f"{rate['name']} over steps", Trace("", "rate", points)
+    title = f"{rate['name']} over steps"
+    curve = Trace("", "rate", points)
     yield from filter(None, [panel(title, [curve], zero=True, second=_epochs(document))])
 
 
@@ -65,7 +66,8 @@ def _panels(document: Mapping[str, Any]) -> Iterator[Part]:
         "marks": [start["step"] for start in document["resumes"]],
         "mark_words": "resumed",
     }
-    curves, fast = document["curves"], document["speed"] or {}
+    curves = document["curves"]
+    fast = document["speed"] or {}
     steps = {name: [(p[0], p[3]) for p in points] for name, points in curves.items()}
     times = {name: [(p[2], p[3]) for p in points] for name, points in curves.items()}
     yield from metric_panels(steps, **over_steps)
@@ -122,7 +124,8 @@ def _metrics(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _figures(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    fast, time = document["speed"], document["seconds"]
+    fast = document["speed"]
+    time = document["seconds"]
     if fast is not None:
         text = f"{fast['examples_per_second']:,.0f} examples/s"
         if fast["quartiles"]:
@@ -165,7 +168,8 @@ def spark(values: Sequence[float]) -> str:
 
 
 def _predictions(found: Mapping[str, Any]) -> Iterator[Part]:
-    right, many = f"{found['accuracy']:.2%}", f"{found['examples']:,}"
+    right = f"{found['accuracy']:.2%}"
+    many = f"{found['examples']:,}"
     yield f"{right} of {many} examples are right, with the parameters of step {found['steps']:,}."
     rows = [
         (kind, one["name"], one["actual"], one["predicted"], share(one["probability"]))

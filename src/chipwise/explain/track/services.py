@@ -70,7 +70,8 @@ def _wandb(name: str, title: str, settings: Values, id: str | None) -> Tracker:
 
 
 def _mlflow(name: str, title: str, settings: Values, id: str | None) -> Tracker:
-    client, made = import_module("mlflow").MlflowClient(), import_module("mlflow.entities")
+    client = import_module("mlflow").MlflowClient()
+    made = import_module("mlflow.entities")
     if id is None:
         known = client.get_experiment_by_name(name)
         experiment = client.create_experiment(name) if known is None else known.experiment_id
