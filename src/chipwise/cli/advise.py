@@ -43,10 +43,14 @@ def check(
 
         model = model_summary.layers(loaded)
     if json_:
-        made: dict[str, Any] = {"recipe": loaded.name, "on": on}
-        made |= {"findings": [finding.json() for finding in findings]}
-        layers = {} if model is None else {"layers": model_summary.to_json(model)}
-        print_json("check/1", made | layers)
+        made: dict[str, Any] = {
+            "recipe": loaded.name,
+            "on": on,
+            "findings": [finding.json() for finding in findings],
+        }
+        if model is not None:
+            made["layers"] = model_summary.to_json(model)
+        print_json("check/1", made)
         return
     if model is not None:
         printed(console(width=None), model_summary.parts(loaded, model))

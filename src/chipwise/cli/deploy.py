@@ -67,9 +67,15 @@ def predict(
         say=say,
     )
     if json_:
-        shown = {"run": run, "steps": model.steps, "examples": predictions.examples}
-        shown |= {"out": str(predictions.file), "accuracy": predictions.accuracy}
-        print_json("predict/1", {**shown, "seconds": round(predictions.seconds, 4)})
+        shown = {
+            "run": run,
+            "steps": model.steps,
+            "examples": predictions.examples,
+            "out": str(predictions.file),
+            "accuracy": predictions.accuracy,
+            "seconds": round(predictions.seconds, 4),
+        }
+        print_json("predict/1", shown)
         return
     print(fact("predicted", examples=predictions.examples, seconds=predictions.seconds))
     if predictions.accuracy is not None:
@@ -117,21 +123,22 @@ def generate(
     begun = iter(prompts)
 
     def show(number: int, piece: str) -> None:
-        print(_shown(next(begun, "") + piece), end="", flush=True)
+        if stream:
+            print(_shown(next(begun, "") + piece), end="", flush=True)
 
-    how: dict[str, Any] = {
-        "tokens": tokens,
-        "temperature": temperature,
-        "top_k": top_k or None,
-        "seed": seed,
-    }
-    how |= {
-        "stop": stop or (),
-        "tokenizer": tokenizer,
-        "batch": batch,
-        **({"show": show} if stream else {}),
-    }
-    found = generated(trained(run, recipe, options.say, best=best), prompts, on=on, **how)
+    found = generated(
+        trained(run, recipe, options.say, best=best),
+        prompts,
+        on=on,
+        tokens=tokens,
+        temperature=temperature,
+        top_k=top_k or None,
+        seed=seed,
+        stop=stop or (),
+        tokenizer=tokenizer,
+        batch=batch,
+        show=show,
+    )
     if json_:
         print_json("generate/1", {"run": run, **dataclasses.asdict(found), "prompts": prompts})
         return

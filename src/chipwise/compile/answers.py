@@ -62,8 +62,18 @@ class CompileRequest:
     def key(self, versions: str) -> str:
         """The key of the answer in the cache."""
         reader = (gpu if self.platform == "cuda" else tpu).VERSION
-        about = [SCHEMA, reader, versions, self.topology, self.program.key, self.donate]
-        about += [self.clock_GHz, self.memory_GBps, self.platform, self.options]
+        about = [
+            SCHEMA,
+            reader,
+            versions,
+            self.topology,
+            self.program.key,
+            self.donate,
+            self.clock_GHz,
+            self.memory_GBps,
+            self.platform,
+            self.options,
+        ]
         about += ["text"] * self.text
         return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 

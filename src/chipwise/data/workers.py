@@ -24,6 +24,7 @@ import time
 import weakref
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -115,21 +116,20 @@ class Workers:
         return sorted(seconds)[_TRIED // 2] > _DEAR_SECONDS
 
 
+@dataclass(eq=False)
 class Batch:
-    """A batch being filled with the examples at `indices`."""
+    """A batch being filled with the examples at `indices`, in pieces of which each is one of
+    `futures`."""
 
-    def __init__(
-        self, indices: np.ndarray, columns: Columns, futures: list[Future], stages: Stages
-    ):
-        self.indices = indices
-        self._columns = columns
-        self._futures = futures
-        self._stages = stages
+    indices: np.ndarray
+    columns: Columns
+    futures: list[Future]
+    stages: Stages
 
     def ready(self, seconds: float) -> bool:
         """Whether `result` would return at once. Waits at most `seconds` for each piece of the
         batch."""
-        for future in self._futures:
+        for future in self.futures:
             try:
                 future.exception(seconds)
             except TimeoutError:
@@ -138,14 +138,14 @@ class Batch:
 
     def result(self) -> Columns:
         """Waits for the columns and returns them. Raises a worker's error."""
-        for future in self._futures:
+        for future in self.futures:
             try:
                 seconds = future.result()
             except BrokenProcessPool as error:
                 raise DataError("reader-died") from error
             if seconds is not None:  # of another process
-                self._stages.add(seconds)
-        return self._columns
+                self.stages.add(seconds)
+        return self.columns
 
 
 class Threads:

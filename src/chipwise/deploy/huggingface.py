@@ -98,8 +98,13 @@ def _llama(net: Llama) -> tuple[Config, Config]:
     }
     rope: Config = {"rope_theta": one.rope_theta, "rope_type": "default"}
     if one.rope_factor != 1:
-        rope |= {"rope_type": "llama3", "factor": one.rope_factor, "low_freq_factor": 1.0}
-        rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": TURNED}
+        rope |= {
+            "rope_type": "llama3",
+            "factor": one.rope_factor,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": TURNED,
+        }
     heads = {"num_attention_heads": one.heads, "num_key_value_heads": one.kv_heads}
     return sizes, {**rope, **heads, "rms_norm_eps": net.norm.epsilon}
 

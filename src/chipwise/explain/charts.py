@@ -69,23 +69,18 @@ def log_steps(low: float, high: float, most: int) -> list[float]:
     return values[:: math.ceil(len(values) / most)]
 
 
+@dataclass(frozen=True)
 class Axis:
-    """Maps values to pixels, or percent, between `start` and `end`. Clips values outside.
+    """Maps values to pixels, or percent, between `start` and `end`. Clips values outside."""
 
-    `unit` selects the steps and the format of ticks: "" for numbers, "s" for seconds, "$" for
-    dollars.
-    """
-
-    def __init__(
-        self, low: float, high: float, start: float, end: float, log: bool = False, unit: str = ""
-    ):
-        self.low = low
-        self.high = high
-        self.start = start
-        self.end = end
-        self.log = log
-        self.unit = unit
-        self.a, self.b = (math.log(low), math.log(high)) if log else (low, high)
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+    unit: str = ""
+    """Selects the steps and the format of ticks: "" for numbers, "s" for seconds, "$" for
+    dollars."""
 
     @classmethod
     def around(
@@ -110,10 +105,11 @@ class Axis:
         return cls(low if zero and low == 0 else low - room, high + room, start, end, False, unit)
 
     def __call__(self, value: float) -> float:
-        if self.log:
-            value = math.log(value) if value > 0 else self.a
-        share = (value - self.a) / (self.b - self.a) if self.b > self.a else 0.5
-        return self.start + (self.end - self.start) * min(max(share, 0.0), 1.0)
+        scale = math.log if self.log else float
+        low = scale(self.low)
+        span = scale(self.high) - low
+        share = (scale(max(value, self.low)) - low) / span if span > 0 else 0.5
+        return self.start + (self.end - self.start) * min(share, 1.0)
 
     def ticks(self, most: int) -> list[Tick]:
         """At most about `most` round values, each label once."""

@@ -107,8 +107,12 @@ def _fastest(ranked: list[_Ranked], plans: Sequence[Plan], by_step: bool) -> Fac
     alike = len({one.plan.steps for one in ranked}) == 1
     if by_step and alike and first.plan.step_seconds is not None:
         shown = first.plan.step_seconds
-    numbers: dict[str, Any] = {"target": first.target, "seconds": shown.value}
-    numbers |= {"low": shown.low, "high": shown.high}
+    numbers: dict[str, Any] = {
+        "target": first.target,
+        "seconds": shown.value,
+        "low": shown.low,
+        "high": shown.high,
+    }
     if len(ranked) == 1:
         return fact("plan-alone" if len(plans) == 1 else "plan-only", **numbers)
     second = ranked[1]

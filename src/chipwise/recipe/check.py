@@ -161,8 +161,10 @@ def _band(recipe: Recipe, validated: Validated, point: Recipe) -> Iterator[Fact]
                 "weight_decay": decay,
                 "steps": steps,
                 "product": now,
+                "low": low,
+                "high": high,
+                "source": source,
             }
-            about |= {"low": low, "high": high, "source": source}
             if rate:
                 near = rounded(then / (rate * steps), 3)
                 yield Fact("forgetting-far", about | {"near": near})
