@@ -185,5 +185,13 @@ def _one_core(short: str, chip: Chip) -> Target:
     smallest, shape = next(iter(SLICES[short].items()))
     options = (("chips_per_host_bounds", (1, 1, 1)),) if shape == "1x1x1" else ()
     whole = f"{short}-{smallest}"
-    note = fact("target-one-core", rented_as=whole)
-    return Target(f"{short}-1", chip, 1, 1, f"{short}:{shape}", options, rented_as=whole, note=note)
+    return Target(
+        f"{short}-1",
+        chip,
+        1,
+        1,
+        f"{short}:{shape}",
+        options,
+        rented_as=whole,
+        note=fact("target-one-core", rented_as=whole),
+    )

@@ -145,9 +145,14 @@ def generate(
     texts = [_shown(one + text) for one, text in zip(prompts, found.texts, strict=True)]
     print(_shown(next(begun, "")) if stream else "\n\n".join(texts))
     count = sum(map(len, found.tokens))
-    rate = count / max(found.seconds, 1e-9)
     options.say(
-        fact("generated", tokens=count, rate=rate, seconds=found.seconds, first=found.first_seconds)
+        fact(
+            "generated",
+            tokens=count,
+            rate=count / max(found.seconds, 1e-9),
+            seconds=found.seconds,
+            first=found.first_seconds,
+        )
     )
 
 

@@ -154,8 +154,9 @@ def _run(job: Packing, json_: bool) -> None:
     sizes = {name: len(split) for name, split in job.listing.splits.items()}
     lines(to, fact("pack-packing", src=job.src, dst=job.dst, total=sum(sizes.values())))
     if texts := job.listing.texts:
-        begin = " ".join(texts["begin"]) or "none"
-        lines(to, fact("pack-documents", begin=begin, end=texts["end"]))
+        lines(
+            to, fact("pack-documents", begin=" ".join(texts["begin"]) or "none", end=texts["end"])
+        )
     lines(to, *job.listing.told, *alike(job.listing.names))
     share = job.options.split
     held = sizes.get("eval", 0) / max(1, sum(sizes.values()))

@@ -127,8 +127,9 @@ def track(
         raise
     except Exception as error:  # whatever a service's library raises
         text = "{to}: {reason}. The same command sends the rest."
-        reason = one_line(f"{type(error).__name__}: {error}")
-        raise RunError("tracker-raised", text, to=to, reason=reason) from error
+        raise RunError(
+            "tracker-raised", text, to=to, reason=one_line(f"{type(error).__name__}: {error}")
+        ) from error
     id = one.sent.id
     how = one.sent.how
     if json_:

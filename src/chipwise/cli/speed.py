@@ -145,8 +145,13 @@ def _memory(sizes: dict[str, int | None], host: int | None) -> str:
     texts = [
         f"{name} {'unknown' if size is None else byte_size(size)}" for name, size in parts.items()
     ]
-    total = sum(size for size in parts.values() if size is not None)
-    facts = [fact("bench-memory", total=total, parts=texts)]
+    facts = [
+        fact(
+            "bench-memory",
+            total=sum(size for size in parts.values() if size is not None),
+            parts=texts,
+        )
+    ]
     if sizes["peak_measured"] is not None:
         code = "bench-memory-peak" if sizes["available"] is None else "bench-memory-peak-of"
         facts.append(fact(code, peak=sizes["peak_measured"], available=sizes["available"]))

@@ -270,8 +270,12 @@ def _rows(result: Result, batch: int) -> Iterator[tuple[str, Any]]:
     speed = result.speed
     if speed.get("examples_per_second"):
         low, high = speed["examples_per_second_quartiles"]
-        median = speed["examples_per_second"]
-        yield "speed", fact("train-speed", median=median, low=low, high=high, batch=batch)
+        yield (
+            "speed",
+            fact(
+                "train-speed", median=speed["examples_per_second"], low=low, high=high, batch=batch
+            ),
+        )
     share = speed["share_of_peak"]
     yield "share of peak", "unknown" if share is None else f"{share:.1%}"
     yield "seconds", ", ".join(f"{name} {value:.1f}" for name, value in result.seconds.items())

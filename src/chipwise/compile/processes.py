@@ -172,9 +172,11 @@ class CompilerProcesses:
         """Starts to compile the `requests`, given by key."""
         if requests:
             self._under_way += 1
-            name = f"compiler-{compiler.platform}"
             threading.Thread(
-                target=self._run, args=(compiler, requests), daemon=True, name=name
+                target=self._run,
+                args=(compiler, requests),
+                daemon=True,
+                name=f"compiler-{compiler.platform}",
             ).start()
 
     def answers(self) -> Iterator[tuple[str, Answer]]:

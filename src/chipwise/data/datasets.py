@@ -148,10 +148,13 @@ def cifar10(data: str | Path | None = None) -> Dataset:
 
     Raises `DataError` if `data` has none of these, and at first use for damage or no network.
     """
-    mean = (125.31, 122.95, 113.87)
-    std = (62.99, 62.09, 66.70)
     made = functools.partial(
-        Dataset, classes=10, mean=mean, std=std, name="cifar10", class_names=CIFAR10_CLASSES
+        Dataset,
+        classes=10,
+        mean=(125.31, 122.95, 113.87),
+        std=(62.99, 62.09, 66.70),
+        name="cifar10",
+        class_names=CIFAR10_CLASSES,
     )
     if (packed := _packed(data, (32, 32, 3), CIFAR10_CLASSES)) is not None:
         lossy = any(source.store == "jpeg" for source in packed)
@@ -210,9 +213,14 @@ def imagenet(data: str | Path | None = None, image: int = 224) -> Dataset:
 
 
 def _imagenet(train: Source, held_out: Source, classes: int) -> Dataset:
-    mean = (123.675, 116.28, 103.53)
-    std = (58.395, 57.12, 57.375)
-    return Dataset(train=train, eval=held_out, classes=classes, mean=mean, std=std, name="imagenet")
+    return Dataset(
+        train=train,
+        eval=held_out,
+        classes=classes,
+        mean=(123.675, 116.28, 103.53),
+        std=(58.395, 57.12, 57.375),
+        name="imagenet",
+    )
 
 
 def _image_spec(shape: tuple[int, ...]) -> Spec:

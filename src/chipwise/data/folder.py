@@ -61,8 +61,9 @@ class Files:
     def add(self, parts: tuple[str, ...], size: int, key: Any) -> None:
         """Adds a file. Raises `DataError` if it is too large for an image."""
         if size > MOST_IMAGE_BYTES:
-            name = "/".join(parts)
-            raise DataError("image-file-too-large", name=name, bytes=size, limit=MOST_IMAGE_BYTES)
+            raise DataError(
+                "image-file-too-large", name="/".join(parts), bytes=size, limit=MOST_IMAGE_BYTES
+            )
         self.paths.append(parts)
         self.sizes.append(size)
         self.keys.append(key)

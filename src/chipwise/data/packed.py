@@ -97,8 +97,11 @@ class PackedFolder(ByBatch):
         try:
             self._understand(self.manifest)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise DataError("manifest-damaged", path=self.path / MANIFEST, reason=reason) from error
+            raise DataError(
+                "manifest-damaged",
+                path=self.path / MANIFEST,
+                reason=f"{type(error).__name__}: {error}",
+            ) from error
         self._maps: list[_Shard | None] = [None] * len(self._shards)
 
     def _understand(self, manifest: dict[str, Any]) -> None:
@@ -193,9 +196,12 @@ class PackedFolder(ByBatch):
         size."""
         spec = {name: struct for name, struct in self._spec.items() if struct is not None}
         if len(spec) < len(self._spec):
-            folder = str(self.path.parent)
-            split = self.path.name
-            raise DataError("pack-sizes-differ", path=self.path, folder=folder, split=split)
+            raise DataError(
+                "pack-sizes-differ",
+                path=self.path,
+                folder=str(self.path.parent),
+                split=self.path.name,
+            )
         return spec
 
     @property

@@ -387,8 +387,12 @@ class _Url:
     def _file(self, name: str, info: Mapping[str, Any]) -> RemoteFile:
         if info.get("size") is None:
             raise DataError("size-untold", url=self.shown, file=name)
-        version = tuple(str(info.get(mark, "")) for mark in _MARKS)
-        return RemoteFile(name, info["name"], int(info["size"]), version=version)
+        return RemoteFile(
+            name,
+            info["name"],
+            int(info["size"]),
+            version=tuple(str(info.get(mark, "")) for mark in _MARKS),
+        )
 
     def download(self, file: RemoteFile, to: Path) -> None:
         """Writes a file to disk. Raises `EOFError` unless it has the listed number of bytes."""

@@ -135,8 +135,9 @@ def _open_onnx(request: Request, path: Path) -> Runner:
             names = [one.name for one in session.get_outputs()]
             return dict(zip(names, session.run(names, inputs), strict=True))
         except Exception as error:  # its errors have no common base class
-            reason = one_line(error)
-            raise RecipeError("export-unrunnable", library="onnxruntime", reason=reason) from error
+            raise RecipeError(
+                "export-unrunnable", library="onnxruntime", reason=one_line(error)
+            ) from error
 
     return run
 

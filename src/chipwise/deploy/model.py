@@ -152,8 +152,9 @@ def _loaded(
     if not isinstance(names, list) or tuple(names) in ((), names_in(task)):
         return loaded
     # The model knows the classes of its training, whatever is in that folder now
-    train = Renamed(task.train, list(map(str, names)))
-    return replace(loaded, task=replace(task, train=train, class_names=()))
+    return replace(
+        loaded, task=replace(task, train=Renamed(task.train, list(map(str, names))), class_names=())
+    )
 
 
 def recipe_of(run: StoredRun, recipe: str | None = None, data: str | None = None) -> Recipe:

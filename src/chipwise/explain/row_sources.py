@@ -172,11 +172,12 @@ def _repeats(rows: list[Row], folder: Path) -> Row:
                 file=f"{first.label}.json",
                 other=f"{row.label}.json",
             )
-    day = (first.created or "")[:10]
     return replace(
         first,
         label=folder.name or str(folder),
-        source=fact("source-records", records=len(rows), folder=str(folder), day=day),
+        source=fact(
+            "source-records", records=len(rows), folder=str(folder), day=(first.created or "")[:10]
+        ),
         repeats=tuple(r for row in rows for r in row.repeats),
         notes=tuple({str(note): note for row in rows for note in row.notes}.values()),
     )

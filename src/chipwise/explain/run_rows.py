@@ -127,10 +127,14 @@ def _together(folders: Mapping[Path, Any], label: str, source: Fact) -> list[Row
         notes += [fact("note-of-run", run=name, note=note) for note in row.notes]
         if row.device is not None and (row.where, row.exact) != (first.where, first.exact):
             notes.append(fact("run-elsewhere", run=name, device=row.where, first=first.where))
-    repeats = tuple(r for row in rows for r in row.repeats)
     return [
         replace(
-            first, label=label, form="study", source=source, repeats=repeats, notes=tuple(notes)
+            first,
+            label=label,
+            form="study",
+            source=source,
+            repeats=tuple(r for row in rows for r in row.repeats),
+            notes=tuple(notes),
         )
     ]
 

@@ -230,8 +230,9 @@ def _streams(like: nnx.State, key, train: bool) -> nnx.State:
     flat = nnx.to_flat_state(like)
     if key is None:
         if flat and train:
-            layers = sorted({_name(path[:-1]) for path, _ in flat})
-            raise RecipeError("nnx-key-missing", layers=layers)
+            raise RecipeError(
+                "nnx-key-missing", layers=sorted({_name(path[:-1]) for path, _ in flat})
+            )
         key = jax.random.key(0)
     variables: list = []
     streams: dict = {}

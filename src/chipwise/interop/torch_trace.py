@@ -277,8 +277,11 @@ def _refuse_elsewhere(module: Any) -> None:
         raise invalid("torch-elsewhere", f"the device of {type(module).__name__}", places, expected)
     frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
     if frozen:
-        patterns = tuple(name.replace(".", "/") for name in frozen)
-        raise RecipeError("torch-frozen", module=type(module).__name__, patterns=patterns)
+        raise RecipeError(
+            "torch-frozen",
+            module=type(module).__name__,
+            patterns=tuple(name.replace(".", "/") for name in frozen),
+        )
 
 
 def _environment() -> Any:

@@ -117,8 +117,9 @@ PLACES = {name: Place(name, **table) for name, table in _TABLES["places"].items(
 def place(name: str) -> Place:
     """The place called `name`. Raises `RecipeError` with the nearest name otherwise."""
     if name not in PLACES:
-        hint = near(name, PLACES)
-        raise RecipeError("launch-place-unknown", place=name, hint=hint, places=list(PLACES))
+        raise RecipeError(
+            "launch-place-unknown", place=name, hint=near(name, PLACES), places=list(PLACES)
+        )
     return PLACES[name]
 
 

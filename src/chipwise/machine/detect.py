@@ -67,8 +67,9 @@ def detect(count: int | None = None, platform: str | None = None, group: int = 1
     as a request for the CPU.
     """
     if platform is not None and platform not in PLATFORMS:
-        hint = near(platform, PLATFORMS)
-        raise DeviceError("platform-unknown", platform=platform, choices=PLATFORMS, hint=hint)
+        raise DeviceError(
+            "platform-unknown", platform=platform, choices=PLATFORMS, hint=near(platform, PLATFORMS)
+        )
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
         raise DeviceError("device-count-not-whole", count=count)
     devices = _devices(platform)

@@ -205,8 +205,14 @@ def _devices(s: DevicesReport) -> Iterator[tuple[str, Fact]]:
             yield "error", fact("no-backend", said=message)
     elif s.platform == "cpu":
         for name in [accelerator.platform for accelerator in unused]:
-            reason = guard.why_unused(s.facts, name, s.jax_errors.get(name, ""))
-            yield "error", fact("fell-back-to-cpu", platform=name.upper(), reason=reason)
+            yield (
+                "error",
+                fact(
+                    "fell-back-to-cpu",
+                    platform=name.upper(),
+                    reason=guard.why_unused(s.facts, name, s.jax_errors.get(name, "")),
+                ),
+            )
     for device in s.devices:
         if device.error:
             yield (

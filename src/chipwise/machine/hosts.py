@@ -272,9 +272,12 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
     name = socket.gethostname()
 
     def awaiting(missing: list[int]) -> None:
-        where = f"{seat.address}:{seat.port}"
         waiting = fact(
-            "hosts-awaited", missing=missing, hosts=seat.count, host=seat.index, where=where
+            "hosts-awaited",
+            missing=missing,
+            hosts=seat.count,
+            host=seat.index,
+            where=f"{seat.address}:{seat.port}",
         )
         print(waiting, file=sys.stderr, flush=True)
 

@@ -36,9 +36,12 @@ def too_large(step: Blueprint, target: Target) -> tuple[Memory, Fact] | None:
     needed = memory(step, target, {}, 0)
     if needed is None or needed.fits:
         return None
-    way = _way(step.recipe, step.whole, target, step.exact)
     return needed, fact(
-        TOO_LARGE, needed=needed.needed, available=needed.available, shards=step.shards, way=way
+        TOO_LARGE,
+        needed=needed.needed,
+        available=needed.available,
+        shards=step.shards,
+        way=_way(step.recipe, step.whole, target, step.exact),
     )
 
 

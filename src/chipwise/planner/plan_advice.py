@@ -105,9 +105,12 @@ def advice(
         yield from _more_replicas(recipe, plan)
     padded = _multiple(each, SUBLANES)
     if target.chip.kind == "TPU" and each < padded and _fits(plan, padded / each):
-        wasted = 1 - each / padded
         yield fact(
-            "advice-padded", each=each, padded=padded, wasted=wasted, batch=padded * recipe.replicas
+            "advice-padded",
+            each=each,
+            padded=padded,
+            wasted=1 - each / padded,
+            batch=padded * recipe.replicas,
         )
     yield from _speed(recipe, step, plan)
     yield from time.warnings
@@ -140,10 +143,22 @@ def _uneven(recipe: Recipe, layout: Layout, groups: int) -> Fact:
     better = []
     name = "replicas" if blocks == recipe.replicas else "blocks"  # other replicas are another net
     if even != blocks and (name == "replicas" or recipe.replicas % even == 0):
-        batch = _multiple(recipe.batch, even * recipe.shards)
-        better.append(fact("blocks-cost", name=name, count=even, batch=batch))
-    idle = 1 - blocks / (groups * most)
-    return fact("advice-uneven", blocks=blocks, groups=groups, most=most, idle=idle, better=better)
+        better.append(
+            fact(
+                "blocks-cost",
+                name=name,
+                count=even,
+                batch=_multiple(recipe.batch, even * recipe.shards),
+            )
+        )
+    return fact(
+        "advice-uneven",
+        blocks=blocks,
+        groups=groups,
+        most=most,
+        idle=1 - blocks / (groups * most),
+        better=better,
+    )
 
 
 def _multiple(batch: int, of: int) -> int:

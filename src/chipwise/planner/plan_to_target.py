@@ -52,8 +52,15 @@ def plan_like(
                 replace(c, usd=_to_goal(c.usd, steps)) for c in one.costs
             )
             named = f"{one.target} at {steps.batch}"
-            notes = (*one.notes, law.told(steps), *moved.limits)
-            made.append(replace(one, target=named, wall_seconds=wall, costs=costs, notes=notes))
+            made.append(
+                replace(
+                    one,
+                    target=named,
+                    wall_seconds=wall,
+                    costs=costs,
+                    notes=(*one.notes, law.told(steps), *moved.limits),
+                )
+            )
     return made
 
 

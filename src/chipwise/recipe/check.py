@@ -191,9 +191,16 @@ def long_average(recipe: Recipe, steps: int) -> list[Fact]:
         return []
     if (left := recipe.ema**steps) < _UNMOVED:
         return []
-    memory = 1 / (1 - recipe.ema)
-    near = 1 - rounded(10 / (steps + 10), 1)
-    return [fact("ema-long", ema=recipe.ema, memory=memory, steps=steps, left=left, near=near)]
+    return [
+        fact(
+            "ema-long",
+            ema=recipe.ema,
+            memory=1 / (1 - recipe.ema),
+            steps=steps,
+            left=left,
+            near=1 - rounded(10 / (steps + 10), 1),
+        )
+    ]
 
 
 def _replicas(recipe: Recipe) -> list[Fact]:

@@ -142,9 +142,11 @@ def sigmoid_cross_entropy(
     else:
         weights = jnp.asarray(positive_weights)
         if weights.shape != logits.shape[1:]:
-            expected = logits.shape[1:]
             raise RecipeError(
-                "weights-shape", name="positive_weights", shape=weights.shape, expected=expected
+                "weights-shape",
+                name="positive_weights",
+                shape=weights.shape,
+                expected=logits.shape[1:],
             )
         yes = -jax.nn.log_sigmoid(logits)
         no = -jax.nn.log_sigmoid(-logits)

@@ -404,11 +404,12 @@ class _Explained:
         if np.any(far):
             worst = int(np.argmax(far))
             center = self.center[worst % len(self.center)]
-            away = float(abs(mean[worst]))
-            deviation = float(np.sqrt(spread[worst] / count))
-            better = center + float(mean[worst])
             note = fact(
-                "r2-center-far", center=center, away=away, deviation=deviation, better=better
+                "r2-center-far",
+                center=center,
+                away=float(abs(mean[worst])),
+                deviation=float(np.sqrt(spread[worst] / count)),
+                better=center + float(mean[worst]),
             )
             warnings.warn(str(note), RuntimeWarning, stacklevel=2)
         shares = np.where(spread == 0, np.where(left == 0, 1.0, 0.0), 1 - left / spread)

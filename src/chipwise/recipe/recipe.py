@@ -178,8 +178,13 @@ class Recipe:
             expected = "'24ep', '9360st' or '1.2e6ex', no share of itself"
             raise invalid("duration-of-itself", "duration", str(self.duration), expected)
         if self.validated is not None and self.validated.point is None:
-            point = dataclasses.replace(self, validated=None)
-            object.__setattr__(self, "validated", dataclasses.replace(self.validated, point=point))
+            object.__setattr__(
+                self,
+                "validated",
+                dataclasses.replace(
+                    self.validated, point=dataclasses.replace(self, validated=None)
+                ),
+            )
 
     @property
     def held(self) -> tuple[str, ...]:

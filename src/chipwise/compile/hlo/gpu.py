@@ -163,5 +163,8 @@ def _attention(op: Instruction, kernel):
     depth = op.operand_shapes[0].dims[-1]
     products = 5 if "Backward" in op.target else 2
     share = 0.5 if "CAUSAL" in config.get("mask_type", "") else 1.0
-    flops = share * products * 2.0 * batch * heads * queries * keys * depth
-    return replace(kernel, flops=flops, shape=(queries, keys, depth, batch * heads))
+    return replace(
+        kernel,
+        flops=share * products * 2.0 * batch * heads * queries * keys * depth,
+        shape=(queries, keys, depth, batch * heads),
+    )

@@ -72,8 +72,11 @@ def read(
     flops = reading.product_flops
     padded = reading.padded_flops
     if flops and (share := 1 - flops / padded) >= _NOTICEABLE:
-        shape = max(reader.losses, key=lambda name: reader.losses[name])
-        reader.note("program-padding", share=share, shape=shape)
+        reader.note(
+            "program-padding",
+            share=share,
+            shape=max(reader.losses, key=lambda name: reader.losses[name]),
+        )
     return reader.finished(reading)
 
 

@@ -85,8 +85,12 @@ def cost(row: Row, wall: Figure | None) -> dict[str, Any] | None:
     price = cheapest(prices_for(target, load_prices()))
     if price is None or price.usd_per_hour is None:
         return None
-    where = f"{price.cloud} {price.instance}".strip()
-    how = fact("cost-of-run", wall=wall.value, usd_per_hour=price.usd_per_hour, where=where)
+    how = fact(
+        "cost-of-run",
+        wall=wall.value,
+        usd_per_hour=price.usd_per_hour,
+        where=f"{price.cloud} {price.instance}".strip(),
+    )
     return {"usd": wall.value / 3600 * price.usd_per_hour, "how": how}
 
 
