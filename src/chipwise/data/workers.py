@@ -118,8 +118,7 @@ class Workers:
 
 @dataclass(eq=False)
 class Batch:
-    """A batch being filled with the examples at `indices`, in pieces of which each is one of
-    `futures`."""
+    """A batch being filled with the examples at `indices`. Each of the `futures` is a piece."""
 
     indices: np.ndarray
     columns: Columns

@@ -61,7 +61,7 @@ def run_document(run: StoredRun) -> dict[str, Any]:
     recipe = typed(run) or "RECIPE"
     findings = [
         *learned(run, status["state"] == "finished", lower, recipe),
-        *slow(run, timed, time, fast, recipe),
+        *slow(run, timed, recipe),
     ]
     metrics, steps = _metrics(run)
     devices = _devices(run)
