@@ -33,7 +33,7 @@ def show(path: str, verify: bool, json_: bool) -> None:
     folder = remote.local(path)
     to = console(quiet=json_)
     splits = summary(folder, to)
-    faults: list[DataError] = list(_missing(folder, splits))
+    faults = list(_missing(folder, splits))
     if verify:
         for source in splits.values():
             try:

@@ -297,7 +297,7 @@ class CompilerProcess:
         for i, (key, request) in enumerate(batch.items()):
             if isinstance(request.program, Exported):
                 (self._folder / f"{i}.bin").write_bytes(request.program.body)
-                program: dict[str, Any] = {"file": f"{i}.bin"}
+                program = {"file": f"{i}.bin"}
             else:
                 program = asdict(request.program)
             requests.append({**vars(request), "program": program, "key": key})

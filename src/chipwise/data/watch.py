@@ -81,7 +81,7 @@ class Watch:
         """
         if self.stream is None:
             verdict = fact("data-resident")
-            account: dict[str, Any] = {
+            account = {
                 "data": "on the device",
                 "waited_share": 0.0,
                 "waited_seconds": 0.0,

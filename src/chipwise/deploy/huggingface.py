@@ -96,7 +96,7 @@ def _llama(net: Llama) -> tuple[Config, Config]:
         "tie_word_embeddings": not hasattr(net, "head"),
         "head_dim": one.q.kernel.shape[2] // one.heads,
     }
-    rope: Config = {"rope_theta": one.rope_theta, "rope_type": "default"}
+    rope = {"rope_theta": one.rope_theta, "rope_type": "default"}
     if one.rope_factor != 1:
         rope |= {
             "rope_type": "llama3",

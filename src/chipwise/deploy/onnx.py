@@ -66,7 +66,7 @@ def to_onnx(
 
 def _run(jaxpr: Any, consts: Sequence[Any], given: Sequence[Any]) -> list[Any]:
     """The outputs of `jaxpr`, by operations that jax2onnx translates."""
-    known: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    known = dict(zip(jaxpr.constvars, consts, strict=True))
     known |= dict(zip(jaxpr.invars, given, strict=True))
 
     def read(atom: Any) -> Any:

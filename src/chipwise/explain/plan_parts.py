@@ -136,7 +136,7 @@ def table(plans: Sequence[Document]) -> Table:
     """
     rows: list[list[Any]] = []
     for p in plans:
-        row: list[Any] = [p["target"], _memory(p["memory"])]
+        row = [p["target"], _memory(p["memory"])]
         if p["problem"]:
             rows.append([*row, Text("-", style="red"), *"------"])
             continue

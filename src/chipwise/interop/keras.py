@@ -342,7 +342,7 @@ def _variables(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
     model, so that names do not depend on what ran before.
     """
     seen: dict[str, int] = {}
-    shown: dict[str, str] = {model.name: ""}
+    shown = {model.name: ""}
     for layer in model._flatten_layers(include_self=False):
         kind = re.sub(
             r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(layer).__name__

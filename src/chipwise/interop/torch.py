@@ -100,7 +100,7 @@ def to_module(module: Any, params: Tree, state: Tree) -> Any:
 
 
 def _scored(traced: Traced, loss: Any) -> Scored:
-    judge: Callable | None = totalled(loss) if is_torch(loss) else None
+    judge = totalled(loss) if is_torch(loss) else None
 
     def scored(params, state, args, kwargs, target, key, train):
         if judge is None or target is None:

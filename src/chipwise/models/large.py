@@ -148,7 +148,7 @@ def fsdp(function: Callable[..., Any], params: Any, *rows: Any) -> Any:
     *Returns* the result of `function`: arrays `(batch, ...)`, and numbers `()` that are sums over
     rows.
     """
-    group: _ShardGroup | None = _GROUP.value
+    group = _GROUP.value
     if group is None:
         return function(params, *rows)
     if group.rows:

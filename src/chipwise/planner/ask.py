@@ -255,7 +255,7 @@ class PlanQuestion:
             problem = does_not_fit(time.memory, largest, recipe)
         if problem is None and time.seconds is None:
             problem = fact("step-time-unknown")
-        known: dict[str, Any] = {} if problem is not None else self.run(target, step, time)
+        known = {} if problem is not None else self.run(target, step, time)
         known |= {
             "precision": recipe.precision,
             "parameters": step.parameters,

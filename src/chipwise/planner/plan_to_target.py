@@ -13,7 +13,7 @@ from ..recipe.recipe import Recipe
 from ..study.critical_batch import Steps, critical_batch
 from ..study.transfer import transfer
 from .ask import plan
-from .plans import Cost, Plans
+from .plans import Plans
 
 
 def plan_like(
@@ -48,9 +48,7 @@ def plan_like(
         moved = transfer(recipe, batch=steps.batch, duration=f"{steps.steps}st")
         for one in plan(moved.recipe, on, **options):
             wall = one.wall_seconds and _to_goal(one.wall_seconds, steps)
-            costs: tuple[Cost, ...] = tuple(
-                replace(c, usd=_to_goal(c.usd, steps)) for c in one.costs
-            )
+            costs = tuple(replace(c, usd=_to_goal(c.usd, steps)) for c in one.costs)
             named = f"{one.target} at {steps.batch}"
             made.append(
                 replace(

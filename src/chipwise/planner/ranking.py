@@ -107,7 +107,7 @@ def _fastest(ranked: list[_Ranked], plans: Sequence[Plan], by_step: bool) -> Fac
     alike = len({one.plan.steps for one in ranked}) == 1
     if by_step and alike and first.plan.step_seconds is not None:
         shown = first.plan.step_seconds
-    numbers: dict[str, Any] = {
+    numbers = {
         "target": first.target,
         "seconds": shown.value,
         "low": shown.low,

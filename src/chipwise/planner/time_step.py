@@ -232,7 +232,7 @@ def finished(
         for part in (name if name in _OWN else "update",)
         for kernel in own
     )
-    parts: dict[str, float] = dict.fromkeys(("replica", "reduce", "update"), 0.0)
+    parts = dict.fromkeys(("replica", "reduce", "update"), 0.0)
     for kernel in whole:
         parts[kernel.program] += kernel.seconds
     busiest = next(iter(shares(whole)), "memory")

@@ -156,7 +156,7 @@ def _band(recipe: Recipe, validated: Validated, point: Recipe) -> Iterator[Fact]
         if not low * 0.98 <= now <= high * 1.02:
             steps = recipe.clock.examples / recipe.batch
             decay = as_schedule(recipe.optimizer.settings["weight_decay"]).highest(recipe.clock)
-            about: dict[str, Any] = {
+            about = {
                 "lr": rate,
                 "weight_decay": decay,
                 "steps": steps,

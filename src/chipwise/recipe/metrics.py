@@ -43,11 +43,6 @@ def accuracy(logits: Any, labels: Any, k: int = 1) -> Sum:
     return Sum.of(losses.correct(logits, labels, k), better=HIGHER)
 
 
-def top_k(logits: Any, labels: Any, k: int = 5) -> Sum:
-    """`accuracy` with the `k` highest logits: top-5 accuracy by default."""
-    return accuracy(logits, labels, k)
-
-
 def roc_auc(logits: Any, labels: Any, average: str | None = "macro") -> Sum:
     """The area under the receiver operating characteristic. It is the probability that a random
     positive example scores higher than a random negative one, where ties count half (Hanley and

@@ -449,7 +449,7 @@ class _FromOptax(Optimizer):
         return replace(self, given=tuple((self.settings | settings).items()))
 
     def _about(self) -> dict[str, Any]:
-        about: dict[str, Any] = {"optimizer": "from_optax", "make": callable_name(self.make)}
+        about = {"optimizer": "from_optax", "make": callable_name(self.make)}
         return about | ({"elementwise": True} if self.elementwise else {})
 
     def __repr__(self) -> str:

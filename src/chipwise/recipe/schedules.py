@@ -521,7 +521,7 @@ class piecewise(Schedule):
     pieces: Any  # given as a mapping; kept as a tuple of pairs, which is frozen and hashable
 
     def __post_init__(self) -> None:
-        given: Iterable = self.pieces.items() if isinstance(self.pieces, Mapping) else self.pieces
+        given = self.pieces.items() if isinstance(self.pieces, Mapping) else self.pieces
         try:
             pairs = tuple((str(key), value) for key, value in given)
         except (TypeError, ValueError):

@@ -241,7 +241,7 @@ def _values(
         code = "move-rate-by-hand"
     elif k == 1:
         code = "move-rate-same"
-    new: dict[str, Any] = {"lr": given["lr"] if factor == 1 else _scaled(given["lr"], factor)}
+    new = {"lr": given["lr"] if factor == 1 else _scaled(given["lr"], factor)}
     changes = [Change("lr", old_lr, peak(new["lr"]), fact(code, k=float(k)))]
     if (own := given.get("adam_lr")) is not None:
         new["adam_lr"] = own if factor == 1 else _scaled(own, factor)

@@ -65,7 +65,7 @@ def summary(document: Document) -> Table:
     rows = document["rows"]
     metric = document["metric"]
     base = document["baseline"]
-    columns: dict[str, list[str]] = {"": [row["label"] for row in rows]}
+    columns = {"": [row["label"] for row in rows]}
     if any(row["metric"] for row in rows):
         columns[metric] = [final(row) for row in rows]
         columns["result"] = [

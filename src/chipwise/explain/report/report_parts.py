@@ -4,7 +4,7 @@ markup."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -141,9 +141,7 @@ def _figures(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _curves(document: Mapping[str, Any]) -> Table:
-    rows: list[tuple[str, Callable[[float], str], list[float]]] = [
-        (name, figure, [p[3] for p in points]) for name, points in document["curves"].items()
-    ]
+    rows = [(name, figure, [p[3] for p in points]) for name, points in document["curves"].items()]
     rows.append(("examples/s", "{:,.0f}".format, [i["speed"] for i in document["intervals"]]))
     waits = [i["waited"] for i in document["intervals"] if i["waited"] is not None]
     rows.append(("waiting for data", share, waits if any(waits) else []))

@@ -42,7 +42,7 @@ def curve(stored: Mapping[str, Any], clock: Clock | None) -> dict[str, Any]:
         return {"name": None, "note": fact("rate-unknown")}
     text = one_line(as_typed(optimizer[name]))
     schedule = rebuilt(optimizer[name])
-    rate: dict[str, Any] = {"name": name, "text": text}
+    rate = {"name": name, "text": text}
     if schedule is None:
         return rate | {"note": fact("rate-is-code", name=name, value=text)}
     if clock is None or not clock.total:
