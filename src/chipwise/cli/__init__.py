@@ -96,7 +96,7 @@ def app() -> typer.Typer:
         restart: Annotated[
             int,
             typer.Option(
-                min=0, metavar="N", help="Continue up to N times with the processes that are left."
+                min=0, metavar="N", help="Resume up to N times with the processes that are left."
             ),
         ] = 0,
         rejoin: Annotated[

@@ -1,5 +1,5 @@
 """`chipwise --processes N --restart N COMMAND`: runs several processes on this machine, each a host
-of one run, or one process, and continues after a loss."""
+of one run, or one process, and resumes after a loss."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def run_local(
     `processes` None, runs it in one process, whose place among the hosts the environment or the
     command gives.
 
-    For tests, for CPUs, and for one process per GPU. With `restart`, continues up to that many
-    times after one of its processes was killed, stopped or stuck. It continues with those that are
+    For tests, for CPUs, and for one process per GPU. With `restart`, resumes up to that many
+    times after one of its processes was killed, stopped or stuck. It resumes with those that are
     left. A killed one sits out until the next restart, or, with `rejoin`, begins again at once.
     Ctrl-C, or SIGTERM or SIGHUP to this process, stops all of them after saving.
     """

@@ -86,7 +86,7 @@ def pack(
     verify: bool = flag("Read every byte of a pack, name damaged files (exit code 3)."),
     json_: bool = options.JSON,
 ) -> None:
-    """Pack images, text or tables into a few large files. The same command continues after a kill.
+    """Pack images, text or tables into a few large files. The same command resumes after a kill.
 
     \b
     Examples:
@@ -181,7 +181,7 @@ def _run(job: Packing, json_: bool) -> None:
 
 @contextmanager
 def _stoppable(job: Packing) -> Iterator[None]:
-    """Turns Ctrl-C and SIGTERM into an error that says how to continue."""
+    """Turns Ctrl-C and SIGTERM into an error that says how to resume."""
 
     terminated = []
 
@@ -200,8 +200,7 @@ def _stoppable(job: Packing) -> Iterator[None]:
             )
         else:
             text = (
-                "interrupted: the same command continues after the last complete shard in "
-                "{partial}."
+                "interrupted: the same command resumes after the last complete shard in {partial}."
             )
             stopped = Stopped("pack-interrupted", text, partial=job.partial)
         if not terminated:

@@ -51,7 +51,7 @@ def train(
         "With --from RUN: its optimizer's state too, at another rate or length."
     ),
     fresh: bool = flag("Discard the run in the folder, and start at step 0."),
-    changed_code: bool = flag("Continue although code, versions or settings changed."),
+    changed_code: bool = flag("Resume although code, versions or settings changed."),
     json_: bool = options.JSON,
     quiet: bool = options.QUIET,
 ) -> None:
@@ -127,7 +127,7 @@ def sweep(
       chipwise sweep my_task.py:recipe --set warmup=5ep,10ep --metric eval/f1_macro --json
 
     A comma in brackets or quotes, or after a backslash, is part of the value. The same command with
-    the same --run continues after a stop, and more values or seeds extend the study.
+    the same --run resumes after a stop, and more values or seeds extend the study.
     """
     from ..explain.compare.compare_parts import results
     from ..explain.compare.comparison import compare
@@ -228,7 +228,7 @@ def _recipe(
     eval_data: str | None,
 ) -> Recipe:
     """The recipe to train. *Arguments:* `start`: a run or a file with the weights to start from.
-    `with_optimizer`: whether the optimizer's state of that run continues too."""
+    `with_optimizer`: whether the optimizer's state of that run is taken too."""
     from ..study.study_runs import Origin
 
     weights = None

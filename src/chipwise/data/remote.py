@@ -89,7 +89,7 @@ def local(path_or_url: str | Path, *, say: Callable[[str], None] | None = None) 
     *Arguments:* `say`: a function to call with lines about progress. `None` prints them to standard
     error.
 
-    An interrupted fetch continues with the missing files. Files that change meanwhile are fetched
+    An interrupted fetch resumes with the missing files. Files that change meanwhile are fetched
     once more. If the URL cannot be read, an earlier copy is used, with a message.
 
     Raises `DataError` for an unknown or unreachable URL, a missing library, a cache or a disk that

@@ -11,7 +11,7 @@ A list or a PyTorch map-style dataset is a source. Optional attributes make it f
 The last three are used only together with `spec`. Columns are the arrays of examples, one example
 per row.
 
-A run that continues compares its data with the data at its start (`chipwise.data.compared`). A
+A run that resumes compares its data with the data at its start (`chipwise.data.compared`). A
 source can show without reading whether it is the same by `labels` or `targets`, of all examples,
 and by `digest`: a string or bytes that change with the contents, or a method that returns these.
 """

@@ -49,7 +49,7 @@ class Synthetic(ByBatch):
 
     @property
     def digest(self) -> str:
-        """A text that identifies the data, for a run that continues."""
+        """A text that identifies the data, for a run that resumes."""
         return repr((self.seed, self._length, self.spec, self.below))
 
     @property

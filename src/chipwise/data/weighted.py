@@ -23,7 +23,7 @@ class Weighted(Wrapped):
 
     An epoch has `len(source)` examples. Example `i` comes `len(source) * weights[i] / sum(weights)`
     times in it, rounded up or down. Which ones are rounded up, and their order, is a function of
-    the recipe's seed and the epoch. So a run is exact on any devices, and continues after a stop.
+    the recipe's seed and the epoch. So a run is exact on any devices, and resumes after a stop.
     With equal weights an epoch is that of `source` itself. Examples that come twice in an epoch are
     augmented with different keys. An evaluation takes every example once.
 

@@ -32,12 +32,12 @@ def run_row(folder: Path, diverged: Any = None) -> Row:
     result = run.result or {}
     when = divergence((rows[-1].get("diverged") if rows else None) or diverged)
     if not rows and when is None:
-        text = "{folder} has no metrics yet. Continue training with --run {folder}."
+        text = "{folder} has no metrics yet. Resume training with --run {folder}."
         raise RunError("run-no-metrics", text, folder=folder)
     if damaged := [problem for problem in run.problems if problem.code == "result-damaged"]:
         path = folder / "result.json"
         reason = damaged[0]["reason"]
-        text = "{path} is damaged ({reason}). Delete it and continue with --run {folder}."
+        text = "{path} is damaged ({reason}). Delete it and resume with --run {folder}."
         raise RunError("run-result-damaged", text, path=path, folder=folder, reason=reason)
     # Of a run that is not over, what its last process noted as it began
     where = result or next(reversed(run.starts), {})

@@ -140,7 +140,7 @@ class StudyRun:
         """The finished run in the folder, if any."""
         result, _ = read_result(self.folder)
         if result is None:
-            return None  # unfinished or damaged: `fit` continues from its checkpoint
+            return None  # unfinished or damaged: `fit` resumes from its checkpoint
         rows, _ = read_rows(self.folder)
         # Over all processes; if rows lack it, of the last one
         seconds = next(

@@ -37,7 +37,7 @@ def sweep(
         cw.sweep("mnist", {"lr": [0.005, 0.01]}, seeds=3, run="runs/mnist-lr", data=DIR)
 
     All points run with the first seed, then all with the second, and so on. An existing study in
-    `run` is resumed: finished runs are not repeated, others continue from their checkpoints, and
+    `run` is resumed: finished runs are not repeated, others resume from their checkpoints, and
     more values or seeds extend it. A run that diverged is a result. Runs share compiled programs.
 
     *Arguments:*

@@ -214,7 +214,7 @@ class Packing:
         }
 
     def run(self, progress: Callable[[Progress], None] = lambda _: None) -> int:
-        """Writes the pack, or continues one. It appears at `dst` when it is complete.
+        """Writes the pack, or resumes one. It appears at `dst` when it is complete.
 
         `progress` is called after each piece of work. *Returns* the number of entries that this
         call has processed. Raises `DataError`. Complete shards remain.
@@ -227,7 +227,7 @@ class Packing:
             try:
                 done = sum(self._split(name, progress) for name in self.listing.splits)
             except DataError as error:
-                if error.code == "pack-image-sizes":  # the partial pack cannot be continued
+                if error.code == "pack-image-sizes":  # the partial pack cannot be resumed
                     shutil.rmtree(self.partial)
                 raise
             self._appear()
@@ -392,7 +392,7 @@ def pack(
     - `progress`: called after each piece of work.
     - `**options`: the fields of `PackSettings`, such as `size=224`.
 
-    After a kill the same call continues after the last complete shard, and the pack has the same
+    After a kill the same call resumes after the last complete shard, and the pack has the same
     bytes.
 
     Raises `RecipeError` for invalid settings, and `DataError` for data that cannot be packed and

@@ -1,7 +1,7 @@
 """Writes a split of a pack shard by shard. Incomplete shards are written again.
 
 `progress.json` is replaced when a shard is complete, and has everything that the manifest will say
-about the shards so far. The next `Writer` on the folder continues after the last one. The result
+about the shards so far. The next `Writer` on the folder resumes after the last one. The result
 has the same bytes whatever the kills and however records were divided over calls.
 """
 
@@ -71,7 +71,7 @@ class Writer:
     - `settings`: stored in the manifest.
     - `splits`: the splits of the pack, so that a missing one is noticed.
     - `identity`: a digest of the source and the settings. A folder with the same identity is
-      continued.
+      resumed.
     - `name_bytes`: the length of the longest record name in UTF-8.
     - `shard_bytes`, `shard_examples`: the most bytes and the most records in a shard.
     - `total`: expected records, for the message about a full disk.
@@ -127,7 +127,7 @@ class Writer:
 
     @property
     def consumed(self) -> int:
-        """The number of entries written or skipped. The caller continues there."""
+        """The number of entries written or skipped. The caller resumes there."""
         return self.written + len(self.skipped)
 
     def add(
@@ -217,7 +217,7 @@ class Writer:
         self.close()
 
     def close(self) -> None:
-        """Closes the open shard. Complete ones stay, and the next `Writer` continues after them."""
+        """Closes the open shard. Complete ones stay, and the next `Writer` resumes after them."""
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -407,7 +407,7 @@ def write_packed(
     # No killed process has left it
     partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.partial"
     try:
-        writer = Writer(  # records of a program have no names, and the pack cannot be continued
+        writer = Writer(  # records of a program have no names, and the pack cannot be resumed
             partial,
             store="raw",
             identity="",

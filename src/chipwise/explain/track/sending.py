@@ -1,7 +1,7 @@
 """`Sending` sends the rows of a run to a service, each number, text and picture of each step once.
 
 `RUN/tracked/DESTINATION/sent.json` has the service's own id of the run, and the last step that was
-sent for each number. So a run that was resumed, or whose tracker failed, continues in the same
+sent for each number. So a run that was resumed, or whose tracker failed, resumes in the same
 curves. Rows that a resumed run writes again are not sent again: they have the same bits.
 """
 

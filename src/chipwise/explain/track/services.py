@@ -1,5 +1,5 @@
 """The services that receive rows. Each is a function that begins a run called `title` in the
-project or experiment `name`, or continues the run `id`. It returns a `Tracker`, whose functions may
+project or experiment `name`, or resumes the run `id`. It returns a `Tracker`, whose functions may
 raise anything."""
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _key(name: str) -> str:
 
 
 def _trackio(name: str, title: str, settings: Values, id: str | None) -> Tracker:
-    id = id or f"{title}-{secrets.token_hex(3)}"  # it goes on by the name
+    id = id or f"{title}-{secrets.token_hex(3)}"  # it is resumed by the name
     trackio = import_module("trackio")
     run = trackio.init(
         project=name,
