@@ -73,8 +73,7 @@ def _audit(
     """Audits a run, and writes its `audit.json`."""
     from ..base.files import put_inside
     from ..deploy.model import recipe_of
-    from ..proof.audit import FILE
-    from ..proof.audit import audit as check
+    from ..proof.audit import FILE, audit as check
     from ..run.folder.run_reader import read_run
 
     loaded = recipe_of(read_run(run), recipe, data)

@@ -8,8 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from ..base import DeviceError, Fact, fact, near, plain
-from ..chips.catalogue import CHIPS, Chip, named
-from ..chips.catalogue import rows as rows_of
+from ..chips.catalogue import CHIPS, Chip, named, rows as rows_of
 from ..chips.prices import Price, load, prices_for
 from ..chips.targets import SLICES, Target, parse
 from ..explain.terminal import console, lines, table

@@ -60,8 +60,7 @@ def launch(
     options.only_look()
     from ..base.files import replace_file
     from ..chips.targets import parse
-    from ..launch import carried, places
-    from ..launch import launch_job as jobs
+    from ..launch import carried, launch_job as jobs, places
     from ..run.tracking import destination
 
     where = places.place(to)

@@ -26,8 +26,7 @@ from .options import argument, flag, option
 from .standard_output import print_json
 
 if TYPE_CHECKING:
-    from ..data.pack.packing import Packing
-    from ..data.pack.packing import Progress as Done
+    from ..data.pack.packing import Packing, Progress as Done
     from ..data.pack.tokenise import TextForm
 
 _LINE_SECONDS = 5.0  # between lines without a terminal

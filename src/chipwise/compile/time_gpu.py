@@ -28,8 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from ..chips.catalogue import Chip
-from ..chips.catalogue import rows as rows_of
+from ..chips.catalogue import Chip, rows as rows_of
 from .hlo.kernel import Kernel
 
 USUAL = 0.8

@@ -27,8 +27,7 @@ from ..base import DataError
 from . import remote
 from .compared import Compared, sha_of_all
 from .images import MAX_PIXELS, checked_size, decode_into
-from .manifest import MANIFEST, RECORD, read_manifest
-from .manifest import verify as verify_files
+from .manifest import MANIFEST, RECORD, read_manifest, verify as verify_files
 from .sources import ByBatch, Columns, Spec, first_outside
 from .stages import stage
 

@@ -30,11 +30,15 @@ import numpy as np
 
 from ..base import DataError
 from ..machine.limits import usable_cores
-from ..recipe.source import Columns as Columns
-from ..recipe.source import Source as Source
-from ..recipe.source import Spec as Spec
-from ..recipe.source import kind_of, narrow, read_example
-from ..recipe.source import spec_of as spec_of
+from ..recipe.source import (
+    Columns as Columns,
+    Source as Source,
+    Spec as Spec,
+    kind_of,
+    narrow,
+    read_example,
+    spec_of as spec_of,
+)
 from .draws import Drawn
 from .order import spread
 from .stages import stage

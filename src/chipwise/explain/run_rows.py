@@ -12,8 +12,7 @@ from ..base import DataError, Fact, RunError, fact
 from ..base.figures import known
 from ..machine.fingerprint import stated as machine_of
 from ..run.folder.run_reader import StoredRun, metrics_of, read_run, stored_recipe
-from ..study.study_file import Study
-from ..study.study_file import read as read_study
+from ..study.study_file import Study, read as read_study
 from .report.time_spent import intervals
 from .row import Repeat, Row, divergence, identity, numbers, part, ran_on, text, whole
 

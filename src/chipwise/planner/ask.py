@@ -19,8 +19,7 @@ from typing import Any
 from ..base import DeviceError, RecipeError, fact
 from ..base.prediction import Range
 from ..chips.catalogue import peak_flops_per_device
-from ..chips.prices import Price
-from ..chips.prices import load as load_prices
+from ..chips.prices import Price, load as load_prices
 from ..chips.targets import Target, parse
 from ..compile.absent_device import available
 from ..compile.answers import FAILED_HERE

@@ -20,8 +20,7 @@ from ...base import Fact, RecipeError, fact
 from ...chips import Target, cheapest, find, prices_for
 from ...chips.prices import load as load_prices
 from ...study.goal import Goal
-from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE, Difference, Spread
-from ...study.stats import ratio as spread_ratio
+from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE, Difference, Spread, ratio as spread_ratio
 from ..row import Row
 
 NO_INTERVAL = "no-interval-known"

@@ -10,8 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ...base.figures import counted, figure, known, share, sparkline
-from ...base.figures import duration as seconds
+from ...base.figures import counted, duration as seconds, figure, known, share, sparkline
 from ..charts import CHARTS, LOG_FROM, Trace, metric_names, metric_panels, panel, spread_out
 from ..terminal import Part, Tiles, Title, grid, table, texts
 from .time_spent import PARTS
