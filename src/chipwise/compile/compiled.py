@@ -91,15 +91,15 @@ def on(target: str, function: Callable[..., Any], *args: Any) -> Compiled:
         "code": answer.code_bytes,
     }
     return Compiled(
-        answer.name,
-        place.chip.name,
-        total_seconds(place.chip, kernels),
-        tuple(sorted(kernels, key=lambda kernel: -kernel.seconds)),
-        answer.flops,
-        memory,
-        available(place)[0],
-        (*sources(place.chip), *answer.notes),
-        answer.hlo,
+        function=answer.name,
+        chip=place.chip.name,
+        seconds=total_seconds(place.chip, kernels),
+        kernels=tuple(sorted(kernels, key=lambda kernel: -kernel.seconds)),
+        flops=answer.flops,
+        memory_bytes=memory,
+        available_bytes=available(place)[0],
+        notes=(*sources(place.chip), *answer.notes),
+        hlo=answer.hlo,
     )
 
 

@@ -151,7 +151,16 @@ def predict(
             right = _written(predictor, columns, file, say)
     accuracy = None if right is None else right / len(source)
     seconds = time.perf_counter() - began
-    return Predictions(len(source), outputs, file, accuracy, seconds, actual, names, returns)
+    return Predictions(
+        examples=len(source),
+        outputs=outputs,
+        file=file,
+        accuracy=accuracy,
+        seconds=seconds,
+        actual=actual,
+        class_names=names,
+        returns=returns,
+    )
 
 
 def _whole(predictor: Predictor, classifier: bool) -> tuple[Any, np.ndarray | None]:

@@ -267,20 +267,20 @@ class Panel:
         many = max(width // 95, 3)
         each = self.second[1] if self.second else 0.0
         return Plot(
-            width,
-            height,
-            left,
-            top,
-            right,
-            bottom,
-            across.ticks(many),
-            up.ticks(6),
-            Axis(low * each, across.high * each, left, right).ticks(many) if each else [],
-            self.y_log,
-            [_line(c, across, up, len(self.curves) > 4) for c in self.curves],
-            _labels(self.curves, across, up),
-            [across(m) for m in self.marks],
-            None if self.level is None else up(self.level),
+            width=width,
+            height=height,
+            left=left,
+            top=top,
+            right=right,
+            bottom=bottom,
+            x_ticks=across.ticks(many),
+            y_ticks=up.ticks(6),
+            second=Axis(low * each, across.high * each, left, right).ticks(many) if each else [],
+            y_log=self.y_log,
+            lines=[_line(c, across, up, len(self.curves) > 4) for c in self.curves],
+            labels=_labels(self.curves, across, up),
+            marks=[across(m) for m in self.marks],
+            level=None if self.level is None else up(self.level),
         )
 
 

@@ -65,16 +65,16 @@ def costliest(plan: Mapping[str, Any]) -> list[KernelRow]:
         program = [] if kernel["program"] == "replica" else [kernel["program"]]
         rows.append(
             KernelRow(
-                kernel["name"],
-                kernel["kind"],
-                " ".join([kernel["dtype"], *program]),
-                kernel["count"],
-                seconds,
-                seconds / whole,
-                reached,
-                kernel["bound"],
-                short(kernel["line"]) or kernel["source"].rpartition("/")[2],
-                would_help(
+                name=kernel["name"],
+                kind=kernel["kind"],
+                what=" ".join([kernel["dtype"], *program]),
+                count=kernel["count"],
+                seconds=seconds,
+                share=seconds / whole,
+                peak=reached,
+                bound=kernel["bound"],
+                place=short(kernel["line"]) or kernel["source"].rpartition("/")[2],
+                help=would_help(
                     kernel,
                     reached,
                     None if plan.get("bound") == "launch" else plan.get("precision"),

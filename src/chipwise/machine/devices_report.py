@@ -157,15 +157,15 @@ def look(facts: HostFacts | None = None) -> DevicesReport:
     if devices and devices[0].platform == "cpu":
         errors = jax_errors([a.platform for a in guard.unused(facts, setting("jax_platforms"))])
     return DevicesReport(
-        facts,
-        cores(),
-        memory(),
-        tuple(map(_line, devices)),
-        processes,
-        1 if (run := joined()) is None else run.count,
-        setting("jax_platforms"),
-        errors,
-        bool(setting("jax_enable_x64")),
+        facts=facts,
+        cores=cores(),
+        memory=memory(),
+        devices=tuple(map(_line, devices)),
+        processes=processes,
+        joined=1 if (run := joined()) is None else run.count,
+        jax_platforms=setting("jax_platforms"),
+        jax_errors=errors,
+        float64=bool(setting("jax_enable_x64")),
     )
 
 

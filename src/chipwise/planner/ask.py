@@ -102,17 +102,16 @@ def plan(
     table = load_prices(prices) if prices is None or isinstance(prices, str | Path) else prices
     folder = cache_folder(cache)
     question = PlanQuestion(
-        recipe,
-        table,
-        today or datetime.date.today(),
-        folder,
-        exact,
-        evaluations(recipe, eval_every),
-        find_largest_batch,
-        None,
-        measure_feed,
-        host_cores,
-        progress,
+        recipe=recipe,
+        prices=table,
+        today=today or datetime.date.today(),
+        cache=folder,
+        exact=exact,
+        evaluations=evaluations(recipe, eval_every),
+        find_largest_batch=find_largest_batch,
+        measure_feed=measure_feed,
+        host_cores=host_cores,
+        progress=progress,
     )
     made: dict[str, Plan] = {}
     try:
