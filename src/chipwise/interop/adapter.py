@@ -12,7 +12,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,17 @@ from ..recipe.task import Sum, Task, Tree
 from ..recipe.user_code import reason_of, user_code
 
 Batch = Mapping[str, jax.Array]
+
+
+class Arguments(NamedTuple):
+    """The arguments of a call of a model, each with a batch axis."""
+
+    args: tuple = ()
+    kwargs: Mapping[str, Any] = {}
+
+
 Scored = Callable[..., tuple[Sum, Any, Tree]]
-"""`(params, state, args, kwargs, target, key, train) -> (loss, outputs, state)`. With `target` None
+"""`(params, state, given, target, key, train) -> (loss, outputs, state)`. With `target` None
 there is no loss (`Sum` of nothing), and `key` may be None."""
 
 
@@ -59,14 +68,14 @@ class Data:
     classes: int | None = None
     better: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-    def arguments(self, batch: Batch, params: Tree) -> tuple[tuple, dict]:
+    def arguments(self, batch: Batch, params: Tree) -> Arguments:
         """The model's arguments. Casts floating-point arrays to the dtype of its parameters."""
         names = self.inputs
         if names is None:
             target = self.target if isinstance(self.target, str) else "label"
             names = tuple(name for name in sorted(batch) if name != target)
             if len(names) > 1:
-                return (), _in_dtype({name: batch[name] for name in names}, params)
+                return Arguments(kwargs=_in_dtype({name: batch[name] for name in names}, params))
         if isinstance(names, str):
             names = (names,)
         if isinstance(names, (tuple, list)):
@@ -80,15 +89,16 @@ class Data:
         else:
             given = _read(names, batch, "inputs")
         if isinstance(given, Mapping):
-            return (), _in_dtype(dict(given), params)
-        return _in_dtype(tuple(given) if isinstance(given, (tuple, list)) else (given,), params), {}
+            return Arguments(kwargs=_in_dtype(dict(given), params))
+        several = isinstance(given, (tuple, list))
+        return Arguments(_in_dtype(tuple(given) if several else (given,), params))
 
     def wanted(self, batch: Batch) -> Any:
         """The target that the outputs are compared with."""
         named = isinstance(self.target, str)
         return _column(batch, self.target) if named else _read(self.target, batch, "target")
 
-    def one(self) -> tuple[tuple, dict]:
+    def one(self) -> Arguments:
         """The shapes of the model's arguments for one example."""
         return jax.eval_shape(
             lambda batch: self.arguments(batch, {}), rows_of(spec_of(self.train), 1)
@@ -108,10 +118,10 @@ class Data:
             raise invalid("adapter-metrics", "metrics", given, expected)
 
         def loss(params: Tree, state: Tree, batch: Batch, key: Any, train: bool):
-            args, kwargs = self.arguments(batch, params)
+            given = self.arguments(batch, params)
             target = self.wanted(batch)
-            value, outputs, state = scored(params, state, args, kwargs, target, key, train)
-            count = examples(args, kwargs)
+            value, outputs, state = scored(params, state, given, target, key, train)
+            count = examples(given)
             sums = {"loss": value}
             for name, metric in metrics.items():
                 with user_code(f"metrics['{name}']"):
@@ -119,8 +129,8 @@ class Data:
             return sums, state
 
         def predict(params: Tree, state: Tree, inputs: Batch) -> Any:
-            args, kwargs = self.arguments(inputs, params)
-            return scored(params, state, args, kwargs, None, None, False)[1]
+            given = self.arguments(inputs, params)
+            return scored(params, state, given, None, None, False)[1]
 
         loss.__qualname__ = f"{framework}.{model}.loss"
         init.__qualname__ = f"{framework}.{model}.init"
@@ -193,20 +203,20 @@ def with_loss(forward: Callable, loss: Callable, model: str) -> Scored:
     """`Scored` for a `model` in JAX.
 
     *Arguments:* `forward`:
-    `(params, state, args, kwargs, key, train) -> (outputs, state, penalty)`. In training, `penalty`
+    `(params, state, given, key, train) -> (outputs, state, penalty)`. In training, `penalty`
     is added to the mean loss unless it is None. `loss`: `(outputs, target) ->` a `Sum`, a value for
     each example, or their mean `()`.
     """
     if not callable(loss):
         raise RecipeError("adapter-loss", given=repr(loss))
 
-    def scored(params, state, args, kwargs, target, key, train):
-        with own_promotion(), user_code(_called_with(model, args, kwargs)):
-            outputs, state, penalty = forward(params, state, args, kwargs, key, train)
+    def scored(params, state, given, target, key, train):
+        with own_promotion(), user_code(_called_with(model, given)):
+            outputs, state, penalty = forward(params, state, given, key, train)
         if target is None:
             return Sum(0.0, 0.0), outputs, state
         with user_code(f"The loss of {model}"):
-            value = as_sum(loss(outputs, target), examples(args, kwargs))
+            value = as_sum(loss(outputs, target), examples(given))
         if penalty is not None:
             value = Sum(value.total + penalty.astype(value.total.dtype) * value.count, value.count)
         return value, outputs, state
@@ -263,9 +273,9 @@ def fitting(
     return {name: given[name] for name in expected}
 
 
-def examples(args: tuple, kwargs: dict) -> int:
+def examples(given: Arguments) -> int:
     """How many examples these arguments of a model have."""
-    return jax.tree.leaves((args, kwargs))[0].shape[0]  # of any size in an export
+    return jax.tree.leaves(given)[0].shape[0]  # of any size in an export
 
 
 def not_a_model(framework: str, given: Any, expected: str) -> RecipeError:
@@ -273,9 +283,9 @@ def not_a_model(framework: str, given: Any, expected: str) -> RecipeError:
     return RecipeError("adapter-no-model", framework=framework, given=given, expected=expected)
 
 
-def uncalled(model: str, args: tuple, kwargs: dict, error: Exception) -> RecipeError:
+def uncalled(model: str, given: Arguments, error: Exception) -> RecipeError:
     """The error for a model that fails in its own framework."""
-    called = _called_with(model, args, kwargs)
+    called = _called_with(model, given)
     return RecipeError("adapter-call-fails", model=called, reason=reason_of(error))
 
 
@@ -295,8 +305,8 @@ def unjudged(loss: Any, outputs: Any, target: Any, error: Exception) -> RecipeEr
     )
 
 
-def _called_with(model: str, args: tuple, kwargs: dict) -> str:
-    return f"{model}, called with {_shapes((args, kwargs))},"
+def _called_with(model: str, given: Arguments) -> str:
+    return f"{model}, called with {_shapes(given)},"
 
 
 def _shapes(arrays: Any) -> str:

@@ -102,22 +102,20 @@ def to_module(module: Any, params: Tree, state: Tree) -> Any:
 def _scored(traced: Traced, loss: Any) -> Scored:
     judge = totalled(loss) if is_torch(loss) else None
 
-    def scored(params, state, args, kwargs, target, key, train):
+    def scored(params, state, given, target, key, train):
         if judge is None or target is None:
-            outputs, state = traced.call(params, state, args, kwargs, key, train)
+            outputs, state = traced.call(params, state, given, key, train)
             if target is None:
                 return Sum(0.0, 0.0), outputs, state
             with own_promotion(), user_code(f"The loss of {traced.name}"):
-                value = as_sum(loss(outputs, target), examples(args, kwargs))
+                value = as_sum(loss(outputs, target), examples(given))
             return value, outputs, state
 
         def judged(outputs: Any) -> tuple[Any, Any, Any]:
-            total, count = judge(_wide(outputs), traced.wrapped(target), examples(args, kwargs))
+            total, count = judge(_wide(outputs), traced.wrapped(target), examples(given))
             return outputs, total, count
 
-        (outputs, total, count), state = traced.call(
-            params, state, args, kwargs, key, train, judged
-        )
+        (outputs, total, count), state = traced.call(params, state, given, key, train, judged)
         return Sum(jnp.asarray(total), jnp.asarray(count).astype(jnp.float32)), outputs, state
 
     return scored

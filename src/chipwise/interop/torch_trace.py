@@ -26,7 +26,7 @@ from ..recipe import freezing
 from ..recipe.task import Tree
 from ..recipe.user_code import BY_VALUE, line_of
 from . import torch_recurrent
-from .adapter import flattened, nested, not_a_model, own_promotion
+from .adapter import Arguments, flattened, nested, not_a_model, own_promotion
 
 INSTALL = "pip install 'chipwise[torch]'"
 _EXPECTED = "a torch.nn.Module or a function that makes one"
@@ -93,21 +93,20 @@ class Traced:
             state, "."
         )
 
-    def find_moving(self, args: tuple, kwargs: dict) -> None:
+    def find_moving(self, given: Arguments) -> None:
         """Finds the buffers that training writes to, by tracing a call. *Arguments:* arrays or
         shapes."""
         written: set[str] = set()
 
-        def watched(args: tuple, kwargs: dict) -> None:
+        def watched(given: Arguments) -> None:
             self.moving = set(self.buffers)
-            params, given = self.own()
-            _, state = self.call(params, given, args, kwargs, jax.random.key(0), True)
-            before = flattened(given, ".")
-            after = flattened(state, ".")
+            params, state = self.own()
+            before = flattened(state, ".")
+            after = flattened(self.call(params, state, given, jax.random.key(0), True)[1], ".")
             written.update(name for name in before if after[name] is not before[name])
 
         try:
-            jax.eval_shape(watched, args, kwargs)
+            jax.eval_shape(watched, given)
         finally:
             self.moving = written
 
@@ -115,24 +114,23 @@ class Traced:
         self,
         params: Tree,
         state: Tree,
-        args: tuple,
-        kwargs: dict,
+        given: Arguments,
         key: Any,
         train: bool,
         then: Any = None,
     ) -> tuple[Any, Tree]:
         """`(outputs, state)` of the module. `then`, a function of PyTorch outputs, replaces the
         outputs."""
-        given = flattened(params, ".")
-        floats = [p.dtype for p in given.values() if jnp.issubdtype(p.dtype, jnp.floating)]
+        trained = flattened(params, ".")
+        floats = [p.dtype for p in trained.values() if jnp.issubdtype(p.dtype, jnp.floating)]
         fixed = {n: _narrowed(b) for n, b in self.buffers.items() if n not in self.moving}
         for name, value in fixed.items():
             narrow = floats and jnp.issubdtype(value.dtype, jnp.floating)
             fixed[name] = jnp.asarray(value, floats[0] if narrow else None)
         with self._running(key), flags(self.module, train), _scopes(self.module):
-            held = self.wrapped({**given, **fixed, **flattened(state, ".")})
+            held = self.wrapped({**trained, **fixed, **flattened(state, ".")})
             with self._traceable(self.name):
-                wrapped = self.wrapped((args, kwargs))
+                wrapped = self.wrapped(given)
                 outputs = self._torch.func.functional_call(self.module, held, *wrapped)
                 self._refuse_kept()
             if then is not None:
