@@ -285,13 +285,9 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
     token = os.environ.get(TOKEN, "")
     try:
         if seat.index == 0:
-            connections = accept_hosts(
-                seat.address, seat.port, seat.count, name, wait, awaiting, token
-            )
+            connections = accept_hosts(seat, name, wait, awaiting, token)
         else:
-            connections = connect_to_first(
-                seat.address, seat.port, seat.index, seat.count, wait, awaiting, token
-            )
+            connections = connect_to_first(seat, wait, awaiting, token)
     except PortTaken as error:
         other = seat.port + 100 if seat.port < 65000 else seat.port - 1000
         facts = {**where, "other": other, "host_name": name, "reason": error.strerror}
