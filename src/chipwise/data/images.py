@@ -36,7 +36,8 @@ _SMALL_BYTES = 8 << 20  # of such an image, which waits for no other
 _MOST_SCANNED = 1 << 31  # pixels in all scans of a JPEG: some seconds
 _ROWS_OF = 1 << 20  # pixels that are converted at once
 _WIDE_MODES = ("I", "F")  # 16 and 32 bits per channel: Pillow would clip them to 8
-_ORIENTATION, _TURNS = 274, range(2, 9)  # the EXIF tag, and its values that are not upright
+_ORIENTATION = 274  # the EXIF tag
+_TURNS = range(2, 9)  # its values that are not upright
 
 
 class Encoded:

@@ -62,7 +62,6 @@ _MARKS = (
     "Last-Modified",
     "LastModified",
     "last_modified",
-) + (
     "mtime",
     "created",
 )

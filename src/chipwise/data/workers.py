@@ -46,7 +46,9 @@ from .stages import Stages
 _SMALLEST_PIECE_BYTES = 1 << 20
 _HANGING_SECONDS = 5.0  # seconds for a thread to end; after that its read hangs
 _TRIED = 9  # examples
-_LARGE_BYTES, _DEAR_SECONDS = 1 << 14, 2e-4  # examples at least this large or slow get threads
+# Examples at least this large or slow get threads
+_LARGE_BYTES = 1 << 14
+_DEAR_SECONDS = 2e-4
 _PIECES = 2  # pieces per worker and batch, so that one slow image does not delay all
 
 

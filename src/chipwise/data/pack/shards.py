@@ -18,7 +18,9 @@ from ...base.files import open_inside
 from ..manifest import header, sha256
 from ..sources import Columns
 
-_PIXELS, _ROWS = 1024, 64  # squares of a block fit in the cache, and its sums in 32 bits
+# The squares of a block fit in the cache, and its sums in 32 bits
+_PIXELS = 1024
+_ROWS = 64
 
 
 class NpyFile:
