@@ -180,7 +180,10 @@ class _ByRank:
         if self.one_of:
             scores = _log_odds(scores)
             actual = actual[:, -scores.shape[1] :]
-        each = np.array([of(scores[:, k], actual[:, k]) for k in range(scores.shape[1])])
+        valid = np.isfinite(scores).all(axis=0) & np.isin(actual, (0, 1)).all(axis=0)
+        each = np.array(
+            [of(scores[:, k], actual[:, k]) if valid[k] else np.nan for k in range(len(valid))]
+        )
         if self.average is None:
             return each
         there = actual.sum(axis=0)
@@ -210,8 +213,6 @@ def _log_odds(logits):
 def _area(scores, actual):
     """The share of pairs of a positive and a negative example that are in order. Ties count
     half."""
-    if not (np.isfinite(scores).all() and np.isin(actual, (0, 1)).all()):
-        return np.nan
     _, place, many = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(many) - (many - 1) / 2)[place]  # of equal scores, their mean
     positive = actual.sum()
@@ -220,8 +221,6 @@ def _area(scores, actual):
 
 
 def _step_area(scores, actual):
-    if not (np.isfinite(scores).all() and np.isin(actual, (0, 1)).all()):
-        return np.nan
     falling = np.argsort(-scores, kind="stable")
     last = np.append(np.flatnonzero(np.diff(scores[falling])), len(scores) - 1)  # of each threshold
     hits = np.cumsum(actual[falling])[last]
