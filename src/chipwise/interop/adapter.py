@@ -146,6 +146,7 @@ class Data:
             classes=classes,
             better=self.better,
             class_names=tuple(getattr(self.train, "class_names", ())),
+            framework=framework,
         )
 
 

@@ -264,8 +264,7 @@ class PlanQuestion:
         notes = time.notes if problem is None else ()
         if step.fused and notes:
             notes = (*notes, fact("fused-step"))
-        made_of = getattr(recipe.task.loss, "__qualname__", "")  # see `interop.adapter`
-        if notes and target.chip.kind == "GPU" and made_of.startswith("torch."):
+        if notes and target.chip.kind == "GPU" and recipe.task.framework == "torch":
             notes = (*notes, fact("not-of-pytorch"))
         fed = None if self.host is None or step.resident else self.host.source
         if notes and fed is not None and fed.code == "feed-unread":

@@ -139,6 +139,8 @@ class Task:
       and `cw.export` writes again.
     - `going_on`: arrays of another run's training state by name, with which training begins at step
       0. `cw.pretrained(run, optimizer=True).start` sets it.
+    - `framework`: the framework of the user's model, such as "torch", or `None` for functions of
+      JAX. `cw.torch.task` and its like set it.
     """
 
     init: Callable[[jax.Array], tuple[Tree, Tree]]
@@ -160,6 +162,7 @@ class Task:
     weights: tuple[str, ...] = ()
     texts: Mapping[str, Any] = field(default_factory=dict, hash=False)
     going_on: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    framework: str | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "class_names", tuple(self.class_names))
