@@ -76,3 +76,13 @@ def by_channel(mean: Sequence[float], std: Sequence[float]) -> Callable[[jax.Arr
         return (images.astype(jnp.float32) - m.reshape(*pad, -1)) / s.reshape(*pad, -1)
 
     return normalise
+
+
+def by_image(images: jax.Array) -> jax.Array:
+    """Standardises each image `(h, w, c)` of the batch to mean 0 and deviation 1 (TensorFlow's
+    `per_image_standardization`: the deviation is at least `1 / sqrt(h * w * c)`)."""
+    images = images.astype(jnp.float32)
+    axes = tuple(range(1, images.ndim))
+    mean = jnp.mean(images, axis=axes, keepdims=True)
+    least = jnp.float32(images[0].size ** -0.5)
+    return (images - mean) / jnp.maximum(jnp.std(images, axis=axes, keepdims=True), least)
