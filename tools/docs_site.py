@@ -78,14 +78,12 @@ def commands() -> str:
     import typer
 
     from chipwise.base.facts import fact
-    from chipwise.cli import GROUPS, app
+    from chipwise.cli import COMMANDS, UNLISTED, app
 
     group = typer.main.get_command(app())
     parent = typer.Context(group, info_name="chipwise")
     lines = ["# Commands", "", "`chipwise COMMAND --help` prints the same.", ""]
-    grouped = {name for names in GROUPS.values() for name in names}
-    parts = {str(fact(title)): names for title, names in GROUPS.items()}
-    parts["For other programs"] = [name for name in group.commands if name not in grouped]  # type: ignore[attr-defined]
+    parts = {str(fact(title)): names for title, names in COMMANDS.items()} | {"For other programs": UNLISTED}
     for title, names in parts.items():
         lines += [f"## {title}", ""]
         for name in names:

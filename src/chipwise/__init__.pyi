@@ -1,48 +1,37 @@
 """The public names: what `cw.` shows, and what types see. `__init__.py` reads this list."""
 
-from . import augment as augment
-from . import compile as compile
-from . import data as data
-from . import deploy as deploy
-from . import interop as interop
-from . import machine as machine
-from . import models as models
-from . import planner as planner
-from . import recipe as recipe
-from . import run as run
-from . import study as study
+from . import (
+    augment as augment,
+    compile as compile,
+    data as data,
+    deploy as deploy,
+    interop as interop,
+    machine as machine,
+    models as models,
+    planner as planner,
+    recipe as recipe,
+    run as run,
+    study as study,
+)
 from .base import errors as errors
-from .data import Arrays as Arrays
-from .data import PackedFolder as PackedFolder
-from .data import datasets as datasets
+from .data import Arrays as Arrays, PackedFolder as PackedFolder, datasets as datasets
 from .data.pack.packing import pack as pack
 from .deploy.evaluation import evaluate as evaluate
 from .deploy.export import export as export
 from .deploy.model import result as result
 from .deploy.predictions import predict as predict
 from .deploy.pretrained import pretrained as pretrained
-from .explain.display import compare as compare
-from .explain.display import report as report
-from .interop import equinox as equinox
-from .interop import keras as keras
-from .interop import linen as linen
-from .interop import nnx as nnx
-from .interop import torch as torch
+from .explain.display import compare as compare, report as report
+from .interop import equinox as equinox, keras as keras, linen as linen, nnx as nnx, torch as torch
 from .machine.detect import simulate as simulate
 from .machine.portable import portable as portable
 from .planner.ask import plan as plan
-from .recipe import losses as losses
-from .recipe import metrics as metrics
-from .recipe import schedules as schedules
+from .recipe import losses as losses, metrics as metrics, schedules as schedules
 from .recipe.check import check as check
-from .recipe.optimizers import adam as adam
-from .recipe.optimizers import adamw as adamw
-from .recipe.optimizers import from_optax as from_optax
-from .recipe.optimizers import sgd as sgd
+from .recipe.optimizers import adam as adam, adamw as adamw, from_optax as from_optax, sgd as sgd
 from .recipe.recipe import Recipe as Recipe
 from .recipe.schedules import one_cycle as one_cycle
-from .recipe.task import Sum as Sum
-from .recipe.task import Task as Task
+from .recipe.task import Sum as Sum, Task as Task
 from .recipes.load import load as load
 from .run.fit import fit as fit
 from .run.on import On as On

@@ -10,7 +10,7 @@ import pytest
 
 from chipwise.base.errors import ChipwiseError, RecipeError
 from chipwise.base.facts import FORMATS, catalogue, fact, say, texts
-from chipwise.cli import GROUPS
+from chipwise.cli import COMMANDS
 
 SOURCE = Path(__file__).parents[2] / "src" / "chipwise"
 
@@ -58,7 +58,7 @@ def test_every_code_that_is_used_has_words_and_every_number_that_they_name():
 
 def test_no_sentence_is_left_over():
     """Every code of `messages/` is named in the package, whole or by the parts of an f-string."""
-    named, composed = set(GROUPS), set()  # the titles of commands stand in a file beside the code
+    named, composed = set(COMMANDS), set()  # the titles of commands stand in a file beside the code
     for file in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -18,6 +18,7 @@ from chipwise.machine.channel import (
     connect_to_first,
     own_interface,
 )
+from chipwise.machine.cluster import Seat
 
 HERE = "127.0.0.1"
 
@@ -65,10 +66,10 @@ def _meet(count, silence):
     port = processes.free_port()
     with ThreadPoolExecutor(count) as pool:
         others = [
-            pool.submit(connect_to_first, HERE, port, i, count, 20, lambda missing: None)
+            pool.submit(connect_to_first, Seat(i, count, HERE, port), 20, lambda missing: None)
             for i in range(1, count)
         ]
-        lines = [accept_hosts(HERE, port, count, "a", 20, lambda missing: None)]
+        lines = [accept_hosts(Seat(0, count, HERE, port), "a", 20, lambda missing: None)]
         lines += [one.result() for one in others]
     return [Player(i, count, lines[i], silence) for i in range(count)]
 
@@ -236,19 +237,19 @@ def test_host_0_says_its_own(meet):
 def test_who_is_missing_is_told_and_named():
     told = []
     with pytest.raises(TimeoutError) as caught:
-        accept_hosts(HERE, processes.free_port(), 4, "a", 4.5, told.append)
+        accept_hosts(Seat(0, 4, HERE, processes.free_port()), "a", 4.5, told.append)
     assert told == [[1, 2, 3]] and caught.value.args[0] == [1, 2, 3]
     with pytest.raises(TimeoutError):
-        connect_to_first(HERE, processes.free_port(), 1, 2, 0.1, told.append)
+        connect_to_first(Seat(1, 2, HERE, processes.free_port()), 0.1, told.append)
 
 
 @pytest.mark.parametrize(("index", "of"), [(1, 3), (2, 2)])
 def test_a_host_of_another_run_is_refused_on_both_sides(index, of):
     port = processes.free_port()
     with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(connect_to_first, HERE, port, index, of, 20, lambda missing: None)
+        other = pool.submit(connect_to_first, Seat(index, of, HERE, port), 20, lambda missing: None)
         with pytest.raises(ValueError) as caught:
-            accept_hosts(HERE, port, 2, "a", 20, lambda missing: None)
+            accept_hosts(Seat(0, 2, HERE, port), "a", 20, lambda missing: None)
         assert caught.value.args == (index, of, 2)
         with pytest.raises(ValueError):
             other.result()
@@ -257,7 +258,7 @@ def test_a_host_of_another_run_is_refused_on_both_sides(index, of):
 def test_strangers_are_left_outside():
     port = processes.free_port()
     with ThreadPoolExecutor(2) as pool:
-        roll = pool.submit(accept_hosts, HERE, port, 2, "a", 20, lambda missing: None)
+        roll = pool.submit(accept_hosts, Seat(0, 2, HERE, port), "a", 20, lambda missing: None)
         for words in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b"{}\n", b"\xff\n"):
             while True:
                 try:
@@ -267,7 +268,7 @@ def test_strangers_are_left_outside():
                     continue
             stranger.sendall(words)
             stranger.close()
-        other = pool.submit(connect_to_first, HERE, port, 1, 2, 20, lambda missing: None)
+        other = pool.submit(connect_to_first, Seat(1, 2, HERE, port), 20, lambda missing: None)
         assert list(roll.result()) == [1] and list(other.result()) == [0]
         for line in (*roll.result().values(), *other.result().values()):
             line.close()
@@ -275,7 +276,7 @@ def test_strangers_are_left_outside():
 
 def test_a_port_that_is_taken():
     with socket.create_server((HERE, 0)) as other, pytest.raises(PortTaken):
-        accept_hosts(HERE, other.getsockname()[1], 2, "a", 5, lambda missing: None)
+        accept_hosts(Seat(0, 2, HERE, other.getsockname()[1]), "a", 5, lambda missing: None)
 
 
 @pytest.fixture
@@ -312,7 +313,7 @@ def test_one_who_drips_bytes_delays_nobody(stranger):
     stranger(port, b"x" * 1000)
     began = time.monotonic()
     with pytest.raises(TimeoutError):
-        accept_hosts(HERE, port, 2, "a", 1.5, lambda missing: None)
+        accept_hosts(Seat(0, 2, HERE, port), "a", 1.5, lambda missing: None)
     assert time.monotonic() - began < 5
 
 
@@ -330,7 +331,7 @@ def test_host_0_that_drips_bytes_is_given_up():
         began = time.monotonic()
         try:
             with pytest.raises(TimeoutError):
-                connect_to_first(HERE, port, 1, 2, 1.5, lambda missing: None)
+                connect_to_first(Seat(1, 2, HERE, port), 1.5, lambda missing: None)
             assert time.monotonic() - began < 5
         finally:
             over.set()
@@ -341,12 +342,12 @@ def test_hosts_meet_among_a_hundred_silent_strangers():
     port = processes.free_port()
     began = time.monotonic()
     with ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as opened:
-        roll = pool.submit(accept_hosts, HERE, port, 2, "a", 20, lambda missing: None)
+        roll = pool.submit(accept_hosts, Seat(0, 2, HERE, port), "a", 20, lambda missing: None)
         while time.monotonic() - began < 15 and len(strangers := opened._exit_callbacks) < 100:
             with contextlib.suppress(OSError):
                 opened.enter_context(socket.create_connection((HERE, port), timeout=5))
         assert len(strangers) == 100
-        other = pool.submit(connect_to_first, HERE, port, 1, 2, 20, lambda missing: None)
+        other = pool.submit(connect_to_first, Seat(1, 2, HERE, port), 20, lambda missing: None)
         assert list(roll.result()) == [1] and list(other.result()) == [0]
         for line in (*roll.result().values(), *other.result().values()):
             line.close()
@@ -357,12 +358,12 @@ def test_hosts_meet_among_a_hundred_silent_strangers():
 def test_who_cannot_prove_the_token_is_no_host(token):
     port, of = processes.free_port(), 2
     with ThreadPoolExecutor(2) as pool:
-        roll = pool.submit(accept_hosts, HERE, port, of, "a", 20, lambda missing: None, "secret")
+        roll = pool.submit(accept_hosts, Seat(0, of, HERE, port), "a", 20, lambda missing: None, "secret")
         with pytest.raises(TimeoutError):  # as the same number, and as one that would end the run
-            connect_to_first(HERE, port, 1, of, 0.6, lambda missing: None, token)
+            connect_to_first(Seat(1, of, HERE, port), 0.6, lambda missing: None, token)
         with pytest.raises(TimeoutError):
-            connect_to_first(HERE, port, 1, 9, 0.6, lambda missing: None, token)
-        other = pool.submit(connect_to_first, HERE, port, 1, of, 20, lambda missing: None, "secret")
+            connect_to_first(Seat(1, 9, HERE, port), 0.6, lambda missing: None, token)
+        other = pool.submit(connect_to_first, Seat(1, of, HERE, port), 20, lambda missing: None, "secret")
         assert list(roll.result()) == [1] and list(other.result()) == [0]
         for line in (*roll.result().values(), *other.result().values()):
             line.close()
@@ -371,7 +372,7 @@ def test_who_cannot_prove_the_token_is_no_host(token):
 def test_host_0_proves_the_token_too():
     port = processes.free_port()
     with socket.create_server((HERE, port)) as server, ThreadPoolExecutor(1) as pool:
-        other = pool.submit(connect_to_first, HERE, port, 1, 2, 1.0, lambda missing: None, "secret")
+        other = pool.submit(connect_to_first, Seat(1, 2, HERE, port), 1.0, lambda missing: None, "secret")
         with server.accept()[0] as one:
             hello = one.recv(4096)
             assert b"secret" not in hello

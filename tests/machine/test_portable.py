@@ -92,7 +92,15 @@ def close(function, *arguments):
     assert jax.tree.map(lambda a: a.dtype, expected) == jax.tree.map(lambda a: a.dtype, made)
 
 
-PRODUCTS = ["ij,jk->ik", "ji,jk->ik", "ij,kj->ik", "ji,kj->ki", "bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd", "abij,abjk->aik"]
+PRODUCTS = [
+    "ij,jk->ik",
+    "ji,jk->ik",
+    "ij,kj->ik",
+    "ji,kj->ki",
+    "bqhd,bkhd->bhqk",
+    "bhqk,bkhd->bqhd",
+    "abij,abjk->aik",
+]
 
 
 @pytest.mark.parametrize("form", PRODUCTS)

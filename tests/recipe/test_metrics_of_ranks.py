@@ -20,7 +20,7 @@ PAIRS = [("auc", sk.roc_auc_score), ("ap", sk.average_precision_score)]
 def loss(params, state, batch, key, train):
     m, of = cw.metrics, {"auc": cw.metrics.roc_auc, "ap": cw.metrics.average_precision}
     made = {"loss": cw.Sum.of(cw.losses.softmax_cross_entropy(batch["logits"], batch["label"]))}
-    made["top2"] = m.top_k(batch["logits"], batch["label"], k=2)
+    made["top2"] = m.accuracy(batch["logits"], batch["label"], k=2)
     for name, metric in of.items():
         made[f"{name}_one"] = metric(batch["score"], batch["yes"])
         made[f"{name}_two"] = metric(batch["logits"][:, :2], batch["yes"])

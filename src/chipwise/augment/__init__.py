@@ -6,16 +6,18 @@ over the batch with a key for each example, so the result does not depend on how
 change that selects nothing returns the same bits. `mixup` is for `Task.mix`.
 """
 
-from .crop import centre as centre
-from .crop import cutout as cutout
-from .crop import flip as flip
-from .crop import reflect_crop as reflect_crop
-from .crop import resized_crop as resized_crop
-from .image import Augment as Augment
-from .image import Example as Example
-from .mix import Mix as Mix
-from .mix import mixup as mixup
-from .policies import cifar as cifar
-from .policies import compose as compose
-from .policies import imagenet as imagenet
-from .policies import rand_augment as rand_augment
+from .crop import (
+    centre as centre,
+    cutout as cutout,
+    flip as flip,
+    reflect_crop as reflect_crop,
+    resized_crop as resized_crop,
+)
+from .image import Augment as Augment, Example as Example
+from .mix import Mix as Mix, mixup as mixup
+from .policies import (
+    cifar as cifar,
+    compose as compose,
+    imagenet as imagenet,
+    rand_augment as rand_augment,
+)

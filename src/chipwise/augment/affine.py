@@ -55,7 +55,8 @@ def resample(image: jax.Array, where: Positions, edge: np.ndarray) -> jax.Array:
     x0, x1, right = _between(x, width)
     y0, y1, down = _between(y, height)
     spread = (..., *(None,) * (image.ndim - 2))
-    right, down = right[spread], down[spread]
+    right = right[spread]
+    down = down[spread]
 
     def at(rows, columns):
         return image.at[rows, columns].get(mode="promise_in_bounds").astype(jnp.float32)

@@ -115,7 +115,8 @@ def centre(images: jax.Array, size: int) -> jax.Array:
     height, width = images.shape[1:3]
     larger = f"images of at least {size}×{size} pixels, got {height}×{width}: store larger ones"
     expect(min(height, width) >= size, f"centre(size={size})", larger)
-    top, left = (height - size) // 2, (width - size) // 2
+    top = (height - size) // 2
+    left = (width - size) // 2
     return images[:, top : top + size, left : left + size]
 
 

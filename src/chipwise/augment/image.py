@@ -89,14 +89,8 @@ def _masks(stage: str, example: Example) -> Example:
     sides = jnp.shape(example["image"])[:2]
     for name in masks:
         if name not in example or jnp.shape(example[name])[:2] != sides:
-            wrong = (
-                "{stage}: the mask '{column}' is {shape}, the image {sides}: expected a mask of "
-                "its size."
-            )
             shape = list(jnp.shape(example[name])) if name in example else "missing"
-            raise DataError(
-                "mask-size", wrong, stage=stage, column=name, shape=shape, sides=list(sides)
-            )
+            raise DataError("mask-size", stage=stage, column=name, shape=shape, sides=list(sides))
     for name, value in example.items():
         if jnp.shape(value)[:2] == sides and name not in ("image", *masks, *fixed):
             raise DataError(
@@ -149,7 +143,8 @@ def pixel(fill: float | Sequence[float], image: jax.Array, call: str) -> np.ndar
     right = values.ndim <= 1 and (values.size == 1 or values.shape == channels)
     expect(right, call, f"one value, or one for each channel of images {image.shape}")
     if jnp.issubdtype(image.dtype, jnp.integer):
-        values, limits = np.rint(values), jnp.iinfo(image.dtype)
+        values = np.rint(values)
+        limits = jnp.iinfo(image.dtype)
         right = bool(((values >= limits.min) & (values <= limits.max)).all())
         expect(right, call, f"values from {limits.min} to {limits.max} for {image.dtype}")
     color = np.broadcast_to(values.reshape(channels if values.size != 1 else ()), channels)

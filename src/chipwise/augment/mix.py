@@ -60,10 +60,12 @@ def _columns(batch: Batch, classes: int, call: str) -> tuple[jax.Array, jax.Arra
     shapes = {name: jnp.shape(value) for name, value in batch.items()}
     right = "label" in batch and len(shapes.get("image", ())) in (3, 4)
     expect(right, call, f"columns 'image' (n, height, width, ...) and 'label', got {shapes}")
-    images, labels = jnp.asarray(batch["image"]), jnp.asarray(batch["label"])
+    images = jnp.asarray(batch["image"])
+    labels = jnp.asarray(batch["label"])
     if jnp.issubdtype(labels.dtype, jnp.floating) and labels.shape == (len(images), classes):
         return images, labels.astype(jnp.float32)
-    n, given = len(images), f"{labels.dtype} {labels.shape}"
+    n = len(images)
+    given = f"{labels.dtype} {labels.shape}"
     right = bool(jnp.issubdtype(labels.dtype, jnp.integer)) and labels.shape == (n,)
     expect(right, call, f"labels of integers ({n},) or probabilities ({n}, {classes}), got {given}")
     known = (labels >= 0) & (labels < classes)

@@ -133,10 +133,15 @@ def _matrix(strengths: Sequence[Strengths]) -> jax.Array:
     matrix = jnp.asarray([[1, 0, 0], [0, 1, 0]], jnp.float32)
     for layer in strengths:
         angle = layer["rotate"] * jnp.float32(math.pi / 180)
-        cos, sin = jnp.cos(angle), jnp.sin(angle)
+        cos = jnp.cos(angle)
+        sin = jnp.sin(angle)
         # At most one of them is not neutral
-        a, b, d, e = cos, layer["shear_x"] - sin, layer["shear_y"] + sin, cos
-        right, down = layer["shift_x"], layer["shift_y"]
+        a = cos
+        b = layer["shear_x"] - sin
+        d = layer["shear_y"] + sin
+        e = cos
+        right = layer["shift_x"]
+        down = layer["shift_y"]
         own = jnp.stack([a, b, -(a * right + b * down), d, e, -(d * right + e * down)])
         matrix = _after(matrix, own.reshape(2, 3))
     return matrix
@@ -156,11 +161,14 @@ def _table(colors: jax.Array, strengths: Sequence[Strengths]) -> tone.LabelTable
     def every(name: str) -> jax.Array:
         return jnp.stack([layer[name] for layer in strengths])
 
-    even, stretch = jnp.any(every("equalize") > 0), jnp.any(every("autocontrast") > 0)
+    even = jnp.any(every("equalize") > 0)
+    stretch = jnp.any(every("autocontrast") > 0)
     counts = tone.counts(colors, even)
     low, high = tone.extremes(colors)
-    low, high = jnp.where(stretch, low, 0.0), jnp.where(stretch, high, 255.0)
-    stretched, evened = tone.stretched(low, high), tone.equalized(counts)
+    low = jnp.where(stretch, low, 0.0)
+    high = jnp.where(stretch, high, 255.0)
+    stretched = tone.stretched(low, high)
+    evened = tone.equalized(counts)
     table = jnp.where(even, evened, stretched)
 
     area = colors.shape[0] * colors.shape[1]

@@ -48,7 +48,8 @@ def solarized(table: LabelTable, threshold: jax.Array) -> LabelTable:
 
 def extremes(colors: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The lowest and highest value of each channel, `(channels,)` float32."""
-    low, high = jnp.min(colors, axis=(0, 1)), jnp.max(colors, axis=(0, 1))
+    low = jnp.min(colors, axis=(0, 1))
+    high = jnp.max(colors, axis=(0, 1))
     return low.astype(jnp.float32), high.astype(jnp.float32)
 
 

@@ -140,11 +140,11 @@ class Stopped(ChipwiseError, exit_code=75):
 
 
 class HostLost(ChipwiseError, exit_code=76):
-    """Another host of the run is gone: start the run again and it continues where it saved."""
+    """Another host of the run is gone: start the run again and it resumes where it saved."""
 
 
 class Stuck(ChipwiseError, exit_code=77):
-    """A host or a device hangs: start the run again and it continues where it saved."""
+    """A host or a device hangs: start the run again and it resumes where it saved."""
 
 
 def near(word: str, choices: Iterable[Any]) -> str | None:

@@ -6,12 +6,12 @@ topologies of TPU slices, `generations.csv` the figures of GPUs by compute capab
 with their units.
 """
 
-from .catalogue import CHIPS as CHIPS
-from .catalogue import Chip as Chip
-from .catalogue import find as find
-from .catalogue import named as named
-from .catalogue import peak_flops_per_device as peak_flops_per_device
-from .prices import Price as Price
-from .prices import cheapest as cheapest
-from .prices import prices_for as prices_for
+from .catalogue import (
+    CHIPS as CHIPS,
+    Chip as Chip,
+    find as find,
+    named as named,
+    peak_flops_per_device as peak_flops_per_device,
+)
+from .prices import Price as Price, cheapest as cheapest, prices_for as prices_for
 from .targets import Target as Target

@@ -135,7 +135,8 @@ def read(text: str, name: str) -> tuple[Price, ...]:
     first = _Line(name, 1, {})
     for column in header:
         if column not in COLUMNS:
-            hint, known = near(column, COLUMNS), COLUMNS
+            hint = near(column, COLUMNS)
+            known = COLUMNS
             sentence = "no column is called {column:plain}.{hint:near} Columns: {known:list}."
             raise first.error(
                 "price-column-unknown", sentence, column=column, hint=hint, known=known
@@ -193,11 +194,9 @@ class _Line:
         return value
 
     def price(self) -> Price:
-        chip, chips, includes = (
-            named(self.cell("chip") or "?"),
-            self.cell("chips"),
-            self.cell("includes"),
-        )
+        chip = named(self.cell("chip") or "?")
+        chips = self.cell("chips")
+        includes = self.cell("includes")
         if chip is None:
             name = self.cell("chip")
             hint = near(name, [name for chip in CHIPS for name in chip.names])
@@ -211,15 +210,22 @@ class _Line:
             _day(self.cell("date"))
         except ValueError:
             raise self.bad("date", "a day such as 2026-07-30") from None
-        usd, spot = self.amount("usd_per_hour"), self.amount("spot_usd_per_hour")
+        usd = self.amount("usd_per_hour")
+        spot = self.amount("spot_usd_per_hour")
         if usd is None and spot is None:
             raise self.error("price-missing", "expected usd_per_hour or spot_usd_per_hour.")
         if includes not in INCLUDES:
             raise self.bad("includes", ", ".join(INCLUDES))
         texts: dict[str, Any] = {name: self.cell(name) for name in _TEXTS}
-        rates: dict[str, Any] = {"usd_per_hour": usd, "spot_usd_per_hour": spot}
         texts["cloud"] = texts["cloud"] or (OWNED if includes == OWNED else "")
-        return Price(chip=chip.name, chips=int(chips), includes=includes, **rates, **texts)
+        return Price(
+            chip=chip.name,
+            chips=int(chips),
+            includes=includes,
+            usd_per_hour=usd,
+            spot_usd_per_hour=spot,
+            **texts,
+        )
 
 
 def prices_for(target: Target, table: Sequence[Price]) -> list[Price]:
@@ -267,7 +273,8 @@ def _scaled(target: Target, listed: Sequence[Price]) -> list[Price]:
 
 
 def _times(price: Price, factor: float, how: Fact, instance: str, machines: int = 1) -> Price:
-    usd, spot = price.usd_per_hour, price.spot_usd_per_hour
+    usd = price.usd_per_hour
+    spot = price.spot_usd_per_hour
     return replace(
         price,
         chips=round(price.chips * factor),

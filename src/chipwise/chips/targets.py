@@ -87,11 +87,7 @@ def parse(text: str) -> Target:
     if chip.kind == "TPU":
         return _slice(text, chip, "" if colon else count)
     if chip.kind == "CPU":
-        wrong = (
-            "{target}: no target, since no compiler times a CPU. This machine's: chipwise "
-            "bench RECIPE."
-        )
-        raise DeviceError("target-cpu", wrong, target=text)
+        raise DeviceError("target-cpu", target=text)
     return _gpus(text, chip, count or ("" if colon else "1"), bool(count) and not colon)
 
 
@@ -128,11 +124,13 @@ def sizes(chip: Chip, group: int = 1) -> Iterator[Target]:
 
 def _gpus(text: str, chip: Chip, count: str, dashed: bool) -> Target:
     """The target of `count` GPUs: a part of a host, or whole hosts."""
-    short, host = chip.names[0], chip.chips_per_host
+    short = chip.names[0]
+    host = chip.chips_per_host
     gpus = int(count) if re.fullmatch(r"[0-9]+", count) else 0
     counts = [*range(1, host), *range(host, MOST_CHIPS + 1, host)]
     if gpus not in counts or dashed:
-        below, above = [n for n in counts if n <= gpus][-1:], [n for n in counts if n > gpus][:1]
+        below = [n for n in counts if n <= gpus][-1:]
+        above = [n for n in counts if n > gpus][:1]
         raise DeviceError(
             "gpu-count",
             "{target}: GPUs are counted after a colon, beyond {most} in whole hosts. Type "
@@ -147,7 +145,8 @@ def _gpus(text: str, chip: Chip, count: str, dashed: bool) -> Target:
 
 def _slice(text: str, chip: Chip, size: str) -> Target:
     """The TPU slice that Google names by `size`."""
-    short, size = chip.names[0], size.lstrip("0")
+    short = chip.names[0]
+    size = size.lstrip("0")
     core = ["1"] if short in _CORE_IS_A_DEVICE else []
     if size in core:
         return _one_core(short, chip)
@@ -186,5 +185,13 @@ def _one_core(short: str, chip: Chip) -> Target:
     smallest, shape = next(iter(SLICES[short].items()))
     options = (("chips_per_host_bounds", (1, 1, 1)),) if shape == "1x1x1" else ()
     whole = f"{short}-{smallest}"
-    note = fact("target-one-core", rented_as=whole)
-    return Target(f"{short}-1", chip, 1, 1, f"{short}:{shape}", options, rented_as=whole, note=note)
+    return Target(
+        f"{short}-1",
+        chip,
+        1,
+        1,
+        f"{short}:{shape}",
+        options,
+        rented_as=whole,
+        note=fact("target-one-core", rented_as=whole),
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import pkgutil
 import re
 import sys
 import tomllib
@@ -30,10 +31,14 @@ LEAST_ADDRESSES = 4_000_000_000
 LONGEST = 300  # characters of an error's line, since an argument may be very long
 _WORD = re.compile(r"\S{120,}")
 
-GROUPS: dict[str, list[str]] = tomllib.loads(
+COMMANDS: dict[str, dict[str, str]] = tomllib.loads(
     Path(__file__).with_name("commands.toml").read_text("utf-8")
 )
-"""The commands in the order of the help: first those for newcomers, then by purpose."""
+"""Group to its commands, each with its place."""
+
+UNLISTED = COMMANDS.pop("unlisted")
+"""The commands that the help does not list. The others are in its order: first those for newcomers,
+then by purpose."""
 
 
 class _Grouped(typer.core.TyperGroup):
@@ -41,7 +46,7 @@ class _Grouped(typer.core.TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, self.commands))
-        for title, names in GROUPS.items():
+        for title, names in COMMANDS.items():
             with formatter.section(str(fact(title))):
                 formatter.write_dl(
                     [
@@ -67,21 +72,6 @@ def _version(requested: bool) -> None:
 
 def app() -> typer.Typer:
     """The command line as a Typer application."""
-    from .advise import check, transfer
-    from .audits import audit
-    from .chips import chips
-    from .deploy import export, generate, predict
-    from .devices import devices
-    from .find import find_lr
-    from .launch import launch
-    from .pack import pack
-    from .planning import plan
-    from .referee import referee
-    from .reports import compare, report, track
-    from .skill import skill
-    from .speed import bench
-    from .train import evaluate_run, sweep, train
-
     commands = typer.Typer(
         cls=_Grouped, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
     )
@@ -106,7 +96,7 @@ def app() -> typer.Typer:
         restart: Annotated[
             int,
             typer.Option(
-                min=0, metavar="N", help="Continue up to N times with the processes that are left."
+                min=0, metavar="N", help="Resume up to N times with the processes that are left."
             ),
         ] = 0,
         rejoin: Annotated[
@@ -116,31 +106,9 @@ def app() -> typer.Typer:
     ) -> None:
         pass
 
-    for command in (
-        train,
-        evaluate_run,
-        predict,
-        generate,
-        export,
-        devices,
-        plan,
-        launch,
-        sweep,
-        find_lr,
-        transfer,
-        check,
-        pack,
-        bench,
-        compare,
-        report,
-        referee,
-        chips,
-        audit,
-        skill,
-        track,
-    ):
-        name = "eval" if command is evaluate_run else command.__name__.replace("_", "-")
-        commands.command(name)(command)
+    for group in (*COMMANDS.values(), UNLISTED):
+        for name, place in group.items():
+            commands.command(name)(pkgutil.resolve_name(f"{__name__}.{place}"))
     return commands
 
 
@@ -176,9 +144,13 @@ def own_code(error: Exception) -> errors.ChipwiseError | None:
 
     if (at := line_of(error, installed=False)) is None:
         return None
-    facts = {"file": at[0].partition(":")[0], "line": at[1].lineno, "function": at[1].name}
     return errors.RecipeError(
-        "own-code", **facts, error=type(error).__name__, reason=one_line(error)
+        "own-code",
+        file=at[0].partition(":")[0],
+        line=at[1].lineno,
+        function=at[1].name,
+        error=type(error).__name__,
+        reason=one_line(error),
     )
 
 
@@ -215,11 +187,7 @@ def _check_addresses() -> None:
         return
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and limit < LEAST_ADDRESSES:
-        text = (
-            "A process may have {limit:bytes} of addresses, JAX takes {least:bytes}: ulimit "
-            "-v unlimited."
-        )
-        raise errors.DeviceError("addresses-few", text, limit=limit, least=LEAST_ADDRESSES)
+        raise errors.DeviceError("addresses-few", limit=limit, least=LEAST_ADDRESSES)
 
 
 _NUMBERS = re.compile(r"(--?[\w-]+=)?[\d.,:%٪٫٬+eE_-]+")

@@ -36,16 +36,21 @@ def check(
     from ..recipe.check import check as look
 
     loaded = recipe.load()
-    findings, model = look(loaded, on), None
+    findings = look(loaded, on)
+    model = None
     if summary:
         from ..explain import model_summary
 
         model = model_summary.layers(loaded)
     if json_:
-        made: dict[str, Any] = {"recipe": loaded.name, "on": on}
-        made |= {"findings": [finding.json() for finding in findings]}
-        layers = {} if model is None else {"layers": model_summary.to_json(model)}
-        print_json("check/1", made | layers)
+        made: dict[str, Any] = {
+            "recipe": loaded.name,
+            "on": on,
+            "findings": [finding.json() for finding in findings],
+        }
+        if model is not None:
+            made["layers"] = model_summary.to_json(model)
+        print_json("check/1", made)
         return
     if model is not None:
         printed(console(width=None), model_summary.parts(loaded, model))
@@ -84,21 +89,27 @@ def transfer(
     from ..study.critical_batch import critical_batch
     from ..study.transfer import transfer as move
 
-    old, told = recipe.load(), list[Fact]()
+    old = recipe.load()
+    told = list[Fact]()
     if like is not None or target is not None or better.given:
         if like is None or target is None or batch is None or duration is not None:
             text = "--like RUN takes --target METRIC=VALUE and --batch N, and says the duration."
             raise RecipeError("transfer-like", text)
         law = critical_batch(old, like, target, better.given)
-        told, duration = [law.told(steps := law.steps(batch))], f"{steps.steps}st"
+        told = [law.told(steps := law.steps(batch))]
+        duration = f"{steps.steps}st"
     moved = move(old, batch=batch, replicas=replicas, duration=duration, lr=lr)
     if json_:
         print_json("transfer/1", moved.to_json() | ({"like": told[0].json()} if told else {}))
         return
     to = console()
     printed(to, advice.moved(moved))
-    asked = {"batch": batch, "replicas": replicas, "duration": duration, "lr": lr}
-    lines(to, "", *told, next_line(recipe, moved, **asked))
+    lines(
+        to,
+        "",
+        *told,
+        next_line(recipe, moved, batch=batch, replicas=replicas, duration=duration, lr=lr),
+    )
 
 
 def next_line(given: options.Given, moved: Transfer, **asked: object) -> Fact:

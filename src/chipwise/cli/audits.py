@@ -73,8 +73,7 @@ def _audit(
     """Audits a run, and writes its `audit.json`."""
     from ..base.files import put_inside
     from ..deploy.model import recipe_of
-    from ..proof.audit import FILE
-    from ..proof.audit import audit as check
+    from ..proof.audit import FILE, audit as check
     from ..run.folder.run_reader import read_run
 
     loaded = recipe_of(read_run(run), recipe, data)
@@ -125,9 +124,5 @@ def _side(
         return Side(" ".join([name, *settings]), load(name, settings, data))
     stored = read_run(folder)
     if settings:
-        text = (
-            "--set changes B, and {run} is a run, whose settings are fixed: name its recipe "
-            "instead."
-        )
-        raise RunError("diff-set-of-run", text, run=folder)
+        raise RunError("diff-set-of-run", run=folder)
     return Side(folder, recipe_of(stored, recipe or named, data), stored)

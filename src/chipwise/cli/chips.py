@@ -8,8 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from ..base import DeviceError, Fact, fact, near, plain
-from ..chips.catalogue import CHIPS, Chip, named
-from ..chips.catalogue import rows as rows_of
+from ..chips.catalogue import CHIPS, Chip, named, rows as rows_of
 from ..chips.prices import Price, load, prices_for
 from ..chips.targets import SLICES, Target, parse
 from ..explain.terminal import console, lines, table
@@ -91,9 +90,16 @@ def _find(name: str) -> tuple[Chip, Target | None]:
 def _titles(chip: Chip, target: Target | None) -> list[Fact]:
     if target is None:
         return [fact("chip-title", chip=chip.name, vendor=chip.vendor, year=chip.year)]
-    counts = {"chips": target.chips, "devices": target.devices, "hosts": target.hosts}
     code = "target-title-topology" if target.topology else "target-title"
-    title = fact(code, target=target.name, chip=chip.name, topology=target.topology, **counts)
+    title = fact(
+        code,
+        target=target.name,
+        chip=chip.name,
+        topology=target.topology,
+        chips=target.chips,
+        devices=target.devices,
+        hosts=target.hosts,
+    )
     return [title] if target.note is None else [title, target.note]
 
 

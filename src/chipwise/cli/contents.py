@@ -33,7 +33,7 @@ def show(path: str, verify: bool, json_: bool) -> None:
     folder = remote.local(path)
     to = console(quiet=json_)
     splits = summary(folder, to)
-    faults: list[DataError] = list(_missing(folder, splits))
+    faults = list(_missing(folder, splits))
     if verify:
         for source in splits.values():
             try:
@@ -79,15 +79,9 @@ def _splits(path: Path) -> dict[str, PackedFolder]:
     found = (manifest.parent.name for manifest in path.glob(f"*/{MANIFEST}"))
     names = sorted(found, key=lambda name: (name != "train", name))
     if not names and (path.parent / f".{path.name}.partial").is_dir():
-        text = (
-            "{path} is an unfinished pack: run the same `chipwise pack` command again to continue."
-        )
-        raise DataError("pack-not-finished", text, path=path)
+        raise DataError("pack-not-finished", path=path)
     if not names:
-        text = (
-            "{path} is not a pack: expected a folder with train/{manifest}, or a DST to pack it to."
-        )
-        raise DataError("pack-not-found", text, path=path, manifest=MANIFEST)
+        raise DataError("pack-not-found", path=path, manifest=MANIFEST)
     return {name: PackedFolder(path, name, size=_size(path / name)) for name in names}
 
 
@@ -99,11 +93,7 @@ def _missing(path: Path, splits: dict[str, PackedFolder]) -> Iterator[DataError]
     if not (path / MANIFEST).is_file():
         packed = {name for source in splits.values() for name in source.manifest.get("splits", ())}
         for name in sorted(packed - set(splits)):
-            text = (
-                "{path} is missing, although it was packed with {splits:list}: copy the "
-                "folder again."
-            )
-            yield DataError("pack-split-missing", text, path=path / name, splits=list(splits))
+            yield DataError("pack-split-missing", path=path / name, splits=list(splits))
 
 
 def _size(split: Path) -> int | None:
@@ -123,7 +113,8 @@ def _contents(splits: dict[str, PackedFolder]) -> Table:
         moments = [
             Text("\n".join(f"{value:.2f}" for value in many)) for many in (source.mean, source.std)
         ]
-        size, shards = byte_size(sum(file["bytes"] for file in files)), len(manifest["shards"])
+        size = byte_size(sum(file["bytes"] for file in files))
+        shards = len(manifest["shards"])
         cells.append(
             [name, f"{len(source):,}", manifest["store"], Text(shapes), shards, size, *moments]
         )

@@ -55,17 +55,27 @@ def predict(
             options.say(message)
 
     model = trained(run, recipe, say, with_data=data is None, best=best)
-    settings: dict[str, Any] = {
-        "top": top,
-        "probabilities": probabilities,
-        "fresh": fresh,
-        "say": say,
-    }
-    predictions = predicted(model, _source(model, data), on=on, batch=batch, out=out, **settings)
+    predictions = predicted(
+        model,
+        _source(model, data),
+        on=on,
+        batch=batch,
+        out=out,
+        top=top,
+        probabilities=probabilities,
+        fresh=fresh,
+        say=say,
+    )
     if json_:
-        shown = {"run": run, "steps": model.steps, "examples": predictions.examples}
-        shown |= {"out": str(predictions.file), "accuracy": predictions.accuracy}
-        print_json("predict/1", {**shown, "seconds": round(predictions.seconds, 4)})
+        shown = {
+            "run": run,
+            "steps": model.steps,
+            "examples": predictions.examples,
+            "out": str(predictions.file),
+            "accuracy": predictions.accuracy,
+            "seconds": round(predictions.seconds, 4),
+        }
+        print_json("predict/1", shown)
         return
     print(fact("predicted", examples=predictions.examples, seconds=predictions.seconds))
     if predictions.accuracy is not None:
@@ -108,34 +118,41 @@ def generate(
     from ..deploy.generation import generate as generated
     from ..deploy.model import trained
 
-    prompts, stream = prompt or [""], not json_ and len(prompt or "1") == 1
+    prompts = prompt or [""]
+    stream = not json_ and len(prompt or "1") == 1
     begun = iter(prompts)
 
     def show(number: int, piece: str) -> None:
-        print(_shown(next(begun, "") + piece), end="", flush=True)
+        if stream:
+            print(_shown(next(begun, "") + piece), end="", flush=True)
 
-    how: dict[str, Any] = {
-        "tokens": tokens,
-        "temperature": temperature,
-        "top_k": top_k or None,
-        "seed": seed,
-    }
-    how |= {
-        "stop": stop or (),
-        "tokenizer": tokenizer,
-        "batch": batch,
-        **({"show": show} if stream else {}),
-    }
-    found = generated(trained(run, recipe, options.say, best=best), prompts, on=on, **how)
+    found = generated(
+        trained(run, recipe, options.say, best=best),
+        prompts,
+        on=on,
+        tokens=tokens,
+        temperature=temperature,
+        top_k=top_k or None,
+        seed=seed,
+        stop=stop or (),
+        tokenizer=tokenizer,
+        batch=batch,
+        show=show,
+    )
     if json_:
         print_json("generate/1", {"run": run, **dataclasses.asdict(found), "prompts": prompts})
         return
     texts = [_shown(one + text) for one, text in zip(prompts, found.texts, strict=True)]
     print(_shown(next(begun, "")) if stream else "\n\n".join(texts))
     count = sum(map(len, found.tokens))
-    rate = count / max(found.seconds, 1e-9)
     options.say(
-        fact("generated", tokens=count, rate=rate, seconds=found.seconds, first=found.first_seconds)
+        fact(
+            "generated",
+            tokens=count,
+            rate=count / max(found.seconds, 1e-9),
+            seconds=found.seconds,
+            first=found.first_seconds,
+        )
     )
 
 
@@ -174,8 +191,9 @@ def export(
     from ..deploy.model import trained
 
     model = trained(run, recipe, options.say, best=best)
-    checking = {"data": _source(model, data), "examples": examples, "say": options.say}
-    result = exported(model, to, out, fresh=fresh, **checking)
+    result = exported(
+        model, to, out, fresh=fresh, data=_source(model, data), examples=examples, say=options.say
+    )
     if json_:
         print_json("export/1", {"run": run, **dataclasses.asdict(result), "file": str(result.file)})
         return

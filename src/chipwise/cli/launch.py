@@ -60,21 +60,20 @@ def launch(
     options.only_look()
     from ..base.files import replace_file
     from ..chips.targets import parse
-    from ..compile.answers import FAILED_HERE
-    from ..launch import carried, places
-    from ..launch import launch_job as jobs
-    from ..planner.ask import plan
+    from ..launch import carried, launch_job as jobs, places
     from ..run.tracking import destination
 
     where = places.place(to)
-    slurm = {"partition": partition, "account": account, "sbatch": sbatch}
-    _check_used(where, bucket=bucket, zone=zone, **slurm)
+    _check_used(
+        where, bucket=bucket, zone=zone, partition=partition, account=account, sbatch=sbatch
+    )
     services = {destination(to)[0] for to in track or ()}
     loaded = recipe.load()
     data = jobs.local_data(recipe.data)
     words = recipe.words() if data is None else replace(recipe, data=None).words()
     words += [word for to in track or () for word in ("--track", to)]
-    target, file = places.lent(where, parse(on)), jobs.recipe_file(recipe.recipe)
+    target = places.lent(where, parse(on))
+    file = jobs.recipe_file(recipe.recipe)
     brought = carried.chipwise(package)
     own, imports = carried.modules(file) if file else ({}, set())
     found = carried.requirements(imports | services, also or ())
@@ -98,21 +97,31 @@ def launch(
     )
     jobs.check(to_launch)  # before the plan, which takes minutes
     places.check(where, to_launch)
-    # The cores of the host there are unknown
-    (chosen,) = plan(loaded, [target.name], prices=prices, measure_feed=False)
-    if (problem := chosen.problem) is not None:
-        here = problem.code in (*FAILED_HERE, "compiler-missing")
-        raise DeviceError(
-            "launch-not-planned" if here else "launch-cannot-run",
-            recipe=recipe.recipe,
-            target=chosen.target,
-            problem=problem,
-        )
+    chosen = _planned(loaded, recipe.recipe, target.name, prices)
     to_launch = replace(to_launch, hours=_hours(chosen), about=about(loaded, chosen, where, spot))
     files = places.write(where, to_launch)
     for name, content in files.items():
         replace_file(out / name, content, "launch-file-unwritable")
     _show(where, to_launch, out, list(files), json_)
+
+
+def _planned(recipe: Recipe, given: str, target: str, prices: str | None) -> Plan:
+    """The plan of a recipe, which was `given` by that name. Raises `DeviceError` if it cannot run
+    there, or if this machine cannot plan."""
+    from ..compile.answers import FAILED_HERE
+    from ..planner.ask import plan
+
+    # The cores of the host there are unknown
+    (chosen,) = plan(recipe, [target], prices=prices, measure_feed=False)
+    if (problem := chosen.problem) is not None:
+        here = problem.code in (*FAILED_HERE, "compiler-missing")
+        raise DeviceError(
+            "launch-not-planned" if here else "launch-cannot-run",
+            recipe=given,
+            target=chosen.target,
+            problem=problem,
+        )
+    return chosen
 
 
 def about(recipe: Recipe, plan: Plan, where: Place, spot: bool) -> tuple[Fact, ...]:
@@ -121,9 +130,18 @@ def about(recipe: Recipe, plan: Plan, where: Place, spot: bool) -> tuple[Fact, .
 
     lines = [fact("launch-job", recipe=recipe.name, target=plan.target)]
     if plan.wall_seconds is not None:
-        today, wall = datetime.date.today().isoformat(), plan.wall_seconds
-        time = {"seconds": wall.value, "low": wall.low, "high": wall.high}
-        lines.append(fact("launch-planned", date=today, version=version("chipwise"), **time))
+        today = datetime.date.today().isoformat()
+        wall = plan.wall_seconds
+        lines.append(
+            fact(
+                "launch-planned",
+                date=today,
+                version=version("chipwise"),
+                seconds=wall.value,
+                low=wall.low,
+                high=wall.high,
+            )
+        )
     there = replace(
         plan, costs=tuple(cost for cost in plan.costs if where.takes(cost.cloud, cost.includes))
     )

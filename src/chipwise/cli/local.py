@@ -1,5 +1,5 @@
 """`chipwise --processes N --restart N COMMAND`: runs several processes on this machine, each a host
-of one run, or one process, and continues after a loss."""
+of one run, or one process, and resumes after a loss."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def run_local(
     `processes` None, runs it in one process, whose place among the hosts the environment or the
     command gives.
 
-    For tests, for CPUs, and for one process per GPU. With `restart`, continues up to that many
-    times after one of its processes was killed, stopped or stuck. It continues with those that are
+    For tests, for CPUs, and for one process per GPU. With `restart`, resumes up to that many
+    times after one of its processes was killed, stopped or stuck. It resumes with those that are
     left. A killed one sits out until the next restart, or, with `rejoin`, begins again at once.
     Ctrl-C, or SIGTERM or SIGHUP to this process, stops all of them after saving.
     """
@@ -60,7 +60,8 @@ def _run(command: list[str], processes: int | None, signals: list[int]) -> list[
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-    started, token = [], secrets.token_hex(16)
+    started = []
+    token = secrets.token_hex(16)
     for index in range(processes or 1):
         told = (str(processes), str(index), coordinator, token)
         seat = dict(zip((*TOLD, TOKEN), told, strict=True)) if processes else {}
@@ -70,7 +71,8 @@ def _run(command: list[str], processes: int | None, signals: list[int]) -> list[
         program = [sys.executable, "-P", "-c", begin, *command]  # nothing of the current folder
         # In its own session, so that it gets Ctrl-C only once, from this process
         started.append(subprocess.Popen(program, env=os.environ | seat, start_new_session=True))
-    terminated, failed_at = False, 0.0
+    terminated = False
+    failed_at = 0.0
     while any(process.poll() is None for process in started):
         if signals and not terminated:
             terminated = True

@@ -26,8 +26,7 @@ from .options import argument, flag, option
 from .standard_output import print_json
 
 if TYPE_CHECKING:
-    from ..data.pack.packing import Packing
-    from ..data.pack.packing import Progress as Done
+    from ..data.pack.packing import Packing, Progress as Done
     from ..data.pack.tokenise import TextForm
 
 _LINE_SECONDS = 5.0  # between lines without a terminal
@@ -86,7 +85,7 @@ def pack(
     verify: bool = flag("Read every byte of a pack, name damaged files (exit code 3)."),
     json_: bool = options.JSON,
 ) -> None:
-    """Pack images, text or tables into a few large files. The same command continues after a kill.
+    """Pack images, text or tables into a few large files. The same command resumes after a kill.
 
     \b
     Examples:
@@ -154,10 +153,12 @@ def _run(job: Packing, json_: bool) -> None:
     sizes = {name: len(split) for name, split in job.listing.splits.items()}
     lines(to, fact("pack-packing", src=job.src, dst=job.dst, total=sum(sizes.values())))
     if texts := job.listing.texts:
-        begin = " ".join(texts["begin"]) or "none"
-        lines(to, fact("pack-documents", begin=begin, end=texts["end"]))
+        lines(
+            to, fact("pack-documents", begin=" ".join(texts["begin"]) or "none", end=texts["end"])
+        )
     lines(to, *job.listing.told, *alike(job.listing.names))
-    share, held = job.options.split, sizes.get("eval", 0) / max(1, sum(sizes.values()))
+    share = job.options.split
+    held = sizes.get("eval", 0) / max(1, sum(sizes.values()))
     if share and not share / 2 <= held <= 2 * share:
         lines(to, fact("pack-split-uneven", share=share, held=held))
     if job.listing.left_out:
@@ -179,7 +180,7 @@ def _run(job: Packing, json_: bool) -> None:
 
 @contextmanager
 def _stoppable(job: Packing) -> Iterator[None]:
-    """Turns Ctrl-C and SIGTERM into an error that says how to continue."""
+    """Turns Ctrl-C and SIGTERM into an error that says how to resume."""
 
     terminated = []
 
@@ -198,8 +199,7 @@ def _stoppable(job: Packing) -> Iterator[None]:
             )
         else:
             text = (
-                "interrupted: the same command continues after the last complete shard in "
-                "{partial}."
+                "interrupted: the same command resumes after the last complete shard in {partial}."
             )
             stopped = Stopped("pack-interrupted", text, partial=job.partial)
         if not terminated:
@@ -223,7 +223,8 @@ def _shown(job: Packing, quiet: bool) -> tuple[Progress, Callable[[Done], None]]
         TimeRemainingColumn(),
     )
     bar = Progress(*columns, console=to, transient=True, disable=quiet or not to.is_terminal)
-    task, printed = bar.add_task("packing", total=sum(lengths)), time.monotonic()
+    task = bar.add_task("packing", total=sum(lengths))
+    printed = time.monotonic()
 
     def show(progress: Done) -> None:
         nonlocal printed

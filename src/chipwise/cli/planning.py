@@ -50,14 +50,11 @@ def plan(
     from ..planner.plan_to_target import plan_like
 
     gc.set_threshold(20_000)  # a seventh of the time to trace a net is collecting objects that stay
-    loaded, targets = recipe.load(), _names(on)
+    loaded = recipe.load()
+    targets = _names(on)
     batches = [] if batch is None else _batches(batch)
     if (like, target, batch).count(None) not in (0, 3) or (like is None and better.given):
-        text = (
-            "--like RUN, --target METRIC=VALUE and --batch 64..4096 belong together: give "
-            "all three."
-        )
-        raise RecipeError("plan-like-incomplete", text)
+        raise RecipeError("plan-like-incomplete")
     if like is not None and target is not None and batch is not None:
         make = functools.partial(
             plan_like, run=like, goal=target, batches=batches, better=better.given

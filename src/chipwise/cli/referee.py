@@ -61,11 +61,7 @@ def referee(
             raise RecipeError("referee-here", text, base=base, change=change)
         base, change = f"HEAD:{base}", base
     elif change is None and not set_:
-        text = (
-            "What changed? Name a second recipe, add --set KEY=VALUE, or --here for the "
-            "last commit."
-        )
-        raise RecipeError("referee-no-change", text)
+        raise RecipeError("referee-no-change")
     say = (lambda _: None) if json_ else options.say
     verdict = judge(
         base,

@@ -132,7 +132,8 @@ def track(
         text = "{to}: {reason}. The same command sends the rest."
         reason = one_line(without_secrets(f"{type(error).__name__}: {error}"))
         raise RunError("tracker-raised", text, to=to, reason=reason) from error
-    id, how = one.sent.id, one.sent.how
+    id = one.sent.id
+    how = one.sent.how
     if json_:
         print_json("track/1", {"run": str(run), "to": to, "id": id, "rows": one.rows, "how": how})
     else:

@@ -75,7 +75,8 @@ def _finish(record: Record, out: Path | None, json_: bool) -> None:
     if json_:
         print_json("record/1", {**record.to_json(), "written": str(out)})
         return
-    measured, to = record.measured, console()
+    measured = record.measured
+    to = console()
     devices = "bench-devices-simulated" if measured["devices"]["simulated"] else "bench-devices"
     common = [
         ("recipe", " ".join([record.name, *(f"--set {text}" for text in measured["set"])])),
@@ -99,9 +100,12 @@ def _finish(record: Record, out: Path | None, json_: bool) -> None:
 
 def _rows(record: Record) -> list[tuple[str, Any]]:
     """The rows of a record of training: speed, what was timed, losses and memory."""
-    measured, seconds = record.measured, record.measured["seconds"]
-    speed, examples = record.figures["steps_per_second"], record.figures["examples_per_second"]
-    losses, share = measured["first_losses"], measured["share_of_peak"]
+    measured = record.measured
+    seconds = record.measured["seconds"]
+    speed = record.figures["steps_per_second"]
+    examples = record.figures["examples_per_second"]
+    losses = measured["first_losses"]
+    share = measured["share_of_peak"]
     exact = "bench-speed" if measured["exact"] else "bench-speed-not-exact"
     recipe = {name: measured[name] for name in ("batch", "replicas", "precision")}
     texts = [f"{value:.4g}" for value in losses]
@@ -141,8 +145,13 @@ def _memory(sizes: dict[str, int | None], host: int | None) -> str:
     texts = [
         f"{name} {'unknown' if size is None else byte_size(size)}" for name, size in parts.items()
     ]
-    total = sum(size for size in parts.values() if size is not None)
-    facts = [fact("bench-memory", total=total, parts=texts)]
+    facts = [
+        fact(
+            "bench-memory",
+            total=sum(size for size in parts.values() if size is not None),
+            parts=texts,
+        )
+    ]
     if sizes["peak_measured"] is not None:
         code = "bench-memory-peak" if sizes["available"] is None else "bench-memory-peak-of"
         facts.append(fact(code, peak=sizes["peak_measured"], available=sizes["available"]))

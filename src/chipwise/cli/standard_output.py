@@ -40,8 +40,13 @@ def opened(descriptor: int) -> io.TextIOWrapper:
     like: Any = sys.__stderr__ if descriptor == 2 else sys.__stdout__
     raw = _Descriptor(descriptor, "w", closefd=False)
     buffer: Any = raw if like.write_through else io.BufferedWriter(raw)
-    how = {"line_buffering": like.line_buffering, "write_through": like.write_through}
-    return io.TextIOWrapper(buffer, like.encoding, "backslashreplace", **how)
+    return io.TextIOWrapper(
+        buffer,
+        like.encoding,
+        "backslashreplace",
+        line_buffering=like.line_buffering,
+        write_through=like.write_through,
+    )
 
 
 def print_json(name: str, document: Mapping[str, Any]) -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import datetime
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..base import DivergedError, RecipeError, fact
 from ..explain.terminal import console, grid, printed
 from . import options
 from .options import flag, option
 from .standard_output import print_json
+
+if TYPE_CHECKING:
+    from ..recipe.recipe import Recipe
+    from ..run.folder.result import Result
 
 
 @options.taking
@@ -46,7 +51,7 @@ def train(
         "With --from RUN: its optimizer's state too, at another rate or length."
     ),
     fresh: bool = flag("Discard the run in the folder, and start at step 0."),
-    changed_code: bool = flag("Continue although code, versions or settings changed."),
+    changed_code: bool = flag("Resume although code, versions or settings changed."),
     json_: bool = options.JSON,
     quiet: bool = options.QUIET,
 ) -> None:
@@ -60,19 +65,34 @@ def train(
       chipwise train mnist --data DIR --from runs/mnist --set lr=0.001 --run runs/mnist-2
       chipwise train mnist --from runs/mnist --with-optimizer --set duration=5ep --run runs/longer
     """
-    more: dict[str, Any] = {
-        "better": better.given,
-        "stop_after": stop_after,
-        "fresh": fresh,
-        "keep_best": keep_best,
-        "patience": patience,
-    }
-    more |= {"changed_code": changed_code, "keep": keep, "ledger": ledger}
     if with_optimizer and start is None:
         raise RecipeError(
             "optimizer-of-which-run", "--with-optimizer needs --from RUN: name a run folder."
         )
-    _one(recipe, how, run, (start, with_optimizer), eval_data, json_, quiet, more)
+    arguments = how.arguments  # first: they choose the devices before JAX starts
+    from ..run.fit import fit
+
+    loaded = _recipe(recipe, run, start, with_optimizer, eval_data)
+    if not quiet:
+        console(sys.stderr, width=None).print(grid(loaded.rows()))
+    result = fit(
+        loaded,
+        run or _folder(loaded.name),
+        better=better.given,
+        stop_after=stop_after,
+        fresh=fresh,
+        keep_best=keep_best,
+        patience=patience,
+        changed_code=changed_code,
+        keep=keep,
+        ledger=ledger,
+        progress=how.progress(quiet),
+        **arguments,
+    )
+    if json_:
+        print_json("train/1", result.to_json())
+    else:
+        console(width=None).print(grid(_rows(result, loaded.batch)))
 
 
 @options.taking
@@ -107,14 +127,14 @@ def sweep(
       chipwise sweep my_task.py:recipe --set warmup=5ep,10ep --metric eval/f1_macro --json
 
     A comma in brackets or quotes, or after a backslash, is part of the value. The same command with
-    the same --run continues after a stop, and more values or seeds extend the study.
+    the same --run resumes after a stop, and more values or seeds extend the study.
     """
     from ..explain.compare.compare_parts import results
     from ..explain.compare.comparison import compare
     from ..study import grid as points
     from ..study.sweep import sweep as train_all
 
-    settings, arguments = points.parse(set_ or ()), how.arguments
+    settings = points.parse(set_ or ())
     file, _, name = recipe.partition(":")
     run = run or _folder(Path(name or file).stem)
 
@@ -140,7 +160,7 @@ def sweep(
         metric=metric,
         better=better.given,
         changed_code=changed_code,
-        **arguments,
+        **how.arguments,
     )
     if json_:
         found = compared(study)
@@ -195,80 +215,73 @@ def _folder(name: str) -> Path:
     return Path(f"runs/{name}-{datetime.datetime.now():%Y%m%d-%H%M%S-%f}")
 
 
-def _one(
+def _absolute(place: str) -> str:
+    """A URL, or a path that holds in any folder."""
+    return place if "://" in place else str(Path(place).absolute())
+
+
+def _recipe(
     given: options.Given,
-    how: options.Training,
     run: Path | None,
-    begin: tuple[str | None, bool],
+    start: str | None,
+    with_optimizer: bool,
     eval_data: str | None,
-    json_: bool,
-    quiet: bool,
-    more: dict[str, Any],
-) -> None:
-    """Trains one run and prints its result. *Arguments:* `begin`: a run or a file with the weights
-    to start from, and whether its optimizer's state continues too."""
-    start, with_optimizer = begin
-    arguments = how.arguments
-    from ..run.fit import fit
+) -> Recipe:
+    """The recipe to train. *Arguments:* `start`: a run or a file with the weights to start from.
+    `with_optimizer`: whether the optimizer's state of that run is taken too."""
     from ..study.study_runs import Origin
 
-    weights, sizes, begun = None, list[str](), dict[str, Any]()
+    weights = None
+    sizes: list[str] = []
     if start is not None:
         from ..deploy.huggingface import settings_of
         from ..deploy.pretrained import pretrained
         from ..recipes import BUILT_IN
 
         if run is not None and run.absolute() == Path(start).absolute():
-            text = (
-                "--from {run} is also --run: give another folder, or leave out --from to resume "
-                "the run."
-            )
-            raise RecipeError("from-itself", text, run=run)
+            raise RecipeError("from-itself", run=run)
         weights = pretrained(start, optimizer=with_optimizer)
-        name, found = settings_of(start, weights.config) if weights.config else (given.recipe, [])
-        if given.recipe in BUILT_IN and given.recipe != name:
-            text = (
-                "{path} has weights for {theirs}, not for {recipe}: type chipwise train {theirs}."
-            )
-            raise RecipeError(
-                "weights-of-another-recipe", text, path=start, theirs=name, recipe=given.recipe
-            )
-        sizes = found if name == given.recipe else []
-        begun = {"from": start if "://" in start else str(Path(start).absolute())}
-        begun |= {"with_optimizer": True} if with_optimizer else {}
+        if weights.config:
+            name, sizes = settings_of(start, weights.config)
+            if given.recipe in BUILT_IN and given.recipe != name:
+                raise RecipeError(
+                    "weights-of-another-recipe", path=start, theirs=name, recipe=given.recipe
+                )
+            sizes = sizes if name == given.recipe else []
     recipe = Origin(given.recipe, (*sizes, *given.settings), given.data, given.synthetic).make()
+    source = recipe.source or {}
     if eval_data is not None:
         from ..deploy.inputs import with_evaluation
 
         recipe = with_evaluation(recipe, eval_data)
-        place = eval_data if "://" in eval_data else str(Path(eval_data).absolute())
-        recipe = replace(recipe, source={**(recipe.source or {}), "eval_data": place})
-    if weights is not None:
-        source = (recipe.source or {}) | begun
-        recipe = replace(recipe, task=weights.start(recipe.task), source=source)
-    if not quiet:
-        console(sys.stderr, width=None).print(grid(recipe.rows()))
-    result = fit(
-        recipe, run or _folder(recipe.name), **arguments, **more, progress=how.progress(quiet)
-    )
-    if json_:
-        print_json("train/1", result.to_json())
-        return
-    rows: list[tuple[str, Any]] = [
-        (k, f"{v:.6g}") for k, v in result.metrics.items() if isinstance(v, float)
-    ]
-    speed, share = result.speed, result.speed["share_of_peak"]
+        source = source | {"eval_data": _absolute(eval_data)}
+    if weights is not None and start is not None:
+        recipe = replace(recipe, task=weights.start(recipe.task))
+        source = source | {"from": _absolute(start)}
+        source |= {"with_optimizer": True} if with_optimizer else {}
+    return replace(recipe, source=source)
+
+
+def _rows(result: Result, batch: int) -> Iterator[tuple[str, Any]]:
+    """What is printed of a result."""
+    for name, value in result.metrics.items():
+        if isinstance(value, float):
+            yield name, f"{value:.6g}"
+    speed = result.speed
     if speed.get("examples_per_second"):
         low, high = speed["examples_per_second_quartiles"]
-        median = speed["examples_per_second"]
-        rows.append(
-            ("speed", fact("train-speed", median=median, low=low, high=high, batch=recipe.batch))
+        yield (
+            "speed",
+            fact(
+                "train-speed", median=speed["examples_per_second"], low=low, high=high, batch=batch
+            ),
         )
-    rows.append(("share of peak", "unknown" if share is None else f"{share:.1%}"))
-    rows.append(("seconds", ", ".join(f"{k} {v:.1f}" for k, v in result.seconds.items())))
+    share = speed["share_of_peak"]
+    yield "share of peak", "unknown" if share is None else f"{share:.1%}"
+    yield "seconds", ", ".join(f"{name} {value:.1f}" for name, value in result.seconds.items())
     if result.feed:
-        rows.append(("data", result.feed["verdict"]))
+        yield "data", result.feed["verdict"]
     if result.kept:
-        rows.append(("best", fact("best-kept", **vars(result.kept))))
-    rows += [("fingerprint", result.fingerprint), ("run", result.run)]
-    console(width=None).print(grid(rows))
+        yield "best", fact("best-kept", **vars(result.kept))
+    yield "fingerprint", result.fingerprint
+    yield "run", result.run

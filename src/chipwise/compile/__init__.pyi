@@ -1,3 +1,2 @@
-from .compiled import Compiled as Compiled
-from .compiled import on as on
+from .compiled import Compiled as Compiled, on as on
 from .hlo.kernel import Kernel as Kernel

@@ -62,8 +62,18 @@ class CompileRequest:
     def key(self, versions: str) -> str:
         """The key of the answer in the cache."""
         reader = (gpu if self.platform == "cuda" else tpu).VERSION
-        about = [SCHEMA, reader, versions, self.topology, self.program.key, self.donate]
-        about += [self.clock_GHz, self.memory_GBps, self.platform, self.options]
+        about = [
+            SCHEMA,
+            reader,
+            versions,
+            self.topology,
+            self.program.key,
+            self.donate,
+            self.clock_GHz,
+            self.memory_GBps,
+            self.platform,
+            self.options,
+        ]
         about += ["text"] * self.text
         return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
@@ -105,7 +115,8 @@ class Answer:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Answer:
-        problem, notes = value.pop("problem"), [Fact(**note) for note in value.pop("notes")]
+        problem = value.pop("problem")
+        notes = [Fact(**note) for note in value.pop("notes")]
         kernels = [Kernel.from_json(kernel) for kernel in value.pop("kernels", ())]
         return cls(**value, problem=problem and Fact(**problem), notes=notes, kernels=kernels)
 

@@ -93,15 +93,15 @@ def on(target: str, function: Callable[..., Any], *args: Any) -> Compiled:
         "code": answer.code_bytes,
     }
     return Compiled(
-        answer.name,
-        place.chip.name,
-        total_seconds(place.chip, kernels),
-        tuple(sorted(kernels, key=lambda kernel: -kernel.seconds)),
-        answer.flops,
-        memory,
-        available(place)[0],
-        (*sources(place.chip), *answer.notes),
-        answer.hlo,
+        function=answer.name,
+        chip=place.chip.name,
+        seconds=total_seconds(place.chip, kernels),
+        kernels=tuple(sorted(kernels, key=lambda kernel: -kernel.seconds)),
+        flops=answer.flops,
+        memory_bytes=memory,
+        available_bytes=available(place)[0],
+        notes=(*sources(place.chip), *answer.notes),
+        hlo=answer.hlo,
     )
 
 
@@ -110,7 +110,8 @@ def _answer(place: Target, jitted: Any, shapes: tuple[Any, ...]) -> Answer:
     with EXPORTING, cudnn_assumed():
         traced = jitted.trace(*shapes)
     about = figures(place.chip)
-    name, given = traced.fun_name, jax.tree.leaves(traced.args_info)
+    name = traced.fun_name
+    given = jax.tree.leaves(traced.args_info)
     try:
         program = export_program(jitted, shapes, about["platform"])
     except Exception as error:  # it can be traced, but not lowered for this chip
@@ -135,8 +136,13 @@ def _device(text: str) -> Target:
     target = parse(text)
     if target.devices > 1:
         wrong = "{target} has {devices} devices, and a function is compiled for one: type {chip}."
-        numbers = {"devices": target.devices, "chip": target.chip.names[0]}
-        raise DeviceError("compile-devices", wrong, target=target.name, **numbers)
+        raise DeviceError(
+            "compile-devices",
+            wrong,
+            target=target.name,
+            devices=target.devices,
+            chip=target.chip.names[0],
+        )
     return target
 
 

@@ -72,7 +72,8 @@ def gpu_compiler() -> Compiler:
     there is no `ptxas`.
     """
     plugins = {cuda: version for cuda in CUDA if (version := installed(f"jax-cuda{cuda}-plugin"))}
-    jaxlib, install = installed("jaxlib"), "pip install 'chipwise[plan-gpu]'"
+    jaxlib = installed("jaxlib")
+    install = "pip install 'chipwise[plan-gpu]'"
     if not plugins:
         raise DeviceError("compiler-missing", chips="GPUs", install=install)
     if len(plugins) > 1:
@@ -80,12 +81,18 @@ def gpu_compiler() -> Compiler:
         unwanted = f"pip uninstall jax-cuda{CUDA[-1]}-plugin jax-cuda{CUDA[-1]}-pjrt"
         raise DeviceError("compilers-in-the-way", packages=packages, uninstall=unwanted)
     (cuda, version) = plugins.popitem()
-    folder, package = _ptxas(cuda), _PTXAS[cuda][1]
+    folder = _ptxas(cuda)
+    package = _PTXAS[cuda][1]
     same = f"pip install jax-cuda{cuda}-plugin=={jaxlib} jax-cuda{cuda}-pjrt=={jaxlib}"
     for part in (f"jax-cuda{cuda}-plugin", f"jax-cuda{cuda}-pjrt"):
         if (other := installed(part)) != jaxlib:
-            numbers = {"package": part, "version": other or "no version", "jaxlib": jaxlib}
-            raise DeviceError("compiler-of-another-jax", **numbers, install=same)
+            raise DeviceError(
+                "compiler-of-another-jax",
+                package=part,
+                version=other or "no version",
+                jaxlib=jaxlib,
+                install=same,
+            )
     if folder is None:
         raise DeviceError("ptxas-missing", install=f"pip install {package}")
     return Compiler(
@@ -165,9 +172,11 @@ class CompilerProcesses:
         """Starts to compile the `requests`, given by key."""
         if requests:
             self._under_way += 1
-            name = f"compiler-{compiler.platform}"
             threading.Thread(
-                target=self._run, args=(compiler, requests), daemon=True, name=name
+                target=self._run,
+                args=(compiler, requests),
+                daemon=True,
+                name=f"compiler-{compiler.platform}",
             ).start()
 
     def answers(self) -> Iterator[tuple[str, Answer]]:
@@ -217,7 +226,9 @@ class CompilerProcesses:
         again alone, to find the one that ends it."""
         batches = [dict(requests)]
         while batches and not self._closed:
-            left, under_way, end = batches.pop(0), set[str](), dict[str, Any]()
+            left = batches.pop(0)
+            under_way = set[str]()
+            end = dict[str, Any]()
             process = self._start(compiler)
             with contextlib.closing(process):
                 for event in process.compile(left):
@@ -286,7 +297,7 @@ class CompilerProcess:
         for i, (key, request) in enumerate(batch.items()):
             if isinstance(request.program, Exported):
                 (self._folder / f"{i}.bin").write_bytes(request.program.body)
-                program: dict[str, Any] = {"file": f"{i}.bin"}
+                program = {"file": f"{i}.bin"}
             else:
                 program = asdict(request.program)
             requests.append({**vars(request), "program": program, "key": key})

@@ -28,8 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from ..chips.catalogue import Chip
-from ..chips.catalogue import rows as rows_of
+from ..chips.catalogue import Chip, rows as rows_of
 from .hlo.kernel import Kernel
 
 USUAL = 0.8
@@ -88,7 +87,8 @@ ARITHMETIC = {
 }
 """The kind and unit of a kernel's arithmetic, with the name of its efficiency."""
 
-_KINDS, _REACHES = tuple(ARITHMETIC), ("memory", "passes")
+_KINDS = tuple(ARITHMETIC)
+_REACHES = ("memory", "passes")
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,8 @@ def ideal_times(kernels: Sequence[Kernel], chip: Chip) -> Ideal:
         if kernel.flops:
             arithmetic, name = _product(kernel, chip, *_peak(chip, kernel.dtype))
         else:
-            arithmetic, name = kernel.work / _peak(chip, "f32")[0], "elementwise"
+            arithmetic = kernel.work / _peak(chip, "f32")[0]
+            name = "elementwise"
         rows.append((arithmetic, memory, kernel.count, _KINDS.index(name), not kernel.flops))
     table = np.array(rows, dtype=float).reshape(-1, 5)
     arithmetic, memory, count = table[:, :3].T
@@ -139,7 +140,8 @@ def _product(kernel: Kernel, chip: Chip, peak: float, unit: str) -> tuple[float,
         # Each operand that is loaded meets the n of its group
         return kernel.flops / 2 / n * 4 / _loads(chip), "depthwise"
     step = 1 if unit == "vector" else 8 if kernel.dtype in _SIXTEEN else 4
-    n, k = -(-n // step) * step, -(-k // step) * step
+    n = -(-n // step) * step
+    k = -(-k // step) * step
     cores = chip.streaming_multiprocessors or 1
     share = share_of_peak(m, n, k, groups, cores, "vector" if unit == "vector" else "tensor")
     name = "winograd" if unit == "vector" and _is_winograd(kernel) else f"{kernel.kind}_{unit}"

@@ -160,9 +160,11 @@ def _on_slice(target: Target) -> tuple[float, float]:
 def _over_network(target: Target, devices: int, sent: float, shards: int, vectors: int) -> float:
     """The seconds to exchange and then gather over several hosts. Each takes the longer of the
     times of the cards and of the links inside a host."""
-    chip, here = target.chip, target.devices // target.hosts
+    chip = target.chip
+    here = target.devices // target.hosts
     each, (kind, inside) = max(1, here // shards), _links(chip)
-    card, hosts = _card(chip, kind, here), -(-devices // each)
+    card = _card(chip, kind, here)
+    hosts = -(-devices // each)
     away = (devices - each) / devices
     exchange = max(sent * away / card, sent * (each - 1) / devices / inside)
     gather = max(sent * away / each / card, sent * (devices - 1) / devices / inside)

@@ -44,7 +44,8 @@ FULL = 0.5
 """The least share of the peak that a product reaches. If its bytes take longer than that, memory
 bounds it."""
 
-_HALF, _BYTE = ("bf16", "f16"), ("pred", "s8", "u8")
+_HALF = ("bf16", "f16")
+_BYTE = ("pred", "s8", "u8")
 
 _FITTED = json.loads(files(__package__).joinpath("allowances.json").read_text(encoding="utf-8"))[
     "tpu"
@@ -57,15 +58,18 @@ FACTORS: dict[str, list[float]] = _FITTED["interval_90"]
 def timed(kernels: Sequence[Kernel], chip: Chip, passes: int = 1) -> list[Kernel]:
     """Returns the kernels with their seconds on `chip`. Products were compiled in one pass and run
     in `passes`."""
-    bandwidth, peak = _bandwidth(chip), _peak(chip, passes)
+    bandwidth = _bandwidth(chip)
+    peak = _peak(chip, passes)
     result = []
     for kernel in kernels:
-        seconds, bound = kernel.seconds, kernel.bound
+        seconds = kernel.seconds
+        bound = kernel.bound
         moving = kernel.count * (START_SECONDS + kernel.bytes / (MEMORY_SHARE * bandwidth))
         if kernel.kind in PRODUCTS:
             seconds *= passes
             if kernel.flops / (FULL * peak) < kernel.bytes / bandwidth and moving < seconds:
-                seconds, bound = moving, "memory"
+                seconds = moving
+                bound = "memory"
         elif _moves(kernel, bandwidth):
             seconds = min(seconds, moving)
         elif kernel.kind == "elementwise" and kernel.bytes:
@@ -99,7 +103,8 @@ def interval(kernels: Sequence[Kernel], chip: Chip, passes: int = 1) -> tuple[fl
     to the chip's bandwidth and peak if that is lower. The further the compiler's estimate is above
     that bound, the less certain it is.
     """
-    bandwidth, peak = _bandwidth(chip), _peak(chip, passes)
+    bandwidth = _bandwidth(chip)
+    peak = _peak(chip, passes)
     whole = sum(kernel.seconds for kernel in kernels)
     least = sum(
         kernel.seconds

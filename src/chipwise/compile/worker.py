@@ -107,7 +107,8 @@ def compiled(request: dict[str, Any], folder: Path, devices: list) -> Answer:
 
 
 def _lower(request: dict[str, Any], folder: Path, devices: list):
-    asked, options = request["program"], request["options"]
+    asked = request["program"]
+    options = request["options"]
     if "path" in asked:
         collective = pkgutil.resolve_name(asked["path"])(**asked["arguments"])
         program, spec = collective.over(devices)

@@ -91,7 +91,8 @@ class Pool:
     """`count` buffers, allocated when first needed."""
 
     def __init__(self, count: int, make: Callable[[], Buffer]):
-        self.count, self._make = count, make
+        self.count = count
+        self._make = make
         self._buffers: list[Buffer] = []
 
     def get(self, closed: threading.Event) -> Buffer | None:
@@ -120,9 +121,11 @@ Layout = dict[str, tuple[tuple[int, ...], np.dtype, int]]
 
 def layout(spec: Spec, examples: int) -> tuple[Layout, int]:
     """The offset of each column of a batch, one after another, and the total bytes."""
-    columns, offset = {}, 0
+    columns = {}
+    offset = 0
     for name, s in spec.items():
-        shape, dtype = (examples, *s.shape), np.dtype(s.dtype)
+        shape = (examples, *s.shape)
+        dtype = np.dtype(s.dtype)
         columns[name] = (shape, dtype, offset)
         size = math.prod(shape) * dtype.itemsize
         offset += -(-size // ALIGNMENT) * ALIGNMENT

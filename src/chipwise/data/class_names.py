@@ -108,7 +108,8 @@ def names_of(source: Any) -> tuple[str, ...]:
     """
     if isinstance(source, Renamed):
         return source.names
-    features, count = getattr(source, "features", None), getattr(source, "classes", 0)
+    features = getattr(source, "features", None)
+    count = getattr(source, "classes", 0)
     label = features.get("label") if isinstance(features, Mapping) else None
     names = getattr(source, "names", None)
     # Only beside a number of classes: those of another object may be its files
@@ -137,7 +138,8 @@ def joined(names: tuple[str, ...], source: Any) -> Any:
     if not names or own in ((), names):
         return source
     made = Renamed(source, names)
-    made.own, made.numbers = own, numbers_of(names, own, called(source))
+    made.own = own
+    made.numbers = numbers_of(names, own, called(source))
     return made
 
 
@@ -145,7 +147,8 @@ def numbers_of(names: Sequence[str], own: Sequence[str], data: Any) -> np.ndarra
     """The numbers among `names` of the classes `own` of `data`, `(len(own),)`. Raises `DataError`
     for a class that is not there once."""
     known = [nfc(name) for name in names]
-    times, number = Counter(known), {name: i for i, name in enumerate(known)}
+    times = Counter(known)
+    number = {name: i for i, name in enumerate(known)}
     if wrong := [name for name in own if times[nfc(name)] != 1]:
         raise DataError("classes-unjoined", data=data, classes=wrong, training=names)
     return np.asarray([number[nfc(name)] for name in own], np.int32)

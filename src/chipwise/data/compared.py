@@ -40,7 +40,8 @@ from .windows import Windows
 
 _WHOLE_BYTES = 4 << 30  # of arrays, which are hashed at a gigabyte a second
 _READ, _READ_BYTES, _SECONDS = 1 << 14, 64 << 20, 1.0  # of examples that are not in memory, at most
-_FIRST_PORTION, _GROWTH = 8, 4
+_FIRST_PORTION = 8
+_GROWTH = 4
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ def changed_data(before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[
     """Yields the name of each data whose texts in `before` and `now` differ, and the parts that
     differ. A part that only one of them has is not compared."""
     for name, text in now.items():
-        old, new = _parts(before.get(name)), _parts(text)
+        old = _parts(before.get(name))
+        new = _parts(text)
         parts = [part.partition("/")[0] for part in new if old.get(part, new[part]) != new[part]]
         if parts:
             yield name, list(dict.fromkeys(parts))  # portions have one name
@@ -127,14 +129,17 @@ def compared(source: Any) -> Compared:
         return Compared({}, 0, 0)
     source = source.source if isinstance(source, Cached) else source
     if isinstance(source, Renamed):
-        inner, names = compared(source.source), repr((source.names, source.own))
+        inner = compared(source.source)
+        names = repr((source.names, source.own))
         return replace(inner, parts={**inner.parts, "names": sha_of_all([names])})
     if has(source, "compared"):
         return source.compared()
-    n, kind = len(source), kind_of(source).__name__
+    n = len(source)
+    kind = kind_of(source).__name__
     if (columns := _arrays(source)) is not None:
         return Compared({"examples": columns_digest(columns)}, n, n)
-    parts, stated = _labels(source), getattr(source, "digest", None)
+    parts = _labels(source)
+    stated = getattr(source, "digest", None)
     if (stated := stated() if callable(stated) else stated) is not None:
         if not isinstance(stated, str | bytes):
             raise DataError("source-digest", source=kind, kind=type(stated).__name__)
@@ -163,12 +168,15 @@ def of_portions(
     """
     most = min(_READ, max(1, int(_READ_BYTES / example_bytes)))
     order = np.random.default_rng(0).permutation(spread(n, most))  # so that each portion is spread
-    began, read, end = time.monotonic(), 0, _FIRST_PORTION
+    began = time.monotonic()
+    read = 0
+    end = _FIRST_PORTION
     parts: dict[str, str] = {}
     chained: dict[str, str] = {}
     while read < len(order) and (not read or time.monotonic() - began < _SECONDS / _GROWTH):
         portion = digests(order[read:end])
-        read, end = min(end, len(order)), _GROWTH * end
+        read = min(end, len(order))
+        end = _GROWTH * end
         chained = {
             name: sha_of_all([chained.get(name, ""), digest]) for name, digest in portion.items()
         }

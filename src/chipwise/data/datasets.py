@@ -96,10 +96,8 @@ def digits() -> Dataset:
         rows = (np.arange(1797) % 5 == 0) == held_out
         return {name: column[rows] for name, column in read().items()}
 
-    train, held_out = (
-        _lazy(1437, (8, 8), lambda: part(False)),
-        _lazy(360, (8, 8), lambda: part(True)),
-    )
+    train = _lazy(1437, (8, 8), lambda: part(False))
+    held_out = _lazy(360, (8, 8), lambda: part(True))
     return Dataset(train, held_out, 10, (4.883,), (6.021,), "digits", tuple("0123456789"))
 
 
@@ -137,7 +135,8 @@ def mnist(data: str | Path | None = None) -> Dataset:
 
         return load
 
-    train, held_out = _lazy(60_000, (28, 28), read("train")), _lazy(10_000, (28, 28), read("t10k"))
+    train = _lazy(60_000, (28, 28), read("train"))
+    held_out = _lazy(10_000, (28, 28), read("t10k"))
     return made(train, held_out)
 
 
@@ -153,9 +152,13 @@ def cifar10(data: str | Path | None = None) -> Dataset:
 
     Raises `DataError` if `data` has none of these, and at first use for damage or no network.
     """
-    mean, std = (125.31, 122.95, 113.87), (62.99, 62.09, 66.70)
     made = functools.partial(
-        Dataset, classes=10, mean=mean, std=std, name="cifar10", class_names=CIFAR10_CLASSES
+        Dataset,
+        classes=10,
+        mean=(125.31, 122.95, 113.87),
+        std=(62.99, 62.09, 66.70),
+        name="cifar10",
+        class_names=CIFAR10_CLASSES,
     )
     if (packed := _packed(data, (32, 32, 3), CIFAR10_CLASSES)) is not None:
         lossy = any(source.store == "jpeg" for source in packed)
@@ -200,30 +203,29 @@ def imagenet(data: str | Path | None = None, image: int = 224) -> Dataset:
         shape = source.spec["image"].shape if "image" in source.spec else ()
         fits = len(shape) == 3 and min(shape[:2]) >= image
         if source.classes is None or not fits or source.spec != _image_spec((*shape[:2], 3)):
-            wrong = (
-                "{path} has {columns:few}: expected images [h, w, 3] of {image} or more, and "
-                "classes."
+            raise DataError(
+                "imagenet-pack",
+                image=image,
+                path=source.path,
+                columns=described(source.spec),
+                classes=source.classes,
             )
-            facts = {
-                "path": source.path,
-                "columns": described(source.spec),
-                "classes": source.classes,
-            }
-            raise DataError("imagenet-pack", wrong, image=image, **facts)
     classes = [source.classes for source in packed]
     named = all(source.names for source in packed)  # then labels are joined by names
     if classes[0] is None or (classes[0] != classes[1] and not named):
-        wrong = (
-            "{data} has {train} classes in train and {eval} in eval: pack both with the same "
-            "classes."
-        )
-        raise DataError("classes-differ", wrong, data=str(data), train=classes[0], eval=classes[1])
+        raise DataError("classes-differ", data=str(data), train=classes[0], eval=classes[1])
     return _imagenet(packed[0], packed[1], classes[0])
 
 
 def _imagenet(train: Source, held_out: Source, classes: int) -> Dataset:
-    mean, std = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
-    return Dataset(train=train, eval=held_out, classes=classes, mean=mean, std=std, name="imagenet")
+    return Dataset(
+        train=train,
+        eval=held_out,
+        classes=classes,
+        mean=(123.675, 116.28, 103.53),
+        std=(58.395, 57.12, 57.375),
+        name="imagenet",
+    )
 
 
 def _image_spec(shape: tuple[int, ...]) -> Spec:
@@ -269,12 +271,9 @@ def published(name: str, url: str, files: Mapping[str, str]) -> list[Path]:
                 if isinstance(error, requests.ConnectionError)
                 else one_line(error, 200)
             )
-            wrong = (
-                "Cannot get {data} ({url}: {reason}): put {files:list} into DIR and give "
-                "--data DIR."
-            )
-            numbers = {"data": name, "url": url + file, "reason": why, "files": list(files)}
-            raise DataError("download-failed", wrong, **numbers) from error
+            raise DataError(
+                "download-failed", data=name, url=url + file, reason=why, files=list(files)
+            ) from error
         finally:
             logger.setLevel(level)
         paths.append(Path(path))
@@ -361,11 +360,12 @@ def _images(path: Path, split: str) -> Columns:
     folder = ImageFolder(path, split=split)
     if folder.names != CIFAR10_CLASSES:
         wrong = "{path}/{split} has the classes {names:few}, expected {expected:list}."
-        facts = {
-            "path": path,
-            "split": split,
-            "names": folder.names[:20],
-            "expected": CIFAR10_CLASSES,
-        }
-        raise DataError("cifar10-classes", wrong, **facts)
+        raise DataError(
+            "cifar10-classes",
+            wrong,
+            path=path,
+            split=split,
+            names=folder.names[:20],
+            expected=CIFAR10_CLASSES,
+        )
     return materialize(folder)

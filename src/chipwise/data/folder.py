@@ -36,7 +36,8 @@ MAX_BYTES = 8 << 30
 
 MOST_IMAGE_BYTES = 1 << 28  # bytes of one encoded image
 _MEMBER_BYTES = 1 << 10  # of memory that a member may take besides its image
-DEEPEST, MOST_WAYS = 100, 100
+DEEPEST = 100
+MOST_WAYS = 100
 _MOST_HEADER_BYTES = 1 << 20  # of a member's long name or extended attributes
 _MOST_EXPANDED = 1 << 28  # bytes of a small compressed archive; of a large one 100 times its own
 
@@ -60,13 +61,8 @@ class Files:
     def add(self, parts: tuple[str, ...], size: int, key: Any) -> None:
         """Adds a file. Raises `DataError` if it is too large for an image."""
         if size > MOST_IMAGE_BYTES:
-            wrong = (
-                "{name:plain} has {bytes:bytes}, more than {limit:bytes}: convert it or leave it "
-                "out."
-            )
-            name = "/".join(parts)
             raise DataError(
-                "image-file-too-large", wrong, name=name, bytes=size, limit=MOST_IMAGE_BYTES
+                "image-file-too-large", name="/".join(parts), bytes=size, limit=MOST_IMAGE_BYTES
             )
         self.paths.append(parts)
         self.sizes.append(size)
@@ -176,10 +172,7 @@ def list_tar(path: Path, of: Callable[[tuple[str, ...]], bool] = lambda parts: T
                 while file.read(1 << 20):  # the decompressor checks the checksum at the end
                     _refuse_expanding(file.tell(), most)
     except tarfile.FilterError as error:
-        wrong = (
-            "{path}: {reason}: refused. Make the archive again of plain files, inside its folder."
-        )
-        raise DataError("member-refused", wrong, path=path, reason=one_line(error, 160)) from error
+        raise DataError("member-refused", path=path, reason=one_line(error, 160)) from error
     except (
         tarfile.TarError,
         EOFError,
@@ -206,7 +199,9 @@ def _list_members(
 ) -> None:
     """Lists the members of an archive. `expands_to`: the bytes to which a compressed archive may
     expand. `None` means that the archive is read in place."""
-    limit, held, in_place = min(MAX_BYTES, memory().available_bytes // 2), 0, expands_to is None
+    limit = min(MAX_BYTES, memory().available_bytes // 2)
+    held = 0
+    in_place = expands_to is None
     for member in archive:
         archive.members = []  # type: ignore[attr-defined]  # or it keeps 1 kB a member
         if expands_to is not None:  # before what it expands to is passed over
@@ -289,7 +284,8 @@ class _Places:
     """Reads `(offset, bytes)` of a file. Thread-safe."""
 
     def __init__(self, path: Path):
-        self._path, self._file = path, os.open(path, os.O_RDONLY)
+        self._path = path
+        self._file = os.open(path, os.O_RDONLY)
 
     def __call__(self, place: tuple[int, int]) -> bytes:
         offset, size = place

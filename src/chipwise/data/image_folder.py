@@ -60,12 +60,9 @@ class ImageFolder(ByBatch):
                 files.folders = [f[f.index(split) + 1 :] for f in files.folders if split in f]
         listing = arrange(below, files)
         if len(listing.splits) > 1:
-            wrong = (
-                "{path} holds class folders in several places (train and others): choose "
-                "with split=."
-            )
-            raise DataError("classes-in-several-places", wrong, path=below)
-        self.names, self._images = listing.names, listing.splits["train"]
+            raise DataError("classes-in-several-places", path=below)
+        self.names = listing.names
+        self._images = listing.splits["train"]
         self.labels = self._images.labels["label"]
         self._shape: tuple[int, ...] | None = None
 
@@ -99,7 +96,8 @@ class ImageFolder(ByBatch):
     def compared(self) -> Compared:
         """Compares the names, classes and sizes of all files, and the contents of some. It does not
         notice a file that was replaced by one of the same size and is not among these."""
-        images, n = self._images, len(self)
+        images = self._images
+        n = len(self)
 
         def digests(rows: np.ndarray) -> dict[str, str]:
             return {"contents": sha_of_all(map(self._read, rows.tolist()))}
@@ -122,13 +120,14 @@ class ImageFolder(ByBatch):
         except DataError as error:
             raise self._of(index, error) from error
         if shape != out.shape:
-            wrong = (
-                "{first:plain} is of {first_size} pixels, {file:plain} of {size}: give "
-                "size=224 or so."
-            )
-            sizes = {"first_size": list(out.shape[:2]), "size": list(shape[:2])}
             first, file = (self._images.names[i] for i in (0, index))
-            raise DataError("image-sizes-differ", wrong, first=first, file=file, **sizes)
+            raise DataError(
+                "image-sizes-differ",
+                first=first,
+                file=file,
+                first_size=list(out.shape[:2]),
+                size=list(shape[:2]),
+            )
 
     def _of(self, index: int, error: DataError) -> DataError:
         """A decoder's `error` with the file's name."""

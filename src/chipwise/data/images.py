@@ -27,12 +27,17 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 MAX_PIXELS = 178_956_970
 MAX_BYTES = 512 << 20  # of memory for all images that a process decodes or encodes at once
 # Bytes a pixel at the peak: measured, without a size
-_JPEG, _PROGRESSIVE, _TURNED, _WEBP, _OTHERS = 3, 9, 15, 21, 11
+_JPEG = 3
+_PROGRESSIVE = 9
+_TURNED = 15
+_WEBP = 21
+_OTHERS = 11
 _SMALL_BYTES = 8 << 20  # of such an image, which waits for no other
 _MOST_SCANNED = 1 << 31  # pixels in all scans of a JPEG: some seconds
 _ROWS_OF = 1 << 20  # pixels that are converted at once
 _WIDE_MODES = ("I", "F")  # 16 and 32 bits per channel: Pillow would clip them to 8
-_ORIENTATION, _TURNS = 274, range(2, 9)  # the EXIF tag, and its values that are not upright
+_ORIENTATION = 274  # the EXIF tag
+_TURNS = range(2, 9)  # its values that are not upright
 
 
 class Encoded:
@@ -46,7 +51,8 @@ class Encoded:
     """
 
     def __init__(self, data: bytes):
-        self._data, self._turn = data, 1
+        self._data = data
+        self._turn = 1
         self.plain = False
         self._cost = _JPEG
         try:
@@ -127,13 +133,15 @@ class Encoded:
     def _read_others(self) -> None:
         with _opened(self._data) as opened:
             self._cost = _cost(opened)
-            self.height, self.width = opened.height, opened.width
+            self.height = opened.height
+            self.width = opened.width
 
 
 def _tidied(jpeg: bytes) -> bytes:
     """A JPEG without the bytes that lie between the segments of its header, as libjpeg skips them.
     It stays as it is if its header does not end."""
-    segments, at = [jpeg[:2]], 2
+    segments = [jpeg[:2]]
+    at = 2
     while (start := jpeg.find(b"\xff", at)) >= 0:
         marker = jpeg[start + 1 : start + 2]
         if marker == b"\xda":  # the pixels follow
@@ -169,7 +177,8 @@ def _bytes(pixels: int, cost: int) -> int:
     return pixels * cost
 
 
-_taken, _given_back = 0, threading.Condition()
+_taken = 0
+_given_back = threading.Condition()
 
 
 @contextlib.contextmanager
@@ -220,7 +229,8 @@ def decode_into(
     *Returns* the image's shape. If it differs from the shape of `out`, nothing is written.
     """
     encoded = Encoded(data)
-    height, width = encoded.height, encoded.width
+    height = encoded.height
+    width = encoded.width
     if encoded.plain and (height, width) == out.shape[:2] and size in (None, (height, width)):
         try:
             # No copy: most of a small image's cost
@@ -258,10 +268,8 @@ def _from_pillow(image: Image.Image, size: tuple[int, int] | None) -> np.ndarray
 def _pixels(image: Image.Image) -> np.ndarray:
     """The pixels of `image` over white, `(height, width, 3)`. Converts some rows at a time, since
     converting takes several copies."""
-    whole, rows = (
-        np.empty((image.height, image.width, 3), np.uint8),
-        max(1, _ROWS_OF // image.width),
-    )
+    whole = np.empty((image.height, image.width, 3), np.uint8)
+    rows = max(1, _ROWS_OF // image.width)
     clear = image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
     image.load()
     for top in range(0, image.height, rows):

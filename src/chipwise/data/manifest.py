@@ -16,7 +16,8 @@ import numpy as np
 from ..base import DataError, unreadable
 from ..base.files import read_regular
 
-FORMAT, VERSION = "chipwise-packed", 2
+FORMAT = "chipwise-packed"
+VERSION = 2
 MANIFEST = "manifest.json"
 RECORD = "record"  # the files of checksums and names, beside those of the columns
 
@@ -64,16 +65,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DataError("manifest-format", wrong, path=path, expected=FORMAT)
     version = manifest.get("version")
     if type(version) is not int or version > VERSION:
-        wrong = (
-            "{path} has version {version}, this chipwise reads {known}: pip install "
-            "--upgrade chipwise."
-        )
-        raise DataError("manifest-newer", wrong, path=path, version=version, known=VERSION)
+        raise DataError("manifest-newer", path=path, version=version, known=VERSION)
     if version < VERSION:
-        wrong = (
-            "{path} has version {version} of the format, which is now {known}: pack the data again."
-        )
-        raise DataError("manifest-older", wrong, path=path, version=version, known=VERSION)
+        raise DataError("manifest-older", path=path, version=version, known=VERSION)
     if text != render(manifest):
         raise DataError("manifest-damaged", path=path, reason="SHA-256")
     return manifest

@@ -31,7 +31,8 @@ from .sources import Columns
 
 MOST_BYTES = 1 << 28  # read of a file; a batch has 31 MB, MNIST's images 47 MB
 
-CIFAR_FOLDER, CIFAR_ARCHIVE = "cifar-10-batches-py", "cifar-10-python.tar.gz"
+CIFAR_FOLDER = "cifar-10-batches-py"
+CIFAR_ARCHIVE = "cifar-10-python.tar.gz"
 CIFAR_SHA256 = "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
 _DIGESTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 MNIST_FILES: dict[str, list[str]] = _DIGESTS["mnist"]
@@ -118,11 +119,7 @@ def read_batch(data: bytes, path: Path) -> Columns:
 def _check(path: Path, digest: str, expected: str) -> None:
     """Raises `DataError` unless a file's digest is the expected one."""
     if digest != expected:
-        wrong = (
-            "{path} is not the original file: its digest is {digest}, expected {expected}. "
-            "Get it again."
-        )
-        raise DataError("not-the-original", wrong, path=path, digest=digest, expected=expected)
+        raise DataError("not-the-original", path=path, digest=digest, expected=expected)
 
 
 def _in_folder(path: Path) -> Iterator[tuple[str, bytes]]:

@@ -30,8 +30,7 @@ from ..base.files import may_be_whole
 from . import remote
 from .compared import Compared, sha_of_all
 from .images import MAX_PIXELS, checked_size, decode_into
-from .manifest import MANIFEST, RECORD, read_manifest
-from .manifest import verify as verify_files
+from .manifest import MANIFEST, RECORD, read_manifest, verify as verify_files
 from .sources import ByBatch, Columns, Spec, first_outside
 from .stages import stage
 
@@ -54,7 +53,8 @@ class _Shard:
 
     def encoded(self, at: int) -> bytes:
         """The encoded image of record `at`, from the end of the previous one."""
-        begin, end = self.ends.item(at - 1) if at else 0, self.ends.item(at)
+        begin = self.ends.item(at - 1) if at else 0
+        end = self.ends.item(at)
         if not 0 <= begin <= end <= len(self.image):
             wrong = "its bytes {begin} to {end} are not in a file of {bytes}."
             raise DataError("record-bytes", wrong, begin=begin, end=end, bytes=len(self.image))
@@ -100,8 +100,11 @@ class PackedFolder(ByBatch):
         try:
             self._understand(self.manifest)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise DataError("manifest-damaged", path=self.path / MANIFEST, reason=reason) from error
+            raise DataError(
+                "manifest-damaged",
+                path=self.path / MANIFEST,
+                reason=f"{type(error).__name__}: {error}",
+            ) from error
         self._maps: list[_Shard | None] = [None] * len(self._shards)
 
     def _understand(self, manifest: dict[str, Any]) -> None:
@@ -111,7 +114,8 @@ class PackedFolder(ByBatch):
             raise ValueError(f"store '{self.store}' with columns {', '.join(columns)}")
         self._spec: dict[str, jax.ShapeDtypeStruct | None] = {}
         for name, column in columns.items():
-            dtype, shape = np.dtype(column["dtype"]), column["shape"]
+            dtype = np.dtype(column["dtype"])
+            shape = column["shape"]
             if dtype.kind not in "biuf" or dtype.itemsize > 4:
                 raise ValueError(f"column '{name}' is {dtype}")
             if name == "image" and self.store == "jpeg" and self.size is not None:
@@ -163,13 +167,8 @@ class PackedFolder(ByBatch):
         for shard in self._shards:
             unknown = set(shard["files"]) ^ {*columns, RECORD}
             if unknown:
-                wrong = (
-                    "{path} has a shard of other columns {columns:few} than {declared:few}: "
-                    "pack again."
-                )
                 raise DataError(
                     "shard-columns",
-                    wrong,
                     path=self.path,
                     columns=sorted(unknown),
                     declared=list(columns),
@@ -188,7 +187,8 @@ class PackedFolder(ByBatch):
         if struct is None:
             return
         encoded = name == "image" and self.store == "jpeg"
-        values, most = math.prod(struct.shape), 3 * MAX_PIXELS
+        values = math.prod(struct.shape)
+        most = 3 * MAX_PIXELS
         fits = values <= most if encoded else examples * values * struct.dtype.itemsize <= nbytes
         if min(struct.shape, default=0) < 0 or not fits:
             raise ValueError(f"{examples} × {name} {list(struct.shape)} in {nbytes} bytes")
@@ -199,12 +199,12 @@ class PackedFolder(ByBatch):
         size."""
         spec = {name: struct for name, struct in self._spec.items() if struct is not None}
         if len(spec) < len(self._spec):
-            folder, split = str(self.path.parent), self.path.name
-            wrong = (
-                "The images of {path} differ in size: PackedFolder('{folder}', '{split}', "
-                "size=224)."
+            raise DataError(
+                "pack-sizes-differ",
+                path=self.path,
+                folder=str(self.path.parent),
+                split=self.path.name,
             )
-            raise DataError("pack-sizes-differ", wrong, path=self.path, folder=folder, split=split)
         return spec
 
     @property
@@ -275,7 +275,8 @@ class PackedFolder(ByBatch):
         and the numbers or vectors of labels. These are the same however images are stored and
         shards are cut. The second is of the checksums of the records, which are not. Without images
         or names, compares the checksums of all files."""
-        shards, n = list(map(self._shard, range(len(self._shards)))), len(self)
+        shards = list(map(self._shard, range(len(self._shards))))
+        n = len(self)
         if "image" not in self._spec or not shards[0].record["name"][0]:
             digest = hashlib.sha256(json.dumps(self._shards, sort_keys=True).encode())
             return Compared({"pack": digest.hexdigest()}, n, n)
@@ -306,10 +307,12 @@ class PackedFolder(ByBatch):
         needed."""
         if not len(indices):
             return []
-        low, high = int(indices.min()), int(indices.max())
+        low = int(indices.min())
+        high = int(indices.max())
         if not 0 <= low <= high < len(self):
             raise IndexError(f"{self.path} has {len(self)} examples, asked for {low} to {high}")
-        first, last = bisect_right(self._ends, low), bisect_right(self._ends, high)
+        first = bisect_right(self._ends, low)
+        last = bisect_right(self._ends, high)
         if first == last:
             return [(first, None, indices - self._begins[first] if first else indices)]
         shards = np.searchsorted(self._ends, indices, side="right")
@@ -325,7 +328,8 @@ class PackedFolder(ByBatch):
             record = _open(paths.pop(RECORD), self._record, (n,))
             image = ends = np.zeros(0, np.uint8)
             if self.store == "jpeg":
-                image, ends = _open(paths.pop("image"), np.dtype(np.uint8), (None,)), record["end"]
+                image = _open(paths.pop("image"), np.dtype(np.uint8), (None,))
+                ends = record["end"]
             kinds = {name: self._spec[name] for name in paths}
             columns = {
                 name: _open(paths[name], kind.dtype, (n, *kind.shape))
@@ -350,10 +354,17 @@ class PackedFolder(ByBatch):
                     )
             except DataError as error:
                 index = int(indices[row])
-                name, problem = self.record_name(index), error.fact
+                name = self.record_name(index)
+                problem = error.fact
                 wrong = "{path} record {record} ({name:plain}): {problem} Or pack the data again."
-                facts = {"path": self.path, "record": index, "name": name, "problem": problem}
-                raise DataError("packed-record-unreadable", wrong, **facts) from error
+                raise DataError(
+                    "packed-record-unreadable",
+                    wrong,
+                    path=self.path,
+                    record=index,
+                    name=name,
+                    problem=problem,
+                ) from error
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process opens its own
@@ -367,18 +378,14 @@ def check_below(
     for name, limit in below.items():
         bad = first_outside(columns[name], limit, indices)
         if bad is not None:
-            wrong = (
-                "{data} example {example} has {column} {value}, expected 0 to {last}: pack "
-                "it again."
+            raise DataError(
+                "value-out-of-range",
+                data=data,
+                example=bad[0],
+                column=name,
+                value=bad[1],
+                last=limit - 1,
             )
-            facts = {
-                "data": data,
-                "example": bad[0],
-                "column": name,
-                "value": bad[1],
-                "last": limit - 1,
-            }
-            raise DataError("value-out-of-range", wrong, **facts)
 
 
 def _ask(array: np.ndarray, examples: int, begins: np.ndarray, ends: np.ndarray) -> None:
@@ -420,12 +427,8 @@ def _open(path: Path, dtype: np.dtype, shape: tuple[int | None, ...]) -> np.ndar
     own = (*array.shape, *(0,) * len(shape))  # of as many dimensions at least
     expected = tuple(here if n is None else n for n, here in zip(shape, own, strict=False))
     if array.dtype != dtype or array.shape != expected:
-        wrong = (
-            "{path} holds {dtype} {shape}, expected {expected_dtype} {expected_shape}: pack again."
-        )
         raise DataError(
             "npy-unlike",
-            wrong,
             path=path,
             dtype=str(array.dtype),
             shape=list(array.shape),

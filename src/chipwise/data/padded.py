@@ -39,7 +39,9 @@ class Padded(Wrapped):
             raise RecipeError(
                 "padded-length", "length={length}: expected at least 1.", length=length
             )
-        self.length, self.columns, self.value = length, columns, value
+        self.length = length
+        self.columns = columns
+        self.value = value
 
     @property
     def spec(self) -> Spec:
@@ -52,11 +54,7 @@ class Padded(Wrapped):
             raise unknown("padded-column", "column", missing[0], list(example))
         lengths = {name: len(example[name]) for name in ragged}
         if len(set(lengths.values())) != 1:
-            text = (
-                "Example {example} has columns of the lengths {lengths}: name those to pad, "
-                "columns=[...]."
-            )
-            raise DataError("padded-lengths", text, example=index, lengths=str(lengths))
+            raise DataError("padded-lengths", example=index, lengths=str(lengths))
         seen = np.arange(self.length) < lengths[ragged[0]]
         for name in ragged:
             column = example[name][: self.length]

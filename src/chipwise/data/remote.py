@@ -63,7 +63,6 @@ _MARKS = (
     "Last-Modified",
     "LastModified",
     "last_modified",
-) + (
     "mtime",
     "created",
 )
@@ -90,7 +89,7 @@ def local(path_or_url: str | Path, *, say: Callable[[str], None] | None = None) 
     *Arguments:* `say`: a function to call with lines about progress. `None` prints them to standard
     error.
 
-    An interrupted fetch continues with the missing files. Files that change meanwhile are fetched
+    An interrupted fetch resumes with the missing files. Files that change meanwhile are fetched
     once more. If the URL cannot be read, an earlier copy is used, with a message.
 
     Raises `DataError` for an unknown or unreachable URL, a missing library, a cache or a disk that
@@ -104,7 +103,8 @@ def local(path_or_url: str | Path, *, say: Callable[[str], None] | None = None) 
         on_disk = text.lower().startswith("file://")
         return Path(unquote(urlsplit(text).path)) if on_disk else Path(text).expanduser()
     url = _Url(text, say or (lambda line: print(line, file=sys.stderr, flush=True)))
-    cache, prefix = home() / "remote", f"{url.name}-{_key(text)}-"
+    cache = home() / "remote"
+    prefix = f"{url.name}-{_key(text)}-"
     try:
         cache.mkdir(parents=True, exist_ok=True)
         for _ in range(2):
@@ -119,11 +119,7 @@ def local(path_or_url: str | Path, *, say: Callable[[str], None] | None = None) 
             entry = cache / (prefix + _version(files))
             if entry.is_dir() or _fetched(url, files, entry):
                 return entry / url.name
-        wrong = (
-            "{url} changed during both attempts to fetch it: wait until nobody writes to it; "
-            "try again."
-        )
-        raise DataError("changed-while-fetched", wrong, url=url.shown)
+        raise DataError("changed-while-fetched", url=url.shown)
     except OSError as error:  # errors of the disk; those of the network are handled elsewhere
         folder = str(error.filename or "the cache")
         wrong = "{data} cannot be kept in {folder} ({reason}): make room, or set CHIPWISE_CACHE."
@@ -178,7 +174,8 @@ def _fetch(url: _Url, files: list[RemoteFile], to: Path) -> None:
     missing = [
         f for f in files if not (to / f.name).is_file() or (to / f.name).stat().st_size != f.nbytes
     ]
-    total, done = sum(file.nbytes for file in missing), 0
+    total = sum(file.nbytes for file in missing)
+    done = 0
     if missing:
         url.say(str(fact("fetching", data=url.shown, files=len(missing), bytes=total)))
     parts = to / ".parts"
@@ -186,7 +183,8 @@ def _fetch(url: _Url, files: list[RemoteFile], to: Path) -> None:
     parts.mkdir()
 
     def get(number: int) -> None:
-        file, part = missing[number], parts / str(number)
+        file = missing[number]
+        part = parts / str(number)
         for pause in (*PAUSES, None):
             try:
                 url.download(file, part)
@@ -195,31 +193,27 @@ def _fetch(url: _Url, files: list[RemoteFile], to: Path) -> None:
                 if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 if pause is None or _gone(error) or isinstance(error, TooSlow):
-                    wrong = (
-                        "Cannot fetch {file:plain} of {data}: {reason}; the same command "
-                        "continues there."
-                    )
-                    numbers = {"data": url.shown, "file": file.name, "reason": url.reason(error)}
-                    raise DataError("fetch-failed", wrong, **numbers) from error
+                    raise DataError(
+                        "fetch-failed", data=url.shown, file=file.name, reason=url.reason(error)
+                    ) from error
                 time.sleep(pause)
         with open(part, "rb") as opened:
             os.fsync(opened)  # or after a power cut the file might lack its contents
             if file.sha256 and hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
-                wrong = (
-                    "{file:plain} of {data} does not have its stated digest: it is damaged at "
-                    "the source."
-                )
-                raise DataError("fetched-not-as-listed", wrong, data=url.shown, file=file.name)
+                raise DataError("fetched-not-as-listed", data=url.shown, file=file.name)
         (to / file.name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(part, to / file.name)
 
-    began, url.stopped = (said := time.monotonic()), False
+    began = said = time.monotonic()
+    url.stopped = False
     with ThreadPoolExecutor(WORKERS) as threads:
         try:
             for file, _ in zip(missing, threads.map(get, range(len(missing))), strict=True):
-                done, now = done + file.nbytes, time.monotonic()
+                done = done + file.nbytes
+                now = time.monotonic()
                 if now - said > SAY_SECONDS:
-                    said, speed = now, done / (now - began)
+                    said = now
+                    speed = done / (now - began)
                     numbers = {"bytes": done, "total": total, "speed": speed}
                     url.say(str(fact("fetched", left=(total - done) / max(speed, 1.0), **numbers)))
         except BaseException:  # also for Ctrl-C: running transfers end, no new ones start
@@ -240,7 +234,9 @@ def _make_room(own: Path, nbytes: int, data: str) -> None:
             wrong = "CHIPWISE_CACHE_BYTES={value}: expected a number of bytes such as 200e9."
             raise DataError("cache-limit-unknown", wrong, value=text)
     others = [entry for entry in own.parent.iterdir() if entry.is_dir() and entry != own]
-    here, used, free = _on_disk(own), sum(map(_on_disk, others)), shutil.disk_usage(own.parent).free
+    here = _on_disk(own)
+    used = sum(map(_on_disk, others))
+    free = shutil.disk_usage(own.parent).free
     most = SHARE * (free + here + used) if limit is None else limit
     if used + nbytes <= most and nbytes - here <= free:
         return
@@ -249,8 +245,9 @@ def _make_room(own: Path, nbytes: int, data: str) -> None:
         shutil.rmtree(entry)
     if left:
         return _make_room(own, nbytes, data)
-    numbers = {"data": data, "bytes": nbytes, "limit": most, "used": used, "free": free}
-    raise DataError("cache-full", cache=own.parent, **numbers)
+    raise DataError(
+        "cache-full", cache=own.parent, data=data, bytes=nbytes, limit=most, used=used, free=free
+    )
 
 
 def _late(seconds: float, nbytes: int = 0) -> str | None:
@@ -267,7 +264,9 @@ class _Url:
     def __init__(self, text: str, say: Callable[[str], None]):
         self.protocol = text.partition("://")[0].lower()
         self.http = self.protocol in ("http", "https")
-        self._text, self.say, self.stopped = text, say, False
+        self._text = text
+        self.say = say
+        self.stopped = False
         self.shown = without_secrets(text)
         try:
             place = unquote(urlsplit(text).path) if self.http else text.partition("://")[2]
@@ -313,15 +312,12 @@ class _Url:
         if self.http or not self._text.endswith("/"):
             info = self._ask(self.path, self.fs.info)
             if self.http and info.get("mimetype") == "text/html":
-                wrong = (
-                    "{url} is a web page: give the address of a file or a packed folder, s3:// "
-                    "or gs://."
-                )
-                raise DataError("url-is-page", wrong, url=self.shown)
+                raise DataError("url-is-page", url=self.shown)
             if info["type"] != "directory":
                 return [self._file(self.name, info)]
         # Not fsspec's `find` and `walk`, which leave out folders that cannot be read
-        files, folders = [], [self.path]
+        files = []
+        folders = [self.path]
         for folder in folders:  # which grows
             for info in self._ask(folder, lambda path: self.fs.ls(path, detail=True)):
                 path = info["name"].rstrip("/")
@@ -341,11 +337,7 @@ class _Url:
                 wrong = "{url} lists more than {limit:count file}: give a packed folder or a tar."
                 raise DataError("url-lists-too-many", wrong, url=self.shown, limit=MOST_FILES)
         if not files:
-            wrong = (
-                "{url} has no files, or does not list them: check the address, or give a "
-                "packed folder."
-            )
-            raise DataError("url-empty", wrong, url=self.shown)
+            raise DataError("url-empty", url=self.shown)
         return sorted(files, key=lambda file: file.name)
 
     def _packed(self) -> list[RemoteFile]:
@@ -367,7 +359,9 @@ class _Url:
             try:
                 named += [file for shard in manifest["shards"] for file in shard["files"].values()]
                 for file in named:
-                    name, size, sha256 = str(file["name"]), int(file["bytes"]), str(file["sha256"])
+                    name = str(file["name"])
+                    size = int(file["bytes"])
+                    sha256 = str(file["sha256"])
                     self._refuse_outside([name])
                     if size < 0:  # would hide the bytes of another file from the cache's limit
                         raise ValueError(f"{size} bytes")
@@ -392,18 +386,20 @@ class _Url:
 
     def _file(self, name: str, info: Mapping[str, Any]) -> RemoteFile:
         if info.get("size") is None:
-            wrong = (
-                "{url}: the server does not state the size of {file:plain}: download it yourself."
-            )
-            raise DataError("size-untold", wrong, url=self.shown, file=name)
-        version = tuple(str(info.get(mark, "")) for mark in _MARKS)
-        return RemoteFile(name, info["name"], int(info["size"]), version=version)
+            raise DataError("size-untold", url=self.shown, file=name)
+        return RemoteFile(
+            name,
+            info["name"],
+            int(info["size"]),
+            version=tuple(str(info.get(mark, "")) for mark in _MARKS),
+        )
 
     def download(self, file: RemoteFile, to: Path) -> None:
         """Writes a file to disk. Raises `EOFError` unless it has the listed number of bytes."""
         from fsspec.callbacks import Callback
 
-        came, slow = 0, False
+        came = 0
+        slow = False
 
         def watch(size: int | None, value: int, **_: Any) -> None:
             nonlocal came

@@ -11,7 +11,7 @@ A list or a PyTorch map-style dataset is a source. Optional attributes make it f
 The last three are used only together with `spec`. Columns are the arrays of examples, one example
 per row.
 
-A run that continues compares its data with the data at its start (`chipwise.data.compared`). A
+A run that resumes compares its data with the data at its start (`chipwise.data.compared`). A
 source can show without reading whether it is the same by `labels` or `targets`, of all examples,
 and by `digest`: a string or bytes that change with the contents, or a method that returns these.
 """
@@ -32,11 +32,15 @@ import numpy as np
 from ..base import DataError
 from ..base.annotations import as_annotated
 from ..machine.limits import usable_cores
-from ..recipe.source import Columns as Columns
-from ..recipe.source import Source as Source
-from ..recipe.source import Spec as Spec
-from ..recipe.source import kind_of, narrow, read_example
-from ..recipe.source import spec_of as spec_of
+from ..recipe.source import (
+    Columns as Columns,
+    Source as Source,
+    Spec as Spec,
+    kind_of,
+    narrow,
+    read_example,
+    spec_of as spec_of,
+)
 from .draws import Drawn
 from .stages import stage
 
@@ -63,12 +67,8 @@ def check_labels(
         )
     bad = first_outside(label, classes, indices)
     if bad is not None:
-        wrong = (
-            "{data}: example {example} has label {label}, expected 0 to {last}: correct one "
-            "of them."
-        )
         raise DataError(
-            "label-out-of-range", wrong, data=data, example=bad[0], label=bad[1], last=classes - 1
+            "label-out-of-range", data=data, example=bad[0], label=bad[1], last=classes - 1
         )
 
 
@@ -173,10 +173,7 @@ class Arrays(ByRow):
 
     def __init__(self, /, *, classes: int | None = None, **columns: Any):
         if not columns:
-            wrong = (
-                "Arrays needs at least one column, for example Arrays(image=images, label=labels)."
-            )
-            raise DataError("no-columns", wrong)
+            raise DataError("no-columns")
         self.columns: Columns = {name: narrow(name, values) for name, values in columns.items()}
         self.classes = classes
         for name, column in self.columns.items():
@@ -231,7 +228,8 @@ class Lazy(ByRow):
             raise DataError("length-not-positive", length=length)
         self.spec = dict(spec)
         self.classes = classes
-        self._length, self._load = length, load
+        self._length = length
+        self._load = load
         self._arrays: Arrays | None = None
         self._lock = threading.Lock()  # the feed's thread and the main thread may both load
 
@@ -241,14 +239,16 @@ class Lazy(ByRow):
         with self._lock:
             if self._arrays is None:
                 arrays = Arrays(classes=self.classes, **self._load())
-                columns, expected = described(arrays.spec), described(self.spec)
+                columns = described(arrays.spec)
+                expected = described(self.spec)
                 if (len(arrays), columns) != (self._length, expected):
-                    facts = {
-                        "examples": len(arrays),
-                        "columns": columns,
-                        "expected_examples": self._length,
-                    }
-                    raise DataError("loaded-differs", expected=expected, **facts)
+                    raise DataError(
+                        "loaded-differs",
+                        expected=expected,
+                        examples=len(arrays),
+                        columns=columns,
+                        expected_examples=self._length,
+                    )
                 self._arrays = arrays
         return self._arrays
 
@@ -324,8 +324,12 @@ def fill(
                 example = read_example(given, index)
                 if {name: (array.shape, array.dtype) for name, array in example.items()} != kind:
                     expected = described({n: jax.ShapeDtypeStruct(*k) for n, k in kind.items()})
-                    about = {"example": index, "columns": described(example), "expected": expected}
-                    raise DataError("example-unlike", **about)
+                    raise DataError(
+                        "example-unlike",
+                        example=index,
+                        columns=described(example),
+                        expected=expected,
+                    )
                 for name, value in example.items():
                     out[name][row] = value
 

@@ -42,7 +42,8 @@ class Stages:
         """A context that counts the stages of this thread. They are added at its end."""
         seen = dict.fromkeys(NAMES, 0.0)
         before = getattr(_local, "seen", None), getattr(_local, "inside", None)
-        _local.seen, _local.inside = seen, None
+        _local.seen = seen
+        _local.inside = None
         try:
             yield
         finally:

@@ -23,7 +23,8 @@ from .stages import stage
 from .workers import Batch, Workers
 
 LIMIT_BYTES = 1 << 30  # bytes of batches in memory, on host and devices, unless `FEWEST` need more
-FEWEST, MOST = 5, 16
+FEWEST = 5
+MOST = 16
 _FILLING = 2  # batches read at a time: workers start the next while one is transferred
 _LOOK_SECONDS = 0.002  # seconds between checks for a stop
 _ANNOUNCED_BYTES = 1 << 14  # bytes of an example; for smaller ones the kernel's readahead is better
@@ -71,12 +72,14 @@ class Stream:
         self._owned = not isinstance(workers, Workers)
         self.workers = workers if isinstance(workers, Workers) else Workers(source, workers)
         self.stages = self.workers.stages
-        self.waited, self.delivered = 0.0, 0
+        self.waited = 0.0
+        self.delivered = 0
         self.batch_bytes = examples * example_bytes(self.workers.spec)
         self.batches = batches_in_memory(self.batch_bytes, limit_bytes)
         ahead = min(_AHEAD, (self.batches - _FILLING) // 2)
         self.in_use = self.batches - _FILLING - ahead
-        self._place, self._examples = place, examples
+        self._place = place
+        self._examples = examples
         self._queue: queue.Queue = queue.Queue(maxsize=ahead)
         self._closed = threading.Event()
         self._over: BaseException | None = None  # the error, if there is no next batch
@@ -96,7 +99,8 @@ class Stream:
         while not stopped():
             if self._over is not None:
                 raise self._over
-            was_idle, before = idle(), time.perf_counter()
+            was_idle = idle()
+            before = time.perf_counter()
             try:
                 kind, item = self._queue.get(timeout=_LOOK_SECONDS)
             except queue.Empty:

@@ -46,11 +46,12 @@ class Synthetic(ByBatch):
             raise DataError("length-not-positive", length=length)
         self.spec = dict(sorted(spec.items()))
         self.below = {name: n for name, n in (below or {}).items() if name in self.spec}
-        self.seed, self._length = seed, length
+        self.seed = seed
+        self._length = length
 
     @property
     def digest(self) -> str:
-        """A text that identifies the data, for a run that continues."""
+        """A text that identifies the data, for a run that resumes."""
         return repr((self.seed, self._length, self.spec, self.below))
 
     @property
@@ -70,7 +71,8 @@ class Synthetic(ByBatch):
         words = np.empty((len(indices), sum(sizes.values())), np.uint64)
         for row, index in enumerate(indices.tolist()):
             words[row] = _philox(self.seed, index).random_raw(words.shape[1])
-        out, at = {}, 0
+        out = {}
+        at = 0
         for name, s in self.spec.items():
             drawn = words[:, at : at + sizes[name]]
             at += sizes[name]
@@ -104,7 +106,10 @@ class Absent:
     """
 
     def __init__(self, length: int, spec: Spec, what: str, below: Mapping[str, int] | None = None):
-        self.spec, self.below, self.what, self._length = dict(spec), dict(below or {}), what, length
+        self.spec = dict(spec)
+        self.below = dict(below or {})
+        self.what = what
+        self._length = length
 
     def __len__(self) -> int:
         return self._length

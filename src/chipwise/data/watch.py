@@ -25,11 +25,15 @@ class Watch:
     """
 
     def __init__(self, source: Source, stream: Stream | None, share: float = 1.0):
-        self.source, self.stream, self._share = source, stream, share
+        self.source = source
+        self.stream = stream
+        self._share = share
         self._began = (0.0, 0, dict.fromkeys(NAMES, 0.0))
         if stream is not None:
             self._began = (stream.waited, stream.delivered, dict(stream.stages.seconds))
-        self._waited, self._seconds, self._at = 0.0, dict.fromkeys(NAMES, 0.0), time.perf_counter()
+        self._waited = 0.0
+        self._seconds = dict.fromkeys(NAMES, 0.0)
+        self._at = time.perf_counter()
 
     @property
     def waited(self) -> float:
@@ -50,14 +54,17 @@ class Watch:
         """
         if self.stream is None:
             return {"wait_data_seconds": 0.0, "wait_data_share": 0.0}
-        waited, busy = self.waited, self._busy(self.stream)
+        waited = self.waited
+        busy = self._busy(self.stream)
         now = time.perf_counter()
         row = {
             "wait_data_seconds": waited,
             "wait_data_share": min(1.0, (waited - self._waited) / seconds),
         }
         row |= {f"feed/{n}_cores": (busy[n] - self._seconds[n]) / (now - self._at) for n in NAMES}
-        self._waited, self._seconds, self._at = waited, busy, now
+        self._waited = waited
+        self._seconds = busy
+        self._at = now
         return row
 
     def report(self, steps: int, batch: int, train_seconds: float) -> dict[str, Any]:
@@ -74,14 +81,16 @@ class Watch:
         """
         if self.stream is None:
             verdict = fact("data-resident")
-            account: dict[str, Any] = {
+            account = {
                 "data": "on the device",
                 "waited_share": 0.0,
                 "waited_seconds": 0.0,
             }
             return {**account, "code": verdict.code, "verdict": str(verdict)}
-        stream, spent = self.stream, self._busy(self.stream)
-        delivered, total = max(1, stream.delivered - self._began[1]), max(sum(spent.values()), 1e-9)
+        stream = self.stream
+        spent = self._busy(self.stream)
+        delivered = max(1, stream.delivered - self._began[1])
+        total = max(sum(spent.values()), 1e-9)
         waited = min(self.waited, train_seconds)
         share = waited / train_seconds if train_seconds > 0 else 0.0
         own = steps * batch * self._share
@@ -110,7 +119,8 @@ class Watch:
                 "fed", share=share, workers=stream.workers.count, speeds=possible / needed
             )
         else:
-            stage, here = max(NAMES, key=spent.__getitem__), usable_cores()
+            stage = max(NAMES, key=spent.__getitem__)
+            here = usable_cores()
             advice = self._advice(stage, here)
             account["advice"] = advice.json()
             verdict = fact(

@@ -26,7 +26,7 @@ class Weighted(Wrapped):
 
     An epoch has `len(source)` examples. Example `i` comes `len(source) * weights[i] / sum(weights)`
     times in it, rounded up or down. Which ones are rounded up, and their order, is a function of
-    the recipe's seed and the epoch. So a run is exact on any devices, and continues after a stop.
+    the recipe's seed and the epoch. So a run is exact on any devices, and resumes after a stop.
     With equal weights an epoch is that of `source` itself. Examples that come twice in an epoch are
     augmented with different keys. An evaluation takes every example once.
 
@@ -42,7 +42,8 @@ class Weighted(Wrapped):
         except (TypeError, ValueError, OverflowError) as error:
             reason = one_line(error)
             raise DataError("column-not-array", column="weights", reason=reason) from error
-        n, w = len(source), self.weights
+        n = len(source)
+        w = self.weights
         if w.shape != (n,) or not np.isfinite(w).all() or w.min() < 0 or not w.sum() > 0:
             low, high = (float(w.min()), float(w.max())) if w.size else (0.0, 0.0)
             raise DataError("weights-wrong", shape=list(w.shape), low=low, high=high, n=n)

@@ -53,22 +53,22 @@ class Windows(ByBatch):
             raise DataError("column-single-value", "The series is a single value.", column="series")
         for name, given in {"start": start, "stop": stop or 0}.items():
             if given < 0:
-                wrong = (
-                    "{name}={given}: expected at least 0. From the end of the series count "
-                    "{name}=len(series) - {back}."
-                )
-                raise RecipeError("windows-negative", wrong, name=name, given=given, back=-given)
-        self.length, self.horizon, self.stride = length, horizon, stride
+                raise RecipeError("windows-negative", name=name, given=given, back=-given)
+        self.length = length
+        self.horizon = horizon
+        self.stride = stride
         last = len(self.series) if stop is None else min(stop, len(self.series))
         self._first = max(start, length) - length  # where the first window begins
         self._count = (last - horizon - length - self._first) // stride + 1
         if self._count < 1:
-            wrong = (
-                "No window fits: {length} moments and the {horizon} after them, which are to be in "
-                "[{start}, {stop}) of {moments}."
+            raise DataError(
+                "windows-none",
+                moments=len(self.series),
+                length=length,
+                horizon=horizon,
+                start=start,
+                stop=last,
             )
-            facts = {"length": length, "horizon": horizon, "start": start, "stop": last}
-            raise DataError("windows-none", wrong, moments=len(self.series), **facts)
 
     @property
     def where(self) -> tuple[int, ...]:
@@ -78,7 +78,8 @@ class Windows(ByBatch):
     @property
     def spec(self) -> Spec:
         """Column to the shape and type of one example."""
-        rest, dtype = self.series.shape[1:], self.series.dtype
+        rest = self.series.shape[1:]
+        dtype = self.series.dtype
         sizes = {"x": self.length, "y": self.horizon}
         return {n: jax.ShapeDtypeStruct((size, *rest), dtype) for n, size in sizes.items()}
 

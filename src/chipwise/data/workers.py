@@ -25,6 +25,7 @@ import time
 import weakref
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,9 @@ from .stages import Stages
 _SMALLEST_PIECE_BYTES = 1 << 20
 _HANGING_SECONDS = 5.0  # seconds for a thread to end; after that its read hangs
 _TRIED = 9  # examples
-_LARGE_BYTES, _DEAR_SECONDS = 1 << 14, 2e-4  # examples at least this large or slow get threads
+# Examples at least this large or slow get threads
+_LARGE_BYTES = 1 << 14
+_DEAR_SECONDS = 2e-4
 _PIECES = 2  # pieces per worker and batch, so that one slow image does not delay all
 
 
@@ -116,19 +119,19 @@ class Workers:
         return sorted(seconds)[_TRIED // 2] > _DEAR_SECONDS
 
 
+@dataclass(eq=False)
 class Batch:
-    """A batch being filled with the examples at `indices`."""
+    """A batch being filled with the examples at `indices`. Each of the `futures` is a piece."""
 
-    def __init__(
-        self, indices: np.ndarray, columns: Columns, futures: list[Future], stages: Stages
-    ):
-        self.indices = indices
-        self._columns, self._futures, self._stages = columns, futures, stages
+    indices: np.ndarray
+    columns: Columns
+    futures: list[Future]
+    stages: Stages
 
     def ready(self, seconds: float) -> bool:
         """Whether `result` would return at once. Waits at most `seconds` for each piece of the
         batch."""
-        for future in self._futures:
+        for future in self.futures:
             try:
                 future.exception(seconds)
             except TimeoutError:
@@ -137,17 +140,14 @@ class Batch:
 
     def result(self) -> Columns:
         """Waits for the columns and returns them. Raises a worker's error."""
-        for future in self._futures:
+        for future in self.futures:
             try:
                 seconds = future.result()
             except BrokenProcessPool as error:
-                wrong = (
-                    "A process that reads the data died (out of memory?): use fewer with --workers."
-                )
-                raise DataError("reader-died", wrong) from error
+                raise DataError("reader-died") from error
             if seconds is not None:  # of another process
-                self._stages.add(seconds)
-        return self._columns
+                self.stages.add(seconds)
+        return self.columns
 
 
 class Threads:
@@ -157,7 +157,9 @@ class Threads:
     shared = False
 
     def __init__(self, source: Any, count: int, stages: Stages):
-        self.source, self.count, self.stages = source, count, stages
+        self.source = source
+        self.count = count
+        self.stages = stages
         self._closed = threading.Event()
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
         self._threads = [
@@ -253,18 +255,10 @@ class Processes:
         try:
             problem = self.pool.submit(_problem).result()
         except BrokenProcessPool as error:
-            wrong = (
-                "The reading processes did not start: put `if __name__ == '__main__':` around "
-                "your calls."
-            )
-            raise DataError("readers-not-started", wrong) from error
+            raise DataError("readers-not-started") from error
         if problem is not None:
             self.pool.shutdown()
-            wrong = (
-                "No other process can make the source {source} ({reason}): define its class in "
-                "a module."
-            )
-            raise DataError("source-unmakeable", wrong, source=kind.__name__, reason=problem)
+            raise DataError("source-unmakeable", source=kind.__name__, reason=problem)
 
     def __str__(self) -> str:
         return f"{self.count} process{'es' * (self.count > 1)}"
@@ -374,9 +368,5 @@ def chosen(source: Any, workers: int | str | None) -> tuple[str, int]:
         or not re.fullmatch("[0-9]{1,4}", number)
         or not 1 <= int(number) <= 1024
     ):
-        wrong = (
-            "workers={workers}: expected a number of at least 1, such as 4, threads:4 or "
-            "processes:4."
-        )
-        raise RecipeError("workers-unknown", wrong, workers=str(workers))
+        raise RecipeError("workers-unknown", workers=str(workers))
     return kind, int(number)

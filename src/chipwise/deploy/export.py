@@ -178,7 +178,8 @@ def _compare(
     wide = {n: np.asarray(v, np.float64) for n, v in expected.items()}
     for name, value in wide.items():
         if actual[name].shape != value.shape:
-            given, shape = list(actual[name].shape), list(value.shape)
+            given = list(actual[name].shape)
+            shape = list(value.shape)
             raise RecipeError("export-shape", format=to, name=name, got=given, expected=shape)
     gaps = [float(np.max(np.abs(v - actual[n]), initial=0)) for n, v in wide.items()]
     largest = max(float(np.max(np.abs(v), initial=0)) for v in wide.values())
@@ -187,8 +188,12 @@ def _compare(
     if classifier:
         labels = int(np.sum(wide["outputs"].argmax(1) != actual["outputs"].argmax(1)))
     if not gap <= TOLERANCE * max(largest, _LEAST) or labels:
-        facts = {"difference": gap, "largest": largest, "labels": labels or 0}
         raise RecipeError(
-            "export-differs", format=to, examples=len(next(iter(wide.values()))), **facts
+            "export-differs",
+            format=to,
+            examples=len(next(iter(wide.values()))),
+            difference=gap,
+            largest=largest,
+            labels=labels or 0,
         )
     return gap, largest, labels

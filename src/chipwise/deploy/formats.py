@@ -85,7 +85,8 @@ def _write_stablehlo(request: Request, path: Path) -> None:
 
     (batch,) = export.symbolic_shape("batch")
     shapes = rows_of(request.inputs, batch)
-    function, outputs = request.function, request.outputs
+    function = request.function
+    outputs = request.outputs
 
     def named(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
         return {outputs[name]: value for name, value in function(inputs).items()}
@@ -134,8 +135,9 @@ def _open_onnx(request: Request, path: Path) -> Runner:
             names = [one.name for one in session.get_outputs()]
             return dict(zip(names, session.run(names, inputs), strict=True))
         except Exception as error:  # its errors have no common base class
-            reason = one_line(error)
-            raise RecipeError("export-unrunnable", library="onnxruntime", reason=reason) from error
+            raise RecipeError(
+                "export-unrunnable", library="onnxruntime", reason=one_line(error)
+            ) from error
 
     return run
 

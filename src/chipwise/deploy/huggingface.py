@@ -34,7 +34,8 @@ from .model import Trained
 from .weight_names import translated_back
 
 HUB = "hf://"
-CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
 GENERATION = "generation_config.json"
 _TEMPLATE = "chat_template.jinja"
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -95,10 +96,15 @@ def _llama(net: Llama) -> tuple[Config, Config]:
         "tie_word_embeddings": not hasattr(net, "head"),
         "head_dim": one.q.kernel.shape[2] // one.heads,
     }
-    rope: Config = {"rope_theta": one.rope_theta, "rope_type": "default"}
+    rope = {"rope_theta": one.rope_theta, "rope_type": "default"}
     if one.rope_factor != 1:
-        rope |= {"rope_type": "llama3", "factor": one.rope_factor, "low_freq_factor": 1.0}
-        rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": TURNED}
+        rope |= {
+            "rope_type": "llama3",
+            "factor": one.rope_factor,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": TURNED,
+        }
     heads = {"num_attention_heads": one.heads, "num_key_value_heads": one.kv_heads}
     return sizes, {**rope, **heads, "rms_norm_eps": net.norm.epsilon}
 
@@ -129,7 +135,8 @@ def _vit(net: ViT) -> tuple[Config, Config]:
 
 
 def _resnet(net: ResNet50) -> tuple[Config, Config]:
-    width, stages = net.norm.scale.shape[0], _stages(net)
+    width = net.norm.scale.shape[0]
+    stages = _stages(net)
     hidden = [4 * width << stage for stage in range(len(stages))]
     return {"embedding_size": width, "depths": list(stages), "hidden_sizes": hidden}, {}
 
@@ -191,7 +198,8 @@ def folder_files(model: Trained) -> tuple[dict[str, bytes], dict[str, np.ndarray
         raise RecipeError(
             "huggingface-model", recipe=model.recipe.name, net=named, known=list(FAMILIES)
         )
-    family, flat = FAMILIES[kind], flatten({"params": model.params, "state": model.state})
+    family = FAMILIES[kind]
+    flat = flatten({"params": model.params, "state": model.state})
     arrays = {name.partition(".")[2]: np.asarray(array, np.float32) for name, array in flat.items()}
     config: dict[str, Any] = {
         "model_type": kind,
@@ -357,7 +365,8 @@ def settings_of(path: str, config: Mapping[str, Any]) -> tuple[str, list[str]]:
     as typed.
     Raises `DataError` if it describes none."""
     names_of(Path(path), config)
-    family, given = FAMILIES[str(config["model_type"])], _flat(config)
+    family = FAMILIES[str(config["model_type"])]
+    given = _flat(config)
     given |= {"qk_norm": config["model_type"] == "qwen3"}
     there = [
         (name, given[there])

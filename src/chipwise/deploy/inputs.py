@@ -46,7 +46,9 @@ class Pictures(ByBatch):
     """
 
     def __init__(self, path: Path, shape: tuple[int, ...], column: str = "image"):
-        self.path, self.shape, self.column = path, shape, column
+        self.path = path
+        self.shape = shape
+        self.column = column
         self._files: Files = walk(path) if path.is_dir() else list_tar(path)
         self._order = sorted(range(len(self._files.paths)), key=lambda i: self._files.paths[i])
         if not self._order:

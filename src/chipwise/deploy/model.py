@@ -150,12 +150,14 @@ def _loaded(
         say(fact("recipe-changed", recipe=loaded.name, run=str(run.path), changed=changed))
     if isinstance(texts := run.recipe.get("texts"), dict):
         loaded = replace(loaded, task=replace(loaded.task, texts=texts))
-    names, task = run.recipe.get("classes"), loaded.task
+    names = run.recipe.get("classes")
+    task = loaded.task
     if not isinstance(names, list) or tuple(names) in ((), names_in(task)):
         return loaded
     # The model knows the classes of its training, whatever is in that folder now
-    train = Renamed(task.train, list(map(str, names)))
-    return replace(loaded, task=replace(task, train=train, class_names=()))
+    return replace(
+        loaded, task=replace(task, train=Renamed(task.train, list(map(str, names))), class_names=())
+    )
 
 
 def recipe_of(run: StoredRun, recipe: str | None = None, data: str | None = None) -> Recipe:

@@ -66,7 +66,7 @@ def to_onnx(
 
 def _run(jaxpr: Any, consts: Sequence[Any], given: Sequence[Any]) -> list[Any]:
     """The outputs of `jaxpr`, by operations that jax2onnx translates."""
-    known: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    known = dict(zip(jaxpr.constvars, consts, strict=True))
     known |= dict(zip(jaxpr.invars, given, strict=True))
 
     def read(atom: Any) -> Any:
@@ -80,7 +80,8 @@ def _run(jaxpr: Any, consts: Sequence[Any], given: Sequence[Any]) -> list[Any]:
 
 
 def _result(equation: Any, values: list[Any]) -> Sequence[Any]:
-    name, params = equation.primitive.name, equation.params
+    name = equation.primitive.name
+    params = equation.params
     if name == "platform_index":
         return [np.int32(params["platforms"].index(None))]
     if name == "cond" and not isinstance(values[0], jax.core.Tracer):
@@ -106,9 +107,11 @@ def _scan(params: Mapping[str, Any], values: list[Any]) -> list[Any]:
     """The loop, unrolled if it is short: in jax2onnx's own, arrays of BERT's get a batch of another
     size."""
     body, (constants, carried) = params["jaxpr"], _loop_inputs(params)
-    fixed, carry = values[:constants], values[constants : constants + carried]
+    fixed = values[:constants]
+    carry = values[constants : constants + carried]
     over = [jnp.asarray(v) for v in values[constants + carried :]]
-    length, turns = params["length"], range(params["length"])
+    length = params["length"]
+    turns = range(params["length"])
 
     def step(carry: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
         made = _run(body.jaxpr, body.consts, [*fixed, *carry, *row])
@@ -148,7 +151,8 @@ def _max_pool(params: Mapping[str, Any], x: jax.Array) -> jax.Array | None:
     explicit padding."""
     from flax import nnx
 
-    window, rank = params["window_dimensions"], x.ndim
+    window = params["window_dimensions"]
+    rank = x.ndim
     if {*params["base_dilation"], *params["window_dilation"]} != {1} or rank < 3 or window[0] != 1:
         return None
     order = [0, *range(2, rank), 1] if window[1] == 1 != window[-1] else list(range(rank))

@@ -42,7 +42,8 @@ def adapter_files(model: Trained) -> tuple[dict[str, Any], dict[str, np.ndarray]
     owners = {
         path: path.rpartition("/")[0].removeprefix(_STACK).replace("/", ".") for path in adapters
     }
-    arrays, targets = {}, {path: names.there()[owner] for path, owner in owners.items()}
+    arrays = {}
+    targets = {path: names.there()[owner] for path, owner in owners.items()}
     for path, one in adapters.items():
         for part, stack in (("lora_A", one.lora_a), ("lora_B", one.lora_b)):
             for i, layer in enumerate(np.asarray(stack)):

@@ -135,7 +135,8 @@ def predict(
         known.recipe, known.params, known.state, source, placement, batch, on.workers
     )
     with contextlib.closing(predictor):
-        classes, returns = known.recipe.task.classes, returned(known.recipe, predictor.outputs)
+        classes = known.recipe.task.classes
+        returns = returned(known.recipe, predictor.outputs)
         shapes = {n: s.shape for n, s in predictor.outputs.items()}
         classifier = returns != "values" and shapes == {"outputs": (classes,)}
         names = known.class_names if classifier else ()
@@ -146,10 +147,21 @@ def predict(
             outputs, actual = _whole(predictor, classifier)
             right = None if actual is None else _right(outputs, actual)
         else:
-            outputs, actual, right = None, None, _written(predictor, columns, file, say)
+            outputs = None
+            actual = None
+            right = _written(predictor, columns, file, say)
     accuracy = None if right is None else right / len(source)
     seconds = time.perf_counter() - began
-    return Predictions(len(source), outputs, file, accuracy, seconds, actual, names, returns)
+    return Predictions(
+        examples=len(source),
+        outputs=outputs,
+        file=file,
+        accuracy=accuracy,
+        seconds=seconds,
+        actual=actual,
+        class_names=names,
+        returns=returns,
+    )
 
 
 def _whole(predictor: Predictor, classifier: bool) -> tuple[Any, np.ndarray | None]:
@@ -175,7 +187,8 @@ def _written(
     rights: list[int | None] = []
 
     def parts() -> Iterator[Rows]:
-        first, names = 0, name_of(predictor.source)
+        first = 0
+        names = name_of(predictor.source)
         for beside, outputs in _parts(predictor):
             last = first + len(next(iter(outputs.values())))
             label = _labels(beside, columns.classifier)
@@ -212,7 +225,8 @@ def _parts(predictor: Predictor) -> Iterator[tuple[Examples, dict[str, np.ndarra
         while held >= rows:
             whole = _joined(kept)
             yield _cut(whole, slice(None, rows))
-            kept, held = [_cut(whole, slice(rows, None))], held - rows
+            kept = [_cut(whole, slice(rows, None))]
+            held = held - rows
     if held:
         yield _joined(kept)
 

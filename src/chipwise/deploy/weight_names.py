@@ -49,10 +49,12 @@ class WeightNames:
 
     def find(self, name: str) -> str | None:
         """The name here of a module or an array. Block 1 of stage 2 is `blocks.2-1`."""
-        name, pairs = name.removeprefix(self.prefix), self.whole
+        name = name.removeprefix(self.prefix)
+        pairs = self.whole
         place = re.match(rf"{self.block}\.", name)
         if place:
-            name, pairs = name[place.end() :], self.parts
+            name = name[place.end() :]
+            pairs = self.parts
         new = _pairs(pairs).get(name)
         return new if new is None or not place else f"blocks.{'-'.join(place.groups())}.{new}"
 
@@ -109,7 +111,8 @@ def translated_back(
     the last of its libraries, Hugging Face's. `depths`: the blocks of each stage, if blocks are not
     stacked."""
     names = TABLES[model][-1]
-    modules, back = names.there(), {new: old for old, new in _LEAVES.items() if old != "beta"}
+    modules = names.there()
+    back = {new: old for old, new in _LEAVES.items() if old != "beta"}
     places = [(stage, i) for stage, depth in enumerate(depths) for i in range(depth)]
     made = {}
     for name, array in _apart(arrays, modules):

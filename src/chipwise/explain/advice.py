@@ -18,9 +18,19 @@ from .terminal import table
 
 def rates(search: LrSearch) -> Iterator[RenderableType]:
     """The loss curve in one line, the marks, and the notes and doubts about them."""
-    recipe, each, curve = search.old, search.curve.rates, search.curve.smoothed
-    numbers = {"steps": len(each), "low": each[0], "high": each[-1]}
-    yield str(fact("lr-sweep", recipe=recipe.name, batch=recipe.batch, **numbers))
+    recipe = search.old
+    each = search.curve.rates
+    curve = search.curve.smoothed
+    yield str(
+        fact(
+            "lr-sweep",
+            recipe=recipe.name,
+            batch=recipe.batch,
+            steps=len(each),
+            low=each[0],
+            high=each[-1],
+        )
+    )
     # One line, cut off at its first value
     shown = curve[:: max(1, -(-len(curve) // 80))].clip(max=curve[0])
     bars = sparkline(shown.tolist(), float(curve.min()), float(curve[0]))

@@ -15,7 +15,8 @@ SERIES = 6  # colours of `charts.html.jinja`; then they repeat with other dashes
 CHARTS = 8  # most metrics that are drawn
 PARTS = {"train": "training", "eval": "evaluation"}
 _FIRST = ("loss", "accuracy")
-_LETTER, _LINE = 7.8, 14.0  # pixels: a wide letter, and a line of labels
+_LETTER = 7.8  # pixels of a wide letter
+_LINE = 14.0  # pixels of a line of labels
 _MOST = 260  # points of a curve; longer ones keep minima and maxima
 _DOTS = 40  # most points with dots
 _WIDEST = 1e100  # a wider logarithmic axis cannot have ticks
@@ -53,7 +54,8 @@ def steps(low: float, high: float, most: int) -> list[float]:
     raw = (high - low) / max(most, 1)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(s * power for s in (1, 2, 5, 10) if s * power >= raw * (1 - 1e-9))
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
     return [k * step for k in range(first, last + 1)]
 
 
@@ -68,25 +70,18 @@ def log_steps(low: float, high: float, most: int) -> list[float]:
     return values[:: math.ceil(len(values) / most)]
 
 
+@dataclass(frozen=True)
 class Axis:
-    """Maps values to pixels, or percent, between `start` and `end`. Clips values outside.
+    """Maps values to pixels, or percent, between `start` and `end`. Clips values outside."""
 
-    `unit` selects the steps and the format of ticks: "" for numbers, "s" for seconds, "$" for
-    dollars.
-    """
-
-    def __init__(
-        self, low: float, high: float, start: float, end: float, log: bool = False, unit: str = ""
-    ):
-        self.low, self.high, self.start, self.end, self.log, self.unit = (
-            low,
-            high,
-            start,
-            end,
-            log,
-            unit,
-        )
-        self.a, self.b = (math.log(low), math.log(high)) if log else (low, high)
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+    unit: str = ""
+    """Selects the steps and the format of ticks: "" for numbers, "s" for seconds, "$" for
+    dollars."""
 
     @classmethod
     def around(
@@ -101,7 +96,8 @@ class Axis:
     ) -> Axis:
         """An axis around values, with a margin. It begins at 0 if `zero` is true and no value is
         negative."""
-        low, high = min(values), max(values)
+        low = min(values)
+        high = max(values)
         if log:
             room = max((high / low) ** 0.05, 1.1)
             return cls(low / room, high * room, start, end, True, unit)
@@ -110,10 +106,11 @@ class Axis:
         return cls(low if zero and low == 0 else low - room, high + room, start, end, False, unit)
 
     def __call__(self, value: float) -> float:
-        if self.log:
-            value = math.log(value) if value > 0 else self.a
-        share = (value - self.a) / (self.b - self.a) if self.b > self.a else 0.5
-        return self.start + (self.end - self.start) * min(max(share, 0.0), 1.0)
+        scale = math.log if self.log else float
+        low = scale(self.low)
+        span = scale(self.high) - low
+        share = (scale(max(value, self.low)) - low) / span if span > 0 else 0.5
+        return self.start + (self.end - self.start) * min(share, 1.0)
 
     def ticks(self, most: int) -> list[Tick]:
         """At most about `most` round values, each label once."""
@@ -258,34 +255,33 @@ class Panel:
         return {name: style for name, style in styles.items() if name}
 
     def plot(self, width: int, height: int) -> Plot:
-        left, top, right, bottom = (
-            58.0,
-            12.0,
-            width - 14.0,
-            height - (60.0 if self.second else 44.0),
-        )
+        left = 58.0
+        top = 12.0
+        right = width - 14.0
+        bottom = height - (60.0 if self.second else 44.0)
         xs, ys = _values(self.curves, self.level)
         low = min(xs) if self.x_log else min(*xs, 0.0)
         across = Axis(
             low, max(xs) if max(xs) > low else low + 1, left, right, self.x_log, self.x_unit
         )
         up = Axis.around(ys, bottom, top, zero=self.zero, log=self.y_log, unit=self.y_unit)
-        many, each = max(width // 95, 3), self.second[1] if self.second else 0.0
+        many = max(width // 95, 3)
+        each = self.second[1] if self.second else 0.0
         return Plot(
-            width,
-            height,
-            left,
-            top,
-            right,
-            bottom,
-            across.ticks(many),
-            up.ticks(6),
-            Axis(low * each, across.high * each, left, right).ticks(many) if each else [],
-            self.y_log,
-            [_line(c, across, up, len(self.curves) > 4) for c in self.curves],
-            _labels(self.curves, across, up),
-            [across(m) for m in self.marks],
-            None if self.level is None else up(self.level),
+            width=width,
+            height=height,
+            left=left,
+            top=top,
+            right=right,
+            bottom=bottom,
+            x_ticks=across.ticks(many),
+            y_ticks=up.ticks(6),
+            second=Axis(low * each, across.high * each, left, right).ticks(many) if each else [],
+            y_log=self.y_log,
+            lines=[_line(c, across, up, len(self.curves) > 4) for c in self.curves],
+            labels=_labels(self.curves, across, up),
+            marks=[across(m) for m in self.marks],
+            level=None if self.level is None else up(self.level),
         )
 
 
@@ -304,11 +300,15 @@ def panel(
     xs, ys = _values(curves, how.get("level"))
     marks = [m for m in how.pop("marks", ()) if min(*xs, 0.0) <= m <= max(xs)]
     words = how.pop("mark_words", "") * bool(marks)
-    logs: dict[str, Any] = {
-        "x_log": x_log and spread_out(xs, LOG_FROM),
-        "y_log": y_log and spread_out(ys, LOG_FROM),
-    }
-    return Panel(title, curves, **logs, marks=marks, mark_words=words, **how)
+    return Panel(
+        title,
+        curves,
+        x_log=x_log and spread_out(xs, LOG_FROM),
+        y_log=y_log and spread_out(ys, LOG_FROM),
+        marks=marks,
+        mark_words=words,
+        **how,
+    )
 
 
 def _values(curves: Sequence[Trace], level: float | None) -> tuple[list[float], list[float]]:

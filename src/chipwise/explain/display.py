@@ -82,8 +82,13 @@ def compare(
 
     Raises `DataError`, `RunError` or `RecipeError`.
     """
-    how = {"baseline": baseline, "target": target, "metric": metric, "better": better}
-    document = compare_document([os.fspath(source) for source in sources], **how)
+    document = compare_document(
+        [os.fspath(source) for source in sources],
+        baseline=baseline,
+        target=target,
+        metric=metric,
+        better=better,
+    )
     return Shown(document, compare_parts.parts(document))
 
 
@@ -107,7 +112,8 @@ def _(answer: Result) -> Shown:
             if name.startswith(("train/", "eval/")) and isinstance(value, float):
                 curves.setdefault(name, []).append((row["step"], value))
     metrics = [(n, f"{v:.4g}") for n, v in answer.metrics.items() if isinstance(v, (int, float))]
-    rate, kept = answer.examples_per_second, answer.kept
+    rate = answer.examples_per_second
+    kept = answer.kept
     speed = [] if rate is None else [("examples/s", f"{rate:,.0f}")]
     best = [] if kept is None else [("best", fact("best-kept", **vars(kept)))]
     rows = [("recipe", answer.recipe), ("steps", f"{answer.steps:,}"), *metrics, *best, *speed]

@@ -72,7 +72,8 @@ def layers(recipe: Recipe) -> list[Layer]:
 
     with traced_for(named("t4")):  # as written: no kernels, nor convolutions cut up for a CPU
         jaxpr = jax.make_jaxpr(run)(params, state, example, key).jaxpr
-    leaves, kinds = by_path(params), recipe.optimizer.kinds(params)
+    leaves = by_path(params)
+    kinds = recipe.optimizer.kinds(params)
     rules = {} if kinds is None else by_path(kinds)
     found: dict[str, Layer] = {}
     for path, leaf in leaves.items():
@@ -125,7 +126,8 @@ def to_json(found: list[Layer]) -> list[Mapping[str, Any]]:
 
 def parts(recipe: Recipe, found: list[Layer]) -> Iterator[RenderableType]:
     """What to print: a row for each layer, and the sums."""
-    many, flops = sum(layer.parameters for layer in found), sum(layer.flops for layer in found)
+    many = sum(layer.parameters for layer in found)
+    flops = sum(layer.flops for layer in found)
     size = sum(layer.bytes for layer in found)
     rows: list[tuple[str, ...]] = [
         (

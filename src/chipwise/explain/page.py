@@ -37,12 +37,14 @@ def fragment(parts: Sequence[Any]) -> str:
 def picture(panel: Panel, size: tuple[int, int] = SIZE) -> str:
     """A panel as one SVG picture without a style sheet, on a transparent ground."""
     plot = panel.plot(*size)
-    left, y = plot.left, 30 + plot.height
+    left = plot.left
+    y = 30 + plot.height
     keys: list[tuple[float, float, str, str]] = []
     for name, style in panel.key.items():
         wide = 36 + 7 * len(name)  # the line, and a letter's usual width
         if keys and left + wide > plot.width:
-            left, y = plot.left, y + 18
+            left = plot.left
+            y = y + 18
         keys.append((left, y, style, name))
         left += wide
     height = y + 12 if keys else plot.height + 14

@@ -52,7 +52,8 @@ def costliest(plan: Mapping[str, Any]) -> list[KernelRow]:
     kernels = plan.get("kernels") or []
     whole = sum(parts.values()) or sum(k["seconds"] for k in kernels) or 1.0
     # the peak FLOP/s of a device, from the whole step's share of it
-    step, share_of_peak = (plan.get("step_seconds") or {}).get("value"), plan.get("share_of_peak")
+    step = (plan.get("step_seconds") or {}).get("value")
+    share_of_peak = plan.get("share_of_peak")
     flops = plan.get("flops_per_step_per_device")
     peak = flops / step / share_of_peak if flops and step and share_of_peak else None
     rows = []
@@ -64,16 +65,16 @@ def costliest(plan: Mapping[str, Any]) -> list[KernelRow]:
         program = [] if kernel["program"] == "replica" else [kernel["program"]]
         rows.append(
             KernelRow(
-                kernel["name"],
-                kernel["kind"],
-                " ".join([kernel["dtype"], *program]),
-                kernel["count"],
-                seconds,
-                seconds / whole,
-                reached,
-                kernel["bound"],
-                short(kernel["line"]) or kernel["source"].rpartition("/")[2],
-                would_help(
+                name=kernel["name"],
+                kind=kernel["kind"],
+                what=" ".join([kernel["dtype"], *program]),
+                count=kernel["count"],
+                seconds=seconds,
+                share=seconds / whole,
+                peak=reached,
+                bound=kernel["bound"],
+                place=short(kernel["line"]) or kernel["source"].rpartition("/")[2],
+                help=would_help(
                     kernel,
                     reached,
                     None if plan.get("bound") == "launch" else plan.get("precision"),
@@ -97,7 +98,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 def would_help(kernel: Mapping[str, Any], reached: float | None, precision: Any) -> Fact:
     """Advice that would make a kernel faster."""
-    kind, bound = kernel["kind"], kernel["bound"]
+    kind = kernel["kind"]
+    bound = kernel["bound"]
     if kernel["program"] == "update":
         return fact("kernel-update")
     if kernel["program"] == "replica" and kind == "collective":
@@ -135,8 +137,16 @@ def parts(plans: Sequence[Mapping[str, Any]]) -> Iterator[terminal.Part]:
         if not rows:
             yield Text(str(fact("kernels-unknown", target=plan["target"])))
             continue
-        about = {"kernels": len(rows), "share": sum(row.share for row in rows)}
-        yield terminal.Title(str(fact("kernels-title", target=plan["target"], **about)))
+        yield terminal.Title(
+            str(
+                fact(
+                    "kernels-title",
+                    target=plan["target"],
+                    kernels=len(rows),
+                    share=sum(row.share for row in rows),
+                )
+            )
+        )
         yield table(rows, "of a step")
         for advice, numbers in helps(rows):
             yield Text(f"{', '.join(map(str, numbers))}: {advice}")

@@ -65,7 +65,8 @@ def verdict(plans: Sequence[Plan]) -> dict[str, Any]:
 
 def page(document: Document) -> Iterator[Part]:
     """The parts of a page."""
-    recipe, plans = document["recipe"], document["plans"]
+    recipe = document["recipe"]
+    plans = document["plans"]
     yield Title(f"{recipe['name']}: where to train it", level=1)
     yield from parts(document)
     yield Title("Memory of one device")
@@ -84,7 +85,8 @@ def page(document: Document) -> Iterator[Part]:
 
 def parts(document: Document) -> Iterator[Part]:
     """The parts to show, in order: verdict and deciding facts, table, other facts, sources."""
-    plans, verdict = document["plans"], document["verdict"]
+    plans = document["plans"]
+    verdict = document["verdict"]
     yield from first(document)
     yield ""
     yield table(plans)
@@ -100,7 +102,8 @@ def parts(document: Document) -> Iterator[Part]:
 
 def first(document: Document) -> Iterator[Text]:
     """The lines above the table: which target to take, and what decides it."""
-    plans, verdict = document["plans"], document["verdict"]
+    plans = document["plans"]
+    verdict = document["verdict"]
     cannot = [f"{p['target']}: {p['problem']['text']}" for p in plans if p["problem"]]
     for facts in (verdict["fastest"], verdict["cheapest"]):
         for k, text in enumerate(texts(facts)):
@@ -133,7 +136,7 @@ def table(plans: Sequence[Document]) -> Table:
     """
     rows: list[list[Any]] = []
     for p in plans:
-        row: list[Any] = [p["target"], _memory(p["memory"])]
+        row = [p["target"], _memory(p["memory"])]
         if p["problem"]:
             rows.append([*row, Text("-", style="red"), *"------"])
             continue

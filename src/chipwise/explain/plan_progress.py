@@ -20,7 +20,9 @@ class PlanProgress:
     Otherwise prints nothing, because the table shows the answers at once."""
 
     def __init__(self, targets: int, bar: Progress):
-        self.targets, self.bar, self.made = targets, bar, 0
+        self.targets = targets
+        self.bar = bar
+        self.made = 0
         self.waiting: list[Fact] = []
         self.task = bar.add_task("tracing", total=None)
 
@@ -44,8 +46,14 @@ def _answer(one: Plan, **count: int) -> Fact:
         return fact("plan-ready-cannot", target=one.target, problem=one.problem, **count)
     cost = one.cheapest()
     price = "" if cost is None else f", {dollars(cost.usd.value)} {cost.cloud}"
-    speeds = {"seconds": one.step_seconds.value, "rate": one.examples_per_second.value}
-    return fact("plan-ready", target=one.target, price=price, **speeds, **count)
+    return fact(
+        "plan-ready",
+        target=one.target,
+        price=price,
+        seconds=one.step_seconds.value,
+        rate=one.examples_per_second.value,
+        **count,
+    )
 
 
 @contextlib.contextmanager

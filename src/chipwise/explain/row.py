@@ -109,7 +109,8 @@ def identity(described: Any, path: object) -> dict[str, Any]:
     Raises `DataError` if the recipe's name or a batch of at least 1 is missing.
     """
     described = described if isinstance(described, Mapping) else {}
-    name, batch = text(described, "name"), whole(described, "batch")
+    name = text(described, "name")
+    batch = whole(described, "batch")
     if name is None or batch is None or batch < 1:
         wrong = "{path} is damaged: its recipe or its batch is missing. Make it again."
         raise DataError("recipe-unnamed", wrong, path=path)
@@ -143,7 +144,8 @@ def ran_on(devices: Mapping[str, Any]) -> dict[str, Any]:
 def divergence(stored: Any) -> Fact | None:
     """When a run diverged, according to its last row or its study. `None` if it did not."""
     if isinstance(stored, Mapping):
-        first, last = whole(stored, "first"), whole(stored, "last")
+        first = whole(stored, "first")
+        last = whole(stored, "last")
         if first is not None and last is not None:
             return fact("diverged-between", first=first, last=last)
     return None

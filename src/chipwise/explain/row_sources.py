@@ -123,7 +123,8 @@ def _record(stored: record.Record, path: Path) -> Row:
         notes.append(fact("share-waiting", share=measured.wait_data_share))
     if measured.share_of_peak is not None:
         notes.append(fact("share-of-peak", share=measured.share_of_peak))
-    start, each = measured.warmup_steps, measured.steps_per_interval
+    start = measured.warmup_steps
+    each = measured.steps_per_interval
     repeat = Repeat(
         name=str(path),
         seed=whole(measured.recipe, "seed"),
@@ -155,9 +156,9 @@ def _repeats(rows: list[Row], folder: Path) -> Row:
     """Records of one folder as one row. Raises `DataError` if their recipes or machines differ."""
     first = rows[0]
     for row, name in itertools.product(rows[1:], COMMON):
-        a, b = getattr(first, name), getattr(row, name)
+        a = getattr(first, name)
+        b = getattr(row, name)
         if a != b:
-            files = {"file": f"{first.label}.json", "other": f"{row.label}.json"}
             field = "device" if name == "where" else name
             raise DataError(
                 "records-differ",
@@ -168,13 +169,15 @@ def _repeats(rows: list[Row], folder: Path) -> Row:
                 what=field,
                 a=a,
                 b=b,
-                **files,
+                file=f"{first.label}.json",
+                other=f"{row.label}.json",
             )
-    day = (first.created or "")[:10]
     return replace(
         first,
         label=folder.name or str(folder),
-        source=fact("source-records", records=len(rows), folder=str(folder), day=day),
+        source=fact(
+            "source-records", records=len(rows), folder=str(folder), day=(first.created or "")[:10]
+        ),
         repeats=tuple(r for row in rows for r in row.repeats),
         notes=tuple({str(note): note for row in rows for note in row.notes}.values()),
     )

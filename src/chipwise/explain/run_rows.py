@@ -12,8 +12,7 @@ from ..base import DataError, Fact, RunError, fact
 from ..base.figures import known
 from ..machine.fingerprint import stated as machine_of
 from ..run.folder.run_reader import StoredRun, metrics_of, read_run, stored_recipe
-from ..study.study_file import Study
-from ..study.study_file import read as read_study
+from ..study.study_file import Study, read as read_study
 from .report.time_spent import intervals
 from .row import Repeat, Row, divergence, identity, numbers, part, ran_on, text, whole
 
@@ -27,18 +26,22 @@ def run_row(folder: Path, diverged: Any = None) -> Row:
     Raises `RunError` if the folder is no run, is damaged, or has no metrics yet.
     """
     run = read_run(folder)
-    stored, rows, result = run.recipe, run.rows, run.result or {}
+    stored = run.recipe
+    rows = run.rows
+    result = run.result or {}
     when = divergence((rows[-1].get("diverged") if rows else None) or diverged)
     if not rows and when is None:
-        text = "{folder} has no metrics yet. Continue training with --run {folder}."
+        text = "{folder} has no metrics yet. Resume training with --run {folder}."
         raise RunError("run-no-metrics", text, folder=folder)
     if damaged := [problem for problem in run.problems if problem.code == "result-damaged"]:
-        path, reason = folder / "result.json", damaged[0]["reason"]
-        text = "{path} is damaged ({reason}). Delete it and continue with --run {folder}."
+        path = folder / "result.json"
+        reason = damaged[0]["reason"]
+        text = "{path} is damaged ({reason}). Delete it and resume with --run {folder}."
         raise RunError("run-result-damaged", text, path=path, folder=folder, reason=reason)
     # Of a run that is not over, what its last process noted as it began
     where = result or next(reversed(run.starts), {})
-    fields, devices = identity(stored, folder), part(where, "devices")
+    fields = identity(stored, folder)
+    devices = part(where, "devices")
     notes: list[Fact] = []
     if when is not None:
         notes.append(fact("run-diverged-when", when=when))
@@ -101,18 +104,15 @@ def folder_of_runs(folder: Path, runs: Sequence[Path]) -> list[Row]:
         source = fact("source-runs", folder=str(folder), label=label)
         rows += _together(dict.fromkeys(members), label, source)
     if not rows:
-        text = (
-            "None of the {runs:count run} in {folder} has metrics yet. Continue training "
-            "with --run."
-        )
-        raise RunError("runs-no-metrics", text, folder=folder, runs=len(runs))
+        raise RunError("runs-no-metrics", folder=folder, runs=len(runs))
     return rows
 
 
 def _together(folders: Mapping[Path, Any], label: str, source: Fact) -> list[Row]:
     """Joins runs that differ in the seed into one row. `folders`: each run's divergence, by folder.
     Returns no row if no run has metrics."""
-    rows, notes = [], []
+    rows = []
+    notes = []
     for folder, diverged in folders.items():
         try:
             rows.append(run_row(folder, diverged))
@@ -126,21 +126,28 @@ def _together(folders: Mapping[Path, Any], label: str, source: Fact) -> list[Row
         notes += [fact("note-of-run", run=name, note=note) for note in row.notes]
         if row.device is not None and (row.where, row.exact) != (first.where, first.exact):
             notes.append(fact("run-elsewhere", run=name, device=row.where, first=first.where))
-    repeats = tuple(r for row in rows for r in row.repeats)
     return [
         replace(
-            first, label=label, form="study", source=source, repeats=repeats, notes=tuple(notes)
+            first,
+            label=label,
+            form="study",
+            source=source,
+            repeats=tuple(r for row in rows for r in row.repeats),
+            notes=tuple(notes),
         )
     ]
 
 
 def _repeat(run: StoredRun, diverged: Fact | None) -> Repeat:
-    rows, result, timed = run.rows, run.result or {}, intervals(run)
+    rows = run.rows
+    result = run.result or {}
+    timed = intervals(run)
     steady = [i for i in timed if not i.warmup]
     evaluations = []
     metrics: dict[str, float] = {}
     for row in rows:
-        step, metrics_here = row["step"], metrics_of(row)
+        step = row["step"]
+        metrics_here = metrics_of(row)
         metrics |= metrics_here
         if scores := {k: v for k, v in metrics_here.items() if k.startswith("eval/")}:
             seconds = {"seconds": s} if known(s := row.get("seconds")) and s else {}

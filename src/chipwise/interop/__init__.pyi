@@ -1,5 +1,1 @@
-from . import equinox as equinox
-from . import keras as keras
-from . import linen as linen
-from . import nnx as nnx
-from . import torch as torch
+from . import equinox as equinox, keras as keras, linen as linen, nnx as nnx, torch as torch

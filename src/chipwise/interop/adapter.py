@@ -12,7 +12,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,17 @@ from ..recipe.task import Sum, Task, Tree
 from ..recipe.user_code import reason_of, user_code
 
 Batch = Mapping[str, jax.Array]
+
+
+class Arguments(NamedTuple):
+    """The arguments of a call of a model, each with a batch axis."""
+
+    args: tuple = ()
+    kwargs: Mapping[str, Any] = {}
+
+
 Scored = Callable[..., tuple[Sum, Any, Tree]]
-"""`(params, state, args, kwargs, target, key, train) -> (loss, outputs, state)`. With `target` None
+"""`(params, state, given, target, key, train) -> (loss, outputs, state)`. With `target` None
 there is no loss (`Sum` of nothing), and `key` may be None."""
 
 
@@ -65,14 +74,14 @@ class Data:
     better: Mapping[str, str] = dataclasses.field(default_factory=dict)
     eval_group: int = 1
 
-    def arguments(self, batch: Batch, params: Tree) -> tuple[tuple, dict]:
+    def arguments(self, batch: Batch, params: Tree) -> Arguments:
         """The model's arguments. Casts floating-point arrays to the dtype of its parameters."""
         names = self.inputs
         if names is None:
             target = self.target if isinstance(self.target, str) else "label"
             names = tuple(name for name in sorted(batch) if name != target)
             if len(names) > 1:
-                return (), _in_dtype({name: batch[name] for name in names}, params)
+                return Arguments(kwargs=_in_dtype({name: batch[name] for name in names}, params))
         if isinstance(names, str):
             names = (names,)
         if isinstance(names, (tuple, list)):
@@ -86,15 +95,16 @@ class Data:
         else:
             given = _read(names, batch, "inputs")
         if isinstance(given, Mapping):
-            return (), _in_dtype(dict(given), params)
-        return _in_dtype(tuple(given) if isinstance(given, (tuple, list)) else (given,), params), {}
+            return Arguments(kwargs=_in_dtype(dict(given), params))
+        several = isinstance(given, (tuple, list))
+        return Arguments(_in_dtype(tuple(given) if several else (given,), params))
 
     def wanted(self, batch: Batch) -> Any:
         """The target that the outputs are compared with."""
         named = isinstance(self.target, str)
         return _column(batch, self.target) if named else _read(self.target, batch, "target")
 
-    def one(self) -> tuple[tuple, dict]:
+    def one(self) -> Arguments:
         """The shapes of the model's arguments for one example."""
         return jax.eval_shape(
             lambda batch: self.arguments(batch, {}), rows_of(spec_of(self.train), 1)
@@ -114,23 +124,22 @@ class Data:
             raise invalid("adapter-metrics", "metrics", given, expected)
 
         def loss(params: Tree, state: Tree, batch: Batch, key: Any, train: bool):
-            args, kwargs = self.arguments(batch, params)
+            given = self.arguments(batch, params)
             target = self.wanted(batch)
-            value, outputs, state = scored(params, state, args, kwargs, target, key, train)
-            count, sums = examples(args, kwargs), {"loss": value}
+            value, outputs, state = scored(params, state, given, target, key, train)
+            count = examples(given)
+            sums = {"loss": value}
             for name, metric in metrics.items():
                 with user_code(f"metrics['{name}']"):
                     sums[name] = as_sum(metric(outputs, target), count)
             return sums, state
 
         def predict(params: Tree, state: Tree, inputs: Batch) -> Any:
-            args, kwargs = self.arguments(inputs, params)
-            return scored(params, state, args, kwargs, None, None, False)[1]
+            given = self.arguments(inputs, params)
+            return scored(params, state, given, None, None, False)[1]
 
-        loss.__qualname__, init.__qualname__ = (
-            f"{framework}.{model}.loss",
-            f"{framework}.{model}.init",
-        )
+        loss.__qualname__ = f"{framework}.{model}.loss"
+        init.__qualname__ = f"{framework}.{model}.init"
         classes = self.classes if self.classes is not None else getattr(self.train, "classes", None)
         return Task(
             init=init,
@@ -144,6 +153,7 @@ class Data:
             better=self.better,
             eval_group=self.eval_group,
             class_names=tuple(getattr(self.train, "class_names", ())),
+            framework=framework,
         )
 
 
@@ -158,11 +168,9 @@ def stated(task: Task, model: str, loss: Any) -> Task:
     first = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
     assert task.predict is not None  # `Data.task` has made one
     traced = jax.make_jaxpr(task.predict)(*first, rows_of(spec, 2)).jaxpr
-    last, takes, named = (
-        last_activation(traced),
-        _takes(loss),
-        name_of(loss),
-    )
+    last = last_activation(traced)
+    takes = _takes(loss)
+    named = name_of(loss)
     if last is not None and last == takes:
         raise RecipeError("activation-twice", model=model, last=last, loss=named)
     if (last, takes) == ("linear", "probabilities"):
@@ -203,20 +211,20 @@ def with_loss(forward: Callable, loss: Callable, model: str) -> Scored:
     """`Scored` for a `model` in JAX.
 
     *Arguments:* `forward`:
-    `(params, state, args, kwargs, key, train) -> (outputs, state, penalty)`. In training, `penalty`
+    `(params, state, given, key, train) -> (outputs, state, penalty)`. In training, `penalty`
     is added to the mean loss unless it is None. `loss`: `(outputs, target) ->` a `Sum`, a value for
     each example, or their mean `()`.
     """
     if not callable(loss):
         raise RecipeError("adapter-loss", given=repr(loss))
 
-    def scored(params, state, args, kwargs, target, key, train):
-        with own_promotion(), user_code(_called_with(model, args, kwargs)):
-            outputs, state, penalty = forward(params, state, args, kwargs, key, train)
+    def scored(params, state, given, target, key, train):
+        with own_promotion(), user_code(_called_with(model, given)):
+            outputs, state, penalty = forward(params, state, given, key, train)
         if target is None:
             return Sum(0.0, 0.0), outputs, state
         with user_code(f"The loss of {model}"):
-            value = as_sum(loss(outputs, target), examples(args, kwargs))
+            value = as_sum(loss(outputs, target), examples(given))
         if penalty is not None:
             value = Sum(value.total + penalty.astype(value.total.dtype) * value.count, value.count)
         return value, outputs, state
@@ -273,9 +281,9 @@ def fitting(
     return {name: given[name] for name in expected}
 
 
-def examples(args: tuple, kwargs: dict) -> int:
+def examples(given: Arguments) -> int:
     """How many examples these arguments of a model have."""
-    return jax.tree.leaves((args, kwargs))[0].shape[0]  # of any size in an export
+    return jax.tree.leaves(given)[0].shape[0]  # of any size in an export
 
 
 def not_a_model(framework: str, given: Any, expected: str) -> RecipeError:
@@ -283,9 +291,9 @@ def not_a_model(framework: str, given: Any, expected: str) -> RecipeError:
     return RecipeError("adapter-no-model", framework=framework, given=given, expected=expected)
 
 
-def uncalled(model: str, args: tuple, kwargs: dict, error: Exception) -> RecipeError:
+def uncalled(model: str, given: Arguments, error: Exception) -> RecipeError:
     """The error for a model that fails in its own framework."""
-    called = _called_with(model, args, kwargs)
+    called = _called_with(model, given)
     return RecipeError("adapter-call-fails", model=called, reason=reason_of(error))
 
 
@@ -305,8 +313,8 @@ def unjudged(loss: Any, outputs: Any, target: Any, error: Exception) -> RecipeEr
     )
 
 
-def _called_with(model: str, args: tuple, kwargs: dict) -> str:
-    return f"{model}, called with {_shapes((args, kwargs))},"
+def _called_with(model: str, given: Arguments) -> str:
+    return f"{model}, called with {_shapes(given)},"
 
 
 def _shapes(arrays: Any) -> str:

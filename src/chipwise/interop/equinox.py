@@ -83,25 +83,23 @@ def task(
             module, state = make(key)
         return _params(eqx, module), _state(state)
 
-    def forward(params, state, args, kwargs, key, train):
+    def forward(params, state, given, key, train):
         # For structure and constants; the compiler drops the rest.
         module, fresh = make(jax.random.key(0))
         module = eqx.nn.inference_mode(_with_params(eqx, module, params), value=not train)
         module = _holding(eqx, module) if train else module
         held = _with_state(fresh, state)
         several = key is not None  # a prediction, of a batch of any size, draws nothing
-        keys = (
-            jax.random.split(key, adapter.examples(args, kwargs)) if several else jax.random.key(0)
-        )
+        keys = jax.random.split(key, adapter.examples(given)) if several else jax.random.key(0)
 
-        def one(args, kwargs, key):
-            given = {"key": key} if "key" in signature else {}
+        def one(given, key):
+            more = {"key": key} if "key" in signature else {}
             if is_state:
-                return module(*args, **kwargs, state=held, **given)
-            return module(*args, **kwargs, **given), held
+                return module(*given.args, **given.kwargs, state=held, **more)
+            return module(*given.args, **given.kwargs, **more), held
 
-        axes = (0, 0, 0 if several else None)
-        outputs, held = jax.vmap(one, axes, out_axes=(0, None), axis_name=AXIS)(args, kwargs, keys)
+        axes = (0, 0 if several else None)
+        outputs, held = jax.vmap(one, axes, out_axes=(0, None), axis_name=AXIS)(given, keys)
         return outputs, _state(held), None
 
     kind = type(abstract).__name__

@@ -35,7 +35,7 @@ from ..recipe import freezing
 from ..recipe.direction import HIGHER, LOWER
 from ..recipe.task import Sum, Task, Tree
 from . import adapter
-from .adapter import Data, Source, own_promotion, with_loss
+from .adapter import Arguments, Data, Source, own_promotion, with_loss
 
 INSTALL = "pip install 'chipwise[keras]'"
 
@@ -95,21 +95,22 @@ def task(
         params, state = ({name: jnp.asarray(start[name]) for name in of} for of in (trained, other))
         return adapter.nested(params, "/"), adapter.nested(state, "/")
 
-    def forward(params, state, args, kwargs, key, train):
-        weights, held = adapter.flattened(params, "/"), adapter.flattened(state, "/")
+    def forward(params, state, given, key, train):
+        weights = adapter.flattened(params, "/")
+        held = adapter.flattened(state, "/")
         key = jax.random.key(0) if key is None else key
         drawn = {
             id(v): jax.random.key_data(jax.random.fold_in(key, i)) for i, v in enumerate(seeds)
         }
         names = {id(v): name for name, v in other.items()}
         fixed = model.non_trainable_variables
-        given = [drawn[id(v)] if id(v) in drawn else held[names[id(v)]] for v in fixed]
-        args, kwargs = _arranged(keras, model, args, kwargs)
+        rest = [drawn[id(v)] if id(v) in drawn else held[names[id(v)]] for v in fixed]
+        args, kwargs = _arranged(keras, model, given)
         mode = {"training": train} if has_mode else {}
         with _holding(keras, model, names):
             trainable = [weights[name] for name in trained]
             outputs, new, added = model.stateless_call(
-                trainable, given, *args, **kwargs, **mode, return_losses=True
+                trainable, rest, *args, **kwargs, **mode, return_losses=True
             )
         for term in added:
             if shape := jnp.shape(term):
@@ -298,32 +299,33 @@ def _build(keras: Any, model: Any, columns: Data) -> None:
     """Builds a model that has no variables yet, for the shapes of the data."""
     if model.built and (model.weights or not model.layers):
         return
-    args, kwargs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), columns.one())
-    args, kwargs = _arranged(keras, model, args, kwargs)
+    given = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), columns.one())
+    given = _arranged(keras, model, given)
     try:
         with own_promotion():
-            model(*args, **kwargs)
+            model(*given.args, **given.kwargs)
     except (TypeError, ValueError) as error:
-        raise adapter.uncalled(model.name, args, kwargs, error) from error
+        raise adapter.uncalled(model.name, given, error) from error
 
 
-def _arranged(keras: Any, model: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def _arranged(keras: Any, model: Any, given: Arguments) -> Arguments:
     """Arranges arguments for the call of the model. Keras' models take one argument, which may be a
     list or a dict of arrays.
 
-    *Arguments:* `args`: in the order of the model's inputs, or `kwargs`: by their names. Columns
-    that the model does not read are left out.
+    *Arguments:* `given`: `args` in the order of the model's inputs, or `kwargs` by their names.
+    Columns that the model does not read are left out.
     """
+    args, kwargs = given
     # The user's class, or Sequential
     if all(kind.__name__ != "Functional" for kind in type(model).__mro__):
         known = [
             n for n in inspect.signature(model.call).parameters if n not in ("training", "mask")
         ]
         if kwargs and set(known) <= set(kwargs):
-            return args, {name: kwargs[name] for name in known}
+            return Arguments(args, {name: kwargs[name] for name in known})
         if len(known) != 1:
-            return args, kwargs
-        return ((kwargs or (args if len(args) > 1 else args[0]),), {})
+            return given
+        return Arguments((kwargs or (args if len(args) > 1 else args[0]),))
     if len(args) == 1 and isinstance(args[0], (list, tuple, Mapping)):
         (whole,) = args
         args, kwargs = ((), dict(whole)) if isinstance(whole, Mapping) else (tuple(whole), {})
@@ -331,10 +333,11 @@ def _arranged(keras: Any, model: Any, args: tuple, kwargs: dict) -> tuple[tuple,
     if kwargs:
         args = tuple(kwargs[name] for name in names if name in kwargs)
     if len(args) != len(names):
-        given = sorted(kwargs) or [f"{len(args)} without names"]
-        about = {"names": names, "columns": given, "first": names[0]}
-        raise RecipeError("keras-inputs", model=type(model).__name__, **about)
-    return (keras.tree.pack_sequence_as(model.input, list(args)),), {}
+        columns = sorted(kwargs) or [f"{len(args)} without names"]
+        raise RecipeError(
+            "keras-inputs", model=type(model).__name__, names=names, columns=columns, first=names[0]
+        )
+    return Arguments((keras.tree.pack_sequence_as(model.input, list(args)),))
 
 
 def _variables(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
@@ -344,7 +347,7 @@ def _variables(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
     model, so that names do not depend on what ran before.
     """
     seen: dict[str, int] = {}
-    shown: dict[str, str] = {model.name: ""}
+    shown = {model.name: ""}
     for layer in model._flatten_layers(include_self=False):
         kind = re.sub(
             r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(layer).__name__

@@ -79,11 +79,11 @@ def task(
         return {} if name is None else {name: MODES.get(name, True) == train}
 
     def init(key: jax.Array) -> tuple[Tree, Tree]:
-        args, kwargs = columns.one()
+        one = columns.one()
         with own_promotion():
             # Shapes only: the compiler would take minutes to fold a forward pass over constants
             variables = module.lazy_init(
-                {"params": key, **_streams(key)}, *args, **kwargs, **flag(False)
+                {"params": key, **_streams(key)}, *one.args, **one.kwargs, **flag(False)
             )
         state = {kind: values for kind, values in variables.items() if kind != "params"}
         return variables.get("params", {}), state
@@ -91,16 +91,16 @@ def task(
     def _streams(key: jax.Array) -> dict[str, jax.Array]:
         return {stream: jax.random.fold_in(key, i) for i, stream in enumerate(rngs)}
 
-    def forward(params, state, args, kwargs, key, train):
-        given = {} if key is None else _streams(key)
+    def forward(params, state, given, key, train):
+        streams = {} if key is None else _streams(key)
         changing = list(state) if train else False
         with linen.intercept_methods(hold):
             out = module.apply(
                 {"params": params, **state},
-                *args,
-                **kwargs,
+                *given.args,
+                **given.kwargs,
                 **flag(train),
-                rngs=given,
+                rngs=streams,
                 mutable=changing,
             )
         outputs, new = out if train else (out, state)

@@ -19,7 +19,17 @@ from ..base.annotations import as_annotated
 from ..models.large import SHARD
 from ..recipe import freezing
 from ..recipe.task import Task
-from .adapter import Data, Judging, Source, fitting, nested, not_a_model, stated, with_loss
+from .adapter import (
+    Arguments,
+    Data,
+    Judging,
+    Source,
+    fitting,
+    nested,
+    not_a_model,
+    stated,
+    with_loss,
+)
 
 #: Nested dictionaries with string keys and arrays as leaves.
 Tree = dict[str, Any]
@@ -111,7 +121,7 @@ def functional(make_model: Maker) -> tuple[Callable, Callable]:
     init, call = _functions(make_model)
 
     def apply(params: Tree, state: Tree, x, key, train: bool):
-        return call(params, state, (x,), {}, key, train)
+        return call(params, state, Arguments((x,)), key, train)
 
     return init, apply
 
@@ -133,15 +143,15 @@ def decoder(make_model: Maker) -> Callable:
     functions = functools.cache(lambda: _functions(make_model))
 
     def decode(params: Tree, state: Tree, tokens, cache, position):
-        return functions()[1](params, state, (tokens, cache, position), {}, None, False, "decode")[
-            0
-        ]
+        return functions()[1](
+            params, state, Arguments((tokens, cache, position)), None, False, "decode"
+        )[0]
 
     return decode
 
 
 def _functions(make_model: Callable) -> tuple[Callable, Callable]:
-    """Like `functional`, for modules with any arguments: `call(params, state, args, kwargs, key,
+    """Like `functional`, for modules with any arguments: `call(params, state, given, key,
     train)`."""
     if isinstance(make_model, nnx.Module):
         raise not_a_model("nnx", type(make_model).__name__, _EXPECTED)
@@ -157,9 +167,7 @@ def _functions(make_model: Callable) -> tuple[Callable, Callable]:
 
     init.make_model = make_model  # type: ignore[attr-defined]
 
-    def call(
-        params: Tree, state: Tree, args: tuple, kwargs: dict, key, train: bool, method="__call__"
-    ):
+    def call(params: Tree, state: Tree, given: Arguments, key, train: bool, method="__call__"):
         if not isinstance(train, bool):
             expected = "True or False; under jax.jit name it in static_argnames"
             raise invalid("nnx-train-no-bool", "train", train, expected)
@@ -170,7 +178,7 @@ def _functions(make_model: Callable) -> tuple[Callable, Callable]:
         ]
         patterns = freezing.patterns() if train else ()
         model = nnx.merge(holding(patterns) if patterns else graphs[train], *parts)
-        outputs = getattr(model, method)(*args, **kwargs)
+        outputs = getattr(model, method)(*given.args, **given.kwargs)
         if not train:
             return outputs, state
         _, _, _, new_state = nnx.split(model, nnx.Param, nnx.RngState, ...)  # type: ignore[misc]
@@ -237,8 +245,9 @@ def _streams(like: nnx.State, key, train: bool) -> nnx.State:
     flat = nnx.to_flat_state(like)
     if key is None:
         if flat and train:
-            layers = sorted({_name(path[:-1]) for path, _ in flat})
-            raise RecipeError("nnx-key-missing", layers=layers)
+            raise RecipeError(
+                "nnx-key-missing", layers=sorted({_name(path[:-1]) for path, _ in flat})
+            )
         key = jax.random.key(0)
     variables: list = []
     streams: dict = {}

@@ -74,10 +74,8 @@ def task(
     module is on another device, uses an operation that torchax lacks or control flow that depends
     on values, if tracing loses a buffer's update, or if the step differs from eager PyTorch's.
     """
-    traced, columns = (
-        Traced(module),
-        Data(train, eval, inputs, target, metrics, augment, mix, classes, better, eval_group),
-    )
+    traced = Traced(module)
+    columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better, eval_group)
     scored = _scored(traced, loss)
     built = columns.task("torch", traced.name, lambda key: traced.init(key), scored)
     compare(traced, scored, loss if is_torch(loss) else None, columns, built, check)
@@ -106,24 +104,22 @@ def to_module(module: Any, params: Tree, state: Tree) -> Any:
 
 
 def _scored(traced: Traced, loss: Any) -> Scored:
-    judge: Callable | None = totalled(loss) if is_torch(loss) else None
+    judge = totalled(loss) if is_torch(loss) else None
 
-    def scored(params, state, args, kwargs, target, key, train):
+    def scored(params, state, given, target, key, train):
         if judge is None or target is None:
-            outputs, state = traced.call(params, state, args, kwargs, key, train)
+            outputs, state = traced.call(params, state, given, key, train)
             if target is None:
                 return Sum(0.0, 0.0), outputs, state
             with own_promotion(), user_code(f"The loss of {traced.name}"):
-                value = as_sum(loss(outputs, target), examples(args, kwargs))
+                value = as_sum(loss(outputs, target), examples(given))
             return value, outputs, state
 
         def judged(outputs: Any) -> tuple[Any, Any, Any]:
-            total, count = judge(_wide(outputs), traced.wrapped(target), examples(args, kwargs))
+            total, count = judge(_wide(outputs), traced.wrapped(target), examples(given))
             return outputs, total, count
 
-        (outputs, total, count), state = traced.call(
-            params, state, args, kwargs, key, train, judged
-        )
+        (outputs, total, count), state = traced.call(params, state, given, key, train, judged)
         return Sum(jnp.asarray(total), jnp.asarray(count).astype(jnp.float32)), outputs, state
 
     return scored

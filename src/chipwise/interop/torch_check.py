@@ -19,11 +19,22 @@ from ..base import RecipeError
 from ..data.sources import take
 from ..recipe.source import spec_of
 from ..recipe.task import Task, Tree
-from .adapter import Data, Scored, examples, flattened, name_of, nested, uncalled, unjudged
+from .adapter import (
+    Arguments,
+    Data,
+    Scored,
+    examples,
+    flattened,
+    name_of,
+    nested,
+    uncalled,
+    unjudged,
+)
 from .torch_trace import Traced, as_numpy, flags, plain, torch_library, totalled
 
 EXAMPLES = 8
-_OUTPUTS, _GRADIENTS = 1e-3, 2e-2
+_OUTPUTS = 1e-3
+_GRADIENTS = 2e-2
 """Relative differences that float32 explains in one step. No other lowering stays within them: GELU
 by its tanh is 1e-3 off. A difference is relative to the largest value of its array, and at least to
 a thousandth of the largest value of all arrays."""
@@ -46,20 +57,20 @@ def check(traced: Traced, scored: Scored, loss: Any, data: Data, task: Task, com
     jax.eval_shape(traced.init, jax.random.key(0))
     shapes = {name: jax.ShapeDtypeStruct(p.shape, p.dtype) for name, p in traced.params.items()}
     params = nested(shapes, ".")
-    args, kwargs = jax.eval_shape(lambda batch: data.arguments(batch, params), batch)
     if not compare:
-        return traced.find_moving(args, kwargs)
-    args, kwargs = data.arguments(batch, params)
+        given = jax.eval_shape(lambda batch: data.arguments(batch, params), batch)
+        return traced.find_moving(given)
+    given = data.arguments(batch, params)
     target = data.wanted(batch)
     with _still(traced.module):
-        trained = _eager(traced, args, kwargs, target, loss, True)
-        evaluated = _eager(traced, args, kwargs, target, loss, False)
-        traced.find_moving(args, kwargs)
+        trained = _eager(traced, given, target, loss, True)
+        evaluated = _eager(traced, given, target, loss, False)
+        traced.find_moving(given)
         _compare(
             traced,
             trained,
             evaluated,
-            *_traced(traced, scored, args, kwargs, target, loss is not None),
+            *_traced(traced, scored, given, target, loss is not None),
         )
     return None
 
@@ -100,21 +111,22 @@ def _still(module: Any) -> Iterator[None]:
             setattr(part, name, value)
 
 
-def _eager(traced: Traced, args: Any, kwargs: Any, target: Any, loss: Any, train: bool) -> _Step:
+def _eager(traced: Traced, given: Arguments, target: Any, loss: Any, train: bool) -> _Step:
     torch = torch_library()
     params = {n: p.detach().clone().requires_grad_() for n, p in traced.module.named_parameters()}
     buffers = {n: b.detach().clone() for n, b in traced.module.named_buffers()}
-    given, wanted = jax.tree.map(_as_tensor, (args, kwargs)), jax.tree.map(_as_tensor, target)
+    tensors = jax.tree.map(_as_tensor, given)
+    wanted = jax.tree.map(_as_tensor, target)
     held = {**params, **buffers}
     with flags(traced.module, train), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
-            outputs = torch.func.functional_call(traced.module, held, *given)
+            outputs = torch.func.functional_call(traced.module, held, *tensors)
         except Exception as error:
-            raise uncalled(traced.name, args, kwargs, error) from error
+            raise uncalled(traced.name, given, error) from error
         if loss is not None:
             try:
-                total, count = totalled(loss)(outputs, wanted, examples(args, kwargs))
+                total, count = totalled(loss)(outputs, wanted, examples(given))
             except Exception as error:
                 raise unjudged(loss, plain(outputs), target, error) from error
             value = total / count
@@ -125,7 +137,7 @@ def _eager(traced: Traced, args: Any, kwargs: Any, target: Any, loss: Any, train
         try:
             slopes = torch.autograd.grad(value, list(params.values()), allow_unused=True)
         except Exception as error:
-            raise uncalled(traced.name, args, kwargs, error) from error
+            raise uncalled(traced.name, given, error) from error
     gradients = {n: np.zeros(p.shape, np.float32) for n, p in params.items()}
     gradients |= {n: as_numpy(s) for n, s in zip(params, slopes, strict=True) if s is not None}
     return _Step(
@@ -137,14 +149,14 @@ def _eager(traced: Traced, args: Any, kwargs: Any, target: Any, loss: Any, train
 
 
 def _traced(
-    traced: Traced, scored: Scored, args: Any, kwargs: Any, target: Any, judged: bool
+    traced: Traced, scored: Scored, given: Arguments, target: Any, judged: bool
 ) -> tuple[_Step, _Step]:
     """The step in training and in evaluation mode, as training will compute it."""
     torch = torch_library()
 
     def value(params: Tree, state: Tree, train: bool) -> Any:
         total, outputs, state = scored(
-            params, state, args, kwargs, target if judged else None, jax.random.key(0), train
+            params, state, given, target if judged else None, jax.random.key(0), train
         )
         leaves = torch.utils._pytree.tree_leaves(plain(outputs))
         return (
@@ -198,7 +210,8 @@ def _compare(traced: Traced, eager: _Step, judged: _Step, ours: _Step, ours_judg
 
 def _weighted(leaves: list) -> Any:
     """The sum of the outputs with different weights: a scalar to differentiate."""
-    torch, total = torch_library(), 0.0
+    torch = torch_library()
+    total = 0.0
     for leaf in leaves:
         if hasattr(leaf, "dtype") and "float" in str(leaf.dtype):
             weights: Any = np.cos(np.arange(np.prod(leaf.shape)))

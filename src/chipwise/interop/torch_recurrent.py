@@ -14,7 +14,7 @@ from jax import lax
 
 def override(env: Any, torch: Any) -> None:
     """Gives torchax's `env` the functions of `torch.nn.LSTM`, `GRU` and `RNN`."""
-    cells: dict[str, Callable] = {"lstm": _lstm, "gru": _gru}
+    cells = {"lstm": _lstm, "gru": _gru}
     cells |= {f"rnn_{f.__name__}": functools.partial(_plain, f) for f in (jnp.tanh, jax.nn.relu)}
     for name, cell in cells.items():
         env.override_op_definition(getattr(torch, name), functools.partial(_layers, env, cell))

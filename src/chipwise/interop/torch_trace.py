@@ -26,7 +26,7 @@ from ..recipe import freezing
 from ..recipe.task import Tree
 from ..recipe.user_code import BY_VALUE, line_of
 from . import torch_recurrent
-from .adapter import flattened, nested, not_a_model, own_promotion
+from .adapter import Arguments, flattened, nested, not_a_model, own_promotion
 
 INSTALL = "pip install 'chipwise[torch]'"
 _EXPECTED = "a torch.nn.Module or a function that makes one"
@@ -77,8 +77,9 @@ class Traced:
             try:
                 module = self._make()
             except Exception as error:
-                facts = {"module": self.name, "reason": one_line(error)}
-                raise RecipeError("torch-init-untraced", **facts) from error
+                raise RecipeError(
+                    "torch-init-untraced", module=self.name, reason=one_line(error)
+                ) from error
         named = (dict(module.named_parameters()), dict(module.named_buffers()))
         return self._tree(*map(self.env.t2j_iso, named))
 
@@ -92,20 +93,20 @@ class Traced:
             state, "."
         )
 
-    def find_moving(self, args: tuple, kwargs: dict) -> None:
+    def find_moving(self, given: Arguments) -> None:
         """Finds the buffers that training writes to, by tracing a call. *Arguments:* arrays or
         shapes."""
         written: set[str] = set()
 
-        def watched(args: tuple, kwargs: dict) -> None:
+        def watched(given: Arguments) -> None:
             self.moving = set(self.buffers)
-            params, given = self.own()
-            _, state = self.call(params, given, args, kwargs, jax.random.key(0), True)
-            before, after = flattened(given, "."), flattened(state, ".")
+            params, state = self.own()
+            before = flattened(state, ".")
+            after = flattened(self.call(params, state, given, jax.random.key(0), True)[1], ".")
             written.update(name for name in before if after[name] is not before[name])
 
         try:
-            jax.eval_shape(watched, args, kwargs)
+            jax.eval_shape(watched, given)
         finally:
             self.moving = written
 
@@ -113,24 +114,23 @@ class Traced:
         self,
         params: Tree,
         state: Tree,
-        args: tuple,
-        kwargs: dict,
+        given: Arguments,
         key: Any,
         train: bool,
         then: Any = None,
     ) -> tuple[Any, Tree]:
         """`(outputs, state)` of the module. `then`, a function of PyTorch outputs, replaces the
         outputs."""
-        given = flattened(params, ".")
-        floats = [p.dtype for p in given.values() if jnp.issubdtype(p.dtype, jnp.floating)]
+        trained = flattened(params, ".")
+        floats = [p.dtype for p in trained.values() if jnp.issubdtype(p.dtype, jnp.floating)]
         fixed = {n: _narrowed(b) for n, b in self.buffers.items() if n not in self.moving}
         for name, value in fixed.items():
             narrow = floats and jnp.issubdtype(value.dtype, jnp.floating)
             fixed[name] = jnp.asarray(value, floats[0] if narrow else None)
         with self._running(key), flags(self.module, train), _scopes(self.module):
-            held = self.wrapped({**given, **fixed, **flattened(state, ".")})
+            held = self.wrapped({**trained, **fixed, **flattened(state, ".")})
             with self._traceable(self.name):
-                wrapped = self.wrapped((args, kwargs))
+                wrapped = self.wrapped(given)
                 outputs = self._torch.func.functional_call(self.module, held, *wrapped)
                 self._refuse_kept()
             if then is not None:
@@ -275,8 +275,11 @@ def _refuse_elsewhere(module: Any) -> None:
         raise invalid("torch-elsewhere", f"the device of {type(module).__name__}", places, expected)
     frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
     if frozen:
-        patterns = tuple(name.replace(".", "/") for name in frozen)
-        raise RecipeError("torch-frozen", module=type(module).__name__, patterns=patterns)
+        raise RecipeError(
+            "torch-frozen",
+            module=type(module).__name__,
+            patterns=tuple(name.replace(".", "/") for name in frozen),
+        )
 
 
 def _environment() -> Any:
@@ -289,10 +292,12 @@ def _environment() -> Any:
         except ImportError:
             raise RecipeError("torchax-missing", torch=torch.__version__, command=INSTALL) from None
         except Exception as error:  # 0.0.13 beside torch 2.13: an AttributeError
-            facts = {"torch": torch.__version__, "reason": one_line(error), "command": INSTALL}
-            raise RecipeError("torchax-unfit", **facts) from error
+            raise RecipeError(
+                "torchax-unfit", torch=torch.__version__, reason=one_line(error), command=INSTALL
+            ) from error
 
-    traced, pytree = (torchax.Tensor, torchax.View), torch.utils._pytree
+    traced = (torchax.Tensor, torchax.View)
+    pytree = torch.utils._pytree
 
     class Environment(torchax.Environment):
         tensor = torchax.Tensor
@@ -373,9 +378,11 @@ def _batch_norm(
     one."""
     x = input.jax()
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    axes, spread = (0, *range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
+    axes = (0, *range(2, x.ndim))
+    spread = (1, -1, *[1] * (x.ndim - 2))
     if training:
-        mean, var = jnp.mean(wide, axis=axes), jnp.var(wide, axis=axes)
+        mean = jnp.mean(wide, axis=axes)
+        var = jnp.var(wide, axis=axes)
         if running_mean is not None:
             count = x.size // x.shape[1]
             unbiased = var * (count / max(count - 1, 1))
@@ -383,7 +390,8 @@ def _batch_norm(
                 old = held.jax()
                 held._elem = ((1 - momentum) * old + momentum * new).astype(old.dtype)
     else:
-        mean, var = running_mean.jax(), running_var.jax()
+        mean = running_mean.jax()
+        var = running_var.jax()
     scale = jax.lax.rsqrt(var + eps)
     if weight is not None:
         scale = scale * weight.jax()

@@ -47,9 +47,11 @@ def wheel() -> Carried:
     The build number is a hash of the content, so pip replaces one wheel by another. Format:
     https://packaging.python.org/en/latest/specifications/binary-distribution-format
     """
-    installed, root = metadata.distribution("chipwise"), Path(__file__).parents[1]
+    installed = metadata.distribution("chipwise")
+    root = Path(__file__).parents[1]
     name = f"chipwise-{installed.version}"
-    info, files = f"{name}.dist-info", {}
+    info = f"{name}.dist-info"
+    files = {}
     for path in sorted(root.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             files[f"chipwise/{path.relative_to(root).as_posix()}"] = path.read_bytes()
@@ -86,8 +88,10 @@ def _digest(content: bytes) -> str:
 def modules(file: Path) -> tuple[Carried, set[str]]:
     """The Python file and the modules beside it that it imports, also inside functions and by each
     other. Also the top-level names of everything else that they import."""
-    root, others = file.resolve().parent, set()
-    found, new = {}, [root / file.name]
+    root = file.resolve().parent
+    others = set()
+    found = {}
+    new = [root / file.name]
     while new:
         if (one := new.pop()) in found:
             continue
@@ -130,7 +134,8 @@ def requirements(names: set[str], also: Sequence[str]) -> list[str]:
     neither is beside the recipe nor comes from a package index. A name that is not installed here
     is optional.
     """
-    needs, owners = {}, _owners()
+    needs = {}
+    owners = _owners()
     for name in sorted(names - sys.stdlib_module_names - {"chipwise", "__main__"}):
         packages = owners.get(name, [])
         if any(one in wanted for one in (name, *packages) for wanted in also):

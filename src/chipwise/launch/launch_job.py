@@ -58,7 +58,7 @@ class LaunchJob:
     def train(self, run: str, data: str | None = None, restart: int = 9) -> list[str]:
         """The command for the rented machine.
 
-        *Arguments:* `run`, `data`: the folders there. `restart`: how often the run continues there
+        *Arguments:* `run`, `data`: the folders there. `restart`: how often the run resumes there
         after a loss.
         """
         words = [

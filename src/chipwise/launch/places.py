@@ -117,8 +117,9 @@ PLACES = {name: Place(name, **table) for name, table in _TABLES["places"].items(
 def place(name: str) -> Place:
     """The place called `name`. Raises `RecipeError` with the nearest name otherwise."""
     if name not in PLACES:
-        hint = near(name, PLACES)
-        raise RecipeError("launch-place-unknown", place=name, hint=hint, places=list(PLACES))
+        raise RecipeError(
+            "launch-place-unknown", place=name, hint=near(name, PLACES), places=list(PLACES)
+        )
     return PLACES[name]
 
 
@@ -156,7 +157,8 @@ def check(where: Place, job: LaunchJob) -> None:
 def write(where: Place, job: LaunchJob) -> Files:
     """The place's files by name. Raises as `check` does."""
     check(where, job)
-    there, carried = _there(where, job), job.carried
+    there = _there(where, job)
+    carried = job.carried
     values = _values(where, job)
     if where.runs:
         carried = {}
@@ -186,7 +188,8 @@ def _there(where: Place, job: LaunchJob) -> LaunchJob:
 
 def _values(where: Place, job: LaunchJob) -> dict[str, Any]:
     """The values that the templates need besides the job."""
-    version, tpu = short(job.target), job.target.chip.kind == "TPU"
+    version = short(job.target)
+    tpu = job.target.chip.kind == "TPU"
     scheme, _, name, *folders = (job.bucket or "://").split("/")
     return {
         "bucket": f"{scheme}//{name}",  # SkyPilot mounts whole buckets

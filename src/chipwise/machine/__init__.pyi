@@ -1,2 +1,1 @@
-from . import detect as detect
-from . import hosts as hosts
+from . import detect as detect, hosts as hosts

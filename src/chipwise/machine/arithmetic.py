@@ -30,7 +30,9 @@ _COMPARED = (
     "simplejpeg",
     "pillow",
 )
-_lock, _inside, _before = threading.Lock(), 0, dict[str, Any]()
+_lock = threading.Lock()
+_inside = 0
+_before = dict[str, Any]()
 
 
 @contextlib.contextmanager

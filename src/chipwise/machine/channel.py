@@ -25,6 +25,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from .cluster import Seat
+
 LINE_BYTES = 1 << 20  # the longest message of a host
 _HELLO_SECONDS = 10.0  # for the first message on a new connection
 _HELLO_BYTES = 1 << 12
@@ -53,7 +55,9 @@ def _paces(value: Any) -> bool:
     )
 
 
-_HOST, _CODE, _PROOF = _whole(0, 1 << 20), _whole(1, 255), _text(64)
+_HOST = _whole(0, 1 << 20)
+_CODE = _whole(1, 255)
+_PROOF = _text(64)
 _ASKED = {
     "what": _text(100),
     "turn": _whole(1, 1 << 53),
@@ -89,8 +93,12 @@ class Connection:
     """
 
     def __init__(self, connection: socket.socket):
-        self._socket, self._rest, self._sending = connection, b"", threading.Lock()
-        self.most, self.ended, self.garbled = _HELLO_BYTES, False, False
+        self._socket = connection
+        self._rest = b""
+        self._sending = threading.Lock()
+        self.most = _HELLO_BYTES
+        self.ended = False
+        self.garbled = False
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.since = self.heard = time.monotonic()
 
@@ -167,7 +175,7 @@ def _proves(message: dict[str, Any], token: str, *words: Any) -> bool:
 
 
 def accept_hosts(
-    address: str, port: int, count: int, name: str, wait: float, awaiting: Awaiting, token: str = ""
+    seat: Seat, name: str, wait: float, awaiting: Awaiting, token: str = ""
 ) -> dict[int, Connection]:
     """On host 0: waits for the other hosts, which send their numbers. *Returns* their connections.
 
@@ -175,16 +183,17 @@ def accept_hosts(
     connection that does not prove `token` is closed.
 
     Raises `PortTaken`. Raises `TimeoutError` with the missing hosts. Raises `ValueError` with a
-    host's number, the number of hosts that it expects, and `count`, if its number is taken or not
-    one of 1 to `count` - 1, or if the numbers of hosts differ.
+    host's number, the number of hosts that it expects, and `seat.count`, if its number is taken or
+    not one of 1 to `seat.count` - 1, or if the numbers of hosts differ.
     """
     connections: dict[int, Connection] = {}
     strangers: list[Connection] = []
-    with _listening(address, port) as server:
+    with _listening(seat.address, seat.port) as server:
         server.setblocking(False)
-        began, next_report = time.monotonic(), _FIRST_WORD_SECONDS
-        while len(connections) < count - 1:
-            missing = [i for i in range(1, count) if i not in connections]
+        began = time.monotonic()
+        next_report = _FIRST_WORD_SECONDS
+        while len(connections) < seat.count - 1:
+            missing = [i for i in range(1, seat.count) if i not in connections]
             waited = time.monotonic() - began
             if waited > wait:
                 for one in (*strangers, *connections.values()):
@@ -212,16 +221,16 @@ def accept_hosts(
                     one.close()
                     continue
                 index, of = hello
-                if of != count or index in connections or not 0 < index < count:
+                if of != seat.count or index in connections or not 0 < index < seat.count:
                     for other in (one, *strangers, *connections.values()):
-                        other.send({"refused": [index, of, count]})
+                        other.send({"refused": [index, of, seat.count]})
                         other.close()
-                    raise ValueError(index, of, count)
+                    raise ValueError(index, of, seat.count)
                 connections[index] = one
         for one in strangers:
             one.close()
     for connection in connections.values():
-        connection.send({"all": name, "proof": _proof(token, "all", count)})
+        connection.send({"all": name, "proof": _proof(token, "all", seat.count)})
     return connections
 
 
@@ -238,13 +247,7 @@ def _hello(connection: Connection, token: str) -> tuple[int, int] | None:
 
 
 def connect_to_first(
-    address: str,
-    port: int,
-    index: int,
-    count: int,
-    wait: float,
-    awaiting: Awaiting,
-    token: str = "",
+    seat: Seat, wait: float, awaiting: Awaiting, token: str = ""
 ) -> dict[int, Connection]:
     """On another host: sends its number to host 0, and waits until all hosts are there. *Returns*
     the connection to host 0.
@@ -252,22 +255,25 @@ def connect_to_first(
     Raises `TimeoutError` with the number of host 0. Raises `ValueError` with the same numbers as
     `accept_hosts`, if host 0 refuses this host.
     """
-    began, next_report = time.monotonic(), _FIRST_WORD_SECONDS
+    began = time.monotonic()
+    next_report = _FIRST_WORD_SECONDS
     while (waited := time.monotonic() - began) <= wait:
         if waited > next_report:
             awaiting([0])
             next_report = waited + _AGAIN_SECONDS
         try:
-            connection = Connection(socket.create_connection((address, port), timeout=5))
+            connection = Connection(socket.create_connection((seat.address, seat.port), timeout=5))
         except OSError:
             time.sleep(_RETRY_SECONDS)
             continue
-        connection.send({"host": index, "of": count, "proof": _proof(token, index, count)})
+        connection.send(
+            {"host": seat.index, "of": seat.count, "proof": _proof(token, seat.index, seat.count)}
+        )
         answer = connection.receive(max(1.0, wait - waited)) or {}
         if answer.keys() == _REFUSED:
             connection.close()
             raise ValueError(*answer["refused"])
-        if answer.keys() == _ALL and _proves(answer, token, "all", count):
+        if answer.keys() == _ALL and _proves(answer, token, "all", seat.count):
             return {0: connection}
         connection.close()  # host 0 was killed, or another program listens there
         time.sleep(_RETRY_SECONDS)
@@ -328,8 +334,12 @@ class Channel:
         gone: Callable[[int, bool], None],
         left: Callable[[int, str], None],
     ):
-        self.index, self.count = index, count
-        self._connections, self.silence, self._gone, self._left = connections, silence, gone, left
+        self.index = index
+        self.count = count
+        self._connections = connections
+        self.silence = silence
+        self._gone = gone
+        self._left = left
         self.paces: dict[int, list[Any]] = {}
         self.stack: Callable[[], Any] = lambda: None
         self.beat_seconds = min(5.0, silence / 6)

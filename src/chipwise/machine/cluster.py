@@ -52,7 +52,8 @@ def given(count: int | None, index: int | None, coordinator: str | None) -> Seat
         raise DeviceError("host-beyond-hosts", hosts=count, host=index)
     address, colon, port = coordinator.rpartition(":")
     if not colon or (":" in address and not address.startswith("[")):
-        address, port = coordinator, str(PORT)
+        address = coordinator
+        port = str(PORT)
     if not port.isdecimal() or not 0 < int(port) < 65536 or not address:
         raise DeviceError("coordinator-unreadable", coordinator=coordinator, port=PORT)
     return Seat(index, count, address.strip("[]"), int(port))
@@ -115,8 +116,10 @@ def _of_jax(environment: Mapping[str, str], visible_gpus: int) -> Seat | None:
         coordinator = cluster.get_coordinator_address(
             timeout_secs=300, override_coordinator_port=port
         )
-        tasks, task = _tasks_here(environment), cluster.get_local_process_id()
-        gpus, bounds = None, ("GPUS_PER_TASK", "TRES_PER_TASK", "NTASKS_PER_GPU", "GPU_BIND")
+        tasks = _tasks_here(environment)
+        task = cluster.get_local_process_id()
+        gpus = None
+        bounds = ("GPUS_PER_TASK", "TRES_PER_TASK", "NTASKS_PER_GPU", "GPU_BIND")
         # Whether SLURM has limited this task to GPUs of its own
         own = any(environment.get(f"SLURM_{name}") not in (None, "", "none") for name in bounds)
         if tasks > 1 and task is not None and visible_gpus and not own:

@@ -166,7 +166,9 @@ def portable_entries() -> Iterator[None]:
     from jax._src.lib import xla_client
     from jax._src.lru_cache import LRUCache
 
-    key, put, suffix = cache_key.get, LRUCache.put, processor()
+    key = cache_key.get
+    put = LRUCache.put
+    suffix = processor()
     if hasattr(key, "__wrapped__"):  # in an outer context
         yield
         return

@@ -76,8 +76,9 @@ def detect(count: int | None = None, platform: str | None = None, group: int = 1
     as a request for the CPU.
     """
     if platform is not None and platform not in PLATFORMS:
-        hint = near(platform, PLATFORMS)
-        raise DeviceError("platform-unknown", platform=platform, choices=PLATFORMS, hint=hint)
+        raise DeviceError(
+            "platform-unknown", platform=platform, choices=PLATFORMS, hint=near(platform, PLATFORMS)
+        )
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
         raise DeviceError("device-count-not-whole", count=count)
     devices = _devices(platform)
@@ -126,7 +127,8 @@ def no_devices(
 ) -> DeviceError:
     """The error to raise if JAX raised one instead of returning devices of `platform` (any if
     `None`)."""
-    purpose, hidden = guard.cpu_on_purpose(facts, jax_platforms), guard.hidden(facts)
+    purpose = guard.cpu_on_purpose(facts, jax_platforms)
+    hidden = guard.hidden(facts)
     present = guard.accelerators(facts)
     matching = [a for a in present if platform in (None, a.platform)]
     if platform in ("gpu", "tpu"):
@@ -143,7 +145,8 @@ def no_devices(
 
 
 def _take(devices: list[jax.Device], count: int | None, group: int = 1) -> Machine:
-    kind, here = devices[0].device_kind, hosts()
+    kind = devices[0].device_kind
+    here = hosts()
     if jax.process_count() != here.count:
         raise DeviceError("joined-by-others", processes=jax.process_count())
     if count is not None and count > len(devices):

@@ -44,7 +44,9 @@ class Problem:
     severity: str
     fact: Fact
 
-    what, why, fix = text_of(), text_of("why"), text_of("fix")
+    what = text_of()
+    why = text_of("why")
+    fix = text_of("fix")
 
     def to_json(self) -> dict[str, Any]:
         texts = {"what": self.what, "why": self.why, "fix": self.fix}
@@ -145,23 +147,25 @@ def look(facts: HostFacts | None = None) -> DevicesReport:
     """
     facts = gather() if facts is None else facts
     errors: dict[str, str] = {}
-    devices, processes = [], 1
+    devices = []
+    processes = 1
     try:
-        devices, processes = jax.local_devices(), jax.process_count()
+        devices = jax.local_devices()
+        processes = jax.process_count()
     except Exception as error:  # a broken plugin may raise anything; it is reported as a problem
         errors[""] = str(error)
     if devices and devices[0].platform == "cpu":
         errors = jax_errors([a.platform for a in guard.unused(facts, setting("jax_platforms"))])
     return DevicesReport(
-        facts,
-        cores(),
-        memory(),
-        tuple(map(_line, devices)),
-        processes,
-        1 if (run := joined()) is None else run.count,
-        setting("jax_platforms"),
-        errors,
-        bool(setting("jax_enable_x64")),
+        facts=facts,
+        cores=cores(),
+        memory=memory(),
+        devices=tuple(map(_line, devices)),
+        processes=processes,
+        joined=1 if (run := joined()) is None else run.count,
+        jax_platforms=setting("jax_platforms"),
+        jax_errors=errors,
+        float64=bool(setting("jax_enable_x64")),
     )
 
 
@@ -201,8 +205,14 @@ def _devices(s: DevicesReport) -> Iterator[tuple[str, Fact]]:
             yield "error", fact("no-backend", said=message)
     elif s.platform == "cpu":
         for name in [accelerator.platform for accelerator in unused]:
-            reason = guard.why_unused(s.facts, name, s.jax_errors.get(name, ""))
-            yield "error", fact("fell-back-to-cpu", platform=name.upper(), reason=reason)
+            yield (
+                "error",
+                fact(
+                    "fell-back-to-cpu",
+                    platform=name.upper(),
+                    reason=guard.why_unused(s.facts, name, s.jax_errors.get(name, "")),
+                ),
+            )
     for device in s.devices:
         if device.error:
             yield (
@@ -215,7 +225,8 @@ def _devices(s: DevicesReport) -> Iterator[tuple[str, Fact]]:
 
 
 def _settings(s: DevicesReport) -> Iterator[tuple[str, Fact]]:
-    purpose, hidden = guard.cpu_on_purpose(s.facts, s.jax_platforms), guard.hidden(s.facts)
+    purpose = guard.cpu_on_purpose(s.facts, s.jax_platforms)
+    hidden = guard.hidden(s.facts)
     present = [a.platform.upper() for a in guard.accelerators(s.facts)]
     if purpose and present:
         yield "warning", fact("accelerator-left-alone", accelerators=present, setting=purpose)

@@ -117,7 +117,8 @@ def why_unused(facts: HostFacts, platform: str, jax_error: str = "") -> Fact:
 
 def driver_too_old(facts: HostFacts) -> Fact | None:
     """The reason if the NVIDIA driver is too old for the installed CUDA plugin. Otherwise None."""
-    cuda, driver = _cuda(facts), facts.nvidia_driver
+    cuda = _cuda(facts)
+    driver = facts.nvidia_driver
     if cuda is None or driver is None:
         return None
     version = tuple(int(part) for part in driver.split("."))
@@ -131,7 +132,8 @@ def driver_too_old(facts: HostFacts) -> Fact | None:
 def plugin_mismatch(facts: HostFacts) -> Fact | None:
     """The reason if the CUDA plugin and jaxlib have different versions, so that JAX may refuse the
     plugin. Otherwise None."""
-    cuda, jaxlib = _cuda(facts), facts.packages.get("jaxlib")
+    cuda = _cuda(facts)
+    jaxlib = facts.packages.get("jaxlib")
     if cuda is None or jaxlib is None:
         return None
     plugin = facts.packages[f"jax-cuda{cuda}-plugin"]

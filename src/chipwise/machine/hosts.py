@@ -65,7 +65,9 @@ class Pace:
 
     def advanced(self, step: int, queued: Sequence[Any]) -> None:
         """Records that step `step`, the last of `queued`, was started."""
-        self.step, self.queued, self.stepping = step, queued, True
+        self.step = step
+        self.queued = queued
+        self.stepping = True
 
     def unready(self) -> list[Any]:
         """The tokens of the started steps that are not done, oldest first."""
@@ -81,8 +83,11 @@ class Hosts:
     """
 
     def __init__(self, seat: Seat, channel: Channel | None = None, names: tuple[str, ...] = ()):
-        self.index, self.count, self.place = seat.index, seat.count, seat.place
-        self.channel, self.names = channel, names or (socket.gethostname(),)
+        self.index = seat.index
+        self.count = seat.count
+        self.place = seat.place
+        self.channel = channel
+        self.names = names or (socket.gethostname(),)
         self.pace = Pace()
         self._steps = 0
         self._code: int | None = None
@@ -269,22 +274,22 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
     name = socket.gethostname()
 
     def awaiting(missing: list[int]) -> None:
-        where = f"{seat.address}:{seat.port}"
         waiting = fact(
-            "hosts-awaited", missing=missing, hosts=seat.count, host=seat.index, where=where
+            "hosts-awaited",
+            missing=missing,
+            hosts=seat.count,
+            host=seat.index,
+            where=f"{seat.address}:{seat.port}",
         )
         print(waiting, file=sys.stderr, flush=True)
 
-    where, token = {"address": seat.address, "port": seat.port}, os.environ.get(TOKEN, "")
+    where = {"address": seat.address, "port": seat.port}
+    token = os.environ.get(TOKEN, "")
     try:
         if seat.index == 0:
-            connections = accept_hosts(
-                seat.address, seat.port, seat.count, name, wait, awaiting, token
-            )
+            connections = accept_hosts(seat, name, wait, awaiting, token)
         else:
-            connections = connect_to_first(
-                seat.address, seat.port, seat.index, seat.count, wait, awaiting, token
-            )
+            connections = connect_to_first(seat, wait, awaiting, token)
     except PortTaken as error:
         other = seat.port + 100 if seat.port < 65000 else seat.port - 1000
         facts = {**where, "other": other, "host_name": name, "reason": error.strerror}
@@ -301,13 +306,13 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
             lost = HostLost("host-left-behind", host=host, silence=silence)
             _end(lost.exit_code, str(lost))
             return
-        facts = {
-            "host": seat.index,
-            "lost": host,
-            "lost_name": here.names[host],
-            "silence": silence,
-        }
-        lost = HostLost("host-garbled" if garbled else "host-lost", **facts)
+        lost = HostLost(
+            "host-garbled" if garbled else "host-lost",
+            host=seat.index,
+            lost=host,
+            lost_name=here.names[host],
+            silence=silence,
+        )
         _end(lost.exit_code, str(lost))
 
     channel = Channel(seat.index, seat.count, connections, silence, gone, _end)

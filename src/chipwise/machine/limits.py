@@ -61,7 +61,8 @@ def peak_bytes() -> int | None:
 def memory(root: str | Path = "/") -> HostMemory:
     """Memory, by the host and the control groups below `root`."""
     host = psutil.virtual_memory()
-    total, available = host.total, host.available
+    total = host.total
+    available = host.available
     for limit, used in _memory_limits(Path(root)):
         if limit < host.total:  # without a limit, version 1 has 2^63 minus a page
             total = min(total, limit)

@@ -136,6 +136,7 @@ def read(path: str | os.PathLike) -> Record:
     except OSError as error:
         raise DataError("record-unreadable", path=path, reason=error) from error
     except (ValueError, RecursionError) as error:  # ValueError also of text that is not UTF-8
-        reason = " ".join(str(error).split())[:120]
-        raise DataError("record-not-json", path=path, reason=reason) from None
+        raise DataError(
+            "record-not-json", path=path, reason=" ".join(str(error).split())[:120]
+        ) from None
     return Record.from_json(stored, str(path))

@@ -3,9 +3,11 @@ import typing
 import jax.numpy as jnp
 
 from .attention import attention as attention
-from .conv_layers import BatchNorm as BatchNorm
-from .conv_layers import conv_layer as conv_layer
-from .conv_layers import global_mean as global_mean
+from .conv_layers import (
+    BatchNorm as BatchNorm,
+    conv_layer as conv_layer,
+    global_mean as global_mean,
+)
 from .large import fsdp as fsdp
 from .remat import remat as remat
 from .resnet50 import ResNet50 as ResNet50

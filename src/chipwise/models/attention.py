@@ -68,10 +68,8 @@ def attention(
             document.dtype.kind not in "iu"
             or not document.shape == query.shape[:2] == key.shape[:2]
         ):
-            given, expected = (
-                f"{document.dtype}{list(document.shape)}",
-                f"integers {query.shape[:2]}",
-            )
+            given = f"{document.dtype}{list(document.shape)}"
+            expected = f"integers {query.shape[:2]}"
             raise invalid(
                 "attention-document", "document", given, f"{expected}, one for each query and key"
             )
@@ -116,7 +114,8 @@ def _with_seen(query, key, value, seen) -> tuple[jax.Array, jax.Array, jax.Array
         raise invalid(
             "attention-seen", "the shape of seen", seen.shape, f"{key.shape[:2]}, one for each key"
         )
-    d, more = query.shape[-1], [(0, 0)] * 3 + [(0, 8)]
+    d = query.shape[-1]
+    more = [(0, 0)] * 3 + [(0, 8)]
     scale = math.sqrt((d + 8) / d)  # since kernels divide by the root of the wider head
     query = (query.astype(wide(query.dtype)) * scale).astype(query.dtype)
     query = jnp.pad(query, more).at[..., d].set(jnp.asarray(_LOST, query.dtype))
@@ -127,7 +126,8 @@ def _with_seen(query, key, value, seen) -> tuple[jax.Array, jax.Array, jax.Array
 def form_for(chip: ChipTraits, query, key, mask: Mask, documents: bool = False) -> str:
     """ "cudnn", "splash" or "blocks": the implementation on `chip` for the arguments of
     `attention`."""
-    d, half = query.shape[-1], query.dtype.itemsize == 2
+    d = query.shape[-1]
+    half = query.dtype.itemsize == 2
     gpu = chip.platform == "cuda" and chip.fuses and half and (mask.causal or mask.window is None)
     # cuDNN reads which pairs are of one document, an array of t * t for each head.
     if gpu and d % 8 == 0 and d <= 128 and not (documents and query.shape[1] > 2048):

@@ -34,7 +34,8 @@ def blocks(
     block: int = BLOCK,
 ) -> jax.Array:
     """`attention` in blocks of at most `block` positions. The arguments are already checked."""
-    t, s = query.shape[1], key.shape[1]
+    t = query.shape[1]
+    s = key.shape[1]
     longest = max(t, s)
     # Equal blocks: 257 positions are two of 136 and not two of 256.
     size = math.ceil(longest / math.ceil(longest / block) / 8) * 8 if longest > block else longest
@@ -49,12 +50,11 @@ def _attend(query, key, value, document, mask: Mask, size: int) -> jax.Array:
 def _forward(query, key, value, document, mask, size):
     """The result, and the residuals for the gradient."""
     (_, t, heads, d), (s, shared) = query.shape, key.shape[1:3]
-    q, k, v = (
-        _cut(query, size, shared),
-        _cut(key, size, shared)[:, :, :, 0],
-        _cut(value, size, shared)[:, :, :, 0],
-    )
-    dtype, numbers = wide(q.dtype), _numbers(document, size)
+    q = _cut(query, size, shared)
+    k = _cut(key, size, shared)[:, :, :, 0]
+    v = _cut(value, size, shared)[:, :, :, 0]
+    dtype = wide(q.dtype)
+    numbers = _numbers(document, size)
     row = q.shape[1:-1]  # (b, shared, group, size)
 
     def step(carry, at):
@@ -64,7 +64,8 @@ def _forward(query, key, value, document, mask, size):
         most = jnp.where(first, jnp.full_like(most, _HIDDEN), most)
         scores, _ = _scores(q[i], k[j], i, j, mask, t, s, numbers)
         highest = jnp.maximum(most, jnp.max(scores, axis=-1))
-        weights, scale = jnp.exp(scores - highest[..., None]), jnp.exp(most - highest)
+        weights = jnp.exp(scores - highest[..., None])
+        scale = jnp.exp(most - highest)
         weight = weight * scale + jnp.sum(weights, axis=-1)
         part = jnp.einsum(
             "bngts,bnsd->bngtd", weights.astype(v.dtype), v[j], preferred_element_type=dtype
@@ -80,16 +81,20 @@ def _forward(query, key, value, document, mask, size):
     sums = (jnp.zeros((*row, d), dtype), jnp.full(row, _HIDDEN, dtype), jnp.zeros(row, dtype))
     carry = (jnp.zeros(q.shape, q.dtype), jnp.zeros((n, *row), dtype), *sums)
     (outs, stats, *_), _ = lax.scan(step, carry, _order(t, s, mask, size))
-    out, stats = checkpoint_name(_join(outs, t, heads), SAVED), checkpoint_name(stats, SAVED)
+    out = checkpoint_name(_join(outs, t, heads), SAVED)
+    stats = checkpoint_name(stats, SAVED)
     return out, (query, key, value, document, out, stats)
 
 
 def _backward(mask, size, kept, gradient):
     query, key, value, document, out, stats = kept
     (_, t, heads, d), (s, shared) = query.shape, key.shape[1:3]
-    q, g = _cut(query, size, shared), _cut(gradient, size, shared)
-    k, v = _cut(key, size, shared)[:, :, :, 0], _cut(value, size, shared)[:, :, :, 0]
-    dtype, numbers = wide(q.dtype), _numbers(document, size)
+    q = _cut(query, size, shared)
+    g = _cut(gradient, size, shared)
+    k = _cut(key, size, shared)[:, :, :, 0]
+    v = _cut(value, size, shared)[:, :, :, 0]
+    dtype = wide(q.dtype)
+    numbers = _numbers(document, size)
     product = partial(jnp.einsum, preferred_element_type=dtype)
     # For each query: the gradient's component that the softmax removes
     common = jnp.sum(g.astype(dtype) * _cut(out, size, shared).astype(dtype), axis=-1)
@@ -110,7 +115,8 @@ def _backward(mask, size, kept, gradient):
 
     zeros = tuple(jnp.zeros(x.shape, dtype) for x in (q, k, v))
     (dq, dk, dv), _ = lax.scan(step, zeros, _order(t, s, mask, size))
-    dk, dv = dk[:, :, :, None], dv[:, :, :, None]
+    dk = dk[:, :, :, None]
+    dv = dv[:, :, :, None]
     joined = (_join(dq, t, heads), _join(dk, s, shared), _join(dv, s, shared))
     return (*(x.astype(query.dtype) for x in joined), None)
 

@@ -28,7 +28,10 @@ def cudnn(
     the library is missing. JAX's packages for NVIDIA GPUs contain it, so this happens only when a
     GPU is planned on a machine without one."""
     window = None if mask.window is None else (mask.window - 1, 0)
-    t, rows, keys, same = query.shape[1], None, None, None
+    t = query.shape[1]
+    rows = None
+    keys = None
+    same = None
     if odd := any(x.shape[1] % 2 for x in (query, key)):  # its gradient takes even lengths alone
         if not mask.causal and document is None:  # with a causal mask no position sees the padding
             # By the operands, for JAX maps cuDNN's kernel over lengths only if each has its own.
@@ -84,7 +87,8 @@ def in_fixed_order(lowered: Lowered) -> Lowered:
 
 def _filled(document: jax.Array, length: int) -> jax.Array:
     """`document` padded to `length` with a document of its own."""
-    more, none = length - document.shape[1], jnp.iinfo(document.dtype).min
+    more = length - document.shape[1]
+    none = jnp.iinfo(document.dtype).min
     return jnp.pad(document, [(0, 0), (0, more)], constant_values=none)
 
 
@@ -124,9 +128,11 @@ def splash(
             block_sizes=sizes,
             residual_checkpoint_name=SAVED,
         )
-        segments, each = None, None
+        segments = None
+        each = None
         if document is not None:
-            segments, each = kernels.SegmentIds(*(_filled(document, n) for n in (long, wide))), 0
+            segments = kernels.SegmentIds(*(_filled(document, n) for n in (long, wide)))
+            each = 0
         elif (long, wide) != (t, s) and not mask.causal:
             # Padding is a separate segment; with a causal mask no position sees it.
             ends = (_filled(jnp.zeros((1, n), jnp.int32), m)[0] for n, m in ((t, long), (s, wide)))

@@ -98,7 +98,8 @@ def _lax_input_gradient(strides, pads, x, k, g):
 def _lax_kernel_gradient(strides, pads, x, k, g):
     sides = zip(pads, strides, k.shape[:2], x.shape[1:3], g.shape[1:3], strict=True)
     seen = [(low, (o - 1) * s + kk - n - low) for (low, _), s, kk, n, o in sides]
-    x, g = x.transpose(3, 1, 2, 0), g.transpose(1, 2, 0, 3)
+    x = x.transpose(3, 1, 2, 0)
+    g = g.transpose(1, 2, 0, 3)
     dk = lax.conv_general_dilated(x, g, (1, 1), seen, rhs_dilation=strides, dimension_numbers=NHWC)
     return dk.transpose(1, 2, 0, 3)
 
@@ -120,7 +121,8 @@ def _rows_product(a, g):
     terms or more. So such products are summed 64 rows at a time, in a fixed order, at the same
     speed.
     """
-    a, g = a.reshape(-1, a.shape[-1]), g.reshape(-1, g.shape[-1])
+    a = a.reshape(-1, a.shape[-1])
+    g = g.reshape(-1, g.shape[-1])
     rows = a.shape[0]
     if a.shape[1] * g.shape[1] >= 256 * 128 or rows <= _ROWS:
         return lax.dot_general(g, a, (((0,), (0,)), ((), ()))).T
@@ -146,7 +148,8 @@ class _Blocks:
     """The geometry of a convolution as a 2x2 convolution over blocks."""
 
     def __init__(self, strides, pads, x_shape, k_shape):
-        self.k_shape, self.strides = k_shape, strides
+        self.k_shape = k_shape
+        self.strides = strides
         self.low = (pads[0][0], pads[1][0])
         size = [n + sum(p) for n, p in zip(x_shape[1:3], pads, strict=True)]
         # Smallest t for which (t-1)*s + k, the pixels that t outputs see, fit in two blocks of t*s.

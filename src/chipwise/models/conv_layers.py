@@ -44,7 +44,8 @@ class BatchNorm(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((channels,), jnp.float32))
         self.mean = nnx.BatchStat(jnp.zeros((channels,), jnp.float32))
         self.var = nnx.BatchStat(jnp.ones((channels,), jnp.float32))
-        self.momentum, self.epsilon = momentum, epsilon
+        self.momentum = momentum
+        self.epsilon = epsilon
         self.use_running_average = False
 
     def set_view(self, use_running_average: bool | None = None):
@@ -56,7 +57,8 @@ class BatchNorm(nnx.Module):
         """`(..., channels)` -> the same shape and dtype."""
         dtype = wide(x.dtype)
         if self.use_running_average:
-            mean, var = self.mean[...].astype(dtype), self.var[...].astype(dtype)
+            mean = self.mean[...].astype(dtype)
+            var = self.var[...].astype(dtype)
         else:
             mean, var = _moments(x.astype(dtype))
             # Not `self.mean[...] = `, which compares shardings: for that of a traced array JAX
@@ -75,7 +77,8 @@ class BatchNorm(nnx.Module):
 def _moments(x):
     """Mean and (biased) variance of each channel, in one pass over `x`."""
     axes = tuple(range(x.ndim - 1))
-    mean, square = jnp.mean(x, axes), jnp.mean(x * x, axes)
+    mean = jnp.mean(x, axes)
+    square = jnp.mean(x * x, axes)
     return mean, jnp.maximum(square - mean * mean, 0)
 
 
@@ -166,14 +169,17 @@ def conv_layer(
 ) -> nnx.Conv:
     """A square convolution without bias, through `chipwise.models.conv`."""
     size = (kernel, kernel)
-    fixed: dict[str, Any] = {
-        "use_bias": False,
-        "conv_general_dilated": conv,
-        "feature_group_count": groups,
-        "rngs": rngs,
-    }
     return nnx.Conv(
-        c_in, c_out, size, strides=stride, padding=padding, kernel_init=kernel_init, **fixed
+        c_in,
+        c_out,
+        size,
+        strides=stride,
+        padding=padding,
+        kernel_init=kernel_init,
+        use_bias=False,
+        conv_general_dilated=conv,
+        feature_group_count=groups,
+        rngs=rngs,
     )
 
 

@@ -22,7 +22,9 @@ class KVCache:
     """
 
     def __init__(self, kept: Any, layer: jax.Array, position: jax.Array):
-        self.kept, self.layer, self.position = kept, layer, position
+        self.kept = kept
+        self.layer = layer
+        self.position = position
         self.new: Any = None
 
     def attend(self, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
@@ -39,7 +41,8 @@ class KVCache:
         if t > 1:
             return attention(query, key, value, causal=True)
         keys, values = (kept[self.layer] for kept in self.kept)
-        dtype, grouped = wide(query.dtype), query.reshape(b, keys.shape[1], -1, d)
+        dtype = wide(query.dtype)
+        grouped = query.reshape(b, keys.shape[1], -1, d)
         scores = (
             jnp.einsum("bngd,bnsd->bngs", grouped, keys, preferred_element_type=dtype) * d**-0.5
         )

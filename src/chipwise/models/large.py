@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType, Mesh
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec as P
 
 from ..base import invalid
 from ..base.annotations import as_annotated
@@ -105,7 +104,8 @@ def axes(
     """
 
     def chosen(path: Any, leaf: Any) -> int:
-        name, shape = jax.tree_util.keystr(path, simple=True, separator="/"), tuple(leaf.shape)
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        shape = tuple(leaf.shape)
         spec = None if sharding is None else sharding(name)
         if spec is None:
             return axis_of(shape, shards)
@@ -149,7 +149,7 @@ def fsdp(function: Callable[..., Any], params: Any, *rows: Any) -> Any:
     *Returns* the result of `function`: arrays `(batch, ...)`, and numbers `()` that are sums over
     rows.
     """
-    group: _ShardGroup | None = _GROUP.value
+    group = _GROUP.value
     if group is None:
         return function(params, *rows)
     if group.rows:
@@ -174,7 +174,9 @@ def fsdp(function: Callable[..., Any], params: Any, *rows: Any) -> Any:
 def _over(group: _ShardGroup, function: Callable[..., Any], params: Any, rows: tuple) -> Any:
     """Runs `function` on each device of `group` with its rows."""
     axes = jax.tree.map(lambda leaf: axis_of(leaf.shape, group.mesh.shape[SHARD]), params)
-    cut, structure, single = P(group.mesh.axis_names), None, []
+    cut = P(group.mesh.axis_names)
+    structure = None
+    single = []
 
     def body(params, *rows):
         nonlocal structure, single

@@ -61,7 +61,8 @@ def _made(jaxpr: Any, value: Any, calls: list[Any]) -> Any:
         ]:
             at = [v is value for v in operation.outvars].index(True)
             calls = [*calls, (jaxpr, operation)]
-            jaxpr, value = inner, inner.outvars[at]
+            jaxpr = inner
+            value = inner.outvars[at]
         elif operation.primitive.name in _SHAPES:
             value = operation.invars[0]
         else:

@@ -63,7 +63,8 @@ def rotated(
     whatever the dtype of `x`. `places` `(batch, t)`: the positions, instead of 0 to `t - 1`.
     `factor`: divides the frequencies of less than a turn in `TURNED` positions. Those of four turns
     and more stay, as in Llama 3.1's `apply_scaling`."""
-    t, half = x.shape[1], x.shape[3] // 2
+    t = x.shape[1]
+    half = x.shape[3] // 2
     frequencies = jnp.float32(base) ** (-jnp.arange(half, dtype=jnp.float32) / half)
     if factor != 1:
         kept = jnp.clip((TURNED / (2 * math.pi) * frequencies - 1) / 3, 0, 1)
@@ -114,10 +115,14 @@ class GroupedQueryAttention(nnx.Module):
     ):
         linear = partial(nnx.Linear, use_bias=False, kernel_init=_NORMAL, rngs=rngs)
         head_dim = head_dim or width // heads
-        self.q, self.out = linear(width, heads * head_dim), linear(heads * head_dim, width)
+        self.q = linear(width, heads * head_dim)
+        self.out = linear(heads * head_dim, width)
         self.k, self.v = (linear(width, kv_heads * head_dim) for _ in range(2))
-        self.heads, self.kv_heads, self.normed = heads, kv_heads, norm is not None
-        self.rope_theta, self.rope_factor = rope_theta, rope_factor
+        self.heads = heads
+        self.kv_heads = kv_heads
+        self.normed = norm is not None
+        self.rope_theta = rope_theta
+        self.rope_factor = rope_factor
         if norm is not None:
             self.q_norm, self.k_norm = (RMSNorm(head_dim, epsilon=norm) for _ in range(2))
 
@@ -136,7 +141,8 @@ class GroupedQueryAttention(nnx.Module):
             )
         )
         if self.normed:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q = self.q_norm(q)
+            k = self.k_norm(k)
         q, k = (rotated(part, self.rope_theta, places, self.rope_factor) for part in (q, k))
         q, k, v = (checkpoint_name(part, name) for part, name in zip((q, k, v), QKV, strict=True))
         if cache is not None:
@@ -153,11 +159,9 @@ class LlamaBlock(nnx.Module):
         linear = partial(nnx.Linear, use_bias=False, kernel_init=_NORMAL, rngs=rngs)
         self.norm1, self.norm2 = (RMSNorm(width, epsilon=epsilon) for _ in range(2))
         self.attention = attention(rngs=rngs)
-        self.gate, self.up, self.down = (
-            linear(width, hidden),
-            linear(width, hidden),
-            linear(hidden, width),
-        )
+        self.gate = linear(width, hidden)
+        self.up = linear(width, hidden)
+        self.down = linear(hidden, width)
 
     def __call__(
         self, x: jax.Array, document: jax.Array | None = None, cache: KVCache | None = None

@@ -44,7 +44,8 @@ def _pool_cpu(x):
 
 
 def _gradient(x, y, g):
-    free, parts = jnp.ones(y.shape, bool), []
+    free = jnp.ones(y.shape, bool)
+    parts = []
     for pixel in _four(x):
         takes = (pixel == y) & free
         parts.append(jnp.where(takes, g, jnp.zeros_like(g)))
@@ -97,7 +98,8 @@ def _gradient_3x3(x, y, g):
     first = jnp.full(y.shape, -1, jnp.int8)  # stays so if all are NaN
     for i, j in reversed(places):
         first = jnp.where(pixel(i, j) == y, jnp.int8(3 * i + j), first)
-    zero, dx = jnp.zeros((), g.dtype), jnp.zeros(padded.shape, g.dtype)
+    zero = jnp.zeros((), g.dtype)
+    dx = jnp.zeros(padded.shape, g.dtype)
     for i, j in reversed(places):  # so that a pixel's windows are added in order
         part = jnp.where(first == 3 * i + j, g, jnp.zeros_like(g))
         behind = [padded.shape[1] - i - 2 * oh + 1, padded.shape[2] - j - 2 * ow + 1]

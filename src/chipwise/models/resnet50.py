@@ -26,13 +26,17 @@ class Bottleneck(nnx.Module):
 
     def __init__(self, c_in: int, middle: int, *, stride: int, rngs: nnx.Rngs):
         c_out = 4 * middle
-        self.conv1, self.norm1 = _conv(c_in, middle, 1, 1, rngs), _norm(middle)
-        self.conv2, self.norm2 = _conv(middle, middle, 3, stride, rngs), _norm(middle)
-        self.conv3, self.norm3 = _conv(middle, c_out, 1, 1, rngs), _norm(c_out)
+        self.conv1 = _conv(c_in, middle, 1, 1, rngs)
+        self.norm1 = _norm(middle)
+        self.conv2 = _conv(middle, middle, 3, stride, rngs)
+        self.norm2 = _norm(middle)
+        self.conv3 = _conv(middle, c_out, 1, 1, rngs)
+        self.norm3 = _norm(c_out)
         self.norm3.scale[...] = jnp.zeros_like(self.norm3.scale[...])
         self.project = stride != 1 or c_in != c_out
         if self.project:
-            self.conv0, self.norm0 = _conv(c_in, c_out, 1, stride, rngs), _norm(c_out)
+            self.conv0 = _conv(c_in, c_out, 1, stride, rngs)
+            self.norm0 = _norm(c_out)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = nnx.relu(self.norm1(self.conv1(x)))
@@ -56,8 +60,10 @@ class ResNet50(nnx.Module):
         classes: int = 1000,
         rngs: nnx.Rngs,
     ):
-        self.stem, self.norm = _conv(3, width, 7, 2, rngs), _norm(width)
-        bottlenecks, channels = [], width
+        self.stem = _conv(3, width, 7, 2, rngs)
+        self.norm = _norm(width)
+        bottlenecks = []
+        channels = width
         for stage, count in enumerate(blocks):
             for block in range(count):
                 stride = 2 if stage > 0 and block == 0 else 1

@@ -60,7 +60,8 @@ def _sums_by_sorting(vocabulary, tokens, rows):
     fixed order."""
     n = tokens.shape[0]
     tokens, order = lax.sort_key_val(tokens.astype(jnp.int32), jnp.arange(n, dtype=jnp.int32))
-    rows, begins = rows[order], jnp.concatenate([jnp.ones(1, bool), tokens[1:] != tokens[:-1]])
+    rows = rows[order]
+    begins = jnp.concatenate([jnp.ones(1, bool), tokens[1:] != tokens[:-1]])
 
     def add(left, right):
         (a, _), (b, fresh) = left, right
@@ -144,7 +145,8 @@ def _chunks(hidden, table, targets, counted):
     """The chunks, and the number of them that one turn of the loop computes. That is all of them on
     GPUs, where a loop would copy the sum that it carries, and otherwise 1. The chunks are rows
     `(chunks, size, width)`, targets `(chunks, size)` int32, and which positions count."""
-    n, width = targets.size, hidden.shape[-1]
+    n = targets.size
+    width = hidden.shape[-1]
     size = min(n, _CHUNK)
     if on_gpu():
         size = math.ceil(n / math.ceil(n * len(table) / _GPU_LOGITS))

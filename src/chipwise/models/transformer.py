@@ -61,7 +61,8 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`(..., width)` -> the same shape and dtype."""
-        dtype, shape = wide(x.dtype), (1,) * (x.ndim - 1) + (-1,)
+        dtype = wide(x.dtype)
+        shape = (1,) * (x.ndim - 1) + (-1,)
         y = x.astype(dtype)
         y = y - jnp.mean(y, axis=-1, keepdims=True)
         y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.epsilon)
@@ -85,7 +86,8 @@ class Attention(nnx.Module):
     ):
         self.qkv = nnx.Linear(width, 3 * width, kernel_init=init, rngs=rngs)
         self.out = nnx.Linear(width, width, kernel_init=out_init, rngs=rngs)
-        self.heads, self.causal = heads, causal
+        self.heads = heads
+        self.causal = causal
 
     def __call__(
         self,
@@ -113,15 +115,14 @@ class Attention(nnx.Module):
         """Computes the same by products that take and give arrays of heads. A TPU lays these out in
         tiles of their own, and would have to copy the output of a single product into them. With 16
         heads of 64 on a v4, that takes over a quarter of the layer's time by its compiler."""
-        width, parts = x.shape[-1], (self.qkv.kernel, self.qkv.bias, self.out.kernel, self.out.bias)
+        width = x.shape[-1]
+        parts = (self.qkv.kernel, self.qkv.bias, self.out.kernel, self.out.bias)
         kernel, bias, out, out_bias = (
             part[...].astype(x.dtype)  # type: ignore[index]
             for part in parts
         )
-        kernel, bias = (
-            kernel.reshape(width, 3, self.heads, -1),
-            bias.reshape(3, 1, 1, self.heads, -1),
-        )
+        kernel = kernel.reshape(width, 3, self.heads, -1)
+        bias = bias.reshape(3, 1, 1, self.heads, -1)
         q, k, v = (
             checkpoint_name(jnp.einsum("btw,whd->bthd", x, kernel[:, i]) + bias[i], name)
             for i, name in enumerate(QKV)
@@ -190,7 +191,8 @@ class Blocks(nnx.Module):
         def stacked(rngs):
             return make(rngs)
 
-        self.stack, self.keep = stacked(rngs), keep
+        self.stack = stacked(rngs)
+        self.keep = keep
 
     def __call__(self, x: jax.Array, *more: jax.Array) -> jax.Array:
         graph, layers = nnx.split(self.stack)
@@ -253,7 +255,8 @@ class GPT2(nnx.Module):
         end: int | None = None,
         rngs: nnx.Rngs,
     ):
-        normal, self.end = nnx.initializers.normal, end
+        normal = nnx.initializers.normal
+        self.end = end
         self.words = Embedding(vocabulary, width, rngs=rngs)
         self.places = Embedding(context, width, rngs=rngs)
         block = partial(PreNormBlock, width, heads, causal=True, tanh=True, epsilon=1e-5)

@@ -20,8 +20,7 @@ from ..base import DeviceError, RecipeError, fact, invalid
 from ..base.annotations import as_annotated
 from ..base.prediction import Range
 from ..chips.catalogue import peak_flops_per_device
-from ..chips.prices import Price
-from ..chips.prices import load as load_prices
+from ..chips.prices import Price, load as load_prices
 from ..chips.targets import Target, parse
 from ..compile.absent_device import available
 from ..compile.answers import FAILED_HERE
@@ -107,17 +106,16 @@ def plan(
     table = load_prices(prices) if prices is None or isinstance(prices, str | Path) else prices
     folder = cache_folder(cache)
     question = PlanQuestion(
-        recipe,
-        table,
-        today or datetime.date.today(),
-        folder,
-        exact,
-        evaluations(recipe, eval_every),
-        find_largest_batch,
-        None,
-        measure_feed,
-        host_cores,
-        progress,
+        recipe=recipe,
+        prices=table,
+        today=today or datetime.date.today(),
+        cache=folder,
+        exact=exact,
+        evaluations=evaluations(recipe, eval_every),
+        find_largest_batch=find_largest_batch,
+        measure_feed=measure_feed,
+        host_cores=host_cores,
+        progress=progress,
     )
     made: dict[str, Plan] = {}
     try:
@@ -174,7 +172,8 @@ class PlanQuestion:
         whole = max(target.devices // tried.shards * tried.shards, tried.shards)
         layout = Layout.of(tried, usable_devices(tried, whole, self.exact), self.exact)
         limit = available(target)[0]
-        resident, kept = feed.resident(tried.task.train, limit), None
+        resident = feed.resident(tried.task.train, limit)
+        kept = None
         if recipe is not None:  # of a search, in which every try would compile the evaluation again
             return training_step(recipe, layout, resident=resident)
         if self.evaluations and tried.task.eval is not None:
@@ -251,16 +250,14 @@ class PlanQuestion:
     ) -> Plan:
         """The plan of a step that takes `time`. *Arguments:* `largest`: the largest batch, if
         known."""
-        recipe, layout, problem = (
-            self.recipe,
-            step.layout,
-            lacks(target, time.dtypes) or time.problem,
-        )
+        recipe = self.recipe
+        layout = step.layout
+        problem = lacks(target, time.dtypes) or time.problem
         if problem is None and time.memory is not None and not time.memory.fits:
             problem = does_not_fit(time.memory, largest, recipe)
         if problem is None and time.seconds is None:
             problem = fact("step-time-unknown")
-        known: dict[str, Any] = {} if problem is not None else self.run(target, step, time)
+        known = {} if problem is not None else self.run(target, step, time)
         known |= {
             "precision": recipe.precision,
             "parameters": step.parameters,
@@ -271,8 +268,7 @@ class PlanQuestion:
         notes = time.notes if problem is None else ()
         if step.fused and notes:
             notes = (*notes, fact("fused-step"))
-        made_of = getattr(recipe.task.loss, "__qualname__", "")  # see `interop.adapter`
-        if notes and target.chip.kind == "GPU" and made_of.startswith("torch."):
+        if notes and target.chip.kind == "GPU" and recipe.task.framework == "torch":
             notes = (*notes, fact("not-of-pytorch"))
         fed = None if self.host is None or step.resident else self.host.source
         if notes and fed is not None and fed.code == "feed-unread":
@@ -301,7 +297,10 @@ class PlanQuestion:
 
     def run(self, target: Target, step: Blueprint, time: StepTime) -> dict[str, Any]:
         """The fields of a plan for a recipe that runs on the target."""
-        recipe, seconds, bound, batch = self.recipe, time.seconds, time.bound, self.recipe.batch
+        recipe = self.recipe
+        seconds = time.seconds
+        bound = time.bound
+        batch = self.recipe.batch
         assert seconds is not None
         fed = feeding(
             recipe,

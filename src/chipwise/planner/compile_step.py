@@ -78,7 +78,8 @@ def compile_steps(
 
 
 def _requests(target: Target, step: Blueprint, bodies: list[Exported]) -> list[CompileRequest]:
-    about, on_gpu = figures(target.chip), target.chip.kind == "GPU"
+    about = figures(target.chip)
+    on_gpu = target.chip.kind == "GPU"
     one, whole = topologies(target)
     kind = target.chip.device_kinds[0]
     options = compiler_options(about["platform"], step.exact, kind, step.shards)

@@ -36,9 +36,13 @@ def too_large(step: Blueprint, target: Target) -> tuple[Memory, Fact] | None:
     needed = memory(step, target, {}, 0)
     if needed is None or needed.fits:
         return None
-    way = _way(step.recipe, step.whole, target, step.exact)
-    numbers = {"needed": needed.needed, "available": needed.available, "shards": step.shards}
-    return needed, fact(TOO_LARGE, **numbers, way=way)
+    return needed, fact(
+        TOO_LARGE,
+        needed=needed.needed,
+        available=needed.available,
+        shards=step.shards,
+        way=_way(step.recipe, step.whole, target, step.exact),
+    )
 
 
 def _way(recipe: Recipe, whole: Whole, target: Target, exact: bool) -> Fact:

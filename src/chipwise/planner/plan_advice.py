@@ -105,14 +105,13 @@ def advice(
         yield from _more_replicas(recipe, plan)
     padded = _multiple(each, SUBLANES)
     if target.chip.kind == "TPU" and each < padded and _fits(plan, padded / each):
-        wasted = 1 - each / padded
-        numbers = {
-            "each": each,
-            "padded": padded,
-            "wasted": wasted,
-            "batch": padded * recipe.replicas,
-        }
-        yield fact("advice-padded", **numbers)
+        yield fact(
+            "advice-padded",
+            each=each,
+            padded=padded,
+            wasted=1 - each / padded,
+            batch=padded * recipe.replicas,
+        )
     yield from _speed(recipe, step, plan)
     yield from time.warnings
 
@@ -138,14 +137,28 @@ def lacks(target: Target, dtypes: frozenset[str]) -> Fact | None:
 def _uneven(recipe: Recipe, layout: Layout, groups: int) -> Fact:
     """The cost of this number of blocks on `groups` groups, and the next one that leaves no group
     waiting."""
-    blocks, most = layout.blocks, layout.blocks_per_device
-    even, better = _multiple(blocks, groups), []
+    blocks = layout.blocks
+    most = layout.blocks_per_device
+    even = _multiple(blocks, groups)
+    better = []
     name = "replicas" if blocks == recipe.replicas else "blocks"  # other replicas are another net
     if even != blocks and (name == "replicas" or recipe.replicas % even == 0):
-        batch = _multiple(recipe.batch, even * recipe.shards)
-        better.append(fact("blocks-cost", name=name, count=even, batch=batch))
-    idle = 1 - blocks / (groups * most)
-    return fact("advice-uneven", blocks=blocks, groups=groups, most=most, idle=idle, better=better)
+        better.append(
+            fact(
+                "blocks-cost",
+                name=name,
+                count=even,
+                batch=_multiple(recipe.batch, even * recipe.shards),
+            )
+        )
+    return fact(
+        "advice-uneven",
+        blocks=blocks,
+        groups=groups,
+        most=most,
+        idle=1 - blocks / (groups * most),
+        better=better,
+    )
 
 
 def _multiple(batch: int, of: int) -> int:
@@ -170,10 +183,11 @@ def _speed(recipe: Recipe, step: Blueprint, plan: Plan) -> Iterator[Fact]:
         yield fact("advice-precision")
     if step.calls > 1 and plan.bound in ("launch", "memory") and _fits(plan, step.calls):
         layout = step.layout
-        about = {
-            "examples": layout.batch // layout.blocks,
-            "blocks": layout.blocks,
-            "devices": layout.devices,
-        }
         code = "advice-blocks-in-turn" if step.exact else "advice-blocks-in-turn-free"
-        yield fact(code, calls=step.calls, **about)
+        yield fact(
+            code,
+            calls=step.calls,
+            examples=layout.batch // layout.blocks,
+            blocks=layout.blocks,
+            devices=layout.devices,
+        )

@@ -14,7 +14,7 @@ from ..recipe.recipe import Recipe
 from ..study.critical_batch import Steps, critical_batch
 from ..study.transfer import transfer
 from .ask import plan
-from .plans import Cost, Plans
+from .plans import Plans
 
 
 @as_annotated
@@ -50,12 +50,17 @@ def plan_like(
         moved = transfer(recipe, batch=steps.batch, duration=f"{steps.steps}st")
         for one in plan(moved.recipe, on, **options):
             wall = one.wall_seconds and _to_goal(one.wall_seconds, steps)
-            costs: tuple[Cost, ...] = tuple(
-                replace(c, usd=_to_goal(c.usd, steps)) for c in one.costs
-            )
+            costs = tuple(replace(c, usd=_to_goal(c.usd, steps)) for c in one.costs)
             named = f"{one.target} at {steps.batch}"
-            notes = (*one.notes, law.told(steps), *moved.limits)
-            made.append(replace(one, target=named, wall_seconds=wall, costs=costs, notes=notes))
+            made.append(
+                replace(
+                    one,
+                    target=named,
+                    wall_seconds=wall,
+                    costs=costs,
+                    notes=(*one.notes, law.told(steps), *moved.limits),
+                )
+            )
     return made
 
 

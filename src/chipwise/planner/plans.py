@@ -86,11 +86,15 @@ def costs(
         rate = price.spot_usd_per_hour if spot else price.usd_per_hour
         if rate is not None:
             shared = {name: getattr(price, name) for name in same}
-            region = (spot and price.spot_region) or price.region
-            old = not price.owned and price.old(today, spot)
-            usd = total.times(rate / 3600)
             made.append(
-                Cost(usd_per_hour=rate, usd=usd, spot=spot, region=region, old=old, **shared)
+                Cost(
+                    usd_per_hour=rate,
+                    usd=total.times(rate / 3600),
+                    spot=spot,
+                    region=(spot and price.spot_region) or price.region,
+                    old=not price.owned and price.old(today, spot),
+                    **shared,
+                )
             )
     return tuple(made)
 

@@ -103,11 +103,16 @@ def _fastest(ranked: list[_Ranked], plans: Sequence[Plan], by_step: bool) -> Fac
     if not ranked:
         return fact("plan-none-runs", targets=[p.target for p in plans])
     first = ranked[0]
-    shown, alike = first.seconds, len({one.plan.steps for one in ranked}) == 1
+    shown = first.seconds
+    alike = len({one.plan.steps for one in ranked}) == 1
     if by_step and alike and first.plan.step_seconds is not None:
         shown = first.plan.step_seconds
-    numbers: dict[str, Any] = {"target": first.target, "seconds": shown.value}
-    numbers |= {"low": shown.low, "high": shown.high}
+    numbers = {
+        "target": first.target,
+        "seconds": shown.value,
+        "low": shown.low,
+        "high": shown.high,
+    }
     if len(ranked) == 1:
         return fact("plan-alone" if len(plans) == 1 else "plan-only", **numbers)
     second = ranked[1]
@@ -121,7 +126,9 @@ def _cheapest(ranked: list[_Ranked], deciding: list[_Ranked], by_step: bool) -> 
     if not ranked:
         yield fact("plan-no-price")
         return
-    first, cost, numbers = ranked[0], ranked[0].cost, ranked[0].numbers
+    first = ranked[0]
+    cost = ranked[0].cost
+    numbers = ranked[0].numbers
     assert cost is not None
     code = "plan-only-market" if cost.market else "plan-cheapest-alone"
     if len(deciding) > 1 and not cost.market:

@@ -135,10 +135,12 @@ def measured(source: Source, seed: int) -> HostSpeed:
 
     try:
         read(0, 1)  # not counted: some sources load all at the first access
-        start, elapsed = time.perf_counter(), 0.0
+        start = time.perf_counter()
+        elapsed = 0.0
         while elapsed < _MEASURE_SECONDS:
             read(done, chunk)
-            done, chunk = done + chunk, min(2 * chunk, 16)
+            done = done + chunk
+            chunk = min(2 * chunk, 16)
             elapsed = time.perf_counter() - start
     except Exception as error:  # of any kind: the files may be on another machine
         return HostSpeed(None, fact("feed-unread", reason=one_line(error, 200)))

@@ -95,7 +95,8 @@ def _call(program: Program) -> float:
 
 def timed_away(step: Blueprint, target: Target, answers: Answers) -> StepTime:
     """The step on a TPU or a GPU, from its compiler's answer for each program."""
-    chip, precision = target.chip, step.recipe.precision
+    chip = target.chip
+    precision = step.recipe.precision
     problems = [one.problem for one in answers.values() if one.problem is not None]
     stepping = {name: one for name, one in answers.items() if name != EVALUATION}
     made = StepTime(
@@ -163,7 +164,8 @@ def memory_needed(step: Blueprint, target: Target, answers: Answers) -> Memory |
 def additions(step: Blueprint) -> list[Kernel]:
     """The kernels that add a device's replicas if `reduce` does not. They read two vectors and
     write one, and are not timed yet."""
-    count, size = step.calls - step.local_vectors, float(step.size)
+    count = step.calls - step.local_vectors
+    size = float(step.size)
     one = Kernel(
         "add", "elementwise", count, bytes=12 * size, work=size, dtype="f32", source="replicas/add"
     )
@@ -173,7 +175,9 @@ def additions(step: Blueprint) -> list[Kernel]:
 def between(step: Blueprint, target: Target, reduce: Sequence[Kernel]) -> list[Kernel]:
     """All kernels of the sum over replicas, with timed kernels of its programs. The links' time
     replaces the memory traffic of collectives."""
-    layout, chip, size = step.layout, target.chip, float(step.size)
+    layout = step.layout
+    chip = target.chip
+    size = float(step.size)
     kernels = [kernel for kernel in reduce if kernel.kind != "collective"]
     if chip.kind == "GPU":
         kernels += timed(chip, additions(step))
@@ -188,7 +192,8 @@ def between(step: Blueprint, target: Target, reduce: Sequence[Kernel]) -> list[K
             kernel.count * kernel.bytes for kernel in reduce if kernel.kind == "collective"
         )
         if compiled and not layout.exact:  # a TPU may scatter, or gather, by adding up whole arrays
-            wire, sent = wire * compiled / sent, compiled
+            wire = wire * compiled / sent
+            sent = compiled
         kernels.append(replace(_RING, seconds=wire, bytes=sent))
     return kernels
 
@@ -227,10 +232,11 @@ def finished(
         for part in (name if name in _OWN else "update",)
         for kernel in own
     )
-    parts: dict[str, float] = dict.fromkeys(("replica", "reduce", "update"), 0.0)
+    parts = dict.fromkeys(("replica", "reduce", "update"), 0.0)
     for kernel in whole:
         parts[kernel.program] += kernel.seconds
-    busiest, dispatch = next(iter(shares(whole)), "memory"), dispatch_seconds(step, target)
+    busiest = next(iter(shares(whole)), "memory")
+    dispatch = dispatch_seconds(step, target)
     device = total_seconds(target.chip, whole, TPU_PASSES[step.recipe.precision])
     largest = max(parts, key=lambda name: parts[name])
     bound = {"update": "memory", "reduce": "interconnect"}.get(largest, busiest)

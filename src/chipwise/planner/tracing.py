@@ -57,7 +57,8 @@ def training_step(
 
 def _with_evaluation(step: Blueprint, resident: bool) -> Blueprint:
     """`step` and a block of the evaluation. The evaluation data is on the device if `resident`."""
-    recipe, source = step.recipe, step.recipe.task.eval
+    recipe = step.recipe
+    source = step.recipe.task.eval
     assert source is not None
     made = evaluation(recipe, source)
     columns = rows_of(spec_of(source), made.size)

@@ -1,3 +1,2 @@
 from .audit import audit as audit
-from .diff import Parting as Parting
-from .diff import diff as diff
+from .diff import Parting as Parting, diff as diff

@@ -1,19 +1,10 @@
-from . import losses as losses
-from . import metrics as metrics
-from . import schedules as schedules
+from . import losses as losses, metrics as metrics, schedules as schedules
 from .check import Finding as Finding
 from .freezing import freeze as freeze
 from .low_rank import lora as lora
 from .muon import muon as muon
-from .optimizers import adam as adam
-from .optimizers import adamw as adamw
-from .optimizers import from_optax as from_optax
-from .optimizers import sgd as sgd
-from .recipe import Recipe as Recipe
-from .recipe import Validated as Validated
-from .task import Sum as Sum
-from .task import Task as Task
-from .trust_ratio import lamb as lamb
-from .trust_ratio import lars as lars
-from .wrappers import grouped as grouped
-from .wrappers import layerwise as layerwise
+from .optimizers import adam as adam, adamw as adamw, from_optax as from_optax, sgd as sgd
+from .recipe import Recipe as Recipe, Validated as Validated
+from .task import Sum as Sum, Task as Task
+from .trust_ratio import lamb as lamb, lars as lars
+from .wrappers import grouped as grouped, layerwise as layerwise

@@ -42,7 +42,10 @@ class Finding:
 
     fact: Fact
 
-    given, usual, why, type = text_of(), text_of("usual"), text_of("why"), text_of("type")
+    given = text_of()
+    usual = text_of("usual")
+    why = text_of("why")
+    type = text_of("type")
 
     @property
     def code(self) -> str:
@@ -92,7 +95,8 @@ def check(recipe: Recipe, on: str | None = None) -> Findings:
 def _schedules(recipe: Recipe) -> list[Fact]:
     """The rates that never peak or never end. Only schedules whose length is not the run's can do
     that."""
-    name, clock = recipe.optimizer.lr_name, recipe.clock
+    name = recipe.optimizer.lr_name
+    clock = recipe.clock
     schedule = recipe.optimizer.hyper[name]
     table = schedule.table(clock).astype(np.float64)
     highest = float(table.max())
@@ -101,10 +105,8 @@ def _schedules(recipe: Recipe) -> list[Fact]:
         inner = as_schedule(inner.schedule)
     if inner.fits_any_run or len(table) < 2 or highest <= 0:
         return []
-    last, about = (
-        float(table[-1]),
-        {"setting": name, "schedule": repr(schedule), "steps": len(table)},
-    )
+    last = float(table[-1])
+    about = {"setting": name, "schedule": repr(schedule), "steps": len(table)}
     if last == highest and last > table[-2]:
         return [Fact("rate-still-rising", about)]
     if last >= highest / 2 and last != table[-2]:
@@ -120,12 +122,14 @@ def _schedules(recipe: Recipe) -> list[Fact]:
 
 
 def _rates(recipe: Recipe) -> Iterator[Fact]:
-    optimizer, clock = recipe.optimizer, recipe.clock
+    optimizer = recipe.optimizer
+    clock = recipe.clock
     if optimizer.usual_rates is None:
         return
     rate, (low, high) = optimizer.hyper["lr"].highest(clock), optimizer.usual_rates
     if recipe.validated is None and not low <= rate <= high:
-        kind, clipped = optimizer.describe()["optimizer"], min(max(rate, low), high)
+        kind = optimizer.describe()["optimizer"]
+        clipped = min(max(rate, low), high)
         yield fact("rate-unusual", optimizer=kind, lr=rate, low=low, high=high, near=clipped)
     if "momentum" in optimizer.settings and recipe.starts_at_its_peak:
         momentum = as_schedule(optimizer.settings["momentum"]).highest(clock)
@@ -145,26 +149,31 @@ def _band(recipe: Recipe, validated: Validated, point: Recipe) -> Iterator[Fact]
         yield fact(
             "rate-far", lr=rate, batch=recipe.batch, expected=expected, point_batch=point.batch
         )
-    now, then, source = recipe.forgetting, point.forgetting, validated.source
+    now = recipe.forgetting
+    then = point.forgetting
+    source = validated.source
     if now is not None and then:
         low, high = validated.forgetting or (rounded(then / 2, 3), rounded(then * 2, 3))
         # Two figures are what a band has; half and twice the point itself belong to it.
         if not low * 0.98 <= now <= high * 1.02:
             steps = recipe.clock.examples / recipe.batch
             decay = as_schedule(recipe.optimizer.settings["weight_decay"]).highest(recipe.clock)
-            about: dict[str, Any] = {
+            about = {
                 "lr": rate,
                 "weight_decay": decay,
                 "steps": steps,
                 "product": now,
+                "low": low,
+                "high": high,
+                "source": source,
             }
-            about |= {"low": low, "high": high, "source": source}
             if rate:
                 near = rounded(then / (rate * steps), 3)
                 yield Fact("forgetting-far", about | {"near": near})
             else:
                 yield Fact("forgetting-zero", about)
-    epochs, usual = recipe.epochs, point.epochs
+    epochs = recipe.epochs
+    usual = point.epochs
     if epochs < usual / 2:
         yield fact(
             "epochs-few", epochs=epochs, usual=usual, source=source, duration=str(point.duration)
@@ -184,12 +193,21 @@ def long_average(recipe: Recipe, steps: int) -> list[Fact]:
         return []
     if (left := recipe.ema**steps) < _UNMOVED:
         return []
-    memory, near = 1 / (1 - recipe.ema), 1 - rounded(10 / (steps + 10), 1)
-    return [fact("ema-long", ema=recipe.ema, memory=memory, steps=steps, left=left, near=near)]
+    return [
+        fact(
+            "ema-long",
+            ema=recipe.ema,
+            memory=1 / (1 - recipe.ema),
+            steps=steps,
+            left=left,
+            near=1 - rounded(10 / (steps + 10), 1),
+        )
+    ]
 
 
 def _replicas(recipe: Recipe) -> list[Fact]:
-    batch, replicas = recipe.batch, recipe.replicas
+    batch = recipe.batch
+    replicas = recipe.replicas
     point = recipe.validated and recipe.validated.point
     least = (
         min(LEAST_FOR_BATCH_NORM, point.batch // point.replicas) if point else LEAST_FOR_BATCH_NORM
@@ -206,7 +224,8 @@ def _replicas(recipe: Recipe) -> list[Fact]:
 
 
 def _device(recipe: Recipe, target: Target | None) -> Iterator[Fact]:
-    batch, replicas = recipe.batch, recipe.replicas
+    batch = recipe.batch
+    replicas = recipe.replicas
     group = batch // replicas
     if target is not None and target.chip.kind == "TPU" and group % SUBLANES:
         full = -(-group // SUBLANES) * SUBLANES
@@ -215,7 +234,8 @@ def _device(recipe: Recipe, target: Target | None) -> Iterator[Fact]:
         yield fact("padding", group=group, full=full, share=1 - group / full, near=fits * replicas)
     if target is not None and recipe.precision == "bf16" and target.chip.kind == "GPU":
         chip = target.chip
-        half, single = chip.fp16_dense_tflops, chip.fp32_tflops
+        half = chip.fp16_dense_tflops
+        single = chip.fp32_tflops
         if chip.bf16_dense_tflops is None and half is not None and single is not None:
             yield fact("bf16-emulated-on", target=target.name, ratio=half / single)
     blocks = recipe.block_count
@@ -223,12 +243,12 @@ def _device(recipe: Recipe, target: Target | None) -> Iterator[Fact]:
         return
     if blocks >= IN_TURN * target.devices:
         devices = target.devices  # each runs many small programs in turn
-        about = {
-            "blocks": blocks,
-            "target": target.name,
-            "calls": blocks // devices,
-            "devices": devices,
-        }
         yield fact(
-            "blocks-in-turn", **about, examples=recipe.batch // blocks, all=recipe.batch // devices
+            "blocks-in-turn",
+            blocks=blocks,
+            target=target.name,
+            calls=blocks // devices,
+            devices=devices,
+            examples=recipe.batch // blocks,
+            all=recipe.batch // devices,
         )

@@ -19,7 +19,8 @@ def described_rows(described: Mapping[str, Any], clock: Clock | None) -> list[tu
     has the `texts` of its task. Nothing in it is trusted. `clock`:
     the recipe's, if it is known.
     """
-    task, optimizer = _part(described, "task"), _part(described, "optimizer")
+    task = _part(described, "task")
+    optimizer = _part(described, "optimizer")
     rows = [("recipe", described.get("name"))]
     for name, words in (("train", "training examples"), ("eval", "evaluation examples")):
         data = _part(task, name)
@@ -32,7 +33,8 @@ def described_rows(described: Mapping[str, Any], clock: Clock | None) -> list[tu
         shown = " ".join(map(str, begin)) or "none"
         rows.append(("documents", f"begin {shown}, end {texts.get('end') or 'as usual'}"))
     rows += [(name, task.get(name)) for name in ("eval_group", "augment", "mix")]
-    batch, replicas = described.get("batch"), described.get("replicas")
+    batch = described.get("batch")
+    replicas = described.get("replicas")
     if known(batch) and isinstance(replicas, int) and replicas > 0:
         rows.append(("batch", f"{batch:,} = {counted(replicas, 'replica')} × {batch / replicas:g}"))
     duration = str(described.get("duration"))

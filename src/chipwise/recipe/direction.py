@@ -94,8 +94,9 @@ def judged(metric: str, better: Directions, *runs: Directions, strict: bool = Tr
     way = declared(better).get(bare(metric), other)
     code = "direction" if other in (None, way) else "direction-as-typed"
     hint = near(bare(metric), {name for run in runs for name in run})
-    about = {"metric": metric, "better": way, "other": other, "near": hint}
-    said = fact(code if way else "direction-unknown", **about)
+    said = fact(
+        code if way else "direction-unknown", metric=metric, better=way, other=other, near=hint
+    )
     if strict and not way:
         raise RecipeError(said.code, **said.numbers)
     return said

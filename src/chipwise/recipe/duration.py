@@ -79,7 +79,8 @@ class Duration:
         match = _DURATION.fullmatch(stripped)
         if match is None:
             raise _unreadable(text, stripped)
-        value, unit = Fraction(match[1]), match[2]
+        value = Fraction(match[1])
+        unit = match[2]
         if unit in ("st", "ex") and value.denominator != 1:
             whole = f"{_half_up(value)}{unit}"
             expected = f"'{whole}', or a fraction of 'ep' or '%'"
@@ -250,7 +251,8 @@ def _unreadable(given: str, text: str) -> RecipeError:
     match = _LOOKS_LIKE.fullmatch(text)
     if match is None:
         return RecipeError("duration-unreadable", duration=repr(given), near=None)
-    number, word = match[1], match[2].lower()
+    number = match[1]
+    word = match[2].lower()
     if not word:
         return RecipeError("duration-without-unit", duration=repr(given), number=number)
     unit = _WORDS.get(word)

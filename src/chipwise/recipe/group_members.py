@@ -20,7 +20,8 @@ def group_members(params: Tree, patterns: tuple[str, ...]) -> Tree:
     Raises `RecipeError` for a pattern that fits no path.
     """
     leaves = by_path(params)
-    names, shapes = list(leaves), [jnp.shape(leaf) for leaf in leaves.values()]
+    names = list(leaves)
+    shapes = [jnp.shape(leaf) for leaf in leaves.values()]
     numbers = [np.full((), -1) for _ in names]
     for i, pattern in reversed(list(enumerate(patterns))):  # the first that fits is written last
         path, mark, number = pattern.rpartition("#")

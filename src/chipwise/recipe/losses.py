@@ -87,7 +87,8 @@ def weighted_softmax_cross_entropy(
     total NaN. Raises `RecipeError` for shapes or dtypes that do not fit.
     """
     logits = floats(logits, "logits", ndim=2)
-    labels, weights = as_array(labels, "labels"), as_array(weights, "weights")
+    labels = as_array(labels, "labels")
+    weights = as_array(weights, "weights")
     _share(smoothing)
     examples, classes = logits.shape
     if weights.shape != (classes,):
@@ -145,11 +146,14 @@ def sigmoid_cross_entropy(
     else:
         weights = as_array(positive_weights, "positive_weights")
         if weights.shape != logits.shape[1:]:
-            expected = logits.shape[1:]
             raise RecipeError(
-                "weights-shape", name="positive_weights", shape=weights.shape, expected=expected
+                "weights-shape",
+                name="positive_weights",
+                shape=weights.shape,
+                expected=logits.shape[1:],
             )
-        yes, no = -jax.nn.log_sigmoid(logits), -jax.nn.log_sigmoid(-logits)
+        yes = -jax.nn.log_sigmoid(logits)
+        no = -jax.nn.log_sigmoid(-logits)
         losses = weights.astype(logits.dtype)[None] * targets * yes + (1.0 - targets) * no
     return jnp.where(jnp.all(inside, axis=1), jnp.mean(losses, axis=1), jnp.nan)
 

@@ -118,8 +118,12 @@ class lora:
         `lora` does when used."""
         for pattern in self.on:
             if not fnmatch.filter(leaves, pattern):
-                facts = {"near": near(pattern, leaves), "names": list(leaves)}
-                raise RecipeError("adapters-match-nothing", pattern=pattern, **facts)
+                raise RecipeError(
+                    "adapters-match-nothing",
+                    pattern=pattern,
+                    near=near(pattern, leaves),
+                    names=list(leaves),
+                )
         named = {
             p: w for p, w in leaves.items() if any(fnmatch.fnmatchcase(p, one) for one in self.on)
         }
@@ -127,11 +131,18 @@ class lora:
 
     def _first(self, path: str, matrix: Any, key: jax.Array) -> Adapter:
         layers = int(matrix.ndim > 1 and fnmatch.fnmatchcase(path, self.stacked))
-        stack, shape = matrix.shape[:layers], matrix.shape[layers:]
+        stack = matrix.shape[:layers]
+        shape = matrix.shape[layers:]
         if len(shape) < 2 or not jnp.issubdtype(matrix.dtype, jnp.floating):
-            about = {"shape": list(matrix.shape), "dtype": str(matrix.dtype)}
-            raise RecipeError("adapter-without-matrix", path=path, **about, on=self.on)
-        turned, last = _is_turned(path), len(shape) - 1
+            raise RecipeError(
+                "adapter-without-matrix",
+                path=path,
+                shape=list(matrix.shape),
+                dtype=str(matrix.dtype),
+                on=self.on,
+            )
+        turned = _is_turned(path)
+        last = len(shape) - 1
         cuts = (1,) if turned else (1, last) if last == 2 else (last,)
         sides = min(((math.prod(shape[:k]), math.prod(shape[k:])) for k in cuts), key=max)
         if self.rank > min(sides):
@@ -139,7 +150,8 @@ class lora:
                 "adapter-rank", path=path, rank=self.rank, sides=list(sides), most=min(sides)
             )
         inputs, outputs = sides[::-1] if turned else sides
-        dtype, bound = wide(matrix.dtype), 1 / math.sqrt(inputs)
+        dtype = wide(matrix.dtype)
+        bound = 1 / math.sqrt(inputs)
         own = jax.random.fold_in(key, zlib.crc32(path.encode()))  # whatever else matches
         a = jax.random.uniform(own, (*stack, inputs, self.rank), dtype, -bound, bound)
         return self._of(path, a, jnp.zeros((*stack, self.rank, outputs), dtype))
@@ -152,7 +164,8 @@ class lora:
         merged into them. Raises `KeyError` if a part of an adapter is missing."""
         whole = {name: x for name, x in arrays.items() if not name.endswith((".lora_a", ".lora_b"))}
         for name in {n.rpartition(".")[0] for n in arrays.keys() - whole.keys()}:
-            a, b = arrays[f"{name}.lora_a"], arrays[f"{name}.lora_b"]
+            a = arrays[f"{name}.lora_a"]
+            b = arrays[f"{name}.lora_b"]
             whole[name] = self._of(name.replace(".", "/"), a, b).merged(whole[name])
         return whole
 

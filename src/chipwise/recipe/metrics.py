@@ -46,12 +46,6 @@ def accuracy(logits: Any, labels: Any, k: int = 1) -> Sum:
 
 
 @as_annotated
-def top_k(logits: Any, labels: Any, k: int = 5) -> Sum:
-    """`accuracy` with the `k` highest logits: top-5 accuracy by default."""
-    return accuracy(logits, labels, k)
-
-
-@as_annotated
 def roc_auc(logits: Any, labels: Any, average: str | None = "macro") -> Sum:
     """The area under the receiver operating characteristic. It is the probability that a random
     positive example scores higher than a random negative one, where ties count half (Hanley and
@@ -196,7 +190,10 @@ class _ByRank:
         if self.one_of:
             scores = _log_odds(scores)
             actual = actual[:, -scores.shape[1] :]
-        each = np.array([of(scores[:, k], actual[:, k]) for k in range(scores.shape[1])])
+        valid = np.isfinite(scores).all(axis=0) & np.isin(actual, (0, 1)).all(axis=0)
+        each = np.array(
+            [of(scores[:, k], actual[:, k]) if valid[k] else np.nan for k in range(len(valid))]
+        )
         if self.average is None:
             return each
         there = actual.sum(axis=0)
@@ -214,7 +211,9 @@ def _log_odds(logits):
     if logits.shape[1] == 2:
         return logits[:, 1:] - logits[:, :1]
     falling = -np.sort(-logits, axis=1)
-    highest, second, lower = falling[:, :1], falling[:, 1:2], falling[:, 1:]
+    highest = falling[:, :1]
+    second = falling[:, 1:2]
+    lower = falling[:, 1:]
     of_highest = highest - second - np.log(np.exp(lower - second).sum(axis=1, keepdims=True))
     whole = 1 + np.exp(lower - highest).sum(axis=1, keepdims=True)
     of_others = logits - highest - np.log(whole - np.exp(logits - highest))
@@ -224,8 +223,6 @@ def _log_odds(logits):
 def _area(scores, actual):
     """The share of pairs of a positive and a negative example that are in order. Ties count
     half."""
-    if not (np.isfinite(scores).all() and np.isin(actual, (0, 1)).all()):
-        return np.nan
     _, place, many = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(many) - (many - 1) / 2)[place]  # of equal scores, their mean
     positive = actual.sum()
@@ -234,8 +231,6 @@ def _area(scores, actual):
 
 
 def _step_area(scores, actual):
-    if not (np.isfinite(scores).all() and np.isin(actual, (0, 1)).all()):
-        return np.nan
     falling = np.argsort(-scores, kind="stable")
     last = np.append(np.flatnonzero(np.diff(scores[falling])), len(scores) - 1)  # of each threshold
     hits = np.cumsum(actual[falling])[last]
@@ -248,10 +243,12 @@ def _ranked(metric: str, logits: Any, labels: Any, average: str | None) -> Sum:
         raise unknown(
             "average-unknown", "average", average, (None, "macro", "weighted"), metric=metric
         )
-    logits, labels = floats(logits, "logits"), as_array(labels, "labels")
+    logits = floats(logits, "logits")
+    labels = as_array(labels, "labels")
     one_of = logits.ndim == 2 and logits.shape[1] > 1 and labels.ndim == 1
     if one_of:
-        scores, labels = logits, class_labels(labels, logits)
+        scores = logits
+        labels = class_labels(labels, logits)
         actual = jax.nn.one_hot(labels, logits.shape[1], dtype=jnp.float32)
     else:
         scores = logits if logits.ndim == 2 else logits[:, None]
@@ -271,7 +268,8 @@ def _score(
 ) -> Sum:
     if average is not None and average not in _AVERAGES:
         raise unknown("average-unknown", "average", average, (None, *_AVERAGES), metric=ratio)
-    logits, labels = floats(logits, "logits", ndim=2), as_array(labels, "labels")
+    logits = floats(logits, "logits", ndim=2)
+    labels = as_array(labels, "labels")
     several = labels.ndim == 2
     if several:
         predicted, actual = _several_labels(logits, labels, 0.5 if threshold is None else threshold)
@@ -287,7 +285,8 @@ def _score(
 
 def _one_label(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Predicted and actual, `(batch, classes)` of 0 and 1, one 1 a row."""
-    labels, classes = class_labels(labels, logits), logits.shape[1]
+    labels = class_labels(labels, logits)
+    classes = logits.shape[1]
     predicted = jax.nn.one_hot(jnp.argmax(logits, axis=1), classes, dtype=jnp.float32)
     predicted = jnp.where(jnp.any(jnp.isnan(logits), axis=1, keepdims=True), 0.0, predicted)
     inside = ((labels >= 0) & (labels < classes))[:, None]
@@ -414,10 +413,12 @@ class _Explained:
         if np.any(far):
             worst = int(np.argmax(far))
             center = self.center[worst % len(self.center)]
-            away, deviation = float(abs(mean[worst])), float(np.sqrt(spread[worst] / count))
-            better = center + float(mean[worst])
             note = fact(
-                "r2-center-far", center=center, away=away, deviation=deviation, better=better
+                "r2-center-far",
+                center=center,
+                away=float(abs(mean[worst])),
+                deviation=float(np.sqrt(spread[worst] / count)),
+                better=center + float(mean[worst]),
             )
             warnings.warn(str(note), RuntimeWarning, stacklevel=2)
         shares = np.where(spread == 0, np.where(left == 0, 1.0, 0.0), 1 - left / spread)

@@ -79,10 +79,8 @@ class Optimizer(ABC):
         ]
 
     def _is_stacked(self, path: Any, leaf: Any) -> bool:
-        name, pattern = (
-            jax.tree_util.keystr(path, simple=True, separator="/"),
-            getattr(self, "stacked", ""),
-        )
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        pattern = getattr(self, "stacked", "")
         return leaf.ndim > 1 and fnmatch.fnmatchcase(name, pattern)
 
     @property
@@ -109,7 +107,8 @@ class Optimizer(ABC):
         """This optimizer with other `settings`. Raises `RecipeError` for an unknown name."""
         for name in settings:
             if name not in self.settings:
-                kind, known = self._about()["optimizer"], list(self.settings)
+                kind = self._about()["optimizer"]
+                known = list(self.settings)
                 raise unknown("no-such-setting", f"setting of {kind}", name, known, optimizer=kind)
         return self._with(settings)
 
@@ -454,7 +453,7 @@ class _FromOptax(Optimizer):
         return replace(self, given=tuple((self.settings | settings).items()))
 
     def _about(self) -> dict[str, Any]:
-        about: dict[str, Any] = {"optimizer": "from_optax", "make": callable_name(self.make)}
+        about = {"optimizer": "from_optax", "make": callable_name(self.make)}
         return about | ({"elementwise": True} if self.elementwise else {})
 
     def __repr__(self) -> str:

@@ -143,7 +143,8 @@ class Recipe:
         if not self.name.isprintable():
             raise invalid("unprintable", "name", self.name, "text without control characters")
         for name in ("batch", "replicas", "blocks", "shards", "eval_block", "seed"):
-            value, least = getattr(self, name), 0 if name == "seed" else 1
+            value = getattr(self, name)
+            least = 0 if name == "seed" else 1
             if value is not None and value < least:
                 expected = f"a whole number of at least {least}"
                 raise invalid("field-not-whole", name, value, expected, least=least)
@@ -165,8 +166,13 @@ class Recipe:
             expected = "'24ep', '9360st' or '1.2e6ex', no share of itself"
             raise invalid("duration-of-itself", "duration", str(self.duration), expected)
         if self.validated is not None and self.validated.point is None:
-            point = dataclasses.replace(self, validated=None)
-            object.__setattr__(self, "validated", dataclasses.replace(self.validated, point=point))
+            object.__setattr__(
+                self,
+                "validated",
+                dataclasses.replace(
+                    self.validated, point=dataclasses.replace(self, validated=None)
+                ),
+            )
 
     @property
     def held(self) -> tuple[str, ...]:
@@ -188,9 +194,11 @@ class Recipe:
     def check_batch(self) -> None:
         """Raises `RecipeError` unless all replicas, and all devices of a group, get equally many
         examples."""
-        code, unit = "batch-indivisible", self.replicas
+        code = "batch-indivisible"
+        unit = self.replicas
         if self.batch % unit == 0:
-            code, unit = "shards-above-batch", self.least_batch
+            code = "shards-above-batch"
+            unit = self.least_batch
         if self.batch % unit:
             lower = self.batch // unit * unit
             near = [n for n in (lower, lower + unit) if n]
@@ -220,7 +228,8 @@ class Recipe:
         """Peak rate x weight decay x steps an epoch. This is one over the epochs over which weights
         average their updates (Wang & Aitchison 2024, arXiv:2405.13698). None for an optimizer
         without weight decay."""
-        optimizer, clock = self.optimizer, self.clock
+        optimizer = self.optimizer
+        clock = self.clock
         if optimizer.rate_power is None or "weight_decay" not in optimizer.settings:
             return None
         decay = as_schedule(optimizer.settings["weight_decay"]).highest(clock)
@@ -304,7 +313,8 @@ def difference(stored: dict, given: dict, path: str = "") -> list[tuple[str, Any
     """The differences between two descriptions, as (setting, stored, given)."""
     rows: list[tuple[str, Any, Any]] = []
     for key in sorted(set(stored) | set(given)):
-        a, b = stored.get(key), given.get(key)
+        a = stored.get(key)
+        b = given.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             rows += difference(a, b, f"{path}{key}.")
         elif a != b:

@@ -129,7 +129,8 @@ class Schedule(ABC):
         finite = np.isfinite(values)
         if not finite.all():
             at = int(np.argmin(finite))
-            value, where = float(values[at]), f"{self!r} at step {start + at}"
+            value = float(values[at])
+            where = f"{self!r} at step {start + at}"
             raise invalid("schedule-not-finite", where, value, "a finite float32", step=start + at)
         return values
 
@@ -247,7 +248,8 @@ class function(Schedule):
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
         if not steps.size:
             return steps
-        first, stop = int(steps[0]), int(steps[-1]) + 1
+        first = int(steps[0])
+        stop = int(steps[-1]) + 1
         # optax's one-cycle mixes float32 and bool, which strict promotion refuses.
         with jax.default_device(host_device()), jax.numpy_dtype_promotion("standard"):
             if isinstance(self._one(first), jax.Array):
@@ -476,14 +478,16 @@ class one_cycle(Schedule):
             raise unknown("shape-unknown", "shape", self.shape, self.SHAPES)
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
-        total, ramp = self._total(clock), clock.steps(self.warmup)
+        total = self._total(clock)
+        ramp = clock.steps(self.warmup)
         up = np.minimum(steps / ramp, 1.0)
         down = np.clip((steps - ramp) / max(total - ramp, 1), 0.0, 1.0)
         if self.shape == "cosine":
             up = _half_cosine(up)
         if self.shape != "linear":
             down = _half_cosine(down)
-        rise, fall = _between(self.start, self.peak, up), _between(self.peak, self.end, down)
+        rise = _between(self.start, self.peak, up)
+        fall = _between(self.peak, self.end, down)
         return np.where(steps < ramp, rise, fall)
 
 
@@ -535,7 +539,7 @@ class piecewise(Schedule):
     pieces: Any  # given as a mapping; kept as a tuple of pairs, which is frozen and hashable
 
     def __post_init__(self) -> None:
-        given: Iterable = self.pieces.items() if isinstance(self.pieces, Mapping) else self.pieces
+        given = self.pieces.items() if isinstance(self.pieces, Mapping) else self.pieces
         try:
             pairs = tuple((str(key), value) for key, value in given)
         except (TypeError, ValueError):
@@ -702,7 +706,8 @@ def from_json(value: Any) -> Schedule:
         return constant(float(value))
     if not isinstance(value, Mapping) or "schedule" not in value:
         raise RecipeError("stored-schedule-expected", value=repr(value))
-    name, settings = value["schedule"], {k: v for k, v in value.items() if k != "schedule"}
+    name = value["schedule"]
+    settings = {k: v for k, v in value.items() if k != "schedule"}
     if name == function.__name__:
         raise RecipeError("function-stored", name=str(settings.get("call")))
     if "of" in settings:

@@ -141,6 +141,8 @@ class Task:
       and `cw.export` writes again.
     - `going_on`: arrays of another run's training state by name, with which training begins at step
       0. `cw.pretrained(run, optimizer=True).start` sets it.
+    - `framework`: the framework of the user's model, such as "torch", or `None` for functions of
+      JAX. `cw.torch.task` and its like set it.
     """
 
     init: Callable[[jax.Array], tuple[Tree, Tree]]
@@ -162,6 +164,7 @@ class Task:
     weights: tuple[str, ...] = ()
     texts: Mapping[str, Any] = field(default_factory=dict, hash=False)
     going_on: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    framework: str | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "class_names", tuple(self.class_names))
@@ -246,18 +249,19 @@ def finished(sums: Mapping[str, Sum]) -> dict[str, float | np.ndarray]:
     """
     values: dict[str, float | np.ndarray] = {}
     for name, s in sums.items():
-        total, count = np.asarray(s.total, np.float64), np.asarray(s.count, np.float64)
+        total = np.asarray(s.total, np.float64)
+        count = np.asarray(s.count, np.float64)
         try:
             with np.errstate(all="ignore"):
                 value = np.asarray(Sum(total, count, s.finish).value, np.float64)
         except Exception as error:
-            about = {
-                "total": list(total.shape),
-                "count": list(count.shape),
-                "reason": one_line(error),
-            }
             raise RecipeError(
-                "finish-failed", metric=name, error=type(error).__name__, **about
+                "finish-failed",
+                metric=name,
+                error=type(error).__name__,
+                total=list(total.shape),
+                count=list(count.shape),
+                reason=one_line(error),
             ) from error
         values[name] = float(value) if value.ndim == 0 else value
     return values

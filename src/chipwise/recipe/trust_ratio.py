@@ -44,13 +44,15 @@ class _ByLayer(_Named):
         def one(
             does: bool, update: jax.Array, moved: jax.Array, param: jax.Array, layers: int
         ) -> jax.Array:
-            own, other = norm(param, layers), norm(update, layers)
+            own = norm(param, layers)
+            other = norm(update, layers)
             usual = (own > 0) & (other > 0)
             ratio = jnp.where(usual, ratio_of(own, jnp.where(usual, other, 1)), 1)
             return moved * ratio if does else moved
 
         def update(updates: Tree, params: Tree) -> Tree:
-            chain, structure = optax.chain(optax.identity(), *then), jax.tree.structure(params)
+            chain = optax.chain(optax.identity(), *then)
+            structure = jax.tree.structure(params)
             moved, _ = chain.update(updates, chain.init(params), params)
             layers = jax.tree.unflatten(structure, self.layers(params))
             return jax.tree.map(one, decaying, updates, moved, params, layers)

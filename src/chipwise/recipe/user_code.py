@@ -88,8 +88,9 @@ def _told(error: Exception, what: str, columns: list[str]) -> RecipeError:
             columns=columns,
             near=near(key, columns),
         )
-    facts = {"error": type(error).__name__, "reason": reason_of(error)}
-    return RecipeError("task-fails", what=what, where=where, **facts)
+    return RecipeError(
+        "task-fails", what=what, where=where, error=type(error).__name__, reason=reason_of(error)
+    )
 
 
 def reason_of(error: Exception) -> str:

@@ -68,7 +68,8 @@ def classification(
 def by_channel(mean: Sequence[float], std: Sequence[float]) -> Callable[[jax.Array], jax.Array]:
     """A function that returns `(image - mean) / std` in float32. `mean` and `std` are per channel,
     in the units of the stored image."""
-    m, s = jnp.asarray(mean, jnp.float32), jnp.asarray(std, jnp.float32)
+    m = jnp.asarray(mean, jnp.float32)
+    s = jnp.asarray(std, jnp.float32)
 
     def normalise(images):
         pad = (1,) * (images.ndim - 1)

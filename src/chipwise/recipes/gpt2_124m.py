@@ -29,7 +29,8 @@ from ..recipe.optimizers import adamw
 from ..recipe.recipe import Recipe, Validated
 from .tokens import language, start_of
 
-_BATCH, _STEPS = 512, 19_560
+_BATCH = 512
+_STEPS = 19_560
 _EVAL = 10_240  # sequences, 10.5 million tokens
 
 

@@ -19,8 +19,7 @@ TPU v3-8, 76.27 % in 4.3 h on 8 V100 in mixed precision, evaluation included). G
 
 from __future__ import annotations
 
-from ..augment import centre
-from ..augment import imagenet as crop_and_flip
+from ..augment import centre, imagenet as crop_and_flip
 from ..base import invalid
 from ..data.datasets import imagenet
 from ..interop.nnx import functional

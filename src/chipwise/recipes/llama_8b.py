@@ -34,7 +34,8 @@ from ..recipe.recipe import Recipe
 from ..recipe.schedules import cosine, warmup
 from .tokens import language, start_of
 
-_BATCH, _STEPS = 512, 38_300
+_BATCH = 512
+_STEPS = 38_300
 _EVAL = 1024  # sequences, 8.4 million tokens
 
 

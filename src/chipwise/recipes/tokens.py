@@ -59,7 +59,8 @@ def language(
 
     def decode(params, state, text, cache, position):
         states, cache = states_of(params, state, text, cache, position)
-        words, last = params[table]["embedding"], (((2,), (1,)), ((), ()))
+        words = params[table]["embedding"]
+        last = (((2,), (1,)), ((), ()))
         return lax.dot_general(states, words, last, preferred_element_type=jnp.float32), cache
 
     train, held_out = tokens(data, context, vocabulary, sequences)
@@ -104,10 +105,7 @@ def start_of(data: str | Path | None, vocabulary: int) -> int:
     source = PackedFolder(data, "train")
     cut = tokenizer_of(source, source.document_ends)
     if cut is None or cut.end is None:
-        sentence = (
-            "{path} does not say which token follows a document: pack the text with chipwise pack."
-        )
-        raise DataError("tokens-without-end", sentence, path=str(data))
+        raise DataError("tokens-without-end", path=str(data))
     return (*cut.begin, cut.end)[0]
 
 
@@ -119,7 +117,8 @@ def packed(
     folder."""
     sources = [PackedFolder(data, split) for split in ("train", "eval")]
     for source in sources:
-        column, below = source.spec.get("token"), source.below.get("token")
+        column = source.spec.get("token")
+        below = source.below.get("token")
         narrow = (
             labelled
             and column is not None

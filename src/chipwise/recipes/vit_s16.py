@@ -19,8 +19,7 @@ accuracy has not been measured. In training, accuracy counts the class with the 
 
 from __future__ import annotations
 
-from ..augment import centre, compose, flip, rand_augment, resized_crop
-from ..augment import mixup as mixing
+from ..augment import centre, compose, flip, mixup as mixing, rand_augment, resized_crop
 from ..base import invalid
 from ..data.datasets import imagenet
 from ..interop.nnx import functional

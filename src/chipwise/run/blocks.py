@@ -15,8 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec as P
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import PartitionSpec as P, SingleDeviceSharding
 
 from ..base import DeviceError
 from ..machine.compilation_cache import compile_on

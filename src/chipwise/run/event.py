@@ -47,7 +47,7 @@ class Event:
 
     def stop(self) -> None:
         """Ends the run after this event. The run is saved and evaluated, and returns its result. It
-        can be continued later."""
+        can be resumed later."""
         self.stopping = True
 
     def save(self) -> None:

@@ -37,9 +37,9 @@ def fit(
 
     *Arguments:*
 
-    - `run`: a folder for metrics and checkpoints, or `None`. A run in the folder continues, or is
-      discarded if `fresh`. With `changed_code`, it continues although its programs differ, by code,
-      a version or a setting.
+    - `run`: a folder for metrics and checkpoints, or `None`. A run in the folder is resumed, or
+      discarded if `fresh`. With `changed_code`, it is resumed although its programs differ, by
+      code, a version or a setting.
     - `on`: which devices to use, and how they are fed. See `On`.
     - `progress`: `"auto"`, `"bar"`, `"lines"`, `"none"`.
     - `eval_every`, `log_every`, `checkpoint_every`: durations such as `"1ep"` or `"5%"`, or

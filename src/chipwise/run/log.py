@@ -72,7 +72,7 @@ class Log:
     *Fields:*
 
     - `begin`: the step with which this process begins.
-    - `history`: all rows, including those before a resumption.
+    - `history`: all rows, including those before it was resumed.
     - `new`: the rows that have not been yielded yet, each with its kind, "log", "evaluation" or
       "checkpoint".
     - `final`: the last value of each metric.

@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from ..base import DeviceError, Fact, RecipeError, fact
 from ..machine.arithmetic import check_flags

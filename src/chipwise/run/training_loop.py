@@ -62,7 +62,7 @@ def training(
     *Yields* an `Event` after each row of metrics, evaluation and checkpoint, and at the end, with
     the `result`. The loop's code changes no bit. The time for which a device waits for it is
     `seconds["own_code"]`, and no part of any speed. A loop that is left saves its state, and the
-    same call continues the run.
+    same call resumes the run.
 
     The arguments, the errors, and JAX's settings within the loop are those of `fit`.
     """

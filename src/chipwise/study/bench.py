@@ -74,13 +74,7 @@ def measure_train(
     ):
         raise RecipeError("bench-nothing-to-time", steps=steps, seconds=seconds, warmup=warmup)
     if not recipe.clock.total:
-        text = (
-            'Recipe {recipe} lasts "{duration}", which is less than one step. Give it a '
-            "longer duration."
-        )
-        raise RecipeError(
-            "recipe-without-steps", text, recipe=recipe.name, duration=recipe.duration
-        )
+        raise RecipeError("recipe-without-steps", recipe=recipe.name, duration=recipe.duration)
     meter = Meter(recipe.batch) if began is None else Meter(recipe.batch, began)
     with contextlib.ExitStack() as closing:
         # ---- devices, data, state and programs, as in `fit`
@@ -99,14 +93,17 @@ def measure_train(
         with meter.section("warmup"):
             losses = first_losses(session, warmup)
             each = seconds_a_step(session)
-        warm, counts = session.step, intervals(each, steps, seconds)
-        about = {
-            "warmup": warmup,
-            "calibration": warm - warmup,
-            "timed": sum(counts),
-            "each": counts[0],
-        }
-        reporter.say(fact("bench-begins", **about))
+        warm = session.step
+        counts = intervals(each, steps, seconds)
+        reporter.say(
+            fact(
+                "bench-begins",
+                warmup=warmup,
+                calibration=warm - warmup,
+                timed=sum(counts),
+                each=counts[0],
+            )
+        )
         meter.seconds["timed"], figures, more = time_intervals(session, counts, reporter)
 
         # ---- the record

@@ -89,14 +89,8 @@ class CriticalBatch:
         """The predicted steps of a batch. Raises `RecipeError` for a batch more than `REACH` times
         as large or as small as the run's."""
         if not self.batch <= batch * REACH <= self.batch * REACH**2:
-            text = (
-                "Batch {batch} is too far from the {own} of {run}: name {least} to {most}, or "
-                "another run "
-                "with --noise."
-            )
             raise RecipeError(
                 "like-too-far",
-                text,
                 batch=batch,
                 own=self.batch,
                 run=self.run,
@@ -104,7 +98,8 @@ class CriticalBatch:
                 most=self.batch * REACH,
             )
         value, *ends = (self._sum(batch, factor) for factor in (1.0, 1 / FACTOR, FACTOR))
-        low, high = min(ends) * self.before / self.step / SEEDS, max(ends) * SEEDS
+        low = min(ends) * self.before / self.step / SEEDS
+        high = max(ends) * SEEDS
         return Steps(batch, math.ceil(value), max(math.floor(low), 1), math.ceil(high))
 
     def told(self, steps: Steps) -> Fact:

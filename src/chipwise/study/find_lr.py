@@ -158,7 +158,8 @@ def find_lr(
 def swept(recipe: Recipe, low: float, high: float, steps: int) -> Recipe:
     """`recipe` for `steps` steps with rates from `low` to `high`, evenly spaced on a logarithmic
     axis. Other hyperparameters have their value at the recipe's highest rate."""
-    optimizer, clock = recipe.optimizer, recipe.clock
+    optimizer = recipe.optimizer
+    clock = recipe.clock
     rates = optimizer.hyper[optimizer.lr_name].table(clock)
     at = int(np.argmax(rates)) if rates.size else 0
     new: dict[str, Schedule] = {
@@ -182,7 +183,9 @@ def _losses(
     divergence.
     """
     losses: list[float] = []
-    total, weight, best = 0.0, 0.0, math.inf
+    total = 0.0
+    weight = 0.0
+    best = math.inf
     session.begin()
     for step, rate in enumerate(rates, 1):
         session.advance()
@@ -195,7 +198,8 @@ def _losses(
             reporter.start(step, len(rates))
         reporter.update({"step": step, "train/loss": loss})
         losses.append(loss)
-        total, weight = _MEMORY * total + loss, _MEMORY * weight + 1
+        total = _MEMORY * total + loss
+        weight = _MEMORY * weight + 1
         best = min(best, total / weight)
         if total / weight > max(limit(best), losses[0]):
             return losses, fact("range-test-diverged", **about, times=TOO_HIGH)
@@ -209,7 +213,10 @@ def _check(low: float, high: float, steps: int) -> None:
     if not low < high:
         raise RecipeError("rates-out-of-order", low=low, high=high)
     if type(steps) is not int or not FEWEST <= steps <= MOST:
-        facts = {"steps": steps, "fewest": FEWEST, "most": MOST}
         raise RecipeError(
-            "range-test-steps", "steps={steps!r}: expected {fewest} to {most}.", **facts
+            "range-test-steps",
+            "steps={steps!r}: expected {fewest} to {most}.",
+            steps=steps,
+            fewest=FEWEST,
+            most=MOST,
         )

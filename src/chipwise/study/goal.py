@@ -37,10 +37,6 @@ class Goal:
         metric, equals, value = text.rpartition("=")
         name = metric.strip() if equals else "eval/accuracy"
         if not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", value.strip()) or not name:
-            wrong = (
-                "--target {given:plain}: expected a number such as 0.94, or a metric such as "
-                "eval/loss=0.3."
-            )
-            raise RecipeError("target-unreadable", wrong, given=text)
+            raise RecipeError("target-unreadable", given=text)
         name = name if "/" in name else f"eval/{name}"
         return cls(name, float(value), judged(name, better, *runs)["better"])

@@ -21,7 +21,8 @@ from ..base.figures import known
 Settings = dict[str, str]  # one point: setting to value
 _SEEDS = 2**32
 _MOST = 1000  # seeds; a higher count is probably a seed given by mistake
-_OPEN, _CLOSED = "([{", ")]}"
+_OPEN = "([{"
+_CLOSED = ")]}"
 # A quote that is not closed is an apostrophe
 _PART = re.compile(r"\\,|'[^']*'|\"[^\"]*\"|.", re.DOTALL)
 _LONGEST = 100  # characters of a folder's name; file systems allow 255 bytes
@@ -48,7 +49,8 @@ def parse(texts: Sequence[str]) -> dict[str, list[str]]:
 def split(text: str) -> list[str]:
     """The values in `text`, in order. Raises `RecipeError` for an open bracket or an empty
     value."""
-    values, depth = [""], 0
+    values = [""]
+    depth = 0
     for part in _PART.findall(text):
         depth = max(0, depth + (part in _OPEN) - (part in _CLOSED))
         if part == "," and not depth:

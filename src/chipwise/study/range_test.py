@@ -58,18 +58,19 @@ def read(rates: np.ndarray, losses: np.ndarray) -> RangeCurve:
     from 1 to n. Fewer losses than rates mean that the test was stopped."""
     n = len(losses)
     stopped = n < len(rates)
-    rates, losses = np.asarray(rates[:n], np.float64), np.asarray(losses, np.float64)
+    rates = np.asarray(rates[:n], np.float64)
+    losses = np.asarray(losses, np.float64)
     smoothed = smooth(rates, losses)
     best = int(np.argmin(smoothed))
-    fall, noise = (
-        float(smoothed[0] - smoothed[best]),
-        float(np.std((losses - smoothed)[: best + 1])),
-    )
+    fall = float(smoothed[0] - smoothed[best])
+    noise = float(np.std((losses - smoothed)[: best + 1]))
     above = smoothed > smoothed[best] + (1 - _KEPT) * fall
-    before, after = np.flatnonzero(above[:best]), np.flatnonzero(above[best:])
+    before = np.flatnonzero(above[:best])
+    after = np.flatnonzero(above[best:])
     knee = rates[before[-1] + 1] if before.size else rates[0]
     last_stable = float(rates[best + after[0] - 1] if after.size else rates[-1])
-    fell, doubts = n >= FEWEST and fall > 2 * noise, []
+    fell = n >= FEWEST and fall > 2 * noise
+    doubts = []
     if not fell:
         doubts.append(fact("loss-never-fell", fall=fall, noise=noise))
     elif not after.size and not stopped:

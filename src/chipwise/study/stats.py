@@ -14,7 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
-NO_DIFFERENCE, HIGHER, LOWER, UNKNOWN = "difference-not-shown", "higher", "lower", "one-run-each"
+NO_DIFFERENCE = "difference-not-shown"
+HIGHER = "higher"
+LOWER = "lower"
+UNKNOWN = "one-run-each"
 TWO_ALIKE = "two-alike"
 """Codes of verdicts."""
 
@@ -42,14 +45,17 @@ class Spread:
         """The spread of `values` of `metric`. Raises `ValueError` if there are none, or one is not
         finite."""
         _check(values)
-        n, mean = len(values), statistics.fmean(values)
+        n = len(values)
+        mean = statistics.fmean(values)
         if n == 1:
             return cls(n, mean, None, None, None)
         deviation = statistics.stdev(values)
         half = _t(n - 1) * deviation / math.sqrt(n)
-        low, high = mean - half, mean + half
+        low = mean - half
+        high = mean + half
         if _SHARE.search(metric) and all(0 <= value <= 1 for value in values):
-            low, high = max(low, 0.0), min(high, 1.0)
+            low = max(low, 0.0)
+            high = min(high, 1.0)
         return cls(n, mean, deviation, low, high)
 
 
@@ -121,7 +127,8 @@ def ratio(a: Sequence[float], b: Sequence[float]) -> Difference:
 def _judged(value: float, half: float, n: int) -> Difference:
     if n == 2 and half < 1e-9 * abs(value):
         return Difference(value, None, None, TWO_ALIKE)
-    low, high = value - half, value + half
+    low = value - half
+    high = value + half
     verdict = NO_DIFFERENCE if low <= 0 <= high else HIGHER if value > 0 else LOWER
     return Difference(value, low, high, verdict)
 

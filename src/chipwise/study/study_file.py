@@ -153,14 +153,13 @@ def read(folder: str | Path) -> Study | None:
     except OSError as error:
         raise RunError("study-unreadable", file=file, reason=error) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise RunError(
             "study-damaged",
             "{file} is damaged ({reason:plain}). Delete it and type the command again: "
             "finished runs are "
             "kept.",
             file=file,
-            reason=reason,
+            reason=" ".join(f"{type(error).__name__}: {error}".split()),
         ) from error
     raise RunError("study-schema", file=file, schema=schema, expected=SCHEMA)
 

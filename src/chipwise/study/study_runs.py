@@ -161,7 +161,7 @@ class StudyRun:
         """The run as its result states it."""
         result, _ = read_result(self.folder)
         if result is None:
-            return None  # unfinished or damaged: `fit` continues from its checkpoint
+            return None  # unfinished or damaged: `fit` resumes from its checkpoint
         rows, _ = read_rows(self.folder)
         # Over all processes; if rows lack it, of the last one
         seconds = next(
@@ -207,7 +207,8 @@ def checked(recipe: Recipe, options: dict[str, Any], metric: str | None = None) 
     """The description of a point's recipe, which may include data. Makes the checks of `fit` before
     it reads data, so that all points are checked before the first is trained. *Arguments:*
     `metric`: the one that decides."""
-    clock, on = recipe.clock, options["on"]
+    clock = recipe.clock
+    on = options["on"]
     Agenda.of(clock, options["eval_every"], options["log_every"], options["checkpoint_every"], None)
     for schedule in recipe.optimizer.hyper.values():
         schedule.table(clock, 0, min(1, clock.total or 0))
@@ -232,10 +233,13 @@ class Known(NamedTuple):
 
 def known_of(session: Session) -> Known:
     """What is known of the metrics of a session's recipe. Traces the loss, and computes nothing."""
-    sums, task, digest = session.abstract.sums, session.recipe.task, ""
+    sums = session.abstract.sums
+    task = session.recipe.task
+    digest = ""
     if task.eval is not None:
         evaluated = evaluation(session.recipe, task.eval)
-        sums, digest = sums | evaluated.sums, evaluated.digest
+        sums = sums | evaluated.sums
+        digest = evaluated.digest
     return Known(sorted(sums), directions(sums, task.directions_of(sums)), digest)
 
 

@@ -39,7 +39,7 @@ def sweep(
         cw.sweep("mnist", {"lr": [0.005, 0.01]}, seeds=3, run="runs/mnist-lr", data=DIR)
 
     All points run with the first seed, then all with the second, and so on. An existing study in
-    `run` is resumed: finished runs are not repeated, others continue from their checkpoints, and
+    `run` is resumed: finished runs are not repeated, others resume from their checkpoints, and
     more values or seeds extend it. A run that diverged is a result. Runs share compiled programs.
 
     *Arguments:*
@@ -64,7 +64,8 @@ def sweep(
     """
     origin = Origin(recipe, tuple(set), data, synthetic)
     texts = {name: [str(value) for value in values] for name, values in (settings or {}).items()}
-    grid_points, numbers = grid.points(texts), grid.seeds(seeds)
+    grid_points = grid.points(texts)
+    numbers = grid.seeds(seeds)
     options = study_runs.options_of(options)
     hosts().alone("sweep")
     described = [
@@ -81,8 +82,7 @@ def sweep(
         study_runs.check_finished(study, points, origin, options)
         study.write()
         total = len(points) * len(numbers)
-        done = total - len(jobs)
-        if done:
+        if done := total - len(jobs):
             reporter.say(fact("runs-done", done=done, total=total, folder=study.folder))
 
         # ---- train

@@ -73,7 +73,8 @@ def mean_loss(session: Session, first: int) -> float:
 
 def seconds_a_step(session: Session) -> float:
     """The length of a step, measured over as many steps as needed."""
-    steps, first = 1, session.step + 1
+    steps = 1
+    first = session.step + 1
     timed(session, steps)  # not counted: the first call after a wait
     while True:
         taken = hosts().agree("calibration", timed(session, steps))
@@ -87,12 +88,9 @@ def seconds_a_step(session: Session) -> float:
 def _finite(loss: Any, first: int, last: int) -> float:
     value = float(finished({"loss": loss})["loss"])
     if not math.isfinite(value):
-        text = (
-            "The training loss became {value} {steps:steps}: try a lower lr, clip=1.0 or "
-            "precision f32."
+        raise DivergedError(
+            "bench-loss-not-finite", value=str(value), first=first, last=last, steps=(first, last)
         )
-        where = {"first": first, "last": last, "steps": (first, last)}
-        raise DivergedError("bench-loss-not-finite", text, value=str(value), **where)
     return value
 
 
@@ -104,10 +102,14 @@ def time_intervals(
     *Returns* the seconds of all intervals, figures with a value for each interval, and more plain
     JSON values.
     """
-    stream, batch, warm = session.watch.stream, session.recipe.batch, session.step
+    stream = session.watch.stream
+    batch = session.recipe.batch
+    warm = session.step
     watch = Watch(session.recipe.task.train, stream)  # resets the waiting time
     reporter.start(0, sum(counts))
-    seconds, waits, speeds = [], [], []
+    seconds = []
+    waits = []
+    speeds = []
     for steps in counts:
         waited = watch.waited
         seconds.append(timed(session, steps))
@@ -183,7 +185,8 @@ def by_category(session: Session) -> dict[str, int | None]:
 
     `None` means unknown, as on a CPU.
     """
-    programs, made = session.programs, session.programs.blueprint
+    programs = session.programs
+    made = session.programs.blueprint
     known = {name: a for name, one in programs.executables.items() if (a := one.memory_analysis())}
     stats = session.placement.lead.memory_stats() or {}
     return {

@@ -84,7 +84,9 @@ class Transfer(Displayed):
     def settings(self) -> list[str]:
         """The changed settings as texts for `--set`, such as `["batch=128", "lr=0.1"]`. A schedule
         has its peak here. Lengths in a schedule cannot be typed this way."""
-        old, new, inner = self.old, self.recipe, self.old.optimizer.settings
+        old = self.old
+        new = self.recipe
+        inner = self.old.optimizer.settings
         names = [
             n
             for n in ("batch", "replicas", "duration", "ema")
@@ -162,7 +164,8 @@ def transfer(
         recipe, **{name: value for name, value in given.items() if value is not None}
     )
     new.check_batch()
-    k, run = Fraction(new.batch, recipe.batch), Fraction(1)
+    k = Fraction(new.batch, recipe.batch)
+    run = Fraction(1)
     if duration is None and Duration.parse(recipe.duration).unit == "st":
         new = dataclasses.replace(new, duration=Move(k).length(recipe.duration))
     if duration is not None and (before := _examples(recipe.duration, old_clock)):
@@ -181,7 +184,8 @@ def transfer(
 
 
 def _counts(old: Recipe, new: Recipe, run: Fraction) -> list[Change]:
-    before, group = old.batch // old.replicas, new.batch // new.replicas
+    before = old.batch // old.replicas
+    group = new.batch // new.replicas
     regrouped = "move-replicas" if before == group else "move-replicas-regrouped"
     length = "move-as-many-examples" if run == 1 else "move-other-length"
     return [
@@ -224,19 +228,22 @@ def _values(
     optimizer: Optimizer, k: Fraction, factor: Fraction | float, clock: Clock, lr: float | None
 ) -> tuple[dict[str, Any], list[Change]]:
     """The settings that change at `k` times the batch and `factor` times the rate, and why."""
-    given, linear = optimizer.settings, optimizer.rate_power == 1
+    given = optimizer.settings
+    linear = optimizer.rate_power == 1
 
     def peak(value: Any) -> float:
         return as_schedule(value).highest(clock)
 
-    old_lr, code = peak(given["lr"]), "move-rate-linear" if linear else "move-rate-root"
+    old_lr = peak(given["lr"])
+    code = "move-rate-linear" if linear else "move-rate-root"
     if lr is not None:
         if not known(lr) or lr <= 0 or not old_lr:
             raise RecipeError("lr-not-above-zero", lr=lr, peak=old_lr)
-        factor, code = Fraction(repr(float(lr))) / Fraction(repr(old_lr)), "move-rate-by-hand"
+        factor = Fraction(repr(float(lr))) / Fraction(repr(old_lr))
+        code = "move-rate-by-hand"
     elif k == 1:
         code = "move-rate-same"
-    new: dict[str, Any] = {"lr": given["lr"] if factor == 1 else _scaled(given["lr"], factor)}
+    new = {"lr": given["lr"] if factor == 1 else _scaled(given["lr"], factor)}
     changes = [Change("lr", old_lr, peak(new["lr"]), fact(code, k=float(k)))]
     if (own := given.get("adam_lr")) is not None:
         new["adam_lr"] = own if factor == 1 else _scaled(own, factor)
@@ -308,7 +315,8 @@ def _examples(duration: str, clock: Clock) -> Fraction:
 
 
 _LARGEST_LINEAR = 8192  # Goyal et al. 2017, figure 1
-_FEWEST_STEPS, _FEWEST_AN_EPOCH = 200, 10
+_FEWEST_STEPS = 200
+_FEWEST_AN_EPOCH = 10
 
 
 def limits(
@@ -332,7 +340,8 @@ def limits(
         yield fact("limit-other-length")
     if by_hand:
         yield fact("limit-rate-by-hand")
-    before, group = old.batch // old.replicas, new.batch // new.replicas
+    before = old.batch // old.replicas
+    group = new.batch // new.replicas
     if new.task.has_batch_norm:
         yield from _of_batch_norm(new.batch, before, group, float(k))
     elif group < min(SUBLANES, before):
@@ -341,7 +350,8 @@ def limits(
 
 def _of_the_optimizer(new: Recipe) -> Iterator[Fact]:
     """Limits of the optimizer's rules at a larger batch."""
-    optimizer, clock = new.optimizer, new.clock
+    optimizer = new.optimizer
+    clock = new.clock
     yield fact("limit-critical-batch")
     if optimizer.rate_power == 1:
         if new.batch > _LARGEST_LINEAR:
@@ -349,7 +359,8 @@ def _of_the_optimizer(new: Recipe) -> Iterator[Fact]:
         if new.starts_at_its_peak:
             yield fact("limit-no-warmup")
     elif optimizer.rate_power is not None:
-        highest, memory = optimizer.hyper["lr"].highest(clock), optimizer.hyper["b1"].highest(clock)
+        highest = optimizer.hyper["lr"].highest(clock)
+        memory = optimizer.hyper["b1"].highest(clock)
         if highest > HIGHEST_ADAM:
             yield fact("limit-adam-rate", lr=highest, highest=HIGHEST_ADAM)
         if memory < 0.5:

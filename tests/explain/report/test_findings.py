@@ -31,31 +31,6 @@ def test_waiting_by_the_rows_of_an_unfinished_run(tmp_path, waited, says):
         assert one["share"] == pytest.approx(waited)
 
 
-@pytest.mark.parametrize(
-    ("name", "code"),
-    [("evaluate", "evaluating-large"), ("checkpoint", "saving-large")],
-)
-@pytest.mark.parametrize(("share", "says"), [(9.9, False), (10.1, True)])
-def test_large_shares(tmp_path, name, code, share, says):
-    seconds = runs.SECONDS | {"start": 1.0, "train": 50.0, name: share}
-    one = found(whole(tmp_path, seconds=seconds), code)
-    assert (one is not None) is says
-    if one is not None and name == "evaluate":
-        # every 2 epochs now: thrice as rarely brings it below a twentieth
-        assert typed(one) == ["--eval-every 6ep"] and one["times"] == 5
-
-
-def test_shares_of_a_short_run_are_not_held_against_it(tmp_path):
-    seconds = {k: v / 2 for k, v in runs.SECONDS.items()} | {"evaluate": 30.0, "train": 10.0}
-    assert whole(tmp_path, seconds=seconds)["advice"] == []
-
-
-def test_a_chip_little_used(tmp_path):
-    speed = runs.finished(runs.usual())["speed"] | {"share_of_peak": 0.07}
-    one = found(whole(tmp_path, speed=speed), "chip-little-used")
-    assert one["share"] == 0.07 and typed(one)[0] == "--set precision=bf16"
-
-
 # ---- what was learned
 
 

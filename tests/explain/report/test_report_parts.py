@@ -27,7 +27,7 @@ def plain(tmp_path_factory):
     rows = runs.usual(waited=0.01)
     source = {"recipe": "mine.py:recipe", "set": [], "data": None}
     run = tmp_path_factory.mktemp("page") / "run"
-    result = runs.finished(rows) | {"seconds": runs.SECONDS | {"checkpoint": 11.0}}
+    result = runs.finished(rows) | {"feed": {"waited_share": 0.03, "waited_seconds": 2.4}}
     folder = runs.write(run, rows, result, [200], source=source)
     return report(folder) | {"resumes": [{"when": "2026-01-15T12:00:00+00:00", "step": 100}]}
 
@@ -55,7 +55,7 @@ def test_the_story_is_told_in_order(plain):
     parts = ["toy: the run", "1,234 parameters", "250 examples/s", "Curves", "loss over steps",
              "resumed", "loss over time", "examples/s over steps", "waiting for data", "Settings",
              "5 replicas × 10", "lr over steps", "Where the time went", "What stood out",
-             "Saving checkpoints took", "Where the figures"]  # fmt: skip
+             "The device waited", "Where the figures"]  # fmt: skip
     at = [words.index(part) for part in parts]
     assert at == sorted(at)
     assert "batch 50, 5 replicas" in words and "ab" * 32 in words and "chipwise eval" in words

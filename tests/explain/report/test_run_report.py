@@ -93,8 +93,6 @@ def test_a_rate_or_a_data_set_beyond_any_float_is_left_out(tmp_path):
 
 def test_nothing_stands_out_in_a_plain_run(tmp_path):
     assert whole(tmp_path)["advice"] == []
-    slow = whole(tmp_path / "b", seconds=runs.SECONDS | {"checkpoint": 11.0})
-    assert codes(slow["advice"]) == ["saving-large"]
 
 
 def test_nothing_is_written_and_no_lock_is_taken(tmp_path):

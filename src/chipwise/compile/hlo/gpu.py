@@ -36,7 +36,9 @@ VERSION = 11
 """The version of this module's `read`, raised whenever `read` would return a different result for
 the same program. A change of `operations` raises `tpu.VERSION` too."""
 
-CUBLAS, CONVOLUTION, ATTENTION = "__cublas$", "__cudnn$conv", "__cudnn$fmha"
+CUBLAS = "__cublas$"
+CONVOLUTION = "__cudnn$conv"
+ATTENTION = "__cudnn$fmha"
 _SORT = "__cub$DeviceRadixSort"
 WORK = NAMES["work"]
 """The arithmetic of an elementwise operation for each element. Operations that are not listed have
@@ -128,10 +130,12 @@ def _product(op: Instruction, kernel):
     if library == "convolution" or op.opcode == "convolution":
         flops = convolution_flops(op)
         sizes = convolution_sizes(op, flops)
-        kernel, kind = replace(kernel, window=convolution_window(op)), "convolution"
+        kernel = replace(kernel, window=convolution_window(op))
+        kind = "convolution"
     else:
         sizes = dot_sizes(op)
-        flops, kind = 2.0 * math.prod(sizes), "matmul"
+        flops = 2.0 * math.prod(sizes)
+        kind = "matmul"
     return replace(
         kernel, kind=kind, flops=flops, shape=sizes, dtype=_multiplied(op, operand.dtype)
     )
@@ -159,5 +163,8 @@ def _attention(op: Instruction, kernel):
     depth = op.operand_shapes[0].dims[-1]
     products = 5 if "Backward" in op.target else 2
     share = 0.5 if "CAUSAL" in config.get("mask_type", "") else 1.0
-    flops = share * products * 2.0 * batch * heads * queries * keys * depth
-    return replace(kernel, flops=flops, shape=(queries, keys, depth, batch * heads))
+    return replace(
+        kernel,
+        flops=share * products * 2.0 * batch * heads * queries * keys * depth,
+        shape=(queries, keys, depth, batch * heads),
+    )

@@ -141,11 +141,9 @@ class _Arrays:
 
     @classmethod
     def of(cls, op: Instruction) -> _Arrays:
-        first, second, result = (
-            op.operand_shapes[0].dims,
-            op.operand_shapes[1].dims,
-            op.shapes[0].dims,
-        )
+        first = op.operand_shapes[0].dims
+        second = op.operand_shapes[1].dims
+        result = op.shapes[0].dims
         if "BackwardInput" in op.target:
             return cls(result, second, first)
         return (
@@ -158,12 +156,12 @@ class _Arrays:
 def _windows(op: Instruction) -> list[_Window]:
     """The windows of a convolution's spatial dimensions (`ConvolutionDimensionNumbers`,
     `WindowDimension`)."""
-    labels, dims, at = (
-        op.proto.convolution_dimension_numbers,
-        op.proto.window.dimensions,
-        _Arrays.of(op),
-    )
-    lhs, rhs, out = at.inputs, at.kernel, at.outputs
+    labels = op.proto.convolution_dimension_numbers
+    dims = op.proto.window.dimensions
+    at = _Arrays.of(op)
+    lhs = at.inputs
+    rhs = at.kernel
+    out = at.outputs
     return [
         _Window(
             lhs[a],
@@ -200,7 +198,8 @@ def _is_matmul(op: Instruction) -> bool:
 def convolution_flops(op: Instruction) -> float:
     """The FLOPs, 2 for each multiply-add. Window positions in the padding or between dilated
     elements do not count."""
-    labels, at = op.proto.convolution_dimension_numbers, _Arrays.of(op)
+    labels = op.proto.convolution_dimension_numbers
+    at = _Arrays.of(op)
     products = float(
         at.outputs[labels.output_batch_dimension] * at.outputs[labels.output_feature_dimension]
     )
@@ -215,25 +214,23 @@ def convolution_sizes(op: Instruction, flops: float) -> tuple[int, int, int, int
     The result has the size `(m, n)`: pixels of the batch by outputs in the forward pass, pixels by
     inputs for the input gradient, and inputs times window by outputs for the kernel gradient, which
     is summed over pixels."""
-    labels, at = op.proto.convolution_dimension_numbers, _Arrays.of(op)
+    labels = op.proto.convolution_dimension_numbers
+    at = _Arrays.of(op)
     groups = max(op.proto.feature_group_count, 1)
     features = at.outputs[labels.output_feature_dimension] // groups
     inputs = at.kernel[labels.kernel_input_feature_dimension]
     if "BackwardFilter" in op.target:
-        m, n = inputs * math.prod(at.kernel[i] for i in labels.kernel_spatial_dimensions), features
+        m = inputs * math.prod(at.kernel[i] for i in labels.kernel_spatial_dimensions)
+        n = features
     else:
         backwards = "BackwardInput" in op.target
-        image, batch, spatial = (
-            at.outputs,
-            labels.output_batch_dimension,
-            labels.output_spatial_dimensions,
-        )
+        image = at.outputs
+        batch = labels.output_batch_dimension
+        spatial = labels.output_spatial_dimensions
         if backwards:
-            image, batch, spatial = (
-                at.inputs,
-                labels.input_batch_dimension,
-                labels.input_spatial_dimensions,
-            )
+            image = at.inputs
+            batch = labels.input_batch_dimension
+            spatial = labels.input_spatial_dimensions
         m = image[batch] * math.prod(image[i] for i in spatial)
         n = inputs if backwards else features
     return m, n, max(1, round(flops / 2 / groups / max(m * n, 1))), groups
@@ -247,14 +244,16 @@ def convolution_window(op: Instruction) -> tuple[int, ...]:
 
 def dot_sizes(op: Instruction) -> tuple[int, int, int, int]:
     """`(m, n, k, groups)` of a matrix product: a `dot`, or a call of cuBLAS."""
-    left, right = op.operand_shapes[0].dims, op.operand_shapes[1].dims
+    left = op.operand_shapes[0].dims
+    right = op.operand_shapes[1].dims
     names = ("lhs_contracting_dimensions", "rhs_contracting_dimensions", "lhs_batch_dimensions")
     if op.opcode == "dot":
         summed, others, batch = (getattr(op.proto.dot_dimension_numbers, name) for name in names)
     else:
         stated = op.config.get("gemm_backend_config", {}).get("dot_dimension_numbers", {})
         summed, others, batch = ([int(i) for i in stated.get(name, ())] for name in names)
-    k, groups = math.prod(left[i] for i in summed), math.prod(left[i] for i in batch)
+    k = math.prod(left[i] for i in summed)
+    groups = math.prod(left[i] for i in batch)
     m = math.prod(left) // max(k * groups, 1)
     n = math.prod(right) // max(math.prod(right[i] for i in others) * groups, 1)
     return m, n, k, groups
@@ -290,7 +289,8 @@ def trips(loop: Instruction) -> int | None:
         step = None if index is None else _step(body, index)
         if index is None or not step:
             continue
-        limit, held = _constant(other), original(other).index
+        limit = _constant(other)
+        held = original(other).index
         if limit is None and held is not None and _step(body, held) == 0:
             limit = first(held)
         begin = first(index)
@@ -348,7 +348,8 @@ def _step(body: Computation, index: int) -> int | None:
     pairs = [(left, right)] if root.opcode == "subtract" else [(left, right), (right, left)]
     for counter, other in pairs:
         if original(counter).index == index:
-            value, held = _constant(other), original(other).index
+            value = _constant(other)
+            held = original(other).index
             if value is None and held is not None and _step(body, held) == 0:
                 value = 1  # a constant in the tuple: JAX's loops count by ones
             return -value if root.opcode == "subtract" and value is not None else value

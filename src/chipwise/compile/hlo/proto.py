@@ -78,7 +78,8 @@ def _shapes(proto: Any) -> Iterator[Shape]:
         for part in proto.tuple_shapes:
             yield from _shapes(part)
     elif proto.element_type != 13:  # an empty tuple
-        layout, dims = proto.layout, tuple(proto.dimensions)
+        layout = proto.layout
+        dims = tuple(proto.dimensions)
         order = tuple(layout.minor_to_major)
         if len(order) != len(dims):
             order = tuple(reversed(range(len(dims))))
@@ -101,9 +102,13 @@ class Instruction:
     """
 
     def __init__(self, proto: Any, inside: Computation):
-        self.proto, self.inside = proto, inside
-        self.id, self.name, self.opcode = proto.id, proto.name, proto.opcode
-        self.direction, self.target = proto.comparison_direction, proto.custom_call_target
+        self.proto = proto
+        self.inside = inside
+        self.id = proto.id
+        self.name = proto.name
+        self.opcode = proto.opcode
+        self.direction = proto.comparison_direction
+        self.target = proto.custom_call_target
         self.channel = proto.channel_id
 
     @cached_property
@@ -176,7 +181,8 @@ class Computation:
     of the schedule if the module has one."""
 
     def __init__(self, proto: Any, module: Module):
-        self.module, self.id = module, proto.id
+        self.module = module
+        self.id = proto.id
         listed = {i.id: i for i in (Instruction(part, self) for part in proto.instructions)}
         self.instructions = {i: listed[i] for i in module.schedule.get(self.id, listed)}
         self.root = self.instructions[proto.root_id]
@@ -187,7 +193,8 @@ class Module:
     computation, the numbers of its instructions in the order in which they run."""
 
     def __init__(self, proto: Any):
-        self.name, assigned = proto.name, proto.device_assignment
+        self.name = proto.name
+        assigned = proto.device_assignment
         self.devices = max(assigned.replica_count, 1) * max(assigned.computation_count, 1)
         entries = proto.schedule.sequences
         self.schedule = {entry.key: entry.value.instruction_ids for entry in entries}

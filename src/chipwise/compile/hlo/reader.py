@@ -89,7 +89,8 @@ class Reader:
                 for _, names in flying.values():
                     names += [kernel.name for kernel in others]
                 if sent and (flight := started(op)) is not None:
-                    flying[flight], cost.kernels = (sent, []), others
+                    flying[flight] = (sent, [])
+                    cost.kernels = others
                 sums.add(cost)
             sums.kernels += [kernel for sent, _ in flying.values() for kernel in sent]
             self.costs[inside.id] = sums
@@ -98,7 +99,8 @@ class Reader:
     def operation(self, op: Instruction, moves_on: bool = False) -> ProgramCost:
         """The cost of `op`. With `moves_on`, `op` contains a collective that already counted at its
         start, so it does not count again."""
-        sums, code = ProgramCost(), op.opcode
+        sums = ProgramCost()
+        code = op.opcode
         if code in FREE or code.endswith(("-done", "-update")):
             return sums
         if code == "while":
@@ -139,7 +141,8 @@ class Reader:
     def look(self, op: Instruction) -> None:
         """Adds notes for operations whose time is unknown."""
         for part in parts(op):
-            code, source = part.opcode, part.source or part.name
+            code = part.opcode
+            source = part.source or part.name
             if code in ("send", "recv") and part.proto.is_host_transfer:
                 self.note("program-host-transfer", source=source)
             elif code in ("infeed", "outfeed"):
@@ -182,7 +185,8 @@ def described(op: Instruction, kind: str, **more: Any) -> Kernel:
 Flight = tuple[str, int]
 """The identity of a collective on its way: the instruction that starts it, or its channel."""
 
-_START, _DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
+_START = "AsyncCollectiveStart"
+_DONE = "AsyncCollectiveDone"
 
 
 def started(op: Instruction) -> Flight | None:

@@ -64,10 +64,12 @@ class Splash:
         *heads, queries, size = arrays[0]
         keys = arrays[1][-2]
         # With a mask, the first operand has an entry for each pair of blocks of the loop.
-        first, last = op.operand_shapes[0], op.operand_shapes[-1]
+        first = op.operand_shapes[0]
+        last = op.operand_shapes[-1]
         table = first.dims[-2:] if first.dtype not in _FLOATS and len(first.dims) == 3 else None
         block = max(queries, keys) // max(table) if table else block_of(queries, size)
-        lines, columns = math.ceil(queries / block), math.ceil(keys / block)
+        lines = math.ceil(queries / block)
+        columns = math.ceil(keys / block)
         if own := re.search(r"attention\[([\d.]+)\]", op.source):
             share = float(own[1])
         elif table and len(last.dims) == 2:
@@ -92,8 +94,10 @@ class Splash:
         size = min((n for n in sizes if n >= self.size), default=max(sizes))
         block = min(sizes[size], key=lambda n: abs(math.log(n / self.block)))
         step, line, visible = sizes[size][block]
-        wider, larger = max(1.0, self.size / size), self.block / block
-        queries, keys = math.ceil(self.queries / self.block), math.ceil(self.keys / self.block)
+        wider = max(1.0, self.size / size)
+        larger = self.block / block
+        queries = math.ceil(self.queries / self.block)
+        keys = math.ceil(self.keys / self.block)
         each = self.steps * step + (keys if self.kernel == "dkv" else queries) * larger * line
         return (
             self.heads

@@ -61,38 +61,48 @@ def read(
 
     Raises `ValueError` if the bytes are not a program.
     """
-    entry, reader = parse(program).entry, _TpuReader(clock_GHz, memory_GBps, chip)
+    entry = parse(program).entry
+    reader = _TpuReader(clock_GHz, memory_GBps, chip)
     reading = ProgramCost()
     reading.add(reader.computation(entry))
     waiting = reading.bytes / memory_GBps / 1e9 - reading.seconds
     if waiting > 0:
         reading.seconds += waiting
         reading.kernels.append(Kernel("prefetch", "copy", seconds=waiting, bound="memory"))
-    flops, padded = reading.product_flops, reading.padded_flops
+    flops = reading.product_flops
+    padded = reading.padded_flops
     if flops and (share := 1 - flops / padded) >= _NOTICEABLE:
-        shape = max(reader.losses, key=lambda name: reader.losses[name])
-        reader.note("program-padding", share=share, shape=shape)
+        reader.note(
+            "program-padding",
+            share=share,
+            shape=max(reader.losses, key=lambda name: reader.losses[name]),
+        )
     return reader.finished(reading)
 
 
 class _TpuReader(Reader):
     def __init__(self, clock_GHz: float, memory_GBps: float, chip: str | None):
         super().__init__()
-        self.clock, self.bandwidth, self.chip = clock_GHz, memory_GBps, chip
+        self.clock = clock_GHz
+        self.bandwidth = memory_GBps
+        self.chip = chip
         self.losses: dict[str, float] = defaultdict(float)
 
     def kernel(self, op: Instruction, sums: ProgramCost) -> None:
         for part in parts(op):
             self.product(part, sums)
-        kind, bytes_moved = kind_of(op), moved(op)
+        kind = kind_of(op)
+        bytes_moved = moved(op)
         sums.bytes += bytes_moved
         if op.opcode.endswith("-start"):
             return  # overlapped with other operations; collectives have wire bytes
         cycles = estimated_cycles(op)
         if cycles is None and (splash := Splash.of(op)):
-            kind, cycles = "attention", splash.cycles(self.chip) if self.chip else None
+            kind = "attention"
+            cycles = splash.cycles(self.chip) if self.chip else None
             sums.product_flops = sums.padded_flops = splash.flops
-        computing, moving = (cycles or 0.0) / self.clock, bytes_moved / self.bandwidth
+        computing = (cycles or 0.0) / self.clock
+        moving = bytes_moved / self.bandwidth
         time = max(computing, moving) / 1e9
         if time:
             sums.seconds += time

@@ -1,6 +1,4 @@
 """Packing: converts any source of examples to a few large files that are fast to read."""
 
 from .packing import pack as pack
-from .writer import SHARD_BYTES as SHARD_BYTES
-from .writer import Writer as Writer
-from .writer import write_packed as write_packed
+from .writer import SHARD_BYTES as SHARD_BYTES, Writer as Writer, write_packed as write_packed

@@ -76,10 +76,8 @@ def labels_of(
         return {
             split: {"label": column.astype(np.float32)} for split, column in columns.items()
         }, ()
-    low, high = (
-        min(int(c.min()) for c in columns.values()),
-        max(int(c.max()) for c in columns.values()),
-    )
+    low = min(int(c.min()) for c in columns.values())
+    high = max(int(c.max()) for c in columns.values())
     if not 0 <= low <= high < 1 << 24:
         wrong = "Labels go from {low} to {high}: expected classes numbered from 0."
         raise DataError("rows-label-range", wrong, low=low, high=high)

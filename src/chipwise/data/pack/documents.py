@@ -110,11 +110,7 @@ def _rows(
             found = {role: chosen(role, there, columns, path) for role in ("text", "prompt")}
             roles = {role: column for role, column in found.items() if column is not None}
             if "text" not in roles:
-                wrong = (
-                    "{path} has the columns {columns:list}: name that of text with --columns "
-                    "text=NAME."
-                )
-                raise DataError("text-column", wrong, path=path, columns=there)
+                raise DataError("text-column", path=path, columns=there)
         read = {
             role: _cell(path, number, column, row.get(column)) for role, column in roles.items()
         }

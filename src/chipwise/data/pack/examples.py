@@ -27,7 +27,8 @@ from .folders import Split
 # EPYC core).
 _CHROMA = "420"
 # Work for some ms; pieces of one small image would double its cost
-PIECE_ENTRIES, PIECE_BYTES = 64, 1 << 20
+PIECE_ENTRIES = 64
+PIECE_BYTES = 1 << 20
 # Of images that are made or wait for being written; they may be small only as files
 _HELD_BYTES = 1 << 27
 _ENCODING = 6  # bytes a pixel, besides those of the image
@@ -88,7 +89,8 @@ def records(
             held.add(-sum(map(_held, part)))
             if len(part) == len(rows):
                 return
-            rows, examples = rows[len(part) :], examples and examples[len(part) :]
+            rows = rows[len(part) :]
+            examples = examples and examples[len(part) :]
             future = pool.submit(piece, split, rows, examples, form, held, True)
 
     with ThreadPoolExecutor(workers, "chipwise-pack") as pool:
@@ -125,7 +127,8 @@ class Held:
     """The bytes of images that are being converted or wait to be written."""
 
     def __init__(self):
-        self.bytes, self._lock = 0, threading.Lock()
+        self.bytes = 0
+        self._lock = threading.Lock()
 
     def add(self, nbytes: int) -> None:
         with self._lock:
@@ -267,13 +270,11 @@ def _array(value: Any) -> np.ndarray:
         raise DataError("image-array-shape", wrong, shape=array.shape)
     if array.dtype == np.uint8:
         return array
-    low, high = array.min().item(), array.max().item()
+    low = array.min().item()
+    high = array.max().item()
     if array.dtype.kind == "f" and low >= 0 and high <= 1:
         return np.rint(array * 255).astype(np.uint8)
-    wrong = (
-        "its pixels are {dtype} from {low:g} to {high:g}: expected uint8, or floats from 0 to 1."
-    )
-    raise DataError("image-array-values", wrong, dtype=array.dtype.name, low=low, high=high)
+    raise DataError("image-array-values", dtype=array.dtype.name, low=low, high=high)
 
 
 def _resized(array: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -284,11 +285,13 @@ def _resized(array: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 def pieces_of(sizes: np.ndarray, start: int) -> Iterator[range]:
     """Yields the rows from `start` on, in pieces with a limit of entries and bytes."""
-    first, held = start, 0
+    first = start
+    held = 0
     for row in range(start, len(sizes)):
         held += int(sizes[row])
         if row + 1 - first == PIECE_ENTRIES or held >= PIECE_BYTES:
             yield range(first, row + 1)
-            first, held = row + 1, 0
+            first = row + 1
+            held = 0
     if first < len(sizes):
         yield range(first, len(sizes))

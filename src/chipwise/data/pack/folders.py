@@ -85,7 +85,8 @@ class Numbered(Sequence):
     """Names "0000", "0001", ... for `n` entries without names."""
 
     def __init__(self, n: int):
-        self.n, self.width = n, len(str(max(n - 1, 0)))
+        self.n = n
+        self.width = len(str(max(n - 1, 0)))
 
     def __len__(self) -> int:
         return self.n
@@ -130,10 +131,7 @@ def divided(listing: Listing, share: float) -> Listing:
     label are one class.
     """
     if set(listing.splits) != {"train"}:
-        wrong = (
-            "--split {share:g}, but there is a split already ({splits:list}): leave --split out."
-        )
-        raise DataError("split-twice", wrong, share=share, splits=list(listing.splits))
+        raise DataError("split-twice", share=share, splits=list(listing.splits))
     whole = listing.splits["train"]
     label = whole.labels.get("label")
     if label is None or label.ndim != 1 or label.dtype.kind not in "iu":
@@ -200,7 +198,8 @@ def arrange(where: Path, files: Files) -> Listing:
 def listed_by(table: LabelTable) -> Listing:
     """The files named in a table, relative to it, in its order."""
     root = table.path.parent
-    sizes, missing = [], []
+    sizes = []
+    missing = []
     for name in table.files:
         try:
             status = os.stat(root / name)
@@ -216,18 +215,10 @@ def listed_by(table: LabelTable) -> Listing:
     if missing:
         endings = (ending for ending in _ENDINGS if os.path.isfile(root / (missing[0] + ending)))
         if (ending := next(endings, None)) is not None:
-            wrong = (
-                "{table} names {name}, but the file is {name}{ending}: write all names with their "
-                "suffix."
-            )
             facts = {"table": table.path, "name": missing[0], "ending": ending}
-            raise DataError("table-names-no-suffix", wrong, **facts)
-        wrong = (
-            "{table} names {count:count file} missing from {root} ({names:few}): add them, or "
-            "leave out their rows."
-        )
+            raise DataError("table-names-no-suffix", **facts)
         facts = {"table": table.path, "count": len(missing), "names": missing}
-        raise DataError("table-files-absent", wrong, root=root, **facts)
+        raise DataError("table-files-absent", root=root, **facts)
     keys = [str(root / name) for name in table.files]
     whole = Split(
         table.files,
@@ -277,22 +268,13 @@ def _check_folders(where: Path, files: Files, splits: Mapping[str, _Rows], above
         start = above + cut
         outside = ["/".join(files.paths[row]) for row in rows if len(files.paths[row]) < start + 2]
         if outside:
-            wrong = (
-                "{path} has images in no class folder ({names:few}): move them, or give a .csv "
-                "of labels."
-            )
-            raise DataError("folder-images-outside", wrong, path=where, names=outside)
+            raise DataError("folder-images-outside", path=where, names=outside)
         root = files.paths[rows[0]][:start]
         classes = {files.paths[row][start] for row in rows}
         for folder in files.folders:
             if len(folder) == start + 1 and folder[:start] == root and folder[start] not in classes:
-                wrong = (
-                    "The class folder '{folder}' of {path} has no images ({endings:list}): "
-                    "add some, or move it elsewhere."
-                )
                 raise DataError(
                     "class-folder-empty",
-                    wrong,
                     folder="/".join(folder),
                     path=where,
                     endings=_ENDINGS,

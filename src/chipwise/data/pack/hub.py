@@ -83,7 +83,8 @@ def from_parquet(files: Sequence[Path], columns: Mapping[str, str]) -> Listing:
         with _library(file), open(file, "rb") as opened:
             from pyarrow.parquet import read_metadata
 
-            rows, size = read_metadata(file).num_rows, file.stat().st_size
+            rows = read_metadata(file).num_rows
+            size = file.stat().st_size
             if rows > max(_FEWEST_ROWS, size):
                 raise ValueError(f"{rows:,} rows in {size:,} bytes")
             _refuse_expanding(file)
@@ -132,8 +133,10 @@ def _refuse_expanding(path: Path) -> None:
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(path) as file:
-        about, limit = file.metadata, max(_MOST_EXPANDED, 100 * path.stat().st_size)
-        groups, columns = set(), set()
+        about = file.metadata
+        limit = max(_MOST_EXPANDED, 100 * path.stat().st_size)
+        groups = set()
+        columns = set()
         for group in range(about.num_row_groups):
             for index in range(about.num_columns):
                 chunk = about.row_group(group).column(index)

@@ -41,7 +41,8 @@ from .tables import LABELS
 from .tokenise import TextForm, text_listing
 from .writer import SHARD_BYTES, Writer
 
-_SKIPPED_SHARE, _SKIPPED_LEAST = 0.01, 10
+_SKIPPED_SHARE = 0.01
+_SKIPPED_LEAST = 10
 
 
 class Progress(NamedTuple):
@@ -95,10 +96,8 @@ class PackSettings:
             return value is None or (isinstance(value, int) and least <= value <= most)
 
         share = self.split is None or (isinstance(self.split, (int, float)) and 0 < self.split < 1)
-        largest, shards = (
-            math.isqrt(MAX_PIXELS),
-            re.fullmatch("auto|0*[1-9][0-9]*", str(self.shards)),
-        )
+        largest = math.isqrt(MAX_PIXELS)
+        shards = re.fullmatch("auto|0*[1-9][0-9]*", str(self.shards))
         checks = (
             (f"--store {self.store}", self.store in ("raw", "jpeg"), "raw or jpeg"),
             (
@@ -139,10 +138,7 @@ class Packing:
     def __init__(self, src: Any, dst: str | Path, **options: Any):
         self.options = PackSettings(**options)
         if "://" in str(dst):
-            wrong = (
-                "{dst} is a URL: expected a folder on this machine; copy the pack there afterwards."
-            )
-            raise RecipeError("pack-to-url", wrong, dst=dst)
+            raise RecipeError("pack-to-url", dst=dst)
         self.dst = Path(to_write(dst, "dst")).expanduser()
         self.partial = self.dst.parent / f".{self.dst.name}.partial"
         if self.dst.exists():
@@ -155,7 +151,8 @@ class Packing:
                 raise DataError("pack-inside-source", wrong, dst=self.dst, src=src)
         given = self.options
         self.form = Form(given.size, given.store, given.quality)
-        columns, path = given.columns, src if on_hub(src) else None
+        columns = given.columns
+        path = src if on_hub(src) else None
         if path is None and isinstance(src, (str, os.PathLike)):
             path = local(str(src))
         named = not {"text", "prompt"}.isdisjoint(columns or {})
@@ -193,7 +190,8 @@ class Packing:
 
     def settings(self, split: str) -> dict[str, Any]:
         """The settings that determine a split's bytes, for the manifest."""
-        shards, most = self.options.shards, None
+        shards = self.options.shards
+        most = None
         if shards != "auto":
             most = math.ceil(len(self.listing.splits[split]) / int(shards))
         return {
@@ -217,19 +215,20 @@ class Packing:
         }
 
     def run(self, progress: Callable[[Progress], None] = lambda _: None) -> int:
-        """Writes the pack, or continues one. It appears at `dst` when it is complete.
+        """Writes the pack, or resumes one. It appears at `dst` when it is complete.
 
         `progress` is called after each piece of work. *Returns* the number of entries that this
         call has processed. Raises `DataError`. Complete shards remain.
         """
         check_inside(self.dst.parent, self.partial.name)
-        self._first, self._skipped = None, 0
+        self._first = None
+        self._skipped = 0
         with self._alone(), warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             try:
                 done = sum(self._split(name, progress) for name in self.listing.splits)
             except DataError as error:
-                if error.code == "pack-image-sizes":  # the partial pack cannot be continued
+                if error.code == "pack-image-sizes":  # the partial pack cannot be resumed
                     shutil.rmtree(self._place)
                 raise
             self._appear()
@@ -244,12 +243,7 @@ class Packing:
             self._lock = lock = Lock(self.partial.with_name(f"{self.partial.name}.lock"))
             self._place = lock.folder / self.partial.name
         except BlockingIOError as error:
-            wrong = (
-                "Another process is writing {folder}, as {lock} says: wait until it is done. If it "
-                "has ended on another machine, delete {lock}."
-            )
-            facts = {"folder": self.partial, "lock": error.filename}
-            raise DataError("pack-in-use", wrong, **facts) from error
+            raise DataError("pack-in-use", folder=self.partial, lock=error.filename) from error
         except OSError as error:
             raise DataError("pack-unwritable", path=self.partial, reason=error) from error
         try:
@@ -354,8 +348,14 @@ class Packing:
         splits."""
         if self._skipped + len(writer.skipped) > self.max_skipped:
             names = [entry["name"] for entry in writer.skipped[::-1]]
-            numbers = {"src": self.src, **writer.skipped[-1], "partial": self.partial}
-            raise DataError("pack-skipped-many", limit=self.max_skipped, names=names, **numbers)
+            raise DataError(
+                "pack-skipped-many",
+                limit=self.max_skipped,
+                names=names,
+                src=self.src,
+                **writer.skipped[-1],
+                partial=self.partial,
+            )
 
     def _check_alike(self, record: Entry) -> None:
         """Raises `DataError` unless a record has the columns and shapes of the first one. Raw packs
@@ -365,16 +365,18 @@ class Packing:
         first, expected = self._first = self._first or (name, shapes)
         if shapes == expected:
             return
-        image, other = expected.get("image"), shapes.get("image")
+        image = expected.get("image")
+        other = shapes.get("image")
         if image and other and image != other:
-            facts = {
-                "first_height": image[0],
-                "first_width": image[1],
-                "height": other[0],
-                "width": other[1],
-            }
             raise DataError(
-                "pack-image-sizes", first=first, name=name, size=min(image[:2]), **facts
+                "pack-image-sizes",
+                first=first,
+                name=name,
+                size=min(image[:2]),
+                first_height=image[0],
+                first_width=image[1],
+                height=other[0],
+                width=other[1],
             )
         there, here = ([f"{c} {list(s)}" for c, s in each.items()] for each in (expected, shapes))
         raise DataError("examples-differ", first=first, expected=there, name=name, columns=here)
@@ -400,7 +402,7 @@ def pack(
     - `progress`: called after each piece of work.
     - `**options`: the fields of `PackSettings`, such as `size=224`.
 
-    After a kill the same call continues after the last complete shard, and the pack has the same
+    After a kill the same call resumes after the last complete shard, and the pack has the same
     bytes.
 
     Raises `RecipeError` for invalid settings, and `DataError` for data that cannot be packed and

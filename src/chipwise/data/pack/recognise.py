@@ -60,11 +60,7 @@ def listing_of(
         return listed_by(read_table(path, columns, **table))
     if path.name.lower().endswith(TARS):
         return arrange(path, list_tar(path))
-    wrong = (
-        "{path} is a file of another kind: expected a folder, a .csv with labels, or a "
-        ".tar[.gz|.xz]."
-    )
-    raise other or DataError("pack-source-unknown", wrong, path=path)
+    raise other or DataError("pack-source-unknown", path=path)
 
 
 def from_objects(
@@ -81,15 +77,12 @@ def from_objects(
     if isinstance(sources, Mapping):
         others = [name for name in (*EVAL, *sources) if name in sources and name != "train"]
         if "train" not in sources or (not others and len(sources) > 1):
-            wrong = (
-                "A dict of sources with {splits:list}: expected train and one other, which "
-                "becomes eval."
-            )
-            raise DataError("objects-by-split", wrong, splits=list(sources))
+            raise DataError("objects-by-split", splits=list(sources))
         by_split = {"train": sources["train"], **({"eval": sources[others[0]]} if others else {})}
     if all(hasattr(source, "cast_column") for source in by_split.values()):
         return from_datasets(by_split, columns or {}, type(sources).__name__, {}, names)
-    splits, known = {}, tuple(names) or names_of(by_split["train"])
+    splits = {}
+    known = tuple(names) or names_of(by_split["train"])
     classes = known
     for split, source in by_split.items():
         source = joined(known, source)
@@ -118,7 +111,8 @@ def _labels(source: Any) -> tuple[tuple[str, ...], Columns]:
 
 
 def _of_object(source: Any, labels: Columns) -> Split:
-    kind, join = kind_of(source).__name__, None
+    kind = kind_of(source).__name__
+    join = None
     if isinstance(source, Renamed):  # its examples as they are, as images may be encoded
         source, join = source.source, source.join
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
@@ -131,13 +125,7 @@ def _of_object(source: Any, labels: Columns) -> Split:
         if isinstance(example, (tuple, list)) and len(example) == 2:
             example = dict(zip(("image", "label"), example, strict=True))
         if not isinstance(example, Mapping) or not example:
-            wrong = (
-                "Example {index} of the {source} is a {kind}: expected a dict, or a pair "
-                "(image, label)."
-            )
-            raise DataError(
-                "object-example", wrong, index=index, source=kind, kind=type(example).__name__
-            )
+            raise DataError("object-example", index=index, source=kind, kind=type(example).__name__)
         example = {
             str(_RENAMED.get(name, name)): unmasked(str(name), value)
             for name, value in example.items()

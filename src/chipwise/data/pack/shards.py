@@ -18,7 +18,9 @@ from ...base.files import open_inside
 from ..manifest import header, sha256
 from ..sources import Columns
 
-_PIXELS, _ROWS = 1024, 64  # squares of a block fit in the cache, and its sums in 32 bits
+# The squares of a block fit in the cache, and its sums in 32 bits
+_PIXELS = 1024
+_ROWS = 64
 
 
 class NpyFile:
@@ -26,7 +28,10 @@ class NpyFile:
     the header."""
 
     def __init__(self, path: Path, dtype: np.dtype, shape: tuple[int, ...]):
-        self.path, self.dtype, self.shape, self.items = path, dtype, shape, 0
+        self.path = path
+        self.dtype = dtype
+        self.shape = shape
+        self.items = 0
         self.handle = open_inside(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         _write(self.handle, header(dtype, (0, *shape)))
 
@@ -72,7 +77,8 @@ def record_lines(
     lines["name"] = encoded
     sums = [0] * len(names)
     for column, values in rows.items():
-        data, each = values.reshape(-1).view(np.uint8).data, values[:1].nbytes
+        data = values.reshape(-1).view(np.uint8).data
+        each = values[:1].nbytes
         cuts = np.arange(len(names) + 1) * each
         if ends is not None and column == "image":
             cuts[1:] = ends

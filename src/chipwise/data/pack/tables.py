@@ -191,24 +191,31 @@ def other_form(path: Path) -> DataError | None:
     cells = {cell.strip(' "\r').lower() for cell in line.split(by or None)}
     is_csv = path.suffix.lower() == ".csv"
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        found, command = "UTF-16 text", "iconv -f UTF-16 -t UTF-8"
+        found = "UTF-16 text"
+        command = "iconv -f UTF-16 -t UTF-8"
     elif by not in ("", "," if is_csv else "") and (is_csv or not cells.isdisjoint(_FILE)):
         found = f"a table separated by {_SEPARATORS[by]}"
         command = "cat" if by == "," else f"tr {by!r} ,"
     else:
         return None
     to = path.with_name(f"{path.stem}-new.csv") if is_csv else path.with_suffix(".csv")
-    wrong = (
-        "{path} is {found}: expected a .csv of UTF-8 text with commas: {command} < {source} > {to}"
+    return DataError(
+        "table-form",
+        path=path,
+        found=found,
+        command=command,
+        source=shlex.quote(str(path)),
+        to=shlex.quote(str(to)),
     )
-    files = {"source": shlex.quote(str(path)), "to": shlex.quote(str(to))}
-    return DataError("table-form", wrong, path=path, found=found, command=command, **files)
 
 
 def _read(path: Path, stream: io.TextIOWrapper) -> list[_Row]:
     """The rows that are not empty. Raises `DataError` for an open quote, and for more than
     `_MOST_BYTES`."""
-    reader, rows, held, line = csv.reader(stream, strict=True, skipinitialspace=True), [], 0, 1
+    reader = csv.reader(stream, strict=True, skipinitialspace=True)
+    rows = []
+    held = 0
+    line = 1
     try:
         for cells in reader:
             row = _Row(path, line, [cell.strip() for cell in cells])
@@ -222,20 +229,12 @@ def _read(path: Path, stream: io.TextIOWrapper) -> list[_Row]:
             if any(row.cells):
                 rows.append(row)
     except csv.Error as error:
-        wrong = (
-            '{path}, line {line}: {reason}: close the quote that opens there, write "" for one '
-            "inside, and remove what follows a closing one."
-        )
-        raise DataError("table-no-csv", wrong, path=path, line=line, reason=str(error)) from error
+        raise DataError("table-no-csv", path=path, line=line, reason=str(error)) from error
     return rows
 
 
 def _too_large(path: Path, what: str) -> DataError:
-    wrong = (
-        "The {what} of {path} would take more than {limit:bytes}: pack the data from "
-        "Parquet instead."
-    )
-    return DataError("table-too-large", wrong, path=path, what=what, limit=_MOST_BYTES)
+    return DataError("table-too-large", path=path, what=what, limit=_MOST_BYTES)
 
 
 def _split(row: _Row, column: int) -> str:
@@ -289,13 +288,16 @@ def _said(rows: list[_Row], values: list[str]) -> str:
         return _CELLS[most][0]
     at = kinds.index(others[-1][0])
     row = rows[at]
-    wrong = (
-        "{path}, line {line}: {given!r}: most labels are {most}: type chipwise pack {source} DST "
-        "--labels {one}, or --labels {other}."
-    )
     offered = {"one": "several" if "lists" in kinds else "numbers", "other": "classes"}
-    facts = {"given": values[at], "most": most, "source": shlex.quote(str(row.path)), **offered}
-    raise DataError("table-labels-mixed", wrong, path=row.path, line=row.line, **facts)
+    raise DataError(
+        "table-labels-mixed",
+        path=row.path,
+        line=row.line,
+        given=values[at],
+        most=most,
+        source=shlex.quote(str(row.path)),
+        **offered,
+    )
 
 
 def _classes(rows: list[_Row], values: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:

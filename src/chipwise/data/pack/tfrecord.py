@@ -39,12 +39,10 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
             length, expected = struct.unpack("<QI", head) if len(head) == 12 else (0, 0)
             if len(head) < 12 or length > MOST or _masked(head[:8]) != expected:
                 raise DataError("tfrecord-damaged", path=path, offset=offset, part="length")
-            data, tail = file.read(length), file.read(4)
+            data = file.read(length)
+            tail = file.read(4)
             if len(tail) < 4:
-                wrong = (
-                    "{path} ends within the record of {bytes} bytes at byte {offset}. Get it again."
-                )
-                raise DataError("tfrecord-cut", wrong, path=path, offset=offset, bytes=length)
+                raise DataError("tfrecord-cut", path=path, offset=offset, bytes=length)
             if _masked(data) != int.from_bytes(tail, "little"):
                 raise DataError("tfrecord-damaged", path=path, offset=offset + 12, part="data")
             yield offset + 12, data
@@ -84,7 +82,8 @@ def from_tfrecords(files: Sequence[Path], columns: Mapping[str, str]) -> Listing
     values: dict[str, list[Any]] = {}
     digests: dict[str, str] = {}
     for path in files:
-        split, digest = split_of(path.name), hashlib.sha256()
+        split = split_of(path.name)
+        digest = hashlib.sha256()
         for offset, data in records(path):
             digest.update(data)
             features = _features(path, offset, data)

@@ -1,7 +1,7 @@
 """Writes a split of a pack shard by shard. Incomplete shards are written again.
 
 `progress.json` is replaced when a shard is complete, and has everything that the manifest will say
-about the shards so far. The next `Writer` on the folder continues after the last one. The result
+about the shards so far. The next `Writer` on the folder resumes after the last one. The result
 has the same bytes whatever the kills and however records were divided over calls.
 """
 
@@ -78,7 +78,7 @@ class Writer:
     - `settings`: stored in the manifest.
     - `splits`: the splits of the pack, so that a missing one is noticed.
     - `identity`: a digest of the source and the settings. A folder with the same identity is
-      continued.
+      resumed.
     - `name_bytes`: the length of the longest record name in UTF-8.
     - `shard_bytes`, `shard_examples`: the most bytes and the most records in a shard.
     - `total`: expected records, for the message about a full disk.
@@ -107,13 +107,15 @@ class Writer:
         splits: Sequence[str] = (),
         check: Callable[[], None] = lambda: None,
     ):
-        self.folder, self.store, self.names = Path(folder), store, tuple(names)
-        self.below, self.settings, self.splits = (
-            dict(below or {}),
-            dict(settings or {}),
-            tuple(splits),
-        )
-        self.shard_bytes, self.total, self._check_place = shard_bytes, total, check
+        self.folder = Path(folder)
+        self.store = store
+        self.names = tuple(names)
+        self.below = dict(below or {})
+        self.settings = dict(settings or {})
+        self.splits = tuple(splits)
+        self.shard_bytes = shard_bytes
+        self.total = total
+        self._check_place = check
         self.shard_examples = shard_examples or sys.maxsize
         self.complete = False
         self._line = record_dtype(store, name_bytes)
@@ -135,7 +137,7 @@ class Writer:
 
     @property
     def consumed(self) -> int:
-        """The number of entries written or skipped. The caller continues there."""
+        """The number of entries written or skipped. The caller resumes there."""
         return self.written + len(self.skipped)
 
     def add(
@@ -192,7 +194,8 @@ class Writer:
                 self._append({**part, RECORD: lines[start:stop]})
                 self._rows += stop - start
                 self._bytes += int(upto[stop - 1]) - before
-                start, before = stop, int(upto[stop - 1])
+                start = stop
+                before = int(upto[stop - 1])
 
     def skip(self, name: str, reason: str) -> None:
         """Records an entry that is not packed, with the reason."""
@@ -223,7 +226,7 @@ class Writer:
         self.close()
 
     def close(self) -> None:
-        """Closes the open shard. Complete ones stay, and the next `Writer` continues after them."""
+        """Closes the open shard. Complete ones stay, and the next `Writer` resumes after them."""
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -232,28 +235,19 @@ class Writer:
         self.folder.mkdir(parents=True, exist_ok=True)
         check_inside(self.folder)
         remove_temporaries(self.folder, PROGRESS, MANIFEST, alone=True)
-        progress, manifest = _read(self.folder / PROGRESS), _read(self.folder / MANIFEST)
+        progress = _read(self.folder / PROGRESS)
+        manifest = _read(self.folder / MANIFEST)
         begun = progress or manifest
         if begun is None:
             if others := os.listdir(self.folder):
-                wrong = (
-                    "{folder} holds other files ({name}): move them away, or pack to another "
-                    "folder."
-                )
-                raise DataError("pack-folder-not-empty", wrong, folder=self.folder, name=others[0])
+                raise DataError("pack-folder-not-empty", folder=self.folder, name=others[0])
             self._save()  # now the folder is marked as ours
             return
         if begun.get("identity") != self._progress.identity:
-            wrong = (
-                "{folder} was begun from another source or settings: give those, or pack to "
-                "another folder."
-            )
-            raise DataError("pack-other-settings", wrong, folder=self.folder)
+            raise DataError("pack-other-settings", folder=self.folder)
         if progress is None:
-            self._progress.shards, self._progress.skipped = (
-                begun["shards"],
-                begun["source"]["skipped"],
-            )
+            self._progress.shards = begun["shards"]
+            self._progress.skipped = begun["source"]["skipped"]
             self.complete = True
             return
         try:
@@ -283,11 +277,8 @@ class Writer:
             )
         expected = list(known or [*columns, *(name for name in self.below if name not in columns)])
         if list(columns) != expected:
-            wrong = (
-                "Records after {after:,} have the columns {columns:list}: expected {expected:list}."
-            )
             raise DataError(
-                "pack-columns", wrong, columns=list(columns), expected=expected, after=self.written
+                "pack-columns", columns=list(columns), expected=expected, after=self.written
             )
         for name, column in columns.items():
             image = shapes is not None and name == "image"
@@ -311,7 +302,8 @@ class Writer:
 
     def _count(self, rows: Columns, pixels: Sequence[np.ndarray]) -> None:
         """Adds records to the examples of each class and to the sums over pixels."""
-        label, image = rows.get("label"), rows.get("image")
+        label = rows.get("label")
+        image = rows.get("image")
         counts: list[int] = []
         if label is not None and label.ndim == 2 and self.names:
             counts = label.sum(axis=0, dtype=np.int64).tolist()
@@ -347,7 +339,8 @@ class Writer:
         put_inside(self.folder / PROGRESS, json.dumps(asdict(self._progress)).encode())
 
     def _manifest(self, source: Mapping[str, Any]) -> dict[str, Any]:
-        progress, moments = self._progress, self._progress.moments
+        progress = self._progress
+        moments = self._progress.moments
         manifest = {
             "format": FORMAT,
             "version": VERSION,
@@ -374,27 +367,19 @@ class Writer:
         try:
             yield
         except OSError as error:
-            kept, written = self._progress.examples, self.written
+            kept = self._progress.examples
+            written = self.written
             nbytes = self._bytes + sum(
                 f["bytes"] for s in self._progress.shards for f in s["files"].values()
             )
             self.close()
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                wrong = (
-                    "Cannot write {folder} after {kept:,} records ({reason}): run it again to "
-                    "continue."
-                )
                 raise DataError(
-                    "pack-write", wrong, folder=self.folder, kept=kept, reason=error
+                    "pack-write", folder=self.folder, kept=kept, reason=error
                 ) from error
             left = (self.total - written) * nbytes / written if self.total and written else 0
-            wrong = (
-                "{folder}: disk full; {kept:count record} stay: free {needed:bytes} and run "
-                "it again."
-            )
             raise DataError(
                 "pack-disk-full",
-                wrong,
                 folder=self.folder,
                 kept=kept,
                 needed=max(left, _LEAST_ROOM),
@@ -429,7 +414,7 @@ def write_packed(
         raise DataError("pack-exists", folder=folder)
     limits = {**(below or {}), **({"label": classes} if classes is not None else {})}
     try:
-        # Records of a program have no names, and the pack cannot be continued
+        # Records of a program have no names, and the pack cannot be resumed
         with replaced(folder, fresh=False) as whole:
             writer = Writer(
                 whole,

@@ -62,9 +62,10 @@ def _part(title: str, lines: Sequence[str]) -> Iterator[Part]:
 def summary(document: Document) -> Table:
     """A table with a row for each `Row`: its result and verdict, its speed, and its run's time and
     cost."""
-    rows, metric = document["rows"], document["metric"]
+    rows = document["rows"]
+    metric = document["metric"]
     base = document["baseline"]
-    columns: dict[str, list[str]] = {"": [row["label"] for row in rows]}
+    columns = {"": [row["label"] for row in rows]}
     if any(row["metric"] for row in rows):
         columns[metric] = [final(row) for row in rows]
         columns["result"] = [
@@ -85,7 +86,8 @@ def summary(document: Document) -> Table:
 
 def speeds(document: Document) -> Table:
     """A table with a row for each `Row`: its speed, and how it compares with the baseline."""
-    rows, base = document["rows"], document["baseline"]
+    rows = document["rows"]
+    base = document["baseline"]
     pairs = [(row["examples_per_second"], row["ratio"]) for row in rows]
     columns = {
         "": [row["label"] for row in rows],

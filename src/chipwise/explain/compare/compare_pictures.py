@@ -11,9 +11,11 @@ from ..charts import Panel, Trace, panel, style_of
 def pictures(document: Mapping[str, Any]) -> Iterator[Panel]:
     """Curves of all rows, as far as their runs have the points."""
     metric = document["metric"] or ""
-    speed, seconds = [], []
+    speed = []
+    seconds = []
     for k, row in enumerate(document["rows"]):
-        name, style = row["label"], style_of(k)
+        name = row["label"]
+        style = style_of(k)
         for repeat in row["repeats"]:
             if repeat["diverged"]:
                 continue

@@ -132,7 +132,9 @@ def _figures(
 ) -> dict[str, Any]:
     """A row's speed and times. Ratios are to the baseline, and `None` for the baseline itself.
     *Arguments:* `times`: the times to the target of the row and of the baseline."""
-    speed, wall, time = speeds[row.label], wall_seconds(row), times[0]
+    speed = speeds[row.label]
+    wall = wall_seconds(row)
+    time = times[0]
 
     def against(mine: Figure | None, other: Figure | None):
         return None if row is base or mine is None or other is None else ratio(mine, other)
@@ -162,11 +164,8 @@ def _baseline(rows: Sequence[Row], speeds: dict[str, Figure | None], label: str 
     if chosen in able:
         return chosen  # type: ignore[return-value]
     if chosen is not None:
-        text = (
-            "--baseline {label:plain} has no speed in examples/s. Rows that have one: {rows:list}."
-        )
         raise RecipeError(
-            "baseline-no-speed", text, label=label, rows=[row.label for row in able] or ["none"]
+            "baseline-no-speed", label=label, rows=[row.label for row in able] or ["none"]
         )
     if given:
         raise RecipeError(
@@ -204,7 +203,8 @@ def _final(row: Row, base: Row, metric: str | None) -> dict[str, Any] | None:
     """The last value of the metric in each repeat, its spread, and its difference from the
     baseline's. The difference is by pairs if every seed of one is a seed of the other. Runs of the
     same bits are not samples, so they have no interval."""
-    mine, other = _finals(row, metric), _finals(base, metric)
+    mine = _finals(row, metric)
+    other = _finals(base, metric)
     if not mine:
         return None
     values = [v for _, v in mine]

@@ -21,7 +21,8 @@ def conclusions(document: Document, said: Fact | None) -> dict[str, list[Fact]]:
     metric is better."""
     rows = [row for row in document["rows"] if row["examples_per_second"]]
     result = _better(document, said)
-    speed, metric = _faster(document, rows) if len(rows) > 1 else [], list(_metric(document))
+    speed = _faster(document, rows) if len(rows) > 1 else []
+    metric = list(_metric(document))
     return {
         "headline": [*result, *speed] or metric[:1] or [fact("nothing-to-compare")],
         "speed": [*_speed(rows)],
@@ -34,7 +35,8 @@ def conclusions(document: Document, said: Fact | None) -> dict[str, list[Fact]]:
 def _better(document: Document, said: Fact | None) -> list[Fact]:
     """Compares the result of the best other row with the baseline's. If it is unknown which way
     the metric is better, compares the highest, and none is better."""
-    metric, finals = document["metric"], [row for row in document["rows"] if row["metric"]]
+    metric = document["metric"]
+    finals = [row for row in document["rows"] if row["metric"]]
     base = next((row for row in finals if row["label"] == document["baseline"]), None)
     others = [row for row in finals if row is not base and row["metric"]["difference"]]
     if base is None or not others or said is None:
@@ -147,8 +149,14 @@ def _metric(document: Document) -> Iterator[Fact]:
         if apart := final["difference"]:
             code = "final-apart-by-pairs" if final["by_pairs"] else "final-apart"
             more.append(fact(code, value=apart["value"], verdict=fact(apart["verdict"])))
-        of = {"metric": document["metric"], "mean": final["mean"]}
-        yield fact("final", label=row["label"], **of, runs=runs, more=more)
+        yield fact(
+            "final",
+            label=row["label"],
+            metric=document["metric"],
+            mean=final["mean"],
+            runs=runs,
+            more=more,
+        )
     finals = [row["metric"] for row in document["rows"] if row["metric"]]
     if any(1 < final["n"] < FEW for final in finals):
         yield fact("few-seeds", enough=FEW)

@@ -20,8 +20,7 @@ from ...base import Fact, RecipeError, fact
 from ...chips import Target, cheapest, find, prices_for
 from ...chips.prices import load as load_prices
 from ...study.goal import Goal
-from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE, Difference, Spread
-from ...study.stats import ratio as spread_ratio
+from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE, Difference, Spread, ratio as spread_ratio
 from ..row import Row
 
 NO_INTERVAL = "no-interval-known"
@@ -85,8 +84,12 @@ def cost(row: Row, wall: Figure | None) -> dict[str, Any] | None:
     price = cheapest(prices_for(target, load_prices()))
     if price is None or price.usd_per_hour is None:
         return None
-    where = f"{price.cloud} {price.instance}".strip()
-    how = fact("cost-of-run", wall=wall.value, usd_per_hour=price.usd_per_hour, where=where)
+    how = fact(
+        "cost-of-run",
+        wall=wall.value,
+        usd_per_hour=price.usd_per_hour,
+        where=f"{price.cloud} {price.instance}".strip(),
+    )
     return {"usd": wall.value / 3600 * price.usd_per_hour, "how": how}
 
 
@@ -114,7 +117,8 @@ def ratio(a: Figure, b: Figure) -> Difference:
     value = a.value / b.value
     if not a.spread and not b.spread:
         return Difference(value, None, None, NO_INTERVAL)
-    low, high = a.ends[0] / b.ends[1], a.ends[1] / b.ends[0]
+    low = a.ends[0] / b.ends[1]
+    high = a.ends[1] / b.ends[0]
     verdict = NO_DIFFERENCE if low <= 1 <= high else HIGHER if value > 1 else LOWER
     return Difference(value, low, high, verdict)
 

@@ -6,27 +6,19 @@ command or a setting to try.
 
 from __future__ import annotations
 
-import itertools
 import math
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...base import Fact, fact, say, texts
 from ...base.figures import one_line
-from ...chips import find
-from ...chips.targets import sizes
 from ...data.watch import FED
 from ...run.folder.run_reader import StoredRun, number
 from ..row import part
-from .time_spent import Interval, Speed, TimeSpent
+from .time_spent import Interval
 
 WORSE = 1.1  # final evaluation loss over its minimum
-SHORT = 60.0  # seconds; in shorter runs shares of wall time say little
-LARGE = 0.10  # share of the wall time above which work other than training matters
-SMALL = 0.05  # the share to reduce it to
-LOW_PEAK = 0.2  # share of the chip's peak
 
 
 @dataclass(frozen=True)
@@ -140,35 +132,14 @@ def _earlier_best(run: StoredRun) -> Iterator[Observation]:
 # ---- time
 
 
-def slow(
-    run: StoredRun,
-    timed: Sequence[Interval],
-    spent: TimeSpent | None,
-    speed: Speed | None,
-    recipe: str,
-) -> Iterator[Observation]:
-    """Findings about time, largest cost first. *Arguments:* `recipe`: as typed in a command."""
-    yield from _input(run, timed, recipe)
-    yield from _sections(run, spent)
-    if speed is not None and speed.share_of_peak and speed.share_of_peak < LOW_PEAK:
-        precision = run.recipe.get("precision")
-        finding = fact("chip-little-used", share=speed.share_of_peak, precision=one_line(precision))
-        commands = ["--set precision=bf16"] * (precision == "f32")
-        chip = find(str(part(run.result, "devices").get("kind")))
-        smallest = [target.name for target in sizes(chip)][:1] if chip else []
-        commands += [f"chipwise plan {recipe} --on {target} --largest-batch" for target in smallest]
-        yield Observation("time", finding, commands)
-
-
-def _input(run: StoredRun, timed: Sequence[Interval], recipe: str) -> Iterator[Observation]:
-    """Reports a wait for data, from the feed's own account, or from the rows of an unfinished
-    run."""
+def slow(run: StoredRun, timed: Sequence[Interval], recipe: str) -> Iterator[Observation]:
+    """Reports a wait for data, from the feed's own account, or from the rows of an unfinished run.
+    *Arguments:* `recipe`: as typed in a command."""
     tries: list[Fact | str] = [f"chipwise bench {recipe} --feed host"]
-    feed, also = part(run.result, "feed"), list[Fact]()
-    waited, total = (
-        number(feed.get("waited_seconds")),
-        number(part(run.result, "seconds").get("train")),
-    )
+    feed = part(run.result, "feed")
+    also = list[Fact]()
+    waited = number(feed.get("waited_seconds"))
+    total = number(part(run.result, "seconds").get("train"))
     if (share := number(feed.get("waited_share"))) is not None:
         if isinstance(verdict := feed.get("verdict"), str):
             also.append(fact("feed-verdict", verdict=one_line(verdict)))
@@ -180,31 +151,3 @@ def _input(run: StoredRun, timed: Sequence[Interval], recipe: str) -> Iterator[O
     if share is not None and share >= FED:
         finding = fact("waited-for-data", waited=waited, seconds=total, share=share)
         yield Observation("time", finding, tries, also)
-
-
-def _sections(run: StoredRun, spent: TimeSpent | None) -> Iterator[Observation]:
-    """Reports evaluating and saving that took a large share of the wall time. Only result.json has
-    these times."""
-    if spent is None or spent.of != "result.json" or spent.total < SHORT:
-        return
-    evaluations = [row for row in run.rows if any(name.startswith("eval/") for name in row)]
-    shares = {name: seconds / spent.total for name, seconds in spent.parts.items()}
-    rarer = _rarer(evaluations, shares.get("evaluate", 0.0))
-    rules: dict[str, tuple[str, dict[str, Any], list[Fact | str]]] = {
-        "evaluate": ("evaluating-large", {"times": len(evaluations)}, [rarer]),
-        "checkpoint": ("saving-large", {}, ["--checkpoint-every 25%", fact("try-faster-disk")]),
-    }
-    for name, (code, more, tries) in rules.items():
-        if (share := shares.get(name, 0.0)) >= LARGE:
-            numbers = {"seconds": spent.parts[name], "total": spent.total, "share": share, **more}
-            yield Observation("time", Fact(code, numbers), tries)
-
-
-def _rarer(evaluations: Sequence[Mapping[str, Any]], share: float) -> str:
-    epochs = [e for row in evaluations if (e := number(row.get("epoch"))) is not None]
-    every = (
-        statistics.median(b - a for a, b in itertools.pairwise(epochs)) if len(epochs) > 1 else 0.0
-    )
-    if every <= 0:
-        return "--eval-every end"
-    return f"--eval-every {max(every * math.ceil(share / SMALL), 0.001):.3g}ep"

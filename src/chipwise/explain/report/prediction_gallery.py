@@ -42,7 +42,8 @@ def gallery(model: Trained, on: On = ALL) -> dict[str, Any]:
     """
     data = model.evaluation()
     predictions = predict(model, data, on=on)
-    actual, names = predictions.actual, predictions.class_names
+    actual = predictions.actual
+    names = predictions.class_names
     if actual is None:
         raise RecipeError("gallery-no-classes", recipe=model.recipe.name)
     predicted = predictions.labels
@@ -52,9 +53,11 @@ def gallery(model: Trained, on: On = ALL) -> dict[str, Any]:
     counts = Counter(pair[:2] for pair in wrong)
     pairs = sorted(counts, key=lambda pair: (-counts[pair], pair))[:PAIRS]
     confused = {pair: [i for *of, i in wrong if tuple(of) == pair][:OF_PAIR] for pair in pairs}
-    worst, best = order[:TILES], order[::-1][:TILES]
+    worst = order[:TILES]
+    best = order[::-1][:TILES]
     shown = np.unique([*worst, *best, *(i for of in confused.values() for i in of)])
-    pictures, called = _pictures(take(data, shown).get("image")), name_of(data) or str
+    pictures = _pictures(take(data, shown).get("image"))
+    called = name_of(data) or str
 
     def name(number: int) -> str:
         return one_line(names[number]) if names else str(number)
@@ -96,7 +99,8 @@ def _pictures(images: np.ndarray | None) -> list[str]:
         values = values[..., 0]
     pngs = []
     for pixels in np.clip(np.nan_to_num(np.rint(values * 255)), 0, 255).astype(np.uint8):
-        picture, file = Image.fromarray(pixels).convert("RGB"), io.BytesIO()
+        picture = Image.fromarray(pixels).convert("RGB")
+        file = io.BytesIO()
         times = -(-SIDE // max(picture.size))
         picture = picture.resize(
             (picture.width * times, picture.height * times), Image.Resampling.NEAREST

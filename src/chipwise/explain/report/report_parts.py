@@ -4,14 +4,13 @@ markup."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from ...base.figures import counted, figure, known, share, sparkline
-from ...base.figures import duration as seconds
+from ...base.figures import counted, duration as seconds, figure, known, share, sparkline
 from ..charts import CHARTS, LOG_FROM, Trace, metric_names, metric_panels, panel, spread_out
 from ..terminal import Part, Tiles, Title, grid, table, texts
 from .time_spent import PARTS
@@ -54,7 +53,8 @@ def _schedule(document: Mapping[str, Any]) -> Iterator[Part]:
         yield Text(rate["note"]["text"], style="dim")
         return
     points = list(zip(rate["steps"], rate["values"], strict=True))
-    title, curve = f"{rate['name']} over steps", Trace("", "rate", points)
+    title = f"{rate['name']} over steps"
+    curve = Trace("", "rate", points)
     yield from filter(None, [panel(title, [curve], zero=True, second=_epochs(document))])
 
 
@@ -65,7 +65,8 @@ def _panels(document: Mapping[str, Any]) -> Iterator[Part]:
         "marks": [start["step"] for start in document["resumes"]],
         "mark_words": "resumed",
     }
-    curves, fast = document["curves"], document["speed"] or {}
+    curves = document["curves"]
+    fast = document["speed"] or {}
     steps = {name: [(p[0], p[3]) for p in points] for name, points in curves.items()}
     times = {name: [(p[2], p[3]) for p in points] for name, points in curves.items()}
     yield from metric_panels(steps, **over_steps)
@@ -122,7 +123,8 @@ def _metrics(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _figures(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    fast, time = document["speed"], document["seconds"]
+    fast = document["speed"]
+    time = document["seconds"]
     if fast is not None:
         text = f"{fast['examples_per_second']:,.0f} examples/s"
         if fast["quartiles"]:
@@ -138,9 +140,7 @@ def _figures(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _curves(document: Mapping[str, Any]) -> Table:
-    rows: list[tuple[str, Callable[[float], str], list[float]]] = [
-        (name, figure, [p[3] for p in points]) for name, points in document["curves"].items()
-    ]
+    rows = [(name, figure, [p[3] for p in points]) for name, points in document["curves"].items()]
     rows.append(("examples/s", "{:,.0f}".format, [i["speed"] for i in document["intervals"]]))
     waits = [i["waited"] for i in document["intervals"] if i["waited"] is not None]
     rows.append(("waiting for data", share, waits if any(waits) else []))
@@ -165,7 +165,8 @@ def spark(values: Sequence[float]) -> str:
 
 
 def _predictions(found: Mapping[str, Any]) -> Iterator[Part]:
-    right, many = f"{found['accuracy']:.2%}", f"{found['examples']:,}"
+    right = f"{found['accuracy']:.2%}"
+    many = f"{found['examples']:,}"
     yield f"{right} of {many} examples are right, with the parameters of step {found['steps']:,}."
     rows = [
         (kind, one["name"], one["actual"], one["predicted"], share(one["probability"]))

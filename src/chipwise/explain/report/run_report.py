@@ -59,7 +59,8 @@ def run_document(run: StoredRun) -> dict[str, Any]:
     clock = run.clock
     total = clock.total if clock is not None else None
     timed = intervals(run)
-    time, fast = spent(run, timed), speed(run, timed)
+    time = spent(run, timed)
+    fast = speed(run, timed)
     rate = curve(run.recipe, clock)
     status = _status(run, total)
     # A setting to try if the rate was too high: a third of the peak
@@ -67,7 +68,7 @@ def run_document(run: StoredRun) -> dict[str, Any]:
     recipe = typed(run) or "RECIPE"
     findings = [
         *learned(run, status["state"] == "finished", lower, recipe),
-        *slow(run, timed, time, fast, recipe),
+        *slow(run, timed, recipe),
     ]
     metrics, steps = _metrics(run)
     devices = _devices(run)
@@ -156,30 +157,41 @@ def _status(run: StoredRun, total: int | None) -> dict[str, Any]:
     newest. `facts` describe the state."""
     saved = run.checkpoints[-1] if run.checkpoints else None
     steps = max([row["step"] for row in run.rows], default=0)
-    steps, result = max(steps, saved or 0), number((run.result or {}).get("steps"))
+    steps = max(steps, saved or 0)
+    result = number((run.result or {}).get("steps"))
     kept = fact("checkpoint-newest", step=saved) if saved is not None else fact("checkpoint-none")
     bad = divergence(run)
     if run.running:
-        host, pid = one_line(run.starts[-1].get("host")), run.starts[-1].get("pid")
-        state, facts = (
-            "running",
-            [fact("story-run-going-on", host=host, pid=pid, step=steps, total=total)],
-        )
+        host = one_line(run.starts[-1].get("host"))
+        pid = run.starts[-1].get("pid")
+        state = "running"
+        facts = [fact("story-run-going-on", host=host, pid=pid, step=steps, total=total)]
     elif result is not None and bad is None:
-        state, steps = "finished", int(result)
+        state = "finished"
+        steps = int(result)
         facts = [fact("story-run-finished", steps=steps)]
         if (best := run.kept) is not None:
-            about = {"metric": one_line(best.metric), "value": best.value, "best": best.step}
-            facts.append(fact("story-run-best", **about, better=best.better))
+            facts.append(
+                fact(
+                    "story-run-best",
+                    metric=one_line(best.metric),
+                    value=best.value,
+                    best=best.step,
+                    better=best.better,
+                )
+            )
             facts = [best.story(steps, total)] if best.ended_early else facts
     elif bad is not None:
         length = fact("story-run-length", total=total)
-        state, facts = "diverged", [fact("story-run-diverged"), bad[1], length, kept]
+        state = "diverged"
+        facts = [fact("story-run-diverged"), bad[1], length, kept]
     elif not run.rows and saved is None:
-        state, facts = "empty", [fact("story-run-empty")]
+        state = "empty"
+        facts = [fact("story-run-empty")]
     else:
         begun = fact("story-run-not-finished", step=steps, total=total)
-        state, facts = "unfinished", [begun, kept, _end(run)]
+        state = "unfinished"
+        facts = [begun, kept, _end(run)]
     told = [one.json() for one in facts]
     return {"state": state, "steps": steps, "total": total, "checkpoint": saved, "facts": told}
 
@@ -192,7 +204,8 @@ def _end(run: StoredRun) -> Fact:
     code = {"stopped": "story-end-stopped", "failed": "story-end-failed"}.get(str(last.get("how")))
     if code is None:
         return fact("story-run-end-unknown")
-    time, error = one_line(last.get("time")), one_line(last.get("code"))
+    time = one_line(last.get("time"))
+    error = one_line(last.get("code"))
     return Fact(code, {"time": time, "step": last.get("step"), "error": error})
 
 

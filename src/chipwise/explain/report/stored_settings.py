@@ -42,7 +42,7 @@ def curve(stored: Mapping[str, Any], clock: Clock | None) -> dict[str, Any]:
         return {"name": None, "note": fact("rate-unknown")}
     text = one_line(as_typed(optimizer[name]))
     schedule = rebuilt(optimizer[name])
-    rate: dict[str, Any] = {"name": name, "text": text}
+    rate = {"name": name, "text": text}
     if schedule is None:
         return rate | {"note": fact("rate-is-code", name=name, value=text)}
     if clock is None or not clock.total:
@@ -90,8 +90,10 @@ def next_commands(
 ) -> Iterator[Fact]:
     """The next commands to type, in order. A run that diverged would diverge again, so its command
     has a `lower` rate, such as `lr=0.1`, if known."""
-    path, again = command(str(run.path)), command(f"{run.path}-again")
-    recipe, kept = typed(run), run.kept
+    path = command(str(run.path))
+    again = command(f"{run.path}-again")
+    recipe = typed(run)
+    kept = run.kept
     if recipe is None:
         if state == "diverged":
             tried = fact("next-try-again-in-program")

@@ -77,14 +77,17 @@ def intervals(run: StoredRun) -> list[Interval]:
     """An interval for each row that has a speed."""
     begins = sorted({0, *(start["step"] for start in run.starts)})
     timed: list[Interval] = []
-    logged, began = 0, -1
+    logged = 0
+    began = -1
     for row in run.rows:
-        rate, examples = number(row.get("steps_per_second")), number(row.get("examples_per_second"))
+        rate = number(row.get("steps_per_second"))
+        examples = number(row.get("examples_per_second"))
         if rate is None or rate <= 0 or examples is None or row["step"] <= logged:
             continue
         step = row["step"]
         begin = max(b for b in begins if b < step)
-        fresh, began = begin != began, begin
+        fresh = begin != began
+        began = begin
         logged = max(logged, begin)
         waited = number(row.get("wait_data_share"))
         timed.append(Interval(logged + 1, step, (step - logged) / rate, examples, waited, fresh))
@@ -104,7 +107,8 @@ def speed(run: StoredRun, timed: Sequence[Interval]) -> Speed | None:
             and len(quartiles) == 2
             and None not in map(number, quartiles)
         )
-        many, share = number(stored.get("intervals")), number(stored.get("share_of_peak"))
+        many = number(stored.get("intervals"))
+        share = number(stored.get("share_of_peak"))
         known = None if many is None else int(many)
         return Speed(median, quartiles if sound else None, known, share, "result.json", **beside)
     steady = [i.speed for i in timed if not i.warmup] or [i.speed for i in timed]
@@ -125,12 +129,12 @@ def spent(run: StoredRun, timed: Sequence[Interval]) -> TimeSpent | None:
         last = run.starts[-1]["step"] if run.starts else 0
         covers = fact("covers-finishing-process", step=last + 1) if last else fact("covers-run")
     elif everything is not None:
-        train, wait = (
-            sum(i.seconds for i in timed),
-            sum(i.seconds * (i.waited or 0.0) for i in timed),
-        )
+        train = sum(i.seconds for i in timed)
+        wait = sum(i.seconds * (i.waited or 0.0) for i in timed)
         parts = {"train": train - wait, "wait_data": wait, "rest": max(everything - train, 0.0)}
-        total, of, covers = everything, "metrics.jsonl", fact("covers-rows")
+        total = everything
+        of = "metrics.jsonl"
+        covers = fact("covers-rows")
     else:
         return None
     parts = {name: round(value, 4) for name, value in parts.items() if value > 0}

@@ -1,7 +1,7 @@
 """`Sending` sends the rows of a run to a service, each number, text and picture of each step once.
 
 `RUN/tracked/DESTINATION/sent.json` has the service's own id of the run, and the last step that was
-sent for each number. So a run that was resumed, or whose tracker failed, continues in the same
+sent for each number. So a run that was resumed, or whose tracker failed, resumes in the same
 curves. Rows that a resumed run writes again are not sent again: they have the same bits.
 """
 
@@ -62,10 +62,15 @@ class Sending:
         service, self._name = usable_destination(to)
         stored_recipe(run)  # or there is no run
         check_inside(run, TRACKED)
-        self.run, self._file, self._begin = run, place(run, to) / "sent.json", BEGIN[service]
+        self.run = run
+        self._file = place(run, to) / "sent.json"
+        self._begin = BEGIN[service]
         lock = hold(self._file.parent, "sent.json")
-        self.close, self._check = lock.close, lock.check
-        self.sent, self.rows, self._tracker = Sent(), 0, None
+        self.close = lock.close
+        self._check = lock.check
+        self.sent = Sent()
+        self.rows = 0
+        self._tracker = None
         try:
             with contextlib.suppress(FileNotFoundError):
                 self.sent = typed(Sent, json.loads(read_inside(self._file)))
@@ -82,7 +87,8 @@ class Sending:
     def send(self) -> None:
         """Sends the new rows."""
         for row in read_rows(self.run)[0]:
-            step, steps = row.pop("step"), self.sent.steps
+            step = row.pop("step")
+            steps = self.sent.steps
             new = (name for name in row if step > steps.get(name, -1))
             if values := {name: value for name in new if (value := number(row[name])) is not None}:
                 self._begun().row(step, values)
@@ -90,7 +96,9 @@ class Sending:
                 self.rows += 1
                 self._save()
         for row in read_media(self.run):
-            kind, name, step = "text" if "text" in row else "picture", row["name"], row["step"]
+            kind = "text" if "text" in row else "picture"
+            name = row["name"]
+            step = row["step"]
             if (
                 step > self.sent.media.get(f"{kind} {name}", -1)
                 and (medium := medium_of(row)) is not None
@@ -107,7 +115,8 @@ class Sending:
         """
         self.send()
         run = read_run(self.run)
-        how, summary = "finished", dict((run.result or {}).get("metrics") or {})
+        how = "finished"
+        summary = dict((run.result or {}).get("metrics") or {})
         if run.result is None:
             last = run.processes[-1] if run.processes else {}
             going = "running" if run.running and not over else "killed"
@@ -119,7 +128,8 @@ class Sending:
             self._begun().end(
                 failed, {"how": how, **{n: v for n, v in summary.items() if v is not None}}
             )
-            self._tracker, self.sent.how = None, how
+            self._tracker = None
+            self.sent.how = how
             self._save()
 
     def _begun(self) -> Tracker:

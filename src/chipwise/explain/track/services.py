@@ -1,5 +1,5 @@
 """The services that receive rows. Each is a function that begins a run called `title` in the
-project or experiment `name`, or continues the run `id`. It returns a `Tracker`, whose functions may
+project or experiment `name`, or resumes the run `id`. It returns a `Tracker`, whose functions may
 raise anything."""
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ def _wandb(name: str, title: str, settings: Values, id: str | None) -> Tracker:
 
 
 def _mlflow(name: str, title: str, settings: Values, id: str | None) -> Tracker:
-    client, made = import_module("mlflow").MlflowClient(), import_module("mlflow.entities")
-    goes_on = id is not None
+    client = import_module("mlflow").MlflowClient()
+    made = import_module("mlflow.entities")
+    resumes = id is not None
     if id is None:
         known = client.get_experiment_by_name(name)
         experiment = client.create_experiment(name) if known is None else known.experiment_id
@@ -85,7 +86,7 @@ def _mlflow(name: str, title: str, settings: Values, id: str | None) -> Tracker:
     @functools.cache
     def had(key: str) -> set[int]:
         """The steps of a number that are there already. The last row may be, unknown to us."""
-        return {metric.step for metric in client.get_metric_history(id, key)} if goes_on else set()
+        return {metric.step for metric in client.get_metric_history(id, key)} if resumes else set()
 
     def row(step: int, values: Values) -> None:
         now, numbers = int(1000 * time.time()), [(_key(key), v) for key, v in values.items()]
@@ -113,7 +114,7 @@ def _key(name: str) -> str:
 
 
 def _trackio(name: str, title: str, settings: Values, id: str | None) -> Tracker:
-    id = id or f"{title}-{secrets.token_hex(3)}"  # it goes on by the name
+    id = id or f"{title}-{secrets.token_hex(3)}"  # it is resumed by the name
     trackio = import_module("trackio")
     run = trackio.init(
         project=name,

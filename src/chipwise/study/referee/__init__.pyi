@@ -1,2 +1,1 @@
-from .ruling import Ruling as Ruling
-from .ruling import referee as referee
+from .ruling import Ruling as Ruling, referee as referee
