@@ -29,7 +29,7 @@ def seconds(recipe: str, portable: bool, steps: int) -> float:
         ]
         command += ["--portable"] * portable
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return 1 / statistics.median(json.loads(done.stdout)["runs"]["steps_per_second"])
+    return 1 / statistics.median(json.loads(done.stdout)["figures"]["steps_per_second"]["runs"])
 
 
 def main() -> None:

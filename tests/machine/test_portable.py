@@ -42,7 +42,8 @@ import chipwise as cw
 from chipwise.machine import detect, portable
 cw.portable(); cw.portable()
 machine = detect.detect(platform="cpu")
-print(json.dumps([machine.chip, portable.active(machine.devices[0]), os.environ["XLA_FLAGS"].count("max_isa")]))
+flags = os.environ["XLA_FLAGS"]
+print(json.dumps([machine.chip, portable.active(machine.devices[0]), flags.count("max_isa")]))
 """
     assert child(code, clean_environment) == [portable_mode.CHIP, True, 1]
 

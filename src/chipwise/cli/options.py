@@ -167,8 +167,8 @@ class Here:
     portable: bool = flag("Compute the same bits on all x86-64 CPUs, more slowly.")
 
     def on(self, **how: Any) -> On:
-        """The machine's settings for a call. Applies `--simulate` and `--portable` to JAX, and joins
-        the hosts. From then on, only host 0 prints."""
+        """The machine's settings for a call. Applies `--simulate` and `--portable` to JAX, and
+        joins the hosts. From then on, only host 0 prints."""
         count, platform = None, None
         if self.portable:
             from ..machine.portable import portable

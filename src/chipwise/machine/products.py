@@ -26,8 +26,8 @@ LAPACK = "cholesky eig eigh hessenberg householder_product lu lu_pivots_to_permu
 
 def apart(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `function` with every product and convolution of it in the form that all x86-64
-    processors compute alike. Raises `DeviceError`, when it is traced, for an operation of LAPACK, and
-    for float16, whose conversions differ without the processor's own."""
+    processors compute alike. Raises `DeviceError`, when it is traced, for an operation of LAPACK,
+    and for float16, whose conversions differ without the processor's own."""
 
     @functools.wraps(function)
     def rewritten(*arguments: Any) -> Any:
@@ -65,8 +65,8 @@ def _equation(one: Any) -> Any:
 
 
 def _product(left: Array, right: Array, *, dimension_numbers: Any, **how: Any) -> Array:
-    """`lax.dot_general` with dimensions in the order batch, free, contracted on the left, and batch,
-    contracted, free on the right, unless the right has the left's order."""
+    """`lax.dot_general` with dimensions in the order batch, free, contracted on the left, and
+    batch, contracted, free on the right, unless the right has the left's order."""
     (left_sum, right_sum), (left_batch, right_batch) = dimension_numbers
     left_free = _others(left.ndim, left_batch, left_sum)
     right_free = _others(right.ndim, right_batch, right_sum)
@@ -85,8 +85,8 @@ def _product(left: Array, right: Array, *, dimension_numbers: Any, **how: Any) -
 
 
 def _convolution(left: Array, right: Array, *, dimension_numbers: Any, **how: Any) -> Array:
-    """`lax.conv_general_dilated` as a product of patches. XLA leaves some convolutions to Eigen, which
-    cuts their sums by the sizes of the processor's caches."""
+    """`lax.conv_general_dilated` as a product of patches. XLA leaves some convolutions to Eigen,
+    which cuts their sums by the sizes of the processor's caches."""
     images, kernels, result = dimension_numbers
     n = left.ndim
     left = lax.transpose(left, [images[0], *images[2:], images[1]])

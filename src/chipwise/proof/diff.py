@@ -65,7 +65,7 @@ class Side:
     @functools.cached_property
     def ledger(self) -> StoredLedger:
         ledger = None if self.run is None else read_ledger(self.run.path)
-        return StoredLedger([], {}) if ledger is None else ledger
+        return StoredLedger([], {}, {}, []) if ledger is None else ledger
 
     @property
     def rows(self) -> Rows:
