@@ -127,6 +127,8 @@ class Scene:
     argv: list[str]
     operations: int = 0
     reads: int = 0
+    locked: int = 1
+    """The first operation after its folder is locked."""
     whole: object = None
     start: Path | None = None
     half: Path | None = None
@@ -157,6 +159,7 @@ class Ended:
     code: int
     seconds: float
     said: str
+    log: list[str] = field(repr=False)
     struck: list[str]
     waited: float
     """Seconds from the strike to the end."""
@@ -254,6 +257,8 @@ class Campaign:
             ended = self.run(scene, self.fresh_root(scene, root), arm=(CHANGES, 0, "c", 0, 1))
             assert ended.code in scene.codes, (scene.name, ended)
             scene.operations, scene.whole = self.counted, scene.answer(root)
+            own = [line.endswith("lock") for line in ended.log if line[0] == "="]
+            scene.locked = own.index(False, own.index(True)) + 1
             self.scenes[scene.name] = scene
             if scene.name == "train":
                 scene.half = self.work / "half-train"
@@ -336,7 +341,8 @@ class Campaign:
         self.counted = int(count.read_text()) if count.exists() else 0
         waited = now - float(struck[0].split()[0]) if struck else 0.0
         said = root.with_suffix(".said").read_text(errors="replace")
-        return Ended(os.waitstatus_to_exitcode(status), now - began, said, struck, waited, dirty)
+        code = os.waitstatus_to_exitcode(status)
+        return Ended(code, now - began, said, lines, struck, waited, dirty)
 
     def run(self, scene, root, arm=None, more=(), environment=None):
         began = time.monotonic()
@@ -353,7 +359,7 @@ class Campaign:
         else:
             self.fresh_root(scene, root)
         total = scene.reads if kind == "unreadable" else scene.operations
-        nth = rng.randint(1, max(1, total))
+        nth = rng.randint(scene.locked if kind in ("moved", "replaced") else 1, max(1, total))
         moved, foreign, before = root / "moved", "", {}
         if kind == "replaced":
             foreign = root / "foreign"

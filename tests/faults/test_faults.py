@@ -28,7 +28,7 @@ def shim(tmp_path_factory):
 
 
 @pytest.mark.drawn
-@pytest.mark.parametrize(("scene", "kind"), PAIRS, ids="-".join)
+@pytest.mark.parametrize(("scene", "kind"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
 def test_what_was_struck_is_finished_by_the_same_command(shim, tmp_path, scene, kind, draw):
     command = [sys.executable, CAMPAIGN, "--scenes", scene, "--kinds", kind, "--faults", str(FAULTS)]
     command += ["--seed", draw or "0", "--rows", str(tmp_path / "rows.jsonl"), "--shim", str(shim)]

@@ -12,13 +12,13 @@ from __future__ import annotations
 import functools
 import os
 import platform
-
-import jax
-import numpy as np
+from typing import TYPE_CHECKING
 
 from ..base import DeviceError
 from .host_facts import text_in
-from .jax_settings import started
+
+if TYPE_CHECKING:
+    import jax
 
 FLAGS = ("--xla_cpu_max_isa=AVX", "--xla_cpu_enable_platform_dependent_math=false")
 """XLA's flags for the process. `xla_cpu_max_isa` has no effect as the option of a single program
@@ -43,6 +43,8 @@ def portable() -> None:
         raise DeviceError("portable-elsewhere", machine=here)
     if asked():
         return
+    from .jax_settings import started  # this imports JAX, as `_contracts`
+
     before = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = " ".join([*before.split(), *FLAGS])
     if started() and _contracts():
@@ -69,6 +71,9 @@ def active(device: jax.Device) -> bool:
 def _contracts() -> bool:
     """Whether XLA contracts `a * b + c` to one operation on this process's CPU, which rounds
     once."""
+    import jax
+    import numpy as np
+
     a, c = np.full(64, 1 + 2**-12, np.float32), np.full(64, -1 - 2**-11, np.float32)
     # A program of this process alone: JAX's cache may have one that other flags compiled
     mark = int.from_bytes(os.urandom(4))

@@ -1,8 +1,11 @@
 """Text as tokens: no token lost, the same pack from every kind of file."""
 
+import errno
 import gc
 import json
 import os
+import tempfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -113,6 +116,24 @@ def test_a_tokenizer_cuts_text_into_its_words(tmp_path):
     (tmp_path / "t.json").write_text("{}")
     with refused(DataError, "tokenizer-damaged"):
         pack(src, tmp_path / "x", text=TextForm(tokenizer=tmp_path / "t.json"))
+
+
+@pytest.mark.parametrize("operation", ["write", "flush"])
+def test_a_disk_that_fails_before_anything_is_packed_is_told(tmp_path, monkeypatch, operation):
+    (tmp_path / "text.txt").write_text("a a a a a a a a")
+    made = tempfile.TemporaryFile
+
+    def failing(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def opened(**named):
+        file = made(**named)
+        own = {name: getattr(file, name) for name in ("write", "flush", "close")}
+        return SimpleNamespace(**own | {operation: failing})
+
+    monkeypatch.setattr("chipwise.data.pack.tokenise.tempfile.TemporaryFile", opened)
+    with refused(DataError, "pack-unwritable", reason=os.strerror(errno.EIO)):
+        pack(tmp_path / "text.txt", tmp_path / "out", text=TextForm(tokens=3))
 
 
 def test_a_pack_that_was_killed_while_its_tokenizer_was_copied_is_finished(tmp_path, monkeypatch):

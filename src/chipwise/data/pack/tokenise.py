@@ -219,14 +219,12 @@ class _Spool:
     def write(self, tokens: Any, counted: bool = True) -> None:
         """Appends `tokens`."""
         block = np.asarray(tokens, self.dtype)
-        try:
+        with self._telling():
             if self._file is None:
                 self.where.mkdir(parents=True, exist_ok=True)
                 # Open as long as the spool
                 self._file = tempfile.TemporaryFile(dir=self.where)  # noqa: SIM115
             self._file.write(block.data)
-        except OSError as error:
-            raise DataError("pack-unwritable", path=self.where, reason=error) from error
         self._sha.update(block.data)
         self.tokens += len(block)
         if self.mask is not None:
@@ -234,9 +232,17 @@ class _Spool:
 
     def array(self) -> np.ndarray:
         """All tokens as a memory-mapped array. No more may be written."""
-        self._file.flush()
-        # Valid without the file's name
-        return np.memmap(self._file, self.dtype, "r", shape=(self.tokens,))
+        with self._telling():
+            self._file.flush()
+            # Valid without the file's name
+            return np.memmap(self._file, self.dtype, "r", shape=(self.tokens,))
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise DataError("pack-unwritable", path=self.where, reason=error) from error
 
     def close(self) -> None:
         if self._file is not None:
