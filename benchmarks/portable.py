@@ -34,13 +34,12 @@ def seconds(recipe: str, portable: bool, steps: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--recipes", default="digits:2000,mnist:100,vit-s16:3", help="NAME:STEPS,...")
+    parser.add_argument("--recipes", default="digits:2000,mnist:100", help="NAME:STEPS,...")
     parser.add_argument("--turns", type=int, default=7)
     given = parser.parse_args()
     print(this_machine().title)
-    print(
-        "| recipe | plain, ms a step | portable, ms a step | portable / plain | in turns |\n|---|---|---|---|---|"
-    )
+    print("| recipe | plain, ms a step | portable, ms a step | portable / plain | in turns |")
+    print("|---|---|---|---|---|")
     for name, steps in (one.split(":") for one in given.recipes.split(",")):
         pairs = [
             (seconds(name, False, int(steps)), seconds(name, True, int(steps))) for _ in range(given.turns)

@@ -24,7 +24,6 @@ from .deploy.pretrained import pretrained as pretrained
 from .explain.display import compare as compare, report as report
 from .interop import equinox as equinox, keras as keras, linen as linen, nnx as nnx, torch as torch
 from .machine.detect import simulate as simulate
-from .machine.portable import portable as portable
 from .planner.ask import plan as plan
 from .recipe import losses as losses, metrics as metrics, schedules as schedules
 from .recipe.check import check as check

@@ -171,7 +171,7 @@ class Here:
         joins the hosts. From then on, only host 0 prints."""
         count, platform = None, None
         if self.portable:
-            from ..machine.portable import portable
+            from ..machine.portable_cpu import portable
 
             portable()
         if self.devices is not None:

@@ -2,7 +2,8 @@
 
 `detect.py` finds or simulates devices. `hosts.py` lets several processes agree, over the messages
 of `channel.py`. `arithmetic.py` fixes or records everything of a process that can change a bit.
-`fingerprint.py` says on which machine something was measured.
+`portable_cpu.py` makes all x86-64 CPUs one kind of chip, and `products.py` rewrites programs for
+it. `fingerprint.py` says on which machine something was measured.
 """
 
 import lazy_loader

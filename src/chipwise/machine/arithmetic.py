@@ -14,7 +14,7 @@ from typing import Any
 
 from ..base import DeviceError
 from .host_facts import installed
-from .portable import FLAGS, asked
+from .portable_cpu import FLAGS, asked
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 _FIXED: dict[str, Any] = {"jax_default_matmul_precision": None, **_TABLE["settings"]}

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from ..chips import find
-from .portable import active
+from .portable_cpu import active
 from .products import apart
 
 GRAPHS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONVOLUTION"

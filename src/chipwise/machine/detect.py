@@ -23,7 +23,7 @@ from .host_facts import HostFacts, gather
 from .hosts import hosts
 from .jax_settings import setting, started
 from .plugins import hidden
-from .portable import CHIP, active
+from .portable_cpu import CHIP, active
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 FRACTIONS = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"

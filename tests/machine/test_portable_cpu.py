@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import chipwise as cw
-from chipwise.machine import portable as portable_mode
+from chipwise.machine import portable_cpu
 from chipwise.machine.products import apart
 
 RNG = np.random.default_rng(0)
@@ -39,13 +39,13 @@ def test_nothing_is_contracted_and_the_chip_has_one_name(clean_environment):
     code = """
 import json, os
 import chipwise as cw
-from chipwise.machine import detect, portable
-cw.portable(); cw.portable()
+from chipwise.machine import detect, portable_cpu
+cw.machine.portable(); cw.machine.portable()
 machine = detect.detect(platform="cpu")
 flags = os.environ["XLA_FLAGS"]
-print(json.dumps([machine.chip, portable.active(machine.devices[0]), flags.count("max_isa")]))
+print(json.dumps([machine.chip, portable_cpu.active(machine.devices[0]), flags.count("max_isa")]))
 """
-    assert child(code, clean_environment) == [portable_mode.CHIP, True, 1]
+    assert child(code, clean_environment) == [portable_cpu.CHIP, True, 1]
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="a mode of x86-64 CPUs")
@@ -54,15 +54,15 @@ def test_flags_that_come_late_are_refused(clean_environment):
 import json, os
 import jax
 import chipwise as cw
-from chipwise.machine import detect, portable
+from chipwise.machine import detect, portable_cpu
 jax.jit(lambda x: x + 1)(1.0)  # XLA reads its flags
 codes = []
-for call in (cw.portable, lambda: detect.detect(platform="cpu").chip):
+for call in (cw.machine.portable, lambda: detect.detect(platform="cpu").chip):
     try:
         call()
     except cw.errors.DeviceError as error:
         codes.append(error.code)
-    os.environ["XLA_FLAGS"] = " ".join(portable.FLAGS)  # as another part of the program may do
+    os.environ["XLA_FLAGS"] = " ".join(portable_cpu.FLAGS)  # as another part of the program may do
 print(json.dumps(codes))
 """
     assert child(code, clean_environment) == ["portable-too-late"] * 2
@@ -71,7 +71,7 @@ print(json.dumps(codes))
 def test_another_processor_is_refused(monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with pytest.raises(cw.errors.DeviceError) as caught:
-        cw.portable()
+        cw.machine.portable()
     assert (caught.value.code, caught.value.facts["machine"]) == ("portable-elsewhere", "aarch64")
 
 
