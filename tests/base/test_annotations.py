@@ -180,7 +180,6 @@ MADE = {
     cw.losses.squared_error: {"predictions": LOGITS[0], "targets": LOGITS[0]},
     cw.losses.correct: dict(zip(("logits", "labels"), LOGITS, strict=True)),
     cw.metrics.accuracy: dict(zip(("logits", "labels"), LOGITS, strict=True)),
-    cw.metrics.top_k: dict(zip(("logits", "labels"), LOGITS, strict=True)) | {"k": 1},
     cw.metrics.f1: dict(zip(("logits", "labels"), LOGITS, strict=True)),
     cw.metrics.roc_auc: dict(zip(("logits", "labels"), LOGITS, strict=True)),
     cw.metrics.r2: {"predictions": LOGITS[0], "targets": LOGITS[0]},
