@@ -68,11 +68,34 @@ print(json.dumps(codes))
     assert child(code, clean_environment) == ["portable-too-late"] * 2
 
 
-def test_another_processor_is_refused(monkeypatch):
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+@pytest.mark.parametrize(("name", "value"), [("machine", "aarch64"), ("system", "Windows")])
+def test_another_processor_or_system_is_refused(monkeypatch, name, value):
+    monkeypatch.setattr(platform, name, lambda: value)
     with pytest.raises(cw.errors.DeviceError) as caught:
         cw.machine.portable()
-    assert (caught.value.code, caught.value.facts["machine"]) == ("portable-elsewhere", "aarch64")
+    assert (caught.value.code, caught.value.facts[name]) == ("portable-elsewhere", value)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="a mode of x86-64 CPUs")
+def test_the_first_state_is_portable_too(clean_environment):
+    code = """
+import json
+import jax, jax.numpy as jnp, numpy as np
+import chipwise as cw
+cw.machine.portable()
+task = cw.Task(
+    init=lambda key: ({"w": jax.nn.initializers.orthogonal()(key, (4, 4))}, {}),
+    loss=lambda params, state, batch, key, train: (
+        {"loss": cw.Sum.of(jnp.square(batch["x"] @ params["w"]).sum(1))}, state
+    ),
+    train=cw.Arrays(x=np.ones((8, 4), np.float32)),
+)
+try:
+    cw.fit(cw.Recipe(task=task, batch=4, replicas=1, duration="1st", optimizer=cw.sgd(0.1)), progress="none")
+except cw.errors.DeviceError as error:
+    print(json.dumps([error.code, error.facts["operation"]]))
+"""
+    assert child(code, clean_environment | {"JAX_PLATFORMS": "cpu"})[0] == "portable-operation"
 
 
 # ---- the programs
@@ -82,9 +105,10 @@ def equations(jaxpr):
     for one in jaxpr.eqns:
         yield one
         for value in one.params.values():
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from equations(inner)
+            for each in value if isinstance(value, tuple) else (value,):
+                inner = getattr(each, "jaxpr", each)
+                if hasattr(inner, "eqns"):
+                    yield from equations(inner)
 
 
 def close(function, *arguments):
@@ -109,6 +133,11 @@ def test_products_are_the_same_products(form):
     sizes = dict(zip("ijkbqhdake", (5, 7, 4, 2, 3, 4, 6, 3, 4, 2), strict=True))
     left, right = ([sizes[axis] for axis in part] for part in form.split("->")[0].split(","))
     close(lambda x, y: jnp.einsum(form, x, y), normal(*left), normal(*right))
+
+
+def test_a_convolution_without_output_stays():
+    f = lambda x, k: lax.conv_general_dilated(x, k, (1, 1), "VALID")  # noqa: E731
+    close(f, normal(2, 3, 2, 2), normal(4, 3, 3, 3))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -140,10 +169,14 @@ def test_what_stands_in_loops_and_branches_is_found():
     square = normal(6, 6)
     close(f, square)
     close(jax.grad(lambda x: f(x).sum()), square)
+    solved = lambda x: jax.scipy.sparse.linalg.cg(lambda v: x.T @ (x @ v) + v, x[0])[0]  # noqa: E731
+    close(solved, square)
     left = [
         one.invars[0]
-        for one in equations(jax.make_jaxpr(apart(f))(square).jaxpr)
-        if one.primitive.name == "dot_general" and one.params["dimension_numbers"][0][0] != (1,)
+        for function in (f, solved)
+        for one in equations(jax.make_jaxpr(apart(function))(square).jaxpr)
+        if one.primitive.name == "dot_general"
+        and one.params["dimension_numbers"][0][0] != (one.invars[0].aval.ndim - 1,)
     ]
     assert left == []
 
@@ -153,6 +186,8 @@ def test_what_stands_in_loops_and_branches_is_found():
     [
         (lambda x: jnp.linalg.qr(x)[0], "portable-operation"),
         (lambda x: jax.jit(jnp.linalg.eigh)(x)[0], "portable-operation"),
+        (lambda x: jax.scipy.linalg.solve_triangular(x, x[0]), "portable-operation"),
+        (lambda x: jax.lax.ragged_dot(x, x[None], jnp.asarray([4])), "portable-operation"),
         (lambda x: x.astype(jnp.float16) + 1, "portable-float16"),
     ],
 )

@@ -12,7 +12,8 @@ from __future__ import annotations
 import functools
 import os
 import platform
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ..base import DeviceError
 from .host_facts import text_in
@@ -29,27 +30,25 @@ CHIP = "x86-64, portable"
 
 
 def portable() -> None:
-    """Makes all x86-64 CPUs with AVX2 compute the same bits, for the rest of this process and for
-    the processes that it starts.
+    """Makes all x86-64 CPUs with AVX2 compute the same bits under Linux, for the rest of this
+    process and for the processes that it starts.
 
     Call it before the first JAX operation, since XLA then reads its flags. Calling it again does
     nothing. It slows a CPU's programs (`benchmarks/portable.md`), and leaves accelerators as they
     are.
 
-    Raises `DeviceError` on another processor, and if XLA has already read its flags.
+    Raises `DeviceError` on another processor or system, and if JAX has already started.
     """
-    here = platform.machine()
-    if here.lower() not in ("x86_64", "amd64") or "avx2" not in _processor_flags():
-        raise DeviceError("portable-elsewhere", machine=here)
+    system, here = platform.system(), platform.machine()
+    if (system, here) != ("Linux", "x86_64") or "avx2" not in _processor_flags():
+        raise DeviceError("portable-elsewhere", system=system, machine=here)
     if asked():
         return
-    from .jax_settings import started  # this imports JAX, as `_contracts`
+    from .jax_settings import started  # this imports JAX, as `_obeys`
 
-    before = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = " ".join([*before.split(), *FLAGS])
-    if started() and _contracts():
-        os.environ["XLA_FLAGS"] = before
+    if started():
         raise DeviceError("portable-too-late", flags=" ".join(FLAGS))
+    os.environ["XLA_FLAGS"] = " ".join([*os.environ.get("XLA_FLAGS", "").split(), *FLAGS])
 
 
 def asked() -> bool:
@@ -62,25 +61,35 @@ def active(device: jax.Device) -> bool:
     it, but XLA had read its flags before."""
     if device.platform != "cpu" or not asked():
         return False
-    if _contracts():
+    if not _obeys():
         raise DeviceError("portable-too-late", flags=" ".join(FLAGS))
     return True
 
 
+def everywhere(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` as `active` devices compute it, if JAX's default devices are."""
+    import jax
+
+    from .products import apart
+
+    return apart(function) if asked() and active(jax.devices()[0]) else function
+
+
 @functools.cache
-def _contracts() -> bool:
-    """Whether XLA contracts `a * b + c` to one operation on this process's CPU, which rounds
-    once."""
+def _obeys() -> bool:
+    """Whether XLA compiles for this process's CPU as `FLAGS` say. It is measured: `a * b + c` then
+    rounds twice, and a reciprocal root is divided."""
     import jax
     import numpy as np
 
+    # Programs of this process alone: JAX's cache may have those that other flags compiled
+    mark = np.uint32(int.from_bytes(os.urandom(4)))
     a, c = np.full(64, 1 + 2**-12, np.float32), np.full(64, -1 - 2**-11, np.float32)
-    # A program of this process alone: JAX's cache may have one that other flags compiled
-    mark = int.from_bytes(os.urandom(4))
-    cpu = jax.local_devices(backend="cpu")[0]
-    with jax.default_device(cpu):
-        rounded, _ = jax.jit(lambda a, c: (a * a + c, np.uint32(mark)))(a, c)
-    return bool(np.asarray(rounded).any())
+    x = np.linspace(0.1, 9.0, 4096, dtype=np.float32)
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        rounded, root, _ = jax.jit(lambda a, c, x: (a * a + c, jax.lax.rsqrt(x), mark))(a, c, x)
+    divided = np.float32(1) / np.sqrt(x)
+    return not np.asarray(rounded).any() and bool((np.asarray(root) == divided).all())
 
 
 def _processor_flags() -> list[str]:

@@ -20,14 +20,18 @@ from jax.extend import core
 
 from ..base import DeviceError
 
-LAPACK = "cholesky eig eigh hessenberg householder_product lu lu_pivots_to_permutation qr schur svd"
-"""JAX's operations that call LAPACK on a CPU, which chooses its kernels by the processor."""
+REFUSED = """
+cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu ormqr qr schur svd
+triangular_solve tridiagonal tridiagonal_solve ragged_dot_general symmetric_product fft
+""".split()  # noqa: SIM905
+"""JAX's operations that LAPACK or another library computes on a CPU, which chooses its kernels by
+the processor, and products that have no other form."""
 
 
 def apart(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `function` with every product and convolution of it in the form that all x86-64
-    processors compute alike. Raises `DeviceError`, when it is traced, for an operation of LAPACK,
-    and for float16, whose conversions differ without the processor's own."""
+    processors compute alike. Raises `DeviceError`, when it is traced, for `REFUSED` operations, and
+    for float16, whose conversions differ without the processor's own."""
 
     @functools.wraps(function)
     def rewritten(*arguments: Any) -> Any:
@@ -44,18 +48,21 @@ def _rewritten(value: Any) -> Any:
         return value.replace(jaxpr=_rewritten(value.jaxpr))
     if isinstance(value, core.Jaxpr):
         return value.replace(eqns=[_equation(one) for one in value.eqns])
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_rewritten, value))
     if type(value) in (tuple, list):
-        return type(value)(_rewritten(one) for one in value)
+        return type(value)(map(_rewritten, value))
     return value
 
 
 def _equation(one: Any) -> Any:
     name = one.primitive.name
-    if name in LAPACK.split():
+    if name in REFUSED:
         raise DeviceError("portable-operation", operation=name)
     if any(getattr(each.aval, "dtype", None) == jnp.float16 for each in one.outvars):
         raise DeviceError("portable-float16", operation=name)
-    if name not in _IN_ONE_FORM:
+    empty = any(0 in each.aval.shape for each in (*one.invars, *one.outvars))
+    if name not in _IN_ONE_FORM or empty:
         inner = {key: _rewritten(value) for key, value in one.params.items()}
         return one.replace(params=inner)
     function = functools.partial(_IN_ONE_FORM[name], **one.params)

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec
 
 from ..base import RecipeError, near
 from ..data.sources import Spec, spec_of
+from ..machine.portable_cpu import everywhere
 from ..models.large import axes
 from ..recipe.random_keys import as_data, has_keys, is_key
 from ..recipe.recipe import Recipe
@@ -101,7 +102,8 @@ def first_maker(
     of `jax.jit`.
     """
     example = spec_of(recipe.task.train)
-    return jax.jit(lambda seed, given: then(init_state(recipe, example, seed, given)), **options)
+    made = everywhere(lambda seed, given: then(init_state(recipe, example, seed, given)))
+    return jax.jit(made, **options)
 
 
 def first_digest(recipe: Recipe) -> str:
