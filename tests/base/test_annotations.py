@@ -4,6 +4,7 @@ import collections.abc
 import datetime
 import inspect
 import math
+import operator
 import os
 import pickle
 import pkgutil
@@ -291,6 +292,50 @@ def test_a_flag_is_no_number_and_a_number_no_flag(flag):
         function(flag)
     with refused(RecipeError, "wrong-kind", flag=1):
         function(1, flag=1)
+
+
+class Foreign:
+    """A tensor whose kind of numbers is no dtype of NumPy, as in PyTorch and TensorFlow."""
+
+    dtype = object()
+
+    def __init__(self, value, shape=()):
+        self.value, self.shape, self.ndim = value, shape, len(shape)
+
+    def item(self):
+        return self.value
+
+    def __index__(self):
+        return operator.index(self.value)
+
+
+class WithoutItem(Foreign):
+    item = property()
+
+
+def tensor(value, **how):
+    return pytest.importorskip("torch").tensor(value, **how)
+
+
+@pytest.mark.parametrize("made", [Foreign, tensor])
+def test_a_tensor_of_one_number_is_a_number_of_python(made):
+    assert type(Settings(made(0.5)).share) is float and Settings(made(0.5)).share == 0.5
+    assert type(function(made(3))[0]) is int and function(1, flag=made(True))[2] is True
+    for other in (lambda: function(made(0.5)), lambda: function(made(True)), lambda: Settings(made(2j))):
+        with refused(RecipeError, "wrong-kind"):
+            other()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [lambda: Foreign(1, (1,)), lambda: WithoutItem(1), lambda: tensor([1]), lambda: tensor(1, device="meta")],
+    ids=["shaped", "without item", "shaped tensor", "tensor without value"],
+)
+def test_another_tensor_is_no_number(made):
+    value = made()
+    for other in (lambda: function(value), lambda: Settings(value), lambda: function(1, flag=value)):
+        with refused(RecipeError, "wrong-kind"):
+            other()
 
 
 def test_a_traced_number_stays_traced():
