@@ -8,6 +8,7 @@ import operator
 import os
 import pickle
 import pkgutil
+import sys
 import types
 import typing
 from dataclasses import dataclass
@@ -343,6 +344,11 @@ def test_a_traced_number_stays_traced():
     assert traced(jnp.float32(3)) == 6
 
 
+def test_a_traced_key_is_no_number():
+    with refused(RecipeError, "wrong-kind", what="share"):
+        jax.jit(lambda key: Settings(key).share)(jax.random.key(0))
+
+
 def test_lists_tuples_and_arrays_stand_for_each_other_but_no_text_does():
     assert function(1, names=["a"])[3] == ["a"] and Settings(1, [3, 4]).pair == [3, 4]
     assert Settings(1, np.array([3, 4])).pair[1] == 4
@@ -371,6 +377,29 @@ def test_the_error_says_what_was_given_and_what_to_type():
     with refused(RecipeError, "wrong-kind") as long:
         function(np.zeros((100, 100)))
     assert len(str(long.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("platform", "name", "unit"),
+    [
+        ("linux", "a" * 255, "255 bytes"),
+        ("darwin", "\u6f22" * 255, "255 characters"),
+        ("win32", "a" * 300, None),
+    ],
+)
+def test_a_name_is_as_long_as_the_system_says(platform, name, unit, monkeypatch):
+    monkeypatch.setattr(sys, "platform", platform)
+    if unit:
+        monkeypatch.setattr(os, "pathconf", lambda *_: 255, raising=False)
+    else:
+        monkeypatch.delattr(os, "pathconf", raising=False)
+    path = Path("b" * 200, name, "c" * 200)
+    assert Settings(1, path=path).path == path and Settings(1, path="").path == ""
+    if unit:
+        with refused(RecipeError, "path-impossible", expected=f"a path of names of at most {unit}"):
+            Settings(1, path=path.with_name(f"{name}a"))
+    with refused(RecipeError, "path-impossible", expected="a path without NUL and lone surrogates"):
+        Settings(1, path="a\0b")
 
 
 def test_an_argument_too_many_is_python_s_error():
