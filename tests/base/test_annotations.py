@@ -4,9 +4,11 @@ import collections.abc
 import datetime
 import inspect
 import math
+import operator
 import os
 import pickle
 import pkgutil
+import sys
 import types
 import typing
 from dataclasses import dataclass
@@ -293,9 +295,58 @@ def test_a_flag_is_no_number_and_a_number_no_flag(flag):
         function(1, flag=1)
 
 
+class Foreign:
+    """A tensor whose kind of numbers is no dtype of NumPy, as in PyTorch and TensorFlow."""
+
+    dtype = object()
+
+    def __init__(self, value, shape=()):
+        self.value, self.shape, self.ndim = value, shape, len(shape)
+
+    def item(self):
+        return self.value
+
+    def __index__(self):
+        return operator.index(self.value)
+
+
+class WithoutItem(Foreign):
+    item = property()
+
+
+def tensor(value, **how):
+    return pytest.importorskip("torch").tensor(value, **how)
+
+
+@pytest.mark.parametrize("made", [Foreign, tensor])
+def test_a_tensor_of_one_number_is_a_number_of_python(made):
+    assert type(Settings(made(0.5)).share) is float and Settings(made(0.5)).share == 0.5
+    assert type(function(made(3))[0]) is int and function(1, flag=made(True))[2] is True
+    for other in (lambda: function(made(0.5)), lambda: function(made(True)), lambda: Settings(made(2j))):
+        with refused(RecipeError, "wrong-kind"):
+            other()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [lambda: Foreign(1, (1,)), lambda: WithoutItem(1), lambda: tensor([1]), lambda: tensor(1, device="meta")],
+    ids=["shaped", "without item", "shaped tensor", "tensor without value"],
+)
+def test_another_tensor_is_no_number(made):
+    value = made()
+    for other in (lambda: function(value), lambda: Settings(value), lambda: function(1, flag=value)):
+        with refused(RecipeError, "wrong-kind"):
+            other()
+
+
 def test_a_traced_number_stays_traced():
     traced = jax.jit(lambda x: Settings(x).share * 2)
     assert traced(jnp.float32(3)) == 6
+
+
+def test_a_traced_key_is_no_number():
+    with refused(RecipeError, "wrong-kind", what="share"):
+        jax.jit(lambda key: Settings(key).share)(jax.random.key(0))
 
 
 def test_lists_tuples_and_arrays_stand_for_each_other_but_no_text_does():
@@ -326,6 +377,29 @@ def test_the_error_says_what_was_given_and_what_to_type():
     with refused(RecipeError, "wrong-kind") as long:
         function(np.zeros((100, 100)))
     assert len(str(long.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("platform", "name", "unit"),
+    [
+        ("linux", "a" * 255, "255 bytes"),
+        ("darwin", "\u6f22" * 255, "255 characters"),
+        ("win32", "a" * 300, None),
+    ],
+)
+def test_a_name_is_as_long_as_the_system_says(platform, name, unit, monkeypatch):
+    monkeypatch.setattr(sys, "platform", platform)
+    if unit:
+        monkeypatch.setattr(os, "pathconf", lambda *_: 255, raising=False)
+    else:
+        monkeypatch.delattr(os, "pathconf", raising=False)
+    path = Path("b" * 200, name, "c" * 200)
+    assert Settings(1, path=path).path == path and Settings(1, path="").path == ""
+    if unit:
+        with refused(RecipeError, "path-impossible", expected=f"a path of names of at most {unit}"):
+            Settings(1, path=path.with_name(f"{name}a"))
+    with refused(RecipeError, "path-impossible", expected="a path without NUL and lone surrogates"):
+        Settings(1, path="a\0b")
 
 
 def test_an_argument_too_many_is_python_s_error():

@@ -2,6 +2,8 @@ import errno
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -131,6 +133,29 @@ def test_another_fault_of_the_disk_is_no_lack_of_locks(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="Input/output"):
         hold(tmp_path)
     assert os.listdir(tmp_path) == ["lock"]
+
+
+class SlowFile:
+    """A file of which another thread has time to move the offset."""
+
+    def __init__(self, file):
+        self.fileno, self.close, self._file = file.fileno, file.close, file
+
+    def seek(self, to):
+        self._file.seek(to)
+        time.sleep(0.005)
+
+    def read(self, most):
+        return self._file.read(most)
+
+
+@pytest.mark.parametrize("without", [(), ("pread",)])
+def test_threads_that_ask_at_once_are_told_that_a_folder_is_in_its_place(tmp_path, monkeypatch, without):
+    for name in without:  # as on Windows
+        monkeypatch.delattr(os, name)
+    with hold(tmp_path) as lock, ThreadPoolExecutor(2) as threads:
+        lock.file = SlowFile(lock.file)
+        assert set(threads.map(lambda _: lock.elsewhere(), range(40))) == {None}
 
 
 def write_study(folder):

@@ -4,10 +4,10 @@
     def fit(recipe: Recipe, run: str | Path | None = None, *, fresh: bool = False): ...
 
 `fit(recipe, fresh="no")` raises the `RecipeError` "wrong-kind" before anything happens. A flag is
-True or False, a number is one of Python, NumPy or JAX and never a flag, a text is no list of texts,
-a list may be a tuple and the reverse, and a path is a text or a `Path`. What says no more than
-`Any`, a tree of arrays or a protocol does is left to the function. `Annotated[str, Duration, "a
-duration"]` takes both types, and says the last words when it gets neither.
+True or False, a number is one of Python, NumPy, JAX or PyTorch and never a flag, a text is no list
+of texts, a list may be a tuple and the reverse, and a path is a text or a `Path`. What says no more
+than `Any`, a tree of arrays or a protocol does is left to the function. `Annotated[str, Duration,
+"a duration"]` takes both types, and says the last words when it gets neither.
 
 typeguard and beartype decide otherwise on flags, NumPy's numbers and texts, and importing them
 takes 10 and 50 ms. So this is written here.
@@ -114,8 +114,14 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _is_number(value: Any, kind: type) -> bool:
-    """Whether a value is a number of this kind, also one of NumPy or an array `()`."""
+    """Whether a value is a number of this kind, also one of a library or an array `()`."""
     plain = getattr(value, "dtype", type(value))
+    if hasattr(value, "dtype") and not hasattr(plain, "kind"):  # of PyTorch or TensorFlow
+        try:
+            alone = getattr(value, "ndim", None) == 0 and hasattr(value, "item")
+            return alone and _is_number(value.item(), kind)
+        except (RuntimeError, TypeError):  # on PyTorch's device "meta", or a traced key of JAX
+            return False
     if kind is bool or plain in (bool, "bool"):
         return kind is bool and plain in (bool, "bool") and getattr(value, "shape", ()) == ()
     if kind is int:
@@ -130,12 +136,12 @@ def _is_number(value: Any, kind: type) -> bool:
 
 
 def _plain(value: Any, hint: Any) -> Any:
-    """A number of NumPy or JAX as one of Python, where one is expected, unless it is traced."""
-    expected = any(one in (bool, int, float) for one in (hint, *typing.get_args(hint)))
-    if not expected or not hasattr(value, "dtype"):
+    """A library's number as one of Python, where one is expected, unless it is traced."""
+    kinds = [one for one in (hint, *typing.get_args(hint)) if one in (bool, int, float)]
+    if not hasattr(value, "dtype") or not any(_is_number(value, kind) for kind in kinds):
         return value
     try:
-        return value.item() if value.shape == () else value
+        return value.item()
     except TypeError:  # traced
         return value
 
@@ -144,12 +150,17 @@ def _check_path(name: str, value: Any) -> None:
     """Raises `RecipeError` for a path that no file can have. An address is left alone."""
     if not isinstance(value, str | os.PathLike) or "://" in str(value):
         return
+    path, expected = Path(os.fsdecode(value)), "a path without NUL and lone surrogates"
     try:
-        parts = os.fsencode(value).split(b"/")
+        possible = b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:
-        parts = [b"\0"]
-    if any(b"\0" in part or len(part) > 255 for part in parts):
-        expected = "a path of names of at most 255 bytes, without NUL and lone surrogates"
+        possible = False
+    if possible and hasattr(os, "pathconf"):  # Windows says no limit: its own error has to
+        most, apple = os.pathconf("/", "PC_NAME_MAX"), sys.platform == "darwin"
+        sizes = [len(part if apple else os.fsencode(part)) for part in path.parts]
+        possible = max(sizes, default=0) <= most
+        expected = f"a path of names of at most {most} {'characters' if apple else 'bytes'}"
+    if not possible:
         raise invalid("path-impossible", name, value, expected)
 
 

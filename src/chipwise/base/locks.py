@@ -19,6 +19,7 @@ import secrets
 import shutil
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,6 +62,7 @@ class Lock:
     def __init__(self, path: Path, waiting: Callable[[], None] | None = None):
         self.path, self._marker = path, SoftFileLock(f"{path}.held", thread_local=False)
         self.folder, self._handle = path.parent, -1
+        self._reading = threading.Lock()
         if hasattr(os, "O_PATH"):
             self._handle = os.open(path.parent, os.O_PATH | DIRECTORY)
             by_handle = Path(f"/proc/self/fd/{self._handle}")
@@ -141,9 +143,8 @@ class Lock:
         own = self.file
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             # By its random line: of a file on a network, the inode says little
-            own.seek(0)
             try:
-                line, there = own.read(200), read_inside(self.path)
+                line, there = self._line(), read_inside(self.path)
             except PermissionError:  # Windows lets nobody read a locked file
                 line = there = b""
             same = os.path.samestat(os.fstat(own.fileno()), os.stat(self.path))
@@ -152,6 +153,14 @@ class Lock:
                 return None
         now = Path(os.path.realpath(f"/proc/self/fd/{own.fileno()}"))  # on Linux alone
         return str(now.parent) if now.exists() else ""
+
+    def _line(self) -> bytes:
+        # Threads share the offset of one open file
+        if hasattr(os, "pread"):
+            return os.pread(self.file.fileno(), 200, 0)
+        with self._reading:
+            self.file.seek(0)
+            return self.file.read(200)
 
     def check(self) -> None:
         """Raises `RunError` if the folder is no longer where it was."""
