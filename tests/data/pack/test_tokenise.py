@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import io
 import json
 import os
 import sys
@@ -371,6 +372,37 @@ def test_a_limit_that_the_system_refuses_is_left_out(monkeypatch, error):
     monkeypatch.setitem(sys.modules, "resource", fake)
     tokenise.tokenizer_process.limit(0, 0)
     assert kept == ["time", "core"]
+
+
+def test_the_memory_of_a_text_is_not_taken_back(odd, tmp_path, monkeypatch):
+    """What a long one has mapped may stay mapped."""
+    odd("plain")
+    process, given, limits = tokenise.tokenizer_process, io.BytesIO(), []
+    monkeypatch.setattr(process, "limit", lambda file, text: limits.append(text))
+    process.write(given, (tmp_path / "t.json").read_bytes())
+    for text in (b"x", b"x " * 99, b"x"):
+        process.write(given, b"e" + process.joined([text]))
+    given.seek(0)
+    with pytest.raises(EOFError):
+        process.serve(given, io.BytesIO())
+    assert limits[0] < limits[1] == limits[2]
+
+
+def test_an_answer_that_nobody_waited_for_is_lost(odd, monkeypatch):
+    """The next text would have it."""
+    cut = odd("plain")
+
+    def interrupted(call, given_up):
+        raise KeyboardInterrupt
+
+    assert list(cut.encode(b"x")) == [1]
+    process = cut.encode_all.__closure__[0].cell_contents._process
+    monkeypatch.setattr(tokenise, "in_time", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cut.encode(b"</s>")
+    assert process.poll() is not None
+    monkeypatch.undo()
+    assert list(cut.encode(b"x")) == [1]
 
 
 def test_text_in_folders_without_end_is_refused(tmp_path, monkeypatch):
