@@ -2,9 +2,12 @@
 
 import errno
 import gc
+import io
 import json
 import os
+import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -290,10 +293,116 @@ def test_a_tokenizer_has_a_memory_of_its_own(odd, kind):
 def test_a_tokenizer_leaves_no_process(odd):
     cut = odd("plain")
     assert list(cut.encode(b"x")) == [1]
-    process = cut.encode.__closure__[0].cell_contents._process
+    process = cut.encode_all.__closure__[0].cell_contents._process
     del cut
     gc.collect()
     assert process.poll() is not None
+
+
+def test_threads_share_a_tokenizer(odd):
+    """Each has its own answers."""
+    cut = odd("plain")
+
+    def differing(length):
+        return [n for n in range(200) if len(cut.encode_all([b"x"] * length)) != length]
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(differing, (1, 2))) == [[], []]
+
+
+def test_one_of_several_texts_is_refused_as_it_is_alone(odd, monkeypatch):
+    """Several that are late together have the time of each."""
+    cut, asked, within = odd("plain"), [], tokenise.in_time
+
+    def late(call, given_up):
+        asked.append(call)
+        if len(asked) == 1:
+            raise TooSlow("late")
+        return within(call, given_up)
+
+    monkeypatch.setattr(tokenise, "in_time", late)
+    assert [*map(list, cut.encode_all([b"x", b"</s>", b""]))] == [[1], [0], []]
+    assert len(asked) == 4
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5, 768])
+def test_texts_are_cut_together_as_alone(tmp_path, odd, monkeypatch, parts):
+    odd("plain")
+    words, asked = ["x x", "", "</s>", "x"] * 9, []
+    src = chats(tmp_path / "a.jsonl", words[::-1], words)
+    ask = tokenise._Elsewhere.ask
+    monkeypatch.setattr(tokenise, "_BATCH_PARTS", parts)
+    monkeypatch.setattr(tokenise._Elsewhere, "ask", lambda *given: asked.append(len(given[2])) or ask(*given))
+    form = TextForm(tokens=3, tokenizer=tmp_path / "t.json")
+    tokens_of = {"x x": [1], "": [], "</s>": [0], "x": [1]}
+    pack(src, tmp_path / "out", columns={"prompt": "question"}, text=form)
+    whole = [
+        (token, kind)
+        for prompt, word in zip(words[::-1], words, strict=True)
+        for kind, cut in ((0, tokens_of[prompt]), (1, [*tokens_of[word], 0]))
+        for token in cut
+    ]
+    whole += [(0, 0)] * (-(len(whole) - 1) % 2)
+    rows = [whole[at : at + 3] for at in range(0, len(whole) - 1, 2)]
+    rows = [row for row in rows if any(kind for _, kind in row[1:])]
+    found = [tokens(tmp_path / "out", column=column)[1].tolist() for column in ("token", "mask")]
+    assert [list(zip(*pair, strict=True)) for pair in zip(*found, strict=True)] == rows
+    assert (len(asked) == 1) == (parts == 768)
+
+
+@pytest.mark.parametrize("error", [ValueError, OSError])
+def test_a_limit_that_the_system_refuses_is_left_out(monkeypatch, error):
+    """As macOS does, of memory below what is mapped."""
+    kept = []
+
+    def refusing(kind, limits):
+        if kind == "memory":
+            raise error("current limit exceeds maximum limit")
+        kept.append(kind)
+
+    fake = SimpleNamespace(
+        RLIMIT_AS="memory",
+        RLIMIT_CPU="time",
+        RLIMIT_CORE="core",
+        RUSAGE_SELF=0,
+        getrusage=lambda who: SimpleNamespace(ru_utime=0.0, ru_stime=0.0),
+        getrlimit=lambda kind: (-1, -1),
+        setrlimit=refusing,
+    )
+    monkeypatch.setitem(sys.modules, "resource", fake)
+    tokenise.tokenizer_process.limit(0, 0)
+    assert kept == ["time", "core"]
+
+
+def test_the_memory_of_a_text_is_not_taken_back(odd, tmp_path, monkeypatch):
+    """What a long one has mapped may stay mapped."""
+    odd("plain")
+    process, given, limits = tokenise.tokenizer_process, io.BytesIO(), []
+    monkeypatch.setattr(process, "limit", lambda file, text: limits.append(text))
+    process.write(given, (tmp_path / "t.json").read_bytes())
+    for text in (b"x", b"x " * 99, b"x"):
+        process.write(given, b"e" + process.joined([text]))
+    given.seek(0)
+    with pytest.raises(EOFError):
+        process.serve(given, io.BytesIO())
+    assert limits[0] < limits[1] == limits[2]
+
+
+def test_an_answer_that_nobody_waited_for_is_lost(odd, monkeypatch):
+    """The next text would have it."""
+    cut = odd("plain")
+
+    def interrupted(call, given_up):
+        raise KeyboardInterrupt
+
+    assert list(cut.encode(b"x")) == [1]
+    process = cut.encode_all.__closure__[0].cell_contents._process
+    monkeypatch.setattr(tokenise, "in_time", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cut.encode(b"</s>")
+    assert process.poll() is not None
+    monkeypatch.undo()
+    assert list(cut.encode(b"x")) == [1]
 
 
 def test_text_in_folders_without_end_is_refused(tmp_path, monkeypatch):

@@ -20,8 +20,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ TOKENIZER = "tokenizer.json"  # beside the splits of a pack: what packed it
 TOKENIZER_CONFIG = "tokenizer_config.json"  # beside a published tokenizer: its begin and end
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _MOST_TOKENIZER = 1 << 28  # bytes of its file
+# What is cut in one go: a message to the tokenizer's process takes as long as 20 short texts
+_BATCH_BYTES, _BATCH_PARTS = 1 << 20, 768
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ class Tokenizer:
     """What a pack and a run store: the texts of these tokens, as `begin` and `end`."""
     json: Callable[[], str] | None = None
     """The tokenizer's file, by whose template a text begins as here. `None` for bytes."""
+    encode_all: Callable[[Sequence[bytes]], list[Any]] | None = None
+    """Converts several texts of UTF-8, faster than one by one. `None` for bytes."""
 
     def begun(self, text: bytes = b"") -> list[int]:
         """The tokens of a document that begins with `text`."""
@@ -118,15 +123,28 @@ def text_listing(
     masked = "prompt" in (columns or {})
     spools = {split: _Spool(where, dtype, masked) for split in ("train", "eval")}
     count = 0
-    with contextlib.ExitStack() as closing:
-        for spool in spools.values():
-            closing.callback(spool.close)
+    begun = set()
+
+    def parts() -> Iterator[_Part]:
+        nonlocal count
         for document in documents(path, dict(columns or {})):
             digest = hashlib.sha256(document.name.encode("utf-8", "surrogateescape")).digest()
             drawn = int.from_bytes(digest[:8]) / 2.0**64  # from 0 to 1, a function of the name
-            held_out = share is not None and drawn < share
-            _encode(path, document, tokens, spools["eval" if held_out else document.split])
+            split = "eval" if share is not None and drawn < share else document.split
+            # The document before has written a token that is begin and end
+            begin = () if split in begun and tokens.begin == (tokens.end,) else tokens.begin
+            yield from _parts(path, document, tokens, begin, spools[split])
+            begun.add(split)
             count += 1
+
+    with contextlib.ExitStack() as closing:
+        for spool in spools.values():
+            closing.callback(spool.close)
+        for batch in _batches(parts()):
+            texts = [text for _, text, _ in batch if isinstance(text, bytes)]
+            cut = iter(tokens.encode_all(texts) if tokens.encode_all else map(tokens.encode, texts))
+            for spool, text, counted in batch:
+                spool.write(next(cut) if isinstance(text, bytes) else text, counted)
         if not count:
             wrong = (
                 "{path} holds no text: give a .txt, .md, .jsonl, .csv or .parquet, or a folder "
@@ -136,24 +154,46 @@ def text_listing(
         return _joined(path, form, tokens, spools, count, share)
 
 
-def _encode(path: Path | str, document: Document, tokens: Tokenizer, spool: _Spool) -> None:
-    """Writes the document's tokens, and the end, to `spool`. A prompt is tokenised alone, as for
-    generating from it."""
-    at, begun = 0, tokens.begun(document.prompt)
-    if spool.tokens and tokens.begin == (tokens.end,):  # which the document before has written
-        begun = begun[1:]
-    spool.write(begun, counted=False)
+_Part = tuple["_Spool", bytes | Sequence[int | None], bool]
+"""Where tokens are written, the text that is cut or its tokens, and whether they count."""
+
+
+def _parts(
+    path: Path | str, document: Document, tokens: Tokenizer, begin: Sequence[int], spool: _Spool
+) -> Iterator[_Part]:
+    """Yields the document's parts and the end. A prompt is tokenised alone, as for generating from
+    it."""
+    at = 0
+    yield spool, begin, False
+    if document.prompt:
+        yield spool, document.prompt, False
     for piece in document.pieces:
         try:
-            spool.write(tokens.encode(piece))
+            if tokens.encode_all is not None:
+                piece.decode()  # says which byte is none
         except UnicodeDecodeError as error:
             byte = at + error.start
             wrong = "{path}: {name:plain} is not UTF-8 (byte {byte:,}): convert it, or pack bytes."
             raise DataError(
                 "text-not-utf8", wrong, path=path, name=document.name, byte=byte
             ) from error
+        yield spool, piece, True
         at += len(piece)
-    spool.write([tokens.end])
+    yield spool, [tokens.end], True
+
+
+def _batches(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
+    """Yields parts in order, in lists with a limit of parts and bytes."""
+    batch: list[_Part] = []
+    held = 0
+    for part in parts:
+        size = len(part[1])
+        if batch and (len(batch) == _BATCH_PARTS or held + size > _BATCH_BYTES):
+            yield batch
+            batch, held = [], 0
+        batch.append(part)
+        held += size
+    yield batch
 
 
 def _joined(
@@ -323,10 +363,13 @@ def read_tokenizer(
 
     def encode(piece: bytes) -> Any:
         piece.decode("utf-8")  # says which byte is none
-        return np.frombuffer(elsewhere.ask(b"e" + piece), np.uint32)
+        return encode_all([piece])[0]
+
+    def encode_all(pieces: Sequence[bytes]) -> list[Any]:
+        return [np.frombuffer(cut, np.uint32) for cut in elsewhere.ask(b"e", pieces)]
 
     def decode(tokens: Sequence[int]) -> str:
-        return elsewhere.ask(b"d" + np.asarray(tokens, np.uint32).tobytes()).decode()
+        return elsewhere.ask(b"d", [np.asarray(tokens, np.uint32).tobytes()])[0].decode()
 
     def file() -> str:
         if before == names and not after:
@@ -340,41 +383,51 @@ def read_tokenizer(
             return tokenizer.to_str()
 
     texts = {"begin": names, "end": last_name}
-    return Tokenizer(encode, decode, kinds, last, tuple(ids), texts, file)
+    return Tokenizer(encode, decode, kinds, last, tuple(ids), texts, file, encode_all)
 
 
 class _Elsewhere:
-    """A tokenizer in a process of its own, see `tokenizer_process`. Begins with the first text."""
+    """A tokenizer in a process of its own, see `tokenizer_process`. Begins with the first text.
+    Threads may share it."""
 
     def __init__(self, path: Path, text: str):
         self.path, self.text = path, text
         self._process: subprocess.Popen | None = None
         self._close: Callable[[], Any] = lambda: None
+        self._alone = threading.Lock()
 
-    def ask(self, what: bytes) -> bytes:
-        """The answer. Raises `DataError` for one that takes too much time or memory."""
-        most = tokenizer_process.seconds_for(len(what))
-        why = f"it takes more than {most:.0f} s for a text"
-        with _damage(self.path):
-            process = self._process = self._process or self._started()
-            assert process.stdin is not None and process.stdout is not None
-            given, answers = process.stdin, process.stdout
-
-            def exchange() -> bytes:
-                tokenizer_process.write(given, what)
-                return tokenizer_process.read(answers)
-
+    def ask(self, kind: bytes, contents: Sequence[bytes]) -> list[bytes]:
+        """The answers. Raises `DataError` for one that takes too much time or memory."""
+        with _damage(self.path), self._alone:
             try:
-                answer = in_time(exchange, lambda seconds: why if seconds > most else None)
-            except TooSlow:
-                self._end()
-                raise
-            except (EOFError, OSError) as error:
-                self._end()
+                return self._answers(kind, contents)
+            except (TooSlow, ValueError):
+                if len(contents) == 1:
+                    raise
+            # The limits are those of a text
+            return [self._answers(kind, [content])[0] for content in contents]
+
+    def _answers(self, kind: bytes, contents: Sequence[bytes]) -> list[bytes]:
+        most = tokenizer_process.seconds_for(sum(map(len, contents)))
+        why = f"it takes more than {most:.0f} s for a text"
+        process = self._process = self._process or self._started()
+        assert process.stdin is not None and process.stdout is not None
+        given, answers = process.stdin, process.stdout
+
+        def exchange() -> bytes:
+            tokenizer_process.write(given, kind + tokenizer_process.joined(contents))
+            return tokenizer_process.read(answers)
+
+        try:
+            answer = in_time(exchange, lambda seconds: why if seconds > most else None)
+        except BaseException as error:  # also Ctrl-C: the next answer would be this one's
+            self._end()
+            if isinstance(error, (EOFError, OSError)) and not isinstance(error, TooSlow):
                 raise ValueError("a text takes more memory than it may, or ends it") from error
-            if answer[:1] != b"=":
-                raise ValueError(answer[1:].decode())
-        return answer[1:]
+            raise
+        if answer[:1] != b"=":
+            raise ValueError(answer[1:].decode())
+        return tokenizer_process.divided(answer[1:])
 
     def _started(self) -> subprocess.Popen:
         process = subprocess.Popen(

@@ -5,13 +5,16 @@ expression that backtracks, or a replacement that doubles the text. This file ru
 it imports nothing of chipwise.
 
 A message is 8 bytes of length and that many bytes. The first is the tokenizer's JSON. Each further
-one is "e" and a text, answered by "=" and uint32 tokens, or "d" and tokens, answered by "=" and
-their text. Another answer is "!" and what the library said.
+one is "e" and texts, answered by "=" and the uint32 tokens of each, or "d" and tokens, answered by
+"=" and their texts, where each is a message itself. Another answer is "!" and what the library
+said.
 """
 
 from __future__ import annotations
 
 import array
+import contextlib
+import io
 import sys
 
 MEMORY = 4 << 30, 64, 1024  # bytes, for a byte of the file, and for a byte of a text
@@ -33,8 +36,21 @@ def read(stream) -> bytes:
 
 
 def write(stream, content: bytes) -> None:
-    stream.write(len(content).to_bytes(8, "big") + content)
+    stream.write(joined([content]))
     stream.flush()
+
+
+def joined(contents) -> bytes:
+    """Several messages as one content."""
+    return b"".join(len(one).to_bytes(8, "big") + one for one in contents)
+
+
+def divided(content: bytes) -> list[bytes]:
+    """The messages that were `joined`."""
+    stream, found = io.BytesIO(content), []
+    while stream.tell() < len(content):
+        found.append(read(stream))
+    return found
 
 
 def limit(file: int, text: int) -> None:
@@ -51,8 +67,11 @@ def limit(file: int, text: int) -> None:
         resource.RLIMIT_CORE: 0,
     }
     for kind, most in limits.items():
-        hard = resource.getrlimit(kind)[1]
-        resource.setrlimit(kind, (most if hard < 0 else min(most, hard), hard))
+        # A system may refuse one, as macOS does memory below what is mapped. The others, and the
+        # time that the parent waits, still hold
+        with contextlib.suppress(ValueError, OSError):
+            hard = resource.getrlimit(kind)[1]
+            resource.setrlimit(kind, (most if hard < 0 else min(most, hard), hard))
 
 
 def serve(given, answers) -> None:
@@ -62,15 +81,21 @@ def serve(given, answers) -> None:
     tokenizer = tokenizers.Tokenizer.from_str(content.decode())
     tokenizer.no_truncation()
     tokenizer.no_padding()
+
+    def cut(content):
+        found = tokenizer.encode(content.decode(), add_special_tokens=False).ids
+        return array.array("I", found).tobytes()
+
+    def text(content):
+        tokens = list(array.array("I", content))
+        return tokenizer.decode(tokens, skip_special_tokens=False).encode()
+
+    longest = 0
     while asked := read(given):
-        limit(len(content), len(asked))
+        longest = max(longest, len(asked))  # the memory of a long text may not come back
+        limit(len(content), longest)
         try:
-            if asked[:1] == b"e":
-                found = tokenizer.encode(asked[1:].decode(), add_special_tokens=False).ids
-                answer = array.array("I", found).tobytes()
-            else:
-                tokens = list(array.array("I", asked[1:]))
-                answer = tokenizer.decode(tokens, skip_special_tokens=False).encode()
+            answer = joined(map(cut if asked[:1] == b"e" else text, divided(asked[1:])))
         except BaseException as error:  # the library's panics are no `Exception`
             write(answers, b"!" + str(error).encode(errors="replace")[:1000])
         else:
