@@ -13,7 +13,7 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.machine.arithmetic import versions
+from chipwise.machine.arithmetic import settings, versions
 
 pytestmark = pytest.mark.as_users_compile
 
@@ -101,6 +101,19 @@ def test_flags_that_may_change_bits_are_refused_by_name():
     flag = "--xla_cpu_enable_fast_math=true"
     found = told(XLA_FLAGS=f"--xla_force_host_platform_device_count=2 {flag}")
     assert found == {"code": "flags-change-results", "value": flag, "put_back": True}
+
+
+@pytest.mark.parametrize(("threads", "stated"), [("8", None), ("16", "16")])
+def test_another_number_of_threads_is_stated(monkeypatch, threads, stated):
+    monkeypatch.setenv("NPROC", threads)
+    assert settings().get("NPROC") == stated
+
+
+def test_the_usual_number_of_threads_is_that_of_the_import():
+    code = "import os; import chipwise; from chipwise.machine.arithmetic import settings; print(settings())"
+    kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")}
+    done = subprocess.run([sys.executable, "-c", code], env=kept, capture_output=True, text=True, check=True)
+    assert done.stdout == "{}\n"
 
 
 def test_decoders_are_compared_too():

@@ -2,7 +2,7 @@
 
 An error is a code, its sentence and its facts:
 
-    raise RecipeError("ema-range", "ema={ema}: expected a number from 0 to 1.", ema=ema)
+    raise RecipeError("better-twice", "{metrics:and}: given to both.", metrics=metrics)
 
 The sentence says what was given, what was expected and what to type next. The command line prints
 it on one line, without a traceback, and exits with the branch's `exit_code`. Python callers catch

@@ -1,9 +1,10 @@
 """The machine: devices, hosts, settings and versions.
 
 `detect.py` finds or simulates devices. `hosts.py` lets several processes agree, over the messages
-of `channel.py`. `arithmetic.py` fixes or records everything of a process that can change a bit.
-`portable_cpu.py` makes all x86-64 CPUs one kind of chip, and `products.py` rewrites programs for
-it. `fingerprint.py` says on which machine something was measured.
+of `channel.py`. `arithmetic.py` fixes JAX's settings, refuses XLA's flags and lists what else of a
+process can change a bit. `compiler.py` has XLA's options. If it is asked for, `portable_cpu.py`
+makes all x86-64 CPUs one kind of chip, and `products.py` rewrites programs for it.
+`fingerprint.py` says on which machine something was measured.
 """
 
 import lazy_loader

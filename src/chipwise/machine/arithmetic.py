@@ -18,6 +18,7 @@ from .portable_cpu import FLAGS, asked
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 _FIXED: dict[str, Any] = {"jax_default_matmul_precision": None, **_TABLE["settings"]}
+_USUAL = {"NPROC": "8"}  # as `import chipwise` sets it
 _HARMLESS = tuple(_TABLE["harmless_flags"])
 _COMPARED = (
     "chipwise",
@@ -83,7 +84,8 @@ def check_flags(platform: str) -> None:
 def settings() -> dict[str, str]:
     """The variables of the environment for compilers and libraries that may change a bit: variable
     to value."""
-    return _flags("gpu") | {v: os.environ[v] for v in ("LIBTPU_INIT_ARGS",) if os.environ.get(v)}
+    more = {name: os.environ.get(name) for name in ("LIBTPU_INIT_ARGS", "NPROC")}
+    return _flags("gpu") | {v: text for v, text in more.items() if text and text != _USUAL.get(v)}
 
 
 def _flags(platform: str) -> dict[str, str]:

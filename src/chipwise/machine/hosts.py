@@ -320,10 +320,11 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
     here.names = tuple(one_line(other, 64) for other in here.everyone("names", name))
     _outlive_aborts()
     try:
-        own = arithmetic.settings() | {"NPROC": os.environ.get("NPROC")}
-        here.compare(
-            "program", {"host-differs-version": arithmetic.versions(), "host-differs": own}
-        )
+        about = {
+            "host-differs-version": arithmetic.versions(),
+            "host-differs": arithmetic.settings(),
+        }
+        here.compare("program", about)
         _start_jax(seat, channel, silence)
     except BaseException as error:
         here.failed(error)

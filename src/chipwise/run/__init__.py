@@ -1,6 +1,6 @@
 """Drives a step: devices and hosts, data, state, compilation, evaluation, and the loop of `fit`.
 
-`session.py` is the only driver, and `placement.py` the only code that knows devices.
+`session.py` is the only driver. `placement.py` decides which device has which data.
 `training_loop.py` is the program that `fit` runs to its end. `folder/` writes and reads the files
 of a run.
 """
