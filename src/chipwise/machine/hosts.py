@@ -320,11 +320,8 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
     here.names = tuple(one_line(other, 64) for other in here.everyone("names", name))
     _outlive_aborts()
     try:
-        about = {
-            "host-differs-version": arithmetic.versions(),
-            "host-differs": arithmetic.settings(),
-        }
-        here.compare("program", about)
+        versions, settings = arithmetic.versions(), arithmetic.settings()
+        here.compare("program", {"host-differs-version": versions, "host-differs": settings})
         _start_jax(seat, channel, silence)
     except BaseException as error:
         here.failed(error)
