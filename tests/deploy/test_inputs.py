@@ -9,8 +9,10 @@ from PIL import Image
 
 import chipwise as cw
 from chipwise.base.errors import DataError
+from chipwise.data.class_names import names_of
 from chipwise.deploy import inputs
-from chipwise.deploy.inputs import open_data
+from chipwise.deploy.inputs import open_data, with_evaluation
+from named_classes import THINGS, columns, recipe, source
 from refusals import refused
 
 RGB = {"image": jax.ShapeDtypeStruct((8, 8, 3), np.uint8)}
@@ -131,4 +133,28 @@ def test_a_header_that_states_more_than_there_is_takes_no_memory(tmp_path, rows)
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
         archive.writestr("image.npy", header.getvalue() + bytes(64))
     with refused(DataError, "npy-damaged", path=tmp_path / "x.npz"):
+        open_data(tmp_path / "x.npz", RGB)
+
+
+@pytest.mark.parametrize(
+    ("classes", "names"),
+    [
+        (["eel", "ant", "bee"], ("eel", "ant", "bee")),
+        ([b"eel", b"ant", b"bee"], ("eel", "ant", "bee")),
+        (["eel", "ant", "bee"] * 4, ()),  # of each example
+        ([["eel", "ant", "bee"]], ()),
+        ([0, 1, 2], ()),
+    ],
+)
+def test_arrays_that_state_the_names_of_their_classes(tmp_path, classes, names):
+    known = recipe(source(THINGS))
+    np.savez(tmp_path / "x.npz", **columns(("eel", "ant", "bee")), classes=classes)
+    held_out = with_evaluation(known, tmp_path / "x.npz").task.eval
+    assert names_of(held_out) == (THINGS if names else ())
+    assert held_out[0]["label"] == (4 if names else 0) and set(held_out.spec) == {"x", "label"}
+
+
+def test_names_of_classes_that_only_a_pickle_has_are_no_numbers(tmp_path):
+    np.savez(tmp_path / "x.npz", **columns(THINGS), classes=np.asarray(THINGS, object))
+    with refused(DataError, "npy-damaged"):
         open_data(tmp_path / "x.npz", RGB)

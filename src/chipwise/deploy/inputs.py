@@ -18,6 +18,7 @@ import numpy as np
 from ..base import DataError, RecipeError, unreadable
 from ..base.figures import one_line
 from ..base.files import open_regular
+from ..data.class_names import Renamed
 from ..data.folder import SUFFIXES, TARS, Files, list_tar, walk
 from ..data.images import decode
 from ..data.manifest import MANIFEST
@@ -186,6 +187,7 @@ def _refuse_expanding(archive: Any, size: int) -> None:
 def _arrays(path: Path, inputs: Spec) -> Source:
     try:
         given: Any = {}
+        classes: Any = np.asarray(())
         if path.suffix == ".npy":
             given[next(iter(inputs))] = np.lib.format.open_memmap(path, mode="r")
         else:  # opened here: NumPy leaves a damaged one open
@@ -193,7 +195,13 @@ def _arrays(path: Path, inputs: Spec) -> Source:
                 _refuse_expanding(columns.zip, os.fstat(file.fileno()).st_size)
                 # Their names, often
                 given = {name: columns[name] for name in columns if name != "classes"}
-        return Arrays(**given)
+                if "label" in given and "classes" in columns:
+                    classes = columns["classes"]
+        source = Arrays(**given)
+        names = classes.astype(str).tolist() if classes.dtype.kind in "SU" else []
+        # Not the text of each example, in which names come again
+        stated = classes.ndim == 1 and (len(names) != len(source) or len({*names}) == len(names))
+        return Renamed(source, names) if names and stated else source
     except DataError:
         raise
     except Exception as error:  # damaged archives raise what zipfile and zlib like
