@@ -1,12 +1,13 @@
 """Labels of two sources are joined by names of classes, where data is evaluated, predicted or packed."""
 
+import dataclasses
 import pickle
 
 import numpy as np
 import pytest
 
 import chipwise as cw
-from chipwise.base.errors import DataError
+from chipwise.base.errors import DataError, RecipeError
 from chipwise.data import ImageFolder, Renamed, materialize, take, write_packed
 from chipwise.data.class_names import joined, names_of
 from chipwise.data.compared import compared
@@ -69,6 +70,31 @@ def test_a_source_with_the_same_names_is_the_same_object():
     task = recipe(train, other).task
     assert task.eval.own == THINGS[1:] and task.joined(task.eval).source is other
     assert names_of(task.eval) == THINGS
+
+
+@pytest.mark.parametrize(
+    ("known", "given", "wrong"),
+    [
+        ("cat dog", "dog cat", ["cat", "dog"]),
+        ("cat dog eel", "cat eel fox", ["eel"]),
+        ("caf\u00e9 dog", "dog cafe\u0301", ["caf\u00e9", "dog"]),
+        ("cat dog", "cat dog", []),
+        ("caf\u00e9 dog", "cafe\u0301 dog", []),
+        ("n1 n2", "tench goldfish", []),  # as people read them
+        ("crane crane", "crane bird", []),
+        ("", "dog cat", []),
+    ],
+)
+def test_names_of_a_task_that_contradict_those_of_its_data(known, given, wrong):
+    train, given = cw.Arrays(**columns(THINGS[:2])), tuple(given.split())
+    known = tuple(known.split())
+    task = recipe(Renamed(train, known)).task
+    if not wrong:
+        assert dataclasses.replace(task, classes=None, class_names=given).class_names == given
+        return
+    facts = {"classes": wrong, "class_names": given, "training": known}
+    with refused(RecipeError, "class-names-contradict", **facts):
+        dataclasses.replace(task, classes=None, class_names=given)
 
 
 def test_names_that_are_declared_and_none_that_are_guessed(tmp_path):

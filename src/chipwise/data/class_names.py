@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..base import DataError, Fact, fact
+from ..base import DataError, Fact, RecipeError, fact
 from ..base.annotations import as_annotated
 from ..recipe.source import Columns, Spec, kind_of, spec_of
 from .draws import Wrapped
@@ -123,8 +123,22 @@ def names_of(source: Any) -> tuple[str, ...]:
 
 
 def names_in(task: Any) -> tuple[str, ...]:
-    """The names of the classes of a task: those of its training data, else `Task.class_names`."""
-    return names_of(task.train) or task.class_names
+    """The names of the classes of a task: those of its training data, else `Task.class_names`.
+
+    Raises `RecipeError` if both have a name, each as another class.
+    """
+    own, given = names_of(task.train), task.class_names
+    place, other = (_first(names) for names in (own, given))
+    if wrong := [name for name, i in place.items() if other.get(name, i) != i]:
+        raise RecipeError("class-names-contradict", classes=wrong, class_names=given, training=own)
+    return own or given
+
+
+def _first(names: Sequence[str]) -> dict[str, int]:
+    number: dict[str, int] = {}
+    for i, name in enumerate(names):
+        number.setdefault(nfc(name), i)
+    return number
 
 
 def joined(names: tuple[str, ...], source: Any) -> Any:

@@ -125,7 +125,8 @@ class Task:
     - `returns`: the kind of these outputs: "logits", "probabilities" or "values". By default, with
       `classes`, an array `(batch, classes)` is probabilities if a softmax or sigmoid is the last
       operation of `predict`, else logits. All else is values.
-    - `class_names`: the names of the classes, in order. Those of `train` if it states none.
+    - `class_names`: the names of the classes, in order, for predictions. By default those of
+      `train`. Other names than `train` states are allowed, the same names in another order are not.
     - `better`: which way metrics are better, such as `{"bpb": "lower", "top5": "higher"}`. It
       counts before `Sum.better` and names. See `docs/metrics.md`.
     - `from_data`: `(train) -> {path: array}`. It gives initial values of parameters such as
