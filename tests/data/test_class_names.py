@@ -9,7 +9,7 @@ import pytest
 import chipwise as cw
 from chipwise.base.errors import DataError, RecipeError
 from chipwise.data import ImageFolder, Renamed, materialize, take, write_packed
-from chipwise.data.class_names import joined, names_of
+from chipwise.data.class_names import joined, names_of, told
 from chipwise.data.compared import compared
 from chipwise.deploy.model import Trained
 from named_classes import ONE, THINGS, columns, every_pair, lacking, parts, recipe, source
@@ -95,6 +95,40 @@ def test_names_of_a_task_that_contradict_those_of_its_data(known, given, wrong):
     facts = {"classes": wrong, "class_names": given, "training": known}
     with refused(RecipeError, "class-names-contradict", **facts):
         dataclasses.replace(task, classes=None, class_names=given)
+
+
+CAT_DOG = ("cat", "dog")
+BY_NUMBER = {"code": "labels-by-number", "numbers": ["cat=0", "dog=1"]}
+BY_NAME = {"code": "labels-joined-all", "own": ["dog", "cat"]}
+
+
+@pytest.mark.parametrize(
+    ("known", "own", "given", "facts"),
+    [
+        (CAT_DOG, (), (), {**BY_NUMBER, "side": "eval"}),
+        ((), CAT_DOG, (), {**BY_NUMBER, "side": "train"}),
+        (CAT_DOG, CAT_DOG[::-1], (), BY_NAME),
+        ((), CAT_DOG[::-1], CAT_DOG, BY_NAME),
+        (CAT_DOG, CAT_DOG, (), None),
+        ((), CAT_DOG, CAT_DOG, None),
+        ((), (), CAT_DOG, None),
+        ((), (), (), None),
+    ],
+)
+def test_how_the_classes_of_an_evaluation_count_is_told(known, own, given, facts):
+    arrays = cw.Arrays(**columns(THINGS[:2]))
+    sides = {"train": Renamed(arrays, known), "eval": Renamed(arrays, own)}
+    task = dataclasses.replace(recipe(arrays).task, classes=None, class_names=given, **sides)
+    said = told(task)
+    assert said is None if facts is None else facts.items() <= said.json().items()
+    assert told(dataclasses.replace(task, eval=None)) is None
+
+
+def test_a_run_says_at_its_start_that_its_evaluation_counts_by_number(capfd):
+    made = recipe(source(THINGS), source(()))
+    cw.fit(made, progress="lines", on=ONE)
+    said = "".join(capfd.readouterr())
+    assert 0 < said.index(str(told(made.task))) < said.index("step 1/1")
 
 
 def test_names_that_are_declared_and_none_that_are_guessed(tmp_path):
@@ -185,10 +219,10 @@ def test_folders_that_are_read_in_any_way(tmp_path):
 
 
 def test_a_run_names_classes_that_are_alike(capfd):
-    for names, told in ((THINGS, False), (("Ant", "ant", *THINGS[2:]), True)):
+    for names, both in ((THINGS, False), (("Ant", "ant", *THINGS[2:]), True)):
         cw.fit(recipe(Renamed(source(THINGS), names)), progress="lines", on=ONE)
         said = "".join(capfd.readouterr())
-        assert ("['Ant', 'ant']" in said) == told
+        assert ("['Ant', 'ant']" in said) == both
 
 
 def test_digests_state_the_names(tmp_path):

@@ -176,10 +176,17 @@ def alike(names: Sequence[str]) -> list[Fact]:
     return [fact("classes-alike", names=some) for some in groups.values() if len(some) > 1]
 
 
-def told(source: Any) -> Fact | None:
-    """The fact that a run reports at its start about a source that is joined by names."""
-    if not isinstance(source, Renamed) or not source.own:
+def told(task: Any) -> Fact | None:
+    """The fact that a run reports at its start about evaluation data that is joined by names, or
+    that could not be, since only one side states them."""
+    source = task.eval
+    if source is None:
         return None
+    if not isinstance(source, Renamed) or not source.own:
+        own, known = names_of(source), names_of(task.train)
+        side = "eval" if known and not own else "train" if own and not names_in(task) else None
+        numbers = [f"{name}={i}" for i, name in enumerate(known or own)]
+        return fact("labels-by-number", side=side, numbers=numbers) if side else None
     lacking = sorted(set(source.names) - set(source.own))
     code = "labels-joined" if lacking else "labels-joined-all"
     return fact(code, data=called(source.source), own=source.own, lacking=lacking)

@@ -103,7 +103,7 @@ def trained(
     loaded = _loaded(read_run(model), recipe, say, data, with_data and eval_data is None)
     if eval_data is not None:
         loaded = with_evaluation(loaded, eval_data)
-        if (joining := told(loaded.task.eval)) is not None:
+        if (joining := told(loaded.task)) is not None:
             say(joining)
     state = restore_run(loaded, model, say, best=best)
     apart = trained_part(loaded, state.whole, averaged=True)
