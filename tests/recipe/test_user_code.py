@@ -7,6 +7,7 @@ import pytest
 
 import chipwise as cw
 import tasks
+from chipwise.recipe.task import finished
 from chipwise.recipe.user_code import line_of
 from refusals import refused
 
@@ -65,6 +66,35 @@ def test_an_init_and_a_door_that_fail():
         cw.errors.RecipeError, "task-decides-by-value", what="The loss of Linear", where=line(loss, 1)
     ):
         jax.eval_shape(lambda batch: task.loss(params, state, batch, None, True), data.columns)
+
+
+def beyond(first, second):
+    return first[:, 7:][:, 0] + second
+
+
+def test_a_finish_that_fails_names_its_line():
+    sums = {"third": cw.Sum(np.zeros((2, 2)), np.float32(3), beyond)}
+    with refused(cw.errors.RecipeError, "finish-failed", metric="third", where=line(beyond, 1)):
+        finished(sums)
+    sums = {"third": cw.Sum(np.zeros(2), np.float32(3), lambda total, count: {"a": total})}
+    with refused(cw.errors.RecipeError, "finish-failed", where=""):
+        finished(sums)
+
+
+@pytest.mark.parametrize(
+    ("part", "code"), [("forward", "adapter-call-fails"), ("loss", "adapter-loss-fails")]
+)
+def test_a_part_of_pytorch_that_fails_names_its_line(part, code):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torchax")
+
+    class Module(torch.nn.Linear):
+        def forward(self, x):
+            return beyond(x, x) if part == "forward" else super().forward(x)
+
+    rows = cw.Arrays(x=np.zeros((8, 4), np.float32), label=np.zeros(8, np.int32))
+    with refused(cw.errors.RecipeError, code, where=line(beyond, 1)):
+        cw.torch.task(Module(4, 3), beyond, train=rows)
 
 
 def test_a_line_of_nobodys():

@@ -23,7 +23,7 @@ from ..base import RecipeError, invalid, near
 from ..models.last_activation import last_activation
 from ..recipe.source import Source, rows_of, spec_of
 from ..recipe.task import Sum, Task, Tree
-from ..recipe.user_code import reason_of, user_code
+from ..recipe.user_code import reason_of, user_code, where_of
 
 Batch = Mapping[str, jax.Array]
 
@@ -294,7 +294,8 @@ def not_a_model(framework: str, given: Any, expected: str) -> RecipeError:
 def uncalled(model: str, given: Arguments, error: Exception) -> RecipeError:
     """The error for a model that fails in its own framework."""
     called = _called_with(model, given)
-    return RecipeError("adapter-call-fails", model=called, reason=reason_of(error))
+    facts = {"reason": reason_of(error), "where": where_of(error)}
+    return RecipeError("adapter-call-fails", model=called, **facts)
 
 
 def name_of(loss: Any) -> str:
@@ -310,6 +311,7 @@ def unjudged(loss: Any, outputs: Any, target: Any, error: Exception) -> RecipeEr
         outputs=_shapes(outputs),
         target=_shapes(target),
         reason=reason_of(error),
+        where=where_of(error),
     )
 
 

@@ -16,6 +16,7 @@ from ..base.annotations import as_annotated
 from ..base.figures import one_line
 from .direction import declared
 from .source import Source, check_source
+from .user_code import where_of
 
 Tree = Any  # a pytree of arrays
 RETURNS = ("logits", "probabilities", "values")
@@ -263,6 +264,7 @@ def finished(sums: Mapping[str, Sum]) -> dict[str, float | np.ndarray]:
                 total=list(total.shape),
                 count=list(count.shape),
                 reason=one_line(error),
+                where=where_of(error),
             ) from error
         values[name] = float(value) if value.ndim == 0 else value
     return values

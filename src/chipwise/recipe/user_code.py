@@ -64,14 +64,11 @@ def any_batch(to: str) -> Iterator[None]:
             word in f"{type(inner)} {inner}" for word in ("_DimExpr", "InconclusiveDimension")
         ):
             raise
-        at = line_of(inner)
-        where = f" at {at[0]}" if at else ""
-        raise RecipeError("export-any-batch", format=to, where=where) from error
+        raise RecipeError("export-any-batch", format=to, where=where_of(inner)) from error
 
 
 def _told(error: Exception, what: str, columns: list[str]) -> RecipeError:
-    at = line_of(error)
-    where = f" at {at[0]}" if at else ""
+    where = where_of(error)
     if isinstance(error, BY_VALUE):
         return RecipeError("task-decides-by-value", what=what, where=where)
     if (
@@ -96,6 +93,12 @@ def _told(error: Exception, what: str, columns: list[str]) -> RecipeError:
 def reason_of(error: Exception) -> str:
     """The error's text on one line, without the colours of Keras."""
     return one_line(re.sub(r"\x1b\[[0-9;]*m", "", str(error)), _WHOLE)
+
+
+def where_of(error: BaseException) -> str:
+    """The line that raised `error`, as messages have it: " at file.py:12", or ""."""
+    at = line_of(error)
+    return f" at {at[0]}" if at else ""
 
 
 def line_of(
