@@ -1,8 +1,10 @@
 """A run of which nothing moves any more ends, and says who hangs where."""
 
 import functools
+import multiprocessing
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -238,6 +240,17 @@ def test_a_process_that_reads_prints_where_it_is(tmp_path, ended, capfd, monkeyp
     assert cw.fit(tasks.quick(task=task), on=on, progress="none").steps == 30
     assert [error.facts["doing"].split(" (")[1][:9] for error in ended] == ["stream.py"]
     assert " in naps\n" in capfd.readouterr().err
+
+
+def test_a_process_of_the_users_own_gets_no_signal():
+    theirs = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+    theirs.start()
+    try:
+        watchdog._Watch(Hosts(Seat(0, 1, "localhost")), 1.0, None).stack()
+    finally:
+        theirs.terminate()
+        theirs.join()
+    assert theirs.exitcode == -signal.SIGTERM  # of two signals the system gives SIGUSR1 first
 
 
 # ---- of several hosts, one is behind

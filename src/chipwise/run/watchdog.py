@@ -30,6 +30,7 @@ from ..base import Stuck
 from ..base.ending import interactive
 from ..base.figures import one_line
 from ..base.files import put_inside
+from ..machine import spawned
 from ..machine.hosts import Hosts, hosts
 from ..recipe.user_code import own_line
 
@@ -108,7 +109,8 @@ class _Watch(threading.Thread):
         read data print their stacks themselves."""
         asked = not interactive() and hasattr(signal, "SIGUSR1")  # which Windows does not have
         for child in multiprocessing.active_children() if asked else ():
-            os.kill(child.pid or 0, signal.SIGUSR1)
+            if isinstance(child, spawned.Process):  # the signal ends processes of the user's own
+                os.kill(child.pid or 0, signal.SIGUSR1)
         doing, own = _doing(self.main)
         with tempfile.TemporaryFile() as file:
             faulthandler.dump_traceback(file, all_threads=True)
