@@ -274,10 +274,10 @@ def test_another_program_catches_what_hangs_and_goes_on(tmp_path, ended, monkeyp
     }
     with pytest.raises(Stuck) as caught:
         if where == "body":
-            on = cw.On(devices=1, stuck="1s")
+            on = cw.On(devices=1, stuck="3s")
             for _ in cw.training(tasks.quick(), tmp_path / "run", on=on, progress="none"):
                 OVER.wait(60)
-        fit(tmp_path / "run", **changes[where])
+        fit(tmp_path / "run", "3s", **changes[where])
     OVER.set()
     assert not ended and caught.value.code == "step-stuck"
     doing = {"reading": "sleeps (test", "thread": "<lambda> (test", "tracing": "loss (test"}
