@@ -255,6 +255,44 @@ def test_mistakes_are_one_line(make, loss, code):
         cw.torch.task(make(), loss, train=ROWS)
 
 
+def hooked_parameter(m):
+    return m.weight.register_hook(torch.zeros_like)
+
+
+HOOKS = {
+    "gradient": (hooked_parameter, ["weight"]),
+    "accumulated": (lambda m: m.weight.register_post_accumulate_grad_hook(print), ["weight"]),
+    "module": (lambda m: m.register_full_backward_hook(print), ["itself"]),
+    "module before": (lambda m: m.register_full_backward_pre_hook(print), ["itself"]),
+    "every module": (
+        lambda m: nn.modules.module.register_module_full_backward_hook(print),
+        ["every module"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_hooks_of_the_backward_pass_are_refused_by_name(kind):
+    hook, names = HOOKS[kind]
+    handle = hook(module := nn.Linear(4, 3))
+    try:
+        with refused(cw.errors.RecipeError, "torch-backward-hook", module="Linear", names=names):
+            cw.torch.task(module, F.cross_entropy, train=ROWS)
+    finally:
+        handle.remove()
+    cw.torch.task(module, F.cross_entropy, train=ROWS)
+
+
+def test_a_hook_after_the_task_is_made_is_refused_in_training_alone():
+    task = cw.torch.task(module := nn.Linear(4, 3), F.cross_entropy, train=ROWS)
+    hooked_parameter(module)
+    params, state = task.init(jax.random.key(0))
+    batch = {name: jnp.asarray(column) for name, column in ROWS.columns.items()}
+    with refused(cw.errors.RecipeError, "torch-backward-hook", names=["weight"]):
+        task.loss(params, state, batch, jax.random.key(0), True)
+    task.loss(params, state, batch, jax.random.key(0), False)
+
+
 LABELS = ROWS.columns["label"]
 TARGETS = {
     "a class too many": (F.cross_entropy, LABELS + 1),

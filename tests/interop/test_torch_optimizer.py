@@ -1,6 +1,7 @@
 """PyTorch's optimizers and schedulers: the same updates as PyTorch's own, 100 steps long."""
 
 import json
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -223,6 +224,21 @@ def test_what_has_no_equal_is_refused_by_name(optimizer, schedule, given, code):
     made = optimizer(net())
     with refused(cw.errors.RecipeError, code):
         cw.torch.optimizer(made, schedule(made) if schedule else None, **given)
+
+
+@pytest.mark.parametrize("when", ["pre", "post"])
+@pytest.mark.parametrize("every", [False, True])
+def test_hooks_of_the_step_are_refused_by_name(when, every):
+    made = OPTIMIZERS["sgd"](net())
+    hidden = sys.modules["torch.optim.optimizer"]
+    of, name = (hidden, "optimizer_step") if every else (made, "step")
+    handle = getattr(of, f"register_{name}_{when}_hook")(lambda *_: None)
+    try:
+        with refused(cw.errors.RecipeError, "torch-step-hook", kind="SGD", hook=f"register_step_{when}_hook"):
+            cw.torch.optimizer(made)
+    finally:
+        handle.remove()
+    cw.torch.optimizer(made)
 
 
 def test_what_has_been_used_is_refused():

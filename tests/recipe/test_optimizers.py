@@ -286,6 +286,35 @@ def test_other_optimizers_come_from_optax():
     assert np.isnan(jax.tree.leaves(state)[0]).all()
 
 
+def on_a_plateau(learning_rate):
+    return optax.chain(optax.sgd(learning_rate), optax.contrib.reduce_on_plateau())
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (on_a_plateau, ["value"]),
+        (optax.polyak_sgd, ["value"]),
+        (optax.lbfgs, ["value", "grad", "value_fn"]),
+    ],
+)
+def test_an_optimizer_that_reads_the_loss_is_refused_by_name(make, names):
+    hyper = {"scaling" if make is optax.polyak_sgd else "learning_rate": 0.1}
+    with refused(RecipeError, "optax-asks-for-more", names=names):
+        run(from_optax(make, **hyper))
+
+
+def test_a_mistake_of_an_optimizers_own_stays_as_it_was():
+    def wrong(updates, state, params):
+        raise TypeError("of its own")
+
+    def make(learning_rate):
+        return optax.GradientTransformation(lambda params: (), wrong)
+
+    with pytest.raises(TypeError, match="of its own"):
+        run(from_optax(make, learning_rate=0.1))
+
+
 def test_warnings_name_the_setting():
     (warning,) = sgd(one_cycle(0.4, warmup="48ep")).warnings(CLOCK)
     assert (warning.code, warning["setting"]) == ("peak-never-reached", "lr")

@@ -1,8 +1,10 @@
 """A run of which nothing moves any more ends, and says who hangs where."""
 
 import functools
+import multiprocessing
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +20,7 @@ from jax.experimental import multihost_utils
 import chipwise as cw
 import processes
 import tasks
+from chipwise.base import ending
 from chipwise.base.errors import RecipeError, Stuck
 from chipwise.machine.cluster import Seat
 from chipwise.machine.hosts import Hosts, hosts
@@ -29,7 +32,8 @@ OVER = threading.Event()  # what hangs may go on
 
 @pytest.fixture
 def ended(monkeypatch):
-    """The errors with which the process would have ended."""
+    """The errors with which the process, the command line's own, would have ended."""
+    monkeypatch.setattr(ending, "own", True)
     errors = []
     OVER.clear()
     monkeypatch.setattr(Hosts, "end", lambda self, error: (errors.append(error), OVER.set()))
@@ -238,6 +242,63 @@ def test_a_process_that_reads_prints_where_it_is(tmp_path, ended, capfd, monkeyp
     assert cw.fit(tasks.quick(task=task), on=on, progress="none").steps == 30
     assert [error.facts["doing"].split(" (")[1][:9] for error in ended] == ["stream.py"]
     assert " in naps\n" in capfd.readouterr().err
+
+
+def test_a_process_of_the_users_own_gets_no_signal():
+    theirs = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+    theirs.start()
+    try:
+        watchdog._Watch(Hosts(Seat(0, 1, "localhost")), 1.0, None).stack()
+    finally:
+        theirs.terminate()
+        theirs.join()
+    assert theirs.exitcode == -signal.SIGTERM  # of two signals the system gives SIGUSR1 first
+
+
+# ---- another program's process
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["reading", "thread", "tracing", "body"])
+def test_another_program_catches_what_hangs_and_goes_on(tmp_path, ended, monkeypatch, where):
+    def loss(*given):
+        OVER.wait(60)
+        return tasks.plain_loss(*given)
+
+    monkeypatch.setattr(ending, "own", False)
+    changes = {
+        "reading": {"train": Slow(sleeps)},  # the main thread, before the first step
+        "thread": {"train": Slow(lambda read: read == 400 and OVER.wait(600))},
+        "tracing": {"loss": loss},
+        "body": {},
+    }
+    with pytest.raises(Stuck) as caught:
+        if where == "body":
+            on = cw.On(devices=1, stuck="3s")
+            for _ in cw.training(tasks.quick(), tmp_path / "run", on=on, progress="none"):
+                OVER.wait(60)
+        fit(tmp_path / "run", "3s", **changes[where])
+    OVER.set()
+    assert not ended and caught.value.code == "step-stuck"
+    doing = {"reading": "sleeps (test", "thread": "<lambda> (test", "tracing": "loss (test"}
+    assert doing.get(where, "") in caught.value.facts["doing"]
+    assert signal.getsignal(signal.SIGURG) is signal.SIG_DFL
+    assert fit(tmp_path / "other", 0).steps == 30  # the process goes on
+
+
+@pytest.mark.parametrize("why", ["unheard", "device"])
+def test_another_program_that_no_exception_reaches_is_ended(ended, alone_here, monkeypatch, why, capsys):
+    monkeypatch.setattr(ending, "own", False)
+    monkeypatch.setattr(watchdog, "_BACK_SECONDS", 0.5 if why == "unheard" else 600.0)
+    token = SimpleNamespace(is_ready=lambda: False, addressable_shards=[])
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGURG})  # as in code that never returns
+    try:
+        with alone_here("0.3s", None) as here:
+            here.pace.advanced(1, [token] if why == "device" else ())
+            assert OVER.wait(20) and ended[0].code == "step-stuck"
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGURG})
+    assert ("Stuck was raised" in capsys.readouterr().err) == (why == "unheard")
 
 
 # ---- of several hosts, one is behind

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 import warnings
 from typing import Any
 
@@ -73,6 +74,11 @@ def optimizer(
         raise RecipeError(
             "torch-optimizer-used", "This {kind} has made steps: give a new one.", kind=kind
         )
+    everywhere = sys.modules[torch.optim.Optimizer.__module__]  # torch.optim hides the module
+    for when in ("pre", "post"):
+        hooks = getattr(optimizer, f"_optimizer_step_{when}_hooks", None)
+        if hooks or getattr(everywhere, f"_global_optimizer_{when}_hooks", None):
+            raise RecipeError("torch-step-hook", kind=kind, hook=f"register_step_{when}_hook")
     if scheduler is not None and scheduler.optimizer is not optimizer:
         raise RecipeError("torch-scheduler-foreign", kind=type(scheduler).__name__)
     decoupled = {bool(group.get("decoupled_weight_decay")) for group in optimizer.param_groups}

@@ -31,6 +31,12 @@ from .adapter import Arguments, flattened, nested, not_a_model, own_promotion
 INSTALL = "pip install 'chipwise[torch]'"
 _EXPECTED = "a torch.nn.Module or a function that makes one"
 _JAX = ("chipwise", "jax", "optax", "flax")
+_BACKWARD = {
+    "_backward_hooks": "register_hook or register_full_backward_hook",
+    "_backward_pre_hooks": "register_full_backward_pre_hook",
+    "_post_accumulate_grad_hooks": "register_post_accumulate_grad_hook",
+}
+"""Where PyTorch keeps the hooks of its backward pass, and what registers them."""
 _LOCK = threading.RLock()
 """A trace changes a module's training flags. So only one trace runs at a time."""
 
@@ -121,6 +127,8 @@ class Traced:
     ) -> tuple[Any, Tree]:
         """`(outputs, state)` of the module. `then`, a function of PyTorch outputs, replaces the
         outputs."""
+        if train:  # they may be registered after the task is made
+            _refuse_hooks(self.module)
         trained = flattened(params, ".")
         floats = [p.dtype for p in trained.values() if jnp.issubdtype(p.dtype, jnp.floating)]
         fixed = {n: _narrowed(b) for n, b in self.buffers.items() if n not in self.moving}
@@ -280,6 +288,19 @@ def _refuse_elsewhere(module: Any) -> None:
             module=type(module).__name__,
             patterns=tuple(name.replace(".", "/") for name in frozen),
         )
+    _refuse_hooks(module)
+
+
+def _refuse_hooks(module: Any) -> None:
+    """Raises `RecipeError` for hooks of the backward pass, since JAX's own one never calls them."""
+    everywhere = torch_library().nn.modules.module
+    for attribute, how in _BACKWARD.items():
+        named = [*module.named_modules(), *module.named_parameters()]
+        names = [name or "itself" for name, of in named if getattr(of, attribute, None)]
+        names += ["every module"] * bool(getattr(everywhere, f"_global{attribute}", None))
+        if names:
+            kind = type(module).__name__
+            raise RecipeError("torch-backward-hook", module=kind, names=names, hook=how)
 
 
 def _environment() -> Any:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import fnmatch
 import inspect
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -463,6 +464,17 @@ class _FromOptax(Optimizer):
 
     def _transform(self, hyper: Scalars, decaying: Tree, norm: Any) -> optax.GradientTransformation:
         return self.make(**hyper)
+
+    def _apply(self, *given: Any) -> tuple[Tree, Tree]:
+        try:
+            return super()._apply(*given)
+        except TypeError as error:  # optax has no way to ask beforehand
+            _, more, names = str(error).partition(" required keyword-only argument")
+            if not more:
+                raise
+            asked = re.findall("'(.+?)'", names)
+            make = callable_name(self.make)
+            raise RecipeError("optax-asks-for-more", optimizer=make, names=asked) from error
 
 
 @as_annotated

@@ -26,18 +26,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ..base import Stuck
+from ..base import Stuck, ending, fact
 from ..base.ending import interactive
 from ..base.figures import one_line
 from ..base.files import put_inside
+from ..machine import spawned
 from ..machine.hosts import Hosts, hosts
 from ..recipe.user_code import own_line
 
 _PACKAGE = str(Path(__file__).parents[1])
+_LOOP = str(Path(__file__).with_name("training_loop.py"))
 # Processor seconds a second; waiting threads that look for an end take 0.05 on a slow host
 _MOVES = 0.2
 _BYTES_AS_SECONDS = 2e-6  # 100 kB/s move too
 _ANSWER_SECONDS = 5.0  # for the other hosts' stacks, and for a disk to take them
+_BACK_SECONDS = 60.0  # for the main thread to close what a run has opened
 _LONGEST = 3  # times the longest step so far is never stuck
 
 
@@ -46,15 +49,39 @@ def watched(stuck: float | str, run: str | Path | None) -> Iterator[Hosts]:
     """A context of a run in the folder `run`, which yields this host's `Hosts`. Ends all hosts if
     one of them raises an exception. Also ends them with `Stuck` if nothing moves for `stuck`
     seconds, such as "300s", and for three times the longest step. `Stuck` says where it hangs, and
-    where the stacks of all threads were written. It is never raised for 0 seconds."""
+    where the stacks of all threads were written. It is never raised for 0 seconds. A program of the
+    user's on one host is not ended: its main thread raises `Stuck`, unless it waits for a device or
+    has not left the context after `_BACK_SECONDS`."""
     here, seconds = hosts(), float(str(stuck).removesuffix("s"))
-    with here.failing(), contextlib.ExitStack() as closing:
-        if seconds:
-            watch = _Watch(here, seconds, run)
-            watch.start()
-            closing.callback(watch.join)
-            closing.callback(watch.over.set)
-        yield here
+    try:
+        with here.failing(), contextlib.ExitStack() as closing:
+            if seconds:
+                watch = _Watch(here, seconds, run)
+                if here.count == 1 and _raises():
+                    before = signal.signal(signal.SIGURG, watch.interrupt)
+                    closing.callback(signal.signal, signal.SIGURG, before)
+                    watch.raises = True
+                watch.start()
+                closing.callback(watch.join)
+                closing.callback(watch.over.set)
+            yield here
+    except _Hang as hang:
+        raise hang.args[0] from None
+
+
+class _Hang(BaseException):
+    """Carries `Stuck` past what catches the exceptions of the user's code."""
+
+
+def _raises() -> bool:
+    """Whether an exception can be raised in this thread, of another program than the command line,
+    by SIGURG, which ends no process. Windows does not have it."""
+    return (
+        not ending.own
+        and threading.current_thread() is threading.main_thread()
+        and hasattr(signal, "SIGURG")
+        and signal.getsignal(signal.SIGURG) is signal.SIG_DFL
+    )
 
 
 class _Watch(threading.Thread):
@@ -65,6 +92,7 @@ class _Watch(threading.Thread):
         self.here, self.pace, self.channel, self.seconds = here, here.pace, here.channel, seconds
         self.main, self.folder, self.over = threading.get_ident(), run, threading.Event()
         self.every = min(1.0, seconds / 10)
+        self.raises, self.error = False, Stuck("step-stuck")
         self.pace.step, self.pace.stepping, self.pace.queued = 0, False, ()
         if self.channel is not None:
             self.channel.stack, most = self.stack, self.channel.beat_seconds
@@ -108,7 +136,8 @@ class _Watch(threading.Thread):
         read data print their stacks themselves."""
         asked = not interactive() and hasattr(signal, "SIGUSR1")  # which Windows does not have
         for child in multiprocessing.active_children() if asked else ():
-            os.kill(child.pid or 0, signal.SIGUSR1)
+            if isinstance(child, spawned.Process):  # the signal ends processes of the user's own
+                os.kill(child.pid or 0, signal.SIGUSR1)
         doing, own = _doing(self.main)
         with tempfile.TemporaryFile() as file:
             faulthandler.dump_traceback(file, all_threads=True)
@@ -134,9 +163,21 @@ class _Watch(threading.Thread):
         error = Stuck(code, **facts, stacks=self._written(rows, said))
         if interactive():
             print(f"warning: {error}", file=sys.stderr)
-        else:
-            # No exception would reach the main thread, which may wait for a device for ever
-            here.end(error)
+            return
+        if self.raises and not self.pace.unready():
+            self.error = error
+            signal.pthread_kill(self.main, signal.SIGURG)
+            if self.over.wait(_BACK_SECONDS):
+                return
+            print(f"warning: {fact('stuck-unheard', seconds=_BACK_SECONDS)}", file=sys.stderr)
+        # No exception would reach the main thread, which may wait for a device for ever
+        here.end(error)
+
+    def interrupt(self, number: int, frame: Any) -> None:
+        """Raises the error in the main thread, which a signal alone wakes from a wait."""
+        callers = {caller.f_code.co_filename for caller, _ in traceback.walk_stack(frame)}
+        if not self.over.is_set():  # without it: in the body of a loop over `cw.training`
+            raise _Hang(self.error) if _LOOP in callers else self.error
 
     def _written(self, rows: dict[int, list[int]], said: dict[int, dict[str, Any]]) -> str:
         """Where the stacks of all hosts were written: in the run folder, or in a temporary one."""
