@@ -164,7 +164,7 @@ class Here:
     host: int | None = option("Number of this host, from 0.", "I", min=0)
     coordinator: str | None = option("Address of host 0.", "ADDRESS")
     no_cache: bool = flag("Neither use nor store compiled programs.")
-    portable: bool = flag("Compute the same bits on all x86-64 CPUs, more slowly.")
+    portable: bool = flag("Compile for x86-64 CPUs in general, not for this one.")
 
     def on(self, **how: Any) -> On:
         """The machine's settings for a call. Applies `--simulate` and `--portable` to JAX, and

@@ -23,7 +23,7 @@ from .host_facts import HostFacts, gather
 from .hosts import hosts
 from .jax_settings import setting, started
 from .plugins import hidden
-from .portable_cpu import CHIP, active
+from .portable_cpu import active
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 FRACTIONS = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
@@ -48,7 +48,7 @@ class Machine:
 
     @property
     def portable(self) -> bool:
-        """Whether it computes the bits of all x86-64 CPUs."""
+        """Whether programs are compiled for x86-64 CPUs in general: see `portable_cpu`."""
         return active(self.devices[0])
 
     @property
@@ -56,7 +56,7 @@ class Machine:
         """The kind of chip, within which bits are equal: JAX calls every processor "cpu"."""
         if self.platform != "cpu":
             return self.kind
-        return CHIP if self.portable else this_machine().cpu
+        return this_machine().cpu + ", portable" * self.portable
 
 
 def detect(count: int | None = None, platform: str | None = None, group: int = 1) -> Machine:

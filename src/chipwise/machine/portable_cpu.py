@@ -1,4 +1,4 @@
-"""One kind of chip for all x86-64 CPUs, so that all of them compute the same bits.
+"""Compiles for x86-64 CPUs in general, so that different ones compute the same bits more often.
 
 XLA compiles for the processor that it finds. Three things then depend on the processor: where LLVM
 contracts a product and a sum to one operation, which approximation of the reciprocal square root
@@ -25,17 +25,14 @@ FLAGS = ("--xla_cpu_max_isa=AVX", "--xla_cpu_enable_platform_dependent_math=fals
 """XLA's flags for the process. `xla_cpu_max_isa` has no effect as the option of a single program
 (JAX 0.10.2)."""
 
-CHIP = "x86-64, portable"
-"""The kind of chip of every processor in portable mode."""
-
 
 def portable() -> None:
-    """Makes all x86-64 CPUs with AVX2 compute the same bits under Linux, for the rest of this
-    process and for the processes that it starts.
+    """Compiles for x86-64 CPUs with AVX2 in general under Linux, for the rest of this process and
+    for the processes that it starts. Different CPUs then compute the same bits for some recipes,
+    not yet for all: `benchmarks/portable.md` says which were compared.
 
     Call it before the first JAX operation, since XLA then reads its flags. Calling it again does
-    nothing. It slows a CPU's programs (`benchmarks/portable.md`), and leaves accelerators as they
-    are.
+    nothing. It slows a CPU's programs, and leaves accelerators as they are.
 
     Raises `DeviceError` on another processor or system, and if JAX has already started.
     """

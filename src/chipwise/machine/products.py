@@ -2,7 +2,8 @@
 
 XLA's CPU back end passes a transposed factor on to its library for products, whose kernels then add
 in an order that depends on the processor. If the factors are transposed first, behind a barrier
-that keeps the compiler from undoing it, the order is the same on all x86-64 processors.
+that keeps the compiler from undoing it, the order was the same on all x86-64 processors compared
+(`benchmarks/portable.md`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ the processor, and products that have no other form."""
 
 
 def apart(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `function` with every product and convolution of it in the form that all x86-64
+    """Returns `function` with every product and convolution of it in the form that x86-64
     processors compute alike. Raises `DeviceError`, when it is traced, for `REFUSED` operations, and
     for float16, whose conversions differ without the processor's own."""
 
