@@ -484,7 +484,10 @@ CHANGES: dict[str, dict[str, tuple[Change, Any]]] = {
         "no ledger": (gone("ledger.jsonl"), ("run-without-ledger", None)),
         "an empty ledger": (with_ledger(lambda rows: []), ("run-without-ledger", None)),
         "a ledger cut short": (with_ledger(lambda rows: rows[:4], result=True), (LEDGER, None)),
-        "a ledger cut short without a result": (with_ledger(lambda rows: rows[:3]), "is not finished"),
+        "a ledger cut short without a result": (
+            with_ledger(lambda rows: rows[:3]),
+            ("ledger-rows-missing", None),
+        ),
         "a hole in the ledger": (
             with_ledger(of_step(8, lambda row: [])),
             "ledger.jsonl: 1 steps without a row, the first is 8",

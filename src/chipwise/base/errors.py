@@ -82,7 +82,9 @@ def _told(value: Any) -> Any:
     if isinstance(value, OSError):
         return value.strerror or str(value)
     if isinstance(value, str | Path) and str(value).startswith("/proc/self/fd/"):
-        return type(value)(os.path.realpath(value))
+        # The folder of the handle, and what is below as it is named: that may be a link
+        parts = Path(value).parts
+        return type(value)(Path(os.path.realpath(Path(*parts[:5])), *parts[5:]))
     return value
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from ..base.annotations import as_annotated
 from ..recipe.recipe import Recipe
 from ..run.evaluate import evaluate as of_parameters
+from ..run.event import Event
 from ..run.folder.result import Result
 from ..run.on import ALL, On
 from .inputs import with_evaluation
@@ -16,7 +17,7 @@ from .model import Trained, trained
 
 @as_annotated
 def evaluate(
-    model: Result | Trained | str | Path,
+    model: Result | Trained | Event | str | Path,
     data: Any = None,
     *,
     recipe: Recipe | None = None,

@@ -21,6 +21,7 @@ from ..data.sources import Source, take
 from ..data.synthetic import like
 from ..recipe.recipe import Recipe
 from ..recipe.source import spec_of
+from ..run.event import Event
 from ..run.folder.result import Result
 from ..run.predict import inputs_of
 from .formats import WEIGHTS, Request, format_named
@@ -58,7 +59,7 @@ class Export:
 
 @as_annotated
 def export(
-    model: Result | Trained | str | Path,
+    model: Result | Trained | Event | str | Path,
     to: str,
     out: str | Path | None = None,
     *,

@@ -23,6 +23,7 @@ from ..data.sources import Columns as Examples
 from ..machine.arithmetic import check_flags, fixed
 from ..machine.detect import detect
 from ..recipe.recipe import Recipe
+from ..run.event import Event
 from ..run.folder.result import Result
 from ..run.on import ALL, On
 from ..run.placement import Placement
@@ -76,7 +77,7 @@ class Predictions:
 @as_annotated
 @fixed()
 def predict(
-    model: Result | Trained | str | Path,
+    model: Result | Trained | Event | str | Path,
     data: Any = None,
     *,
     recipe: Recipe | None = None,

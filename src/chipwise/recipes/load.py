@@ -72,8 +72,9 @@ def _arguments(
         given["data"] = data
     for name in [n for n in pairs if n in parameters and n != "data"]:
         given[name] = typed(name, pairs.pop(name), default := _default(parameters[name]))
-        # The size of a model, which divides by it
-        if spec in BUILT_IN and type(default) is int and default > 0 > given[name] - 1:
+        # The size of a model, which divides by it. A magnitude of 0 is none.
+        size = spec in BUILT_IN and name != "magnitude" and type(default) is int and default > 0
+        if size and given[name] < 1:
             raise invalid("recipe-size", name, given[name], "a whole number of at least 1")
     for name, parameter in parameters.items():
         optional = parameter.default is not parameter.empty or parameter.kind in _STARRED

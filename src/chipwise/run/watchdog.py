@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ..base import Stuck, ending, fact
 from ..base.ending import interactive
@@ -92,7 +92,8 @@ class _Watch(threading.Thread):
         self.here, self.pace, self.channel, self.seconds = here, here.pace, here.channel, seconds
         self.main, self.folder, self.over = threading.get_ident(), run, threading.Event()
         self.every = min(1.0, seconds / 10)
-        self.raises, self.error = False, Stuck("step-stuck")
+        self.raises = False
+        self.error: Stuck | None = None  # what `interrupt` raises, from when it is known
         self.pace.step, self.pace.stepping, self.pace.queued = 0, False, ()
         if self.channel is not None:
             self.channel.stack, most = self.stack, self.channel.beat_seconds
@@ -177,7 +178,8 @@ class _Watch(threading.Thread):
         """Raises the error in the main thread, which a signal alone wakes from a wait."""
         callers = {caller.f_code.co_filename for caller, _ in traceback.walk_stack(frame)}
         if not self.over.is_set():  # without it: in the body of a loop over `cw.training`
-            raise _Hang(self.error) if _LOOP in callers else self.error
+            error = cast(Stuck, self.error)
+            raise _Hang(error) if _LOOP in callers else error
 
     def _written(self, rows: dict[int, list[int]], said: dict[int, dict[str, Any]]) -> str:
         """Where the stacks of all hosts were written: in the run folder, or in a temporary one."""
