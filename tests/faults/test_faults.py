@@ -35,7 +35,8 @@ def test_what_was_struck_is_finished_by_the_same_command(shim, tmp_path, scene, 
     path = os.pathsep.join(sys.path)
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert [row["wrong"] for row in rows] == [[]] * FAULTS, done.stdout
+    expected = len(list(cases(FAULTS, [scene], [kind])))  # a scene may have fewer places to strike
+    assert [row["wrong"] for row in rows] == [[]] * expected, done.stdout
     assert done.returncode == 0
     assert any(row["struck"] for row in rows)  # or nothing was tried
 
