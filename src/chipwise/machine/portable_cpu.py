@@ -37,7 +37,7 @@ def portable() -> None:
     Raises `DeviceError` on another processor or system, and if JAX has already started.
     """
     system, here = platform.system(), platform.machine()
-    if (system, here) != ("Linux", "x86_64") or "avx2" not in _processor_flags():
+    if (system, here) != ("Linux", "x86_64") or "avx2" not in text_in("/proc/cpuinfo").split():
         raise DeviceError("portable-elsewhere", system=system, machine=here)
     if asked():
         return
@@ -87,8 +87,3 @@ def _obeys() -> bool:
         rounded, root, _ = jax.jit(lambda a, c, x: (a * a + c, jax.lax.rsqrt(x), mark))(a, c, x)
     divided = np.float32(1) / np.sqrt(x)
     return not np.asarray(rounded).any() and bool((np.asarray(root) == divided).all())
-
-
-def _processor_flags() -> list[str]:
-    lines = text_in("/proc/cpuinfo").splitlines()
-    return next((line.split() for line in lines if line.startswith("flags")), [])

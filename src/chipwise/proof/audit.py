@@ -23,8 +23,9 @@ from ..recipe.task import finished
 from ..run.folder.checkpoint import restore_run, state_of
 from ..run.folder.early_stopping import FOLDER
 from ..run.folder.ledger import head_of
-from ..run.folder.run_folder import BESIDE, recorded
+from ..run.folder.run_folder import recorded
 from ..run.folder.run_reader import (
+    BESIDE,
     DIGESTS,
     LEDGER,
     StoredLedger,
@@ -33,6 +34,7 @@ from ..run.folder.run_reader import (
     holes,
     read_ledger,
     read_run,
+    settings_in,
     sha_of,
     steps_in,
 )
@@ -188,7 +190,7 @@ def _unaudited(replay: _Replay, made: list[tuple[int, int]]) -> list[str]:
     ):
         if steps:
             names.append(f"{file}: {len(steps)} steps{what}, the first is {min(steps)}")
-    recipes = sha_of({n: v for n, v in stored.recipe.items() if n not in BESIDE})
+    recipes = sha_of(settings_in(stored.recipe))
     for head in ledger.heads:
         unlike = [name for name, *_ in difference(head["computed"], replay.head["computed"])]
         unlike += uncompared(head["data"], replay.head["data"])

@@ -32,7 +32,6 @@ from ..run.evaluate import evaluation
 from ..run.feed import flat, host_window
 from ..run.folder.checkpoint import flatten, state_of
 from ..run.folder.ledger import head_of
-from ..run.folder.run_folder import BESIDE
 from ..run.folder.run_reader import (
     DIGESTS,
     Rows,
@@ -40,6 +39,7 @@ from ..run.folder.run_reader import (
     StoredRun,
     metrics_of,
     read_ledger,
+    settings_in,
 )
 from ..run.on import ALL, On
 from ..run.session import Session
@@ -102,7 +102,7 @@ class Side:
             "versions": computed.get("versions") or {},
             "feed": feed.get("data") if isinstance(feed, dict) else None,
             "data": self.data({}),
-            "recipe": {n: v for n, v in self.run.recipe.items() if n not in BESIDE},
+            "recipe": settings_in(self.run.recipe),
             "faults": sum(len(check.get("faults") or ()) for check in checks),
         }
 

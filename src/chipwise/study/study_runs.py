@@ -20,13 +20,13 @@ from ..run.evaluate import evaluation
 from ..run.fit import fit
 from ..run.folder.ledger import check_unchanged
 from ..run.folder.run_reader import (
-    KNOWN_BESIDE,
     disagreement,
     metrics_of,
     number,
     read_ledger,
     read_result,
     read_rows,
+    settings_in,
     sha_of,
     stored_recipe,
 )
@@ -183,8 +183,7 @@ def is_proven(folder: Path, recipe: Mapping[str, Any]) -> bool:
     ledger = read_ledger(folder)
     if result is None or ledger is None or result.get("ledger") != ledger.digest:
         return False
-    described = {name: value for name, value in recipe.items() if name not in KNOWN_BESIDE}
-    if ledger.heads[0].get("recipe") != sha_of(described):
+    if ledger.heads[0].get("recipe") != sha_of(settings_in(recipe)):
         return False
     rows, _ = read_rows(folder)
     last = {name: value for row in rows for name, value in metrics_of(row).items()}

@@ -101,8 +101,8 @@ class Ledger:
             stored = read_ledger(folder.path)
             self.holes = list(holes(folder.path, stored))
             self._go_on(folder, stored)
-        if folder is not None and not changed and session.step >= agenda.last:
-            check_unchanged(folder.path, session)
+            if not changed and session.step >= agenda.last:
+                check_unchanged(folder.path, session)
 
     def take(self, *, last: bool = False) -> None:
         """Starts the digests of the step that was started last, if that step has a row or is the

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 PREFIX = "events"
 MEDIA = "media.jsonl"
-BESIDE = ("source", "classes", "texts")  # of recipe.json, beside the settings
 NAMES = ("metrics.jsonl", MEDIA, "ledger.jsonl", "processes.jsonl", "result.json", "recipe.json")
 MOST_MEDIA = 1 << 26  # bytes of all texts and pictures of a run
 _SECONDS = 10.0  # between flushes of the TensorBoard file, each of which waits for the disk

@@ -28,8 +28,8 @@ from ...recipe.recipe import FROM_WEIGHTS, difference
 from .early_stopping import Kept
 
 MOST_ROWS = 1 << 30  # bytes of metrics.jsonl
-KNOWN_BESIDE = {"source", "texts", "classes"}
-"""What `recipe.json` says beside the recipe's description."""
+BESIDE = ("source", "classes", "texts")
+"""What `recipe.json` says beside the settings of the recipe."""
 _COMPILERS = {"versions.jaxlib", "versions.libtpu"}
 _DIGITS = 15  # at most, of a step or a number of examples; a file with more is damaged
 
@@ -189,6 +189,11 @@ def stored_recipe(run: Path) -> dict[str, Any]:
     return stored
 
 
+def settings_in(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in a `recipe.json`, as `Recipe.describe` has them."""
+    return {name: value for name, value in recipe.items() if name not in BESIDE}
+
+
 def disagreement(
     stored: dict[str, Any], given: dict[str, Any], *, beginning: bool = True
 ) -> list[tuple[str, Any, Any]]:
@@ -198,7 +203,7 @@ def disagreement(
     the initial weights."""
     both = stored, json.loads(json.dumps(given))
     named = all(d.get("classes") for d in both)
-    ignored = KNOWN_BESIDE - {"classes"} if named else KNOWN_BESIDE
+    ignored = set(BESIDE) - {"classes"} if named else set(BESIDE)
     a, b = ({k: v for k, v in d.items() if k not in ignored} for d in both)
     if not beginning:
         a, b = _of_any_weights(a), _of_any_weights(b)
