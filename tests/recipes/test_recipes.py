@@ -7,6 +7,7 @@ import pytest
 
 import chipwise as cw
 from chipwise.recipes import BUILT_IN
+from chipwise.recipes.load import ZERO_IS_NONE
 from chipwise.step.state import abstract_state, count
 from refusals import refused
 
@@ -76,7 +77,10 @@ def test_a_size_of_a_model_is_at_least_one(name):
     module = importlib.import_module(f"chipwise.recipes.{name.replace('-', '_')}")
     parameters = inspect.signature(module.recipe).parameters
     for size in (p.name for p in parameters.values() if type(p.default) is int and p.default > 0):
-        for value in (0, -1):
+        none = size in ZERO_IS_NONE
+        if none:
+            assert cw.load(name, [f"{size}=0"], synthetic=True)
+        for value in (-1,) if none else (0, -1):
             with refused(cw.errors.RecipeError, "recipe-size", what=size, value=value):
                 cw.load(name, [f"{size}={value}"])
 

@@ -22,6 +22,10 @@ from . import BUILT_IN
 
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
+ZERO_IS_NONE = ("magnitude",)
+"""Whole numbers of built-in recipes that mean none if they are 0. The others are sizes of a model,
+which divides by them."""
+
 
 @as_annotated
 def load(
@@ -72,10 +76,10 @@ def _arguments(
         given["data"] = data
     for name in [n for n in pairs if n in parameters and n != "data"]:
         given[name] = typed(name, pairs.pop(name), default := _default(parameters[name]))
-        # The size of a model, which divides by it. A magnitude of 0 is none.
-        size = spec in BUILT_IN and name != "magnitude" and type(default) is int and default > 0
-        if size and given[name] < 1:
-            raise invalid("recipe-size", name, given[name], "a whole number of at least 1")
+        least = 0 if name in ZERO_IS_NONE else 1
+        if spec in BUILT_IN and type(default) is int and default > 0 and given[name] < least:
+            expected = f"a whole number of at least {least}"
+            raise invalid("recipe-size", name, given[name], expected)
     for name, parameter in parameters.items():
         optional = parameter.default is not parameter.empty or parameter.kind in _STARRED
         if name not in given and not optional:
