@@ -20,7 +20,7 @@ import jax
 import chipwise as cw
 from chipwise.chips.targets import parse
 from chipwise.planner.compile_step import compile_steps
-from chipwise.planner.time_step import StepTime, timed_away
+from chipwise.planner.time_step import StepTime, absent_step_time
 from chipwise.planner.tracing import training_step
 from chipwise.step.layout import Layout
 
@@ -40,7 +40,7 @@ def times(form: str) -> tuple[dict[str, StepTime], float]:
             looped.enter_context(mock.patch(name, lambda: False))
         answers = dict(compile_steps([(target, step) for target in targets], cache=Path(cache)))
     spent = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
-    return {t.name: timed_away(step, t, answers[i]) for i, t in enumerate(targets)}, spent
+    return {t.name: absent_step_time(step, t, answers[i]) for i, t in enumerate(targets)}, spent
 
 
 def by_kind(time: StepTime) -> dict[str, float]:

@@ -39,7 +39,7 @@ import chipwise as cw
 from chipwise.chips.targets import named, sizes
 from chipwise.machine.host_facts import installed
 from chipwise.machine.plugins import text_in
-from chipwise.planner.ask import PlanQuestion
+from chipwise.planner.ask import PlanRequest
 from chipwise.planner.compile_step import _exported, _requests
 from chipwise.recipe.source import rows_of, spec_of
 from chipwise.run.evaluate import evaluation
@@ -84,7 +84,7 @@ def keys(recipe: cw.Recipe) -> Values:
     """
     made: Values = {}
     # Neither prices nor the cache are read: a plan ends here before its programs are compiled.
-    question = PlanQuestion(recipe, prices=(), today=datetime.date.min, cache=Path())
+    question = PlanRequest(recipe, prices=(), today=datetime.date.min, cache=Path())
     for name in CHIPS:
         target = next(sizes(named(name), recipe.shards))
         step = question.traced(target)

@@ -11,7 +11,7 @@ from flax import nnx
 import chipwise as cw
 from chipwise.base.errors import DataError, DivergedError, RecipeError, RunError
 from chipwise.data.pack.tokenise import BYTES, TextForm
-from chipwise.deploy.generation import Continuation
+from chipwise.deploy.generation import Completion
 from refusals import refused
 
 pytestmark = pytest.mark.slow
@@ -161,14 +161,12 @@ def test_a_text_that_ends_it_is_neither_returned_nor_shown(gpt2):
     letters = [ord(c) for c in "on\u00e9 ab. c"]  # é has two tokens
     letters[2:3] = "\u00e9".encode()
     pieces = []
-    said = Continuation(
-        0, (65,), 50, BYTES.decode, [". x", ". c", 256], lambda _, piece: pieces.append(piece)
-    )
+    said = Completion(0, (65,), 50, BYTES.decode, [". x", ". c", 256], lambda _, piece: pieces.append(piece))
     for token in letters:
         said.take(token)
     assert (said.text, said.end, "".join(pieces)) == ("on\u00e9 ab", "stop", "on\u00e9 ab")
     assert not any("\ufffd" in piece or "." in piece for piece in pieces) and len(pieces) > 3
-    cut = Continuation(0, (65,), 3, BYTES.decode, [], lambda _, piece: pieces.append(piece))
+    cut = Completion(0, (65,), 3, BYTES.decode, [], lambda _, piece: pieces.append(piece))
     for token in letters[:3]:
         cut.take(token)
     assert (cut.text, cut.end, cut.new) == ("on\ufffd", "length", letters[:3])

@@ -150,7 +150,7 @@ def test_an_average_that_another_run_began_is_not_doubted():
     """It is settled. One that begins at pretrained weights is mostly these weights."""
     pretrained = dataclasses.replace(PLAIN, weights=("5e0a",))
     assert [one.code for one in cw.check(plain(ema=0.99, task=pretrained))] == ["ema-long"]
-    assert not cw.check(plain(ema=0.99, task=dataclasses.replace(pretrained, going_on={})))
+    assert not cw.check(plain(ema=0.99, task=dataclasses.replace(pretrained, start_state={})))
 
 
 def test_a_validated_point_says_what_is_far():

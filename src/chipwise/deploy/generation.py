@@ -119,21 +119,21 @@ def generate(
     prompts = [prompts] if isinstance(prompts, str) else prompts
     stop = [stop] if isinstance(stop, str) else stop
     known = trained(model, recipe)
-    decoding = Decoding(known, on, batch, (temperature, seed), top_k)
+    decoder = Decoder(known, on, batch, (temperature, seed), top_k)
     train, texts = known.recipe.task.train, known.recipe.task.known_texts
-    cut = tokenizer_of(train, texts, tokenizer, decoding.vocabulary) or _NUMBERS
+    cut = tokenizer_of(train, texts, tokenizer, decoder.vocabulary) or _NUMBERS
     stops = [*stop, *ends_of(texts, cut)]
     begun = []
     for number, prompt in enumerate(prompts):
-        given = _tokens(prompt, cut, decoding)
-        most = min(tokens, decoding.context - len(given) + 1)
-        begun.append(Continuation(number, given, most, cut.decode, stops, show))
-    seconds = decoding.run(begun)
+        given = _tokens(prompt, cut, decoder)
+        most = min(tokens, decoder.context - len(given) + 1)
+        begun.append(Completion(number, given, most, cut.decode, stops, show))
+    seconds = decoder.run(begun)
     new = [tuple(one.new) for one in begun], [one.text for one in begun], [one.end for one in begun]
     return Generated([one.given for one in begun], *new, *seconds)
 
 
-class Continuation:
+class Completion:
     """The text that follows a prompt.
 
     *Fields:* `number` of the prompt. `given`: its tokens. `most`: the largest number of new tokens.
@@ -188,7 +188,7 @@ class Continuation:
             self._shown = until
 
 
-class Decoding:
+class Decoder:
     """A trained model on each device.
 
     *Fields:* `context`, `vocabulary`, and `rows`, the prompts of a block.
@@ -222,7 +222,7 @@ class Decoding:
             raise RecipeError("decode-returns", text, got=str(logits), rows=self.rows)
         self.vocabulary: int = logits.shape[2]
 
-    def run(self, texts: Sequence[Continuation]) -> tuple[float, float]:
+    def run(self, texts: Sequence[Completion]) -> tuple[float, float]:
         """Writes all texts. *Returns* the seconds without compiling, and the seconds until the
         first token."""
         blocks, key = [], lambda text: lengths(self.context, len(text.given), text.most)
@@ -234,7 +234,7 @@ class Decoding:
 
         def written(device: int) -> Iterator[bool]:
             for block in waiting:  # a device that is done takes the next
-                yield from self._going_on(*block, device)
+                yield from self._decode_block(*block, device)
 
         began, first = time.perf_counter(), 0.0
         running = [written(device) for device in range(len(self._models))]
@@ -254,8 +254,8 @@ class Decoding:
             len(models), 2, lambda i, g: made[i].lower(models[g], *programs[i][1][1:])
         )
 
-    def _going_on(
-        self, prompt: int, texts: Sequence[Continuation], programs: list[list[Any]], device: int
+    def _decode_block(
+        self, prompt: int, texts: Sequence[Completion], programs: list[list[Any]], device: int
     ) -> Iterator[bool]:
         """Writes the texts of a block. Yields after it has started a token, before it waits for
         it."""
@@ -367,7 +367,7 @@ _NUMBERS = Tokenizer(_numbers, lambda tokens: "".join(f" {token}" for token in t
 """For a model whose tokenizer is not known."""
 
 
-def _tokens(prompt: Any, cut: Tokenizer, decoding: Decoding) -> tuple[int, ...]:
+def _tokens(prompt: Any, cut: Tokenizer, decoder: Decoder) -> tuple[int, ...]:
     """The tokens of a prompt. A text is the beginning of a document. An empty one, if the tokenizer
     puts nothing before a document, becomes the token that ends one. Raises `RecipeError` if there
     are no tokens, tokens that the model does not have, or too many."""
@@ -375,14 +375,12 @@ def _tokens(prompt: Any, cut: Tokenizer, decoding: Decoding) -> tuple[int, ...]:
         empty = () if cut.end is None else (cut.end,)
         prompt = cut.begun(prompt.encode("utf-8", "replace")) or empty
     tokens = tuple(int(token) for token in prompt)
-    if not tokens or min(tokens) < 0 or max(tokens) >= decoding.vocabulary:
-        expected = f"token numbers below {decoding.vocabulary}, at least one"
+    if not tokens or min(tokens) < 0 or max(tokens) >= decoder.vocabulary:
+        expected = f"token numbers below {decoder.vocabulary}, at least one"
         raise invalid("prompt-tokens", "a prompt", tokens[:8], expected)
-    if len(tokens) > decoding.context:
+    if len(tokens) > decoder.context:
         text = (
             "The prompt has {tokens:,} tokens, the model's context {context:,}: give its end alone."
         )
-        raise RecipeError(
-            "prompt-above-context", text, tokens=len(tokens), context=decoding.context
-        )
+        raise RecipeError("prompt-above-context", text, tokens=len(tokens), context=decoder.context)
     return tokens

@@ -199,7 +199,7 @@ class Weights:
             from_data=task.from_data and from_data,
             weights=weights,
             texts={**task.texts, **self.texts},
-            going_on=self.whole,
+            start_state=self.whole,
         )
 
     def recipe(

@@ -49,7 +49,7 @@ from .time_run import (
     run_time,
     training_work,
 )
-from .time_step import StepTime, at_least, local_devices, timed_away
+from .time_step import StepTime, absent_step_time, at_least, local_devices
 from .tracing import training_step
 
 
@@ -105,7 +105,7 @@ def plan(
         raise invalid("host-cores", "host_cores", host_cores, "at least 1, or None for this host's")
     table = load_prices(prices) if prices is None or isinstance(prices, str | Path) else prices
     folder = cache_folder(cache)
-    question = PlanQuestion(
+    question = PlanRequest(
         recipe=recipe,
         prices=table,
         today=today or datetime.date.today(),
@@ -129,7 +129,7 @@ def plan(
 
 
 @dataclass(frozen=True)
-class PlanQuestion:
+class PlanRequest:
     """The question that every target gets: the arguments of `plan`."""
 
     recipe: Recipe
@@ -206,7 +206,7 @@ class PlanQuestion:
                 away.append((target, step))
         for place, answers in compile_steps(away, cache=self.cache, progress=progress):
             target, step = away[place]
-            yield target, step, timed_away(step, target, answers)
+            yield target, step, absent_step_time(step, target, answers)
 
     def searches(self, time: StepTime) -> bool:
         """Whether to search for the largest batch: if requested, or if the recipe's own does not

@@ -93,7 +93,7 @@ def _call(program: Program) -> float:
     return CALL_SECONDS + ARGUMENT_SECONDS * program.arguments
 
 
-def timed_away(step: Blueprint, target: Target, answers: Answers) -> StepTime:
+def absent_step_time(step: Blueprint, target: Target, answers: Answers) -> StepTime:
     """The step on a TPU or a GPU, from its compiler's answer for each program."""
     chip = target.chip
     precision = step.recipe.precision

@@ -189,7 +189,7 @@ def misleading(recipe: Recipe) -> list[Fact]:
 def long_average(recipe: Recipe, steps: int) -> list[Fact]:
     """The average of weights, if much of it is still the net before this training after `steps`
     steps. Nothing of one that continues the average of another run."""
-    if recipe.ema is None or recipe.task.going_on is not None or not steps:
+    if recipe.ema is None or recipe.task.start_state is not None or not steps:
         return []
     if (left := recipe.ema**steps) < _UNMOVED:
         return []

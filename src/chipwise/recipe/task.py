@@ -141,8 +141,8 @@ class Task:
       after each document, those of `train` if nothing is given. By name the files of a Hugging Face
       folder that say more, such as `tokenizer_config.json`, which `cw.pretrained(...).start` sets
       and `cw.export` writes again.
-    - `going_on`: arrays of another run's training state by name, with which training begins at step
-      0. `cw.pretrained(run, optimizer=True).start` sets it.
+    - `start_state`: arrays of another run's training state by name, with which training begins at
+      step 0. `cw.pretrained(run, optimizer=True).start` sets it.
     - `framework`: the framework of the user's model, such as "torch", or `None` for functions of
       JAX. `cw.torch.task` and its like set it.
     """
@@ -165,7 +165,7 @@ class Task:
     sharding: Callable[[str], PartitionSpec | None] | None = None
     weights: tuple[str, ...] = ()
     texts: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    going_on: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    start_state: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
     framework: str | None = None
 
     def __post_init__(self):

@@ -33,7 +33,7 @@ from ..step.window import flat, window_length
 from . import feed
 from .alike_hosts import check_alike
 from .evaluate import Evaluator
-from .folder.checkpoint import going_on
+from .folder.checkpoint import initial_train_state
 from .indexed import in_training
 from .on import ALL, On
 from .placement import Placement, describe, lay_out, start_fact
@@ -175,7 +175,7 @@ class Session:
             self.recipe, self.total = recipe, recipe.clock.total or 0
         self.read()
         self._carry = []  # frees the previous state's memory
-        state = going_on(self.recipe, self.abstract) if state is None else state
+        state = initial_train_state(self.recipe, self.abstract) if state is None else state
         self._carry = (
             self.state_layout.first(self.recipe) if state is None else self.state_layout.put(state)
         )

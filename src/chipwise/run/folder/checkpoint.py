@@ -442,14 +442,14 @@ def _fill(template: Tree, flat: dict[str, Any], step: int) -> Tree:
     return jax.tree.unflatten(jax.tree.structure(template), [flat[name] for name in expected])
 
 
-def going_on(recipe: Recipe, abstract: TrainState) -> TrainState | None:
+def initial_train_state(recipe: Recipe, abstract: TrainState) -> TrainState | None:
     """Returns the state at step 0 of a task that continues from another run's training state, and
     `None` for other tasks.
 
     *Arguments:* `abstract`: the recipe's state as shapes. Raises `RecipeError` if the other run had
     another optimizer, model or number of replicas.
     """
-    given = recipe.task.going_on
+    given = recipe.task.start_state
     if given is None:
         return None
     begins: dict[str, Any] = {"step": None, "sums": {}}

@@ -184,16 +184,16 @@ def referee(
             verdict = Ruling("same", **names, seconds=time.monotonic() - began)
         else:
             until = began + spend
-            match = _Match(
+            trial = _Trial(
                 sides, names, folder, options, progress, say, tries, directions, margin, until
             )
-            verdict = match.play()
+            verdict = trial.run()
         tries.write(verdict.entry(margin))
     return Ruling(**{**vars(verdict), "tries": tries.summary()})
 
 
 @dataclass
-class _Match:
+class _Trial:
     """The pairs of two sides. Fields without a text are as in `referee`."""
 
     sides: list[Contender]
@@ -217,7 +217,7 @@ class _Match:
     predicted: int | None = None
     began: float = field(default_factory=time.monotonic)
 
-    def play(self) -> Ruling:
+    def run(self) -> Ruling:
         size, longest = _size(self.margin), 0.0
         with contextlib.closing(StopRequest()) as stop, compiled_once():
             for seed in itertools.count():
