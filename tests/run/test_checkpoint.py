@@ -489,6 +489,23 @@ def test_a_checkpoint_of_another_model_is_not_called_damaged(run, tmp_path):
         restored(run[0], other, read_only=True)
 
 
+@pytest.mark.parametrize("folder", ["checkpoints", "best"])
+def test_one_of_another_recipe_is_not_believed(run, tmp_path, folder):
+    """It is whole, of the same model, and newer than the run's own."""
+    other = cw.fit(plain(seed=1), tmp_path / "other", checkpoint_every="10st", **QUIET)
+    mine = tmp_path / "mine"
+    cw.fit(plain(), mine, stop_after="15st", **QUIET)
+    shutil.copytree(tmp_path / "other" / "checkpoints" / "30", mine / folder / "30")
+    where = {"path": str(mine / folder / "30"), "changes": [("seed", 1, 3)]}
+    with refused(cw.errors.CheckpointError, "checkpoint-of-another-run", **where):
+        restore_run(plain(), mine, best=folder == "best")
+    if folder == "checkpoints":
+        with refused(cw.errors.CheckpointError, "checkpoint-of-another-run", **where):
+            cw.fit(plain(), mine, **QUIET)
+        (mine / folder / "30").rename(tmp_path / "theirs")
+        assert cw.fit(plain(), mine, **QUIET).fingerprint == run[1].fingerprint != other.fingerprint
+
+
 @pytest.mark.parametrize(
     "code, more",
     [

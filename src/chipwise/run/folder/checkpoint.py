@@ -48,7 +48,7 @@ from ..run_schedule import KEEP
 from .early_stopping import FOLDER
 from .on_disk import OnDisk
 from .quiet_orbax import QuietOrbax
-from .run_reader import newest_checkpoint, steps_in
+from .run_reader import disagreement, newest_checkpoint, steps_in, stored_recipe
 
 if TYPE_CHECKING:
     from .run_folder import RunFolder
@@ -299,8 +299,8 @@ class Checkpoints:
         checkpoint.
 
         Raises `CheckpointError` when no checkpoint is readable, when the newest readable one is of
-        another model or of other `shards`, and when the system cannot read one, since it may be
-        undamaged.
+        another recipe, another model or other `shards`, and when the system cannot read one, since
+        it may be undamaged.
         """
         steps, damaged = self.steps(), []
         for step in reversed(steps):
@@ -313,6 +313,7 @@ class Checkpoints:
                 say(fact("checkpoint-damaged", step=step, reason=reason))
                 damaged.append(step)
                 continue
+            self._check_recipe(step, about)
             tree = _fill(template, flat, step)
             if damaged and not self.read_only:
                 self.set_aside(damaged)
@@ -320,6 +321,18 @@ class Checkpoints:
         if steps:
             raise CheckpointError("checkpoints-unreadable", path=str(self.folder), steps=steps)
         return None
+
+    def _check_recipe(self, step: int, about: dict[str, Any]) -> None:
+        """Raises `CheckpointError` if a checkpoint is not of its run's recipe, since somebody may
+        have put one of another run there."""
+        run = self.folder.parent
+        if not (run / "recipe.json").exists():
+            return
+        given = about.get("recipe")
+        found = disagreement(stored_recipe(run), given if isinstance(given, dict) else {})
+        if changes := [(name, there, now) for name, now, there in found]:
+            path = str(self.folder / str(step))
+            raise CheckpointError("checkpoint-of-another-run", path=path, changes=changes)
 
     def arrays(self, step: int) -> dict[str, np.ndarray]:
         """The arrays of one checkpoint by name. Raises an exception of any type when it is
