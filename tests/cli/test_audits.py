@@ -1,7 +1,9 @@
 """`chipwise audit` at the command line: of a run, and of two."""
 
 import dataclasses
+import importlib
 import json
+import shutil
 
 import pytest
 
@@ -30,6 +32,24 @@ def test_audit_says_and_writes_what_it_found(chipwise, run):
     said = chipwise("audit", run, "--devices", 1, "--json")
     assert (said.code, said.error.code, said.error.facts["step"]) == (5, "audit-differs", 4)
     assert json.loads(said.out)["verdict"]["what"] == ["parameters"]
+
+
+def test_an_audit_is_written_into_the_folder_that_it_read(chipwise, run, tmp_path, monkeypatch):
+    """Somebody moves the run meanwhile, and another one takes its place."""
+    audit = importlib.import_module("chipwise.proof.audit")
+    path, moved, checked = tmp_path / "run", tmp_path / "moved", audit.audit
+    shutil.copytree(run, path)
+    (path / "audit.json").unlink(missing_ok=True)
+
+    def check(*given, **options):
+        found = checked(*given, **options)
+        path.rename(moved)
+        path.mkdir()
+        return found
+
+    monkeypatch.setattr(audit, "audit", check)
+    chipwise("audit", path, "--devices", 1)
+    assert not list(path.iterdir()) and (moved / "audit.json").is_file()
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """A run of which nothing moves any more ends, and says who hangs where."""
 
+import contextlib
 import functools
 import multiprocessing
 import os
@@ -22,6 +23,7 @@ import processes
 import tasks
 from chipwise.base import ending
 from chipwise.base.errors import RecipeError, Stuck
+from chipwise.base.locks import FolderHandle
 from chipwise.machine.cluster import Seat
 from chipwise.machine.hosts import Hosts, hosts
 from chipwise.run import watchdog
@@ -141,7 +143,7 @@ def alone_here(monkeypatch):
 
 @pytest.mark.slow
 def test_what_is_slow_but_moves_is_not_stuck(ended, alone_here, monkeypatch):
-    with alone_here("0.8s", None) as here:
+    with alone_here("0.8s") as here:
         for step in range(5):
             here.pace.advanced(step + 1, ())
             time.sleep(0.3)
@@ -156,6 +158,18 @@ def test_what_is_slow_but_moves_is_not_stuck(ended, alone_here, monkeypatch):
         assert OVER.wait(20) and ended[0].facts["step"] == 5
 
 
+def test_the_stacks_are_written_into_the_folder_that_the_run_locked(tmp_path):
+    """Somebody moves it meanwhile, and another one takes its place."""
+    here, path, moved = Hosts(Seat(0, 1, "localhost")), tmp_path / "run", tmp_path / "moved"
+    path.mkdir()
+    with contextlib.closing(FolderHandle(path)) as handle:
+        here.pace.folder = handle.path
+        path.rename(moved)
+        path.mkdir()
+        written = Path(watchdog._Watch(here, 1.0)._written({0: [0, 3, 3, 1000]}, {0: {"text": "here"}}))
+    assert written.parent == moved and "here" in written.read_text() and not list(path.iterdir())
+
+
 def test_the_devices_that_are_not_ready_are_named(ended, alone_here):
     def shown(device, ready):
         return SimpleNamespace(device=device, data=SimpleNamespace(is_ready=lambda: ready))
@@ -163,7 +177,7 @@ def test_the_devices_that_are_not_ready_are_named(ended, alone_here):
     def token(*shards):
         return SimpleNamespace(is_ready=lambda: False, addressable_shards=shards)
 
-    with alone_here("0.3s", None) as here:  # the second step waits for the first
+    with alone_here("0.3s") as here:  # the second step waits for the first
         here.pace.advanced(
             7, [token(shown("TPU 2", True), shown("TPU 3", False)), token(shown("TPU 4", False))]
         )
@@ -199,7 +213,7 @@ def test_to_wait_for_a_processor_is_work():
 
 @pytest.mark.slow
 def test_three_times_the_longest_step_is_not_stuck(ended, alone_here):
-    with alone_here("0.5s", None) as here:
+    with alone_here("0.5s") as here:
         for step, seconds in enumerate((0.1, 0.1, 0.4, 0.8, 1.2)):
             here.pace.advanced(step + 1, ())
             time.sleep(seconds)
@@ -209,7 +223,7 @@ def test_three_times_the_longest_step_is_not_stuck(ended, alone_here):
 
 def test_a_debugger_is_not_stuck(ended, alone_here, tmp_path):
     code = compile("def interaction():\n    time.sleep(2)\ninteraction()", str(tmp_path / "pdb.py"), "exec")
-    with alone_here("0.5s", None):
+    with alone_here("0.5s"):
         exec(code, {"time": time})
         assert not ended
 
@@ -248,7 +262,7 @@ def test_a_process_of_the_users_own_gets_no_signal():
     theirs = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
     theirs.start()
     try:
-        watchdog._Watch(Hosts(Seat(0, 1, "localhost")), 1.0, None).stack()
+        watchdog._Watch(Hosts(Seat(0, 1, "localhost")), 1.0).stack()
     finally:
         theirs.terminate()
         theirs.join()
@@ -293,7 +307,7 @@ def test_another_program_that_no_exception_reaches_is_ended(ended, alone_here, m
     token = SimpleNamespace(is_ready=lambda: False, addressable_shards=[])
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGURG})  # as in code that never returns
     try:
-        with alone_here("0.3s", None) as here:
+        with alone_here("0.3s") as here:
             here.pace.advanced(1, [token] if why == "device" else ())
             assert OVER.wait(20) and ended[0].code == "step-stuck"
     finally:

@@ -47,13 +47,32 @@ _WITHOUT = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
 """What the system says where a file system has no locks."""
 
 
+class FolderHandle:
+    """An open folder, until `close`.
+
+    *Fields:* `path`: on Linux, a path that stays that folder's if it is moved. Raises `OSError`.
+    """
+
+    def __init__(self, folder: Path):
+        self.path, self._handle = folder, -1
+        if hasattr(os, "O_PATH"):
+            self._handle = os.open(folder, os.O_PATH | DIRECTORY)
+            by_handle = Path(f"/proc/self/fd/{self._handle}")
+            self.path = by_handle if by_handle.is_dir() else folder
+
+    def close(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+        self._handle = -1
+
+
 class Lock:
     """The lock of the file `path`, until `close` or the end of the process.
 
     *Arguments:* `waiting`: called before it waits for another process.
 
     *Fields:* `file`: the open file, for what its holder says of itself. `folder`: the folder of the
-    file, on Linux by a handle, which stays that folder if it is moved.
+    file, by `FolderHandle.path`.
 
     Raises `BlockingIOError` with the file that says so while another process has the lock, without
     `waiting`. Raises the errors of `open_inside`.
@@ -61,16 +80,12 @@ class Lock:
 
     def __init__(self, path: Path, waiting: Callable[[], None] | None = None):
         self.path, self._marker = path, SoftFileLock(f"{path}.held", thread_local=False)
-        self.folder, self._handle = path.parent, -1
-        self._reading = threading.Lock()
-        if hasattr(os, "O_PATH"):
-            self._handle = os.open(path.parent, os.O_PATH | DIRECTORY)
-            by_handle = Path(f"/proc/self/fd/{self._handle}")
-            self.folder = by_handle if by_handle.is_dir() else path.parent
+        self._reading, self._opened = threading.Lock(), FolderHandle(path.parent)
+        self.folder = self._opened.path
         try:
             handle = open_inside(self.folder / path.name, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         except BaseException:
-            self._close_folder()
+            self._opened.close()
             raise
         self.file = os.fdopen(handle, "a+b", buffering=0)
         self._held = str(path)
@@ -128,14 +143,9 @@ class Lock:
         try:
             self.file.close()
         finally:
-            self._close_folder()
+            self._opened.close()
             if self._marker.is_locked:
                 self._marker.release()
-
-    def _close_folder(self) -> None:
-        if self._handle >= 0:
-            os.close(self._handle)
-        self._handle = -1
 
     def elsewhere(self) -> str | None:
         """Returns `None` while the file is at its path. Otherwise returns the folder in which it is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,18 +73,21 @@ def _audit(
 ) -> None:
     """Audits a run, and writes its `audit.json`."""
     from ..base.files import put_inside
+    from ..base.locks import FolderHandle
     from ..deploy.model import recipe_of
     from ..proof.audit import FILE, audit as check
     from ..run.folder.run_reader import read_run
 
     loaded = recipe_of(read_run(run), recipe, data)
     said: Any = {} if json_ else {"say": options.say}
-    verdict, statement = check(run, loaded, steps=steps, every=every, on=on, **said)
-    try:
-        put_inside(run / FILE, (json.dumps(statement, indent=2) + "\n").encode())
-    except OSError as error:
-        text = "Cannot write {path}: {reason}. Copy the run to a folder of yours."
-        raise RunError("audit-unwritable", text, path=str(run / FILE), reason=error) from error
+    with contextlib.closing(FolderHandle(run)) as audited:
+        verdict, statement = check(run, loaded, steps=steps, every=every, on=on, **said)
+        try:  # in the folder that was audited, wherever it is by now
+            put_inside(audited.path / FILE, (json.dumps(statement, indent=2) + "\n").encode())
+        except OSError as error:
+            text = "Cannot write {path}: {reason}. Copy the run to a folder of yours."
+            facts = {"path": str(run / FILE), "reason": error}
+            raise RunError("audit-unwritable", text, **facts) from error
     if json_:
         print_json("audit/1", statement)
     if not statement["passed"]:

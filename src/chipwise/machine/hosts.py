@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..base import (
@@ -62,6 +63,7 @@ class Pace:
     calls: int = 0  # decisions of all hosts and blocks of evaluations so far, equal on all hosts
     queued: Sequence[Any] = ()  # tokens of started steps to wait for, oldest first
     stepping: bool = False  # the main thread takes steps, not reads, compiles, evaluates or saves
+    folder: Path | None = None  # which this process locked, for what is written about it
 
     def advanced(self, step: int, queued: Sequence[Any]) -> None:
         """Records that step `step`, the last of `queued`, was started."""

@@ -68,7 +68,7 @@ def training(
     """
     with fixed(), Tracking(track, run) as tracking, contextlib.ExitStack() as closing:
         # ---- hosts, schedule, devices and data: checked before anything is written or compiled
-        here = closing.enter_context(watched(on.stuck, run))
+        here = closing.enter_context(watched(on.stuck))
         best, meter = EarlyStopping.of(recipe, keep_best, patience, run), Meter(recipe.batch)
         reporter = Reporter(progress if here.first else "silent")
         closing.callback(reporter.stop)

@@ -45,18 +45,18 @@ _LONGEST = 3  # times the longest step so far is never stuck
 
 
 @contextlib.contextmanager
-def watched(stuck: float | str, run: str | Path | None) -> Iterator[Hosts]:
-    """A context of a run in the folder `run`, which yields this host's `Hosts`. Ends all hosts if
-    one of them raises an exception. Also ends them with `Stuck` if nothing moves for `stuck`
-    seconds, such as "300s", and for three times the longest step. `Stuck` says where it hangs, and
-    where the stacks of all threads were written. It is never raised for 0 seconds. A program of the
-    user's on one host is not ended: its main thread raises `Stuck`, unless it waits for a device or
-    has not left the context after `_BACK_SECONDS`."""
+def watched(stuck: float | str) -> Iterator[Hosts]:
+    """A context of a run, which yields this host's `Hosts`. Ends all hosts if one of them raises an
+    exception. Also ends them with `Stuck` if nothing moves for `stuck` seconds, such as "300s", and
+    for three times the longest step. `Stuck` says where it hangs, and where the stacks of all
+    threads were written. It is never raised for 0 seconds. A program of the user's on one host is
+    not ended: its main thread raises `Stuck`, unless it waits for a device or has not left the
+    context after `_BACK_SECONDS`."""
     here, seconds = hosts(), float(str(stuck).removesuffix("s"))
     try:
         with here.failing(), contextlib.ExitStack() as closing:
             if seconds:
-                watch = _Watch(here, seconds, run)
+                watch = _Watch(here, seconds)
                 if here.count == 1 and _raises():
                     before = signal.signal(signal.SIGURG, watch.interrupt)
                     closing.callback(signal.signal, signal.SIGURG, before)
@@ -87,10 +87,10 @@ def _raises() -> bool:
 class _Watch(threading.Thread):
     """The thread that watches the one which creates it."""
 
-    def __init__(self, here: Hosts, seconds: float, run: str | Path | None):
+    def __init__(self, here: Hosts, seconds: float):
         super().__init__(name="chipwise-stuck", daemon=True)
         self.here, self.pace, self.channel, self.seconds = here, here.pace, here.channel, seconds
-        self.main, self.folder, self.over = threading.get_ident(), run, threading.Event()
+        self.main, self.over = threading.get_ident(), threading.Event()
         self.every = min(1.0, seconds / 10)
         self.raises = False
         self.error: Stuck | None = None  # what `interrupt` raises, from when it is known
@@ -185,8 +185,7 @@ class _Watch(threading.Thread):
         """Where the stacks of all hosts were written: in the run folder, or in a temporary one."""
 
         def write() -> str:
-            folder = Path(self.folder or "/nowhere")
-            folder = folder if folder.is_dir() else Path(tempfile.mkdtemp(prefix="chipwise-"))
+            folder = self.pace.folder or Path(tempfile.mkdtemp(prefix="chipwise-"))
             texts = [
                 f"host {host} ({self.here.names[host]}): idle for {idle / 1000:.1f} s after step "
                 f"{ended}, "
@@ -194,7 +193,7 @@ class _Watch(threading.Thread):
                 for host, ended, _, idle in rows.values()
             ]
             put_inside(path := folder / f"stuck-{self.pace.step}.txt", "\n\n".join(texts).encode())
-            return str(path)
+            return os.path.realpath(path)
 
         try:  # in a thread, since the disk may hang too
             return ThreadPoolExecutor(1).submit(write).result(_ANSWER_SECONDS)

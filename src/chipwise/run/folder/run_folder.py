@@ -122,7 +122,12 @@ class RunFolder:
         recipe, needed = recorded(session.recipe), 4 * nbytes(session.abstract)
         with contextlib.closing(cls(path, recipe, needed, fresh)) as folder:
             folder.data = session.data_compared
-            yield folder
+            pace = session.placement.hosts.pace
+            pace.folder = folder.place
+            try:
+                yield folder
+            finally:
+                pace.folder = None
 
     @property
     def place(self) -> Path:
