@@ -126,6 +126,7 @@ class Scene:
     """What is moved, below the root."""
     argv: list[str]
     operations: int = 0
+    writes: int = 0
     reads: int = 0
     locked: int = 1
     """The first operation after its folder is locked."""
@@ -257,6 +258,7 @@ class Campaign:
             ended = self.run(scene, self.fresh_root(scene, root), arm=(CHANGES, 0, "c", 0, 1))
             assert ended.code in scene.codes, (scene.name, ended)
             scene.operations, scene.whole = self.counted, scene.answer(root)
+            scene.writes = sum(line.startswith("= write ") for line in ended.log)
             own = [line.endswith("lock") for line in ended.log if line[0] == "="]
             scene.locked = own.index(False, own.index(True)) + 1
             self.scenes[scene.name] = scene
@@ -373,7 +375,7 @@ class Campaign:
             "kill": (CHANGES, nth, rng.choice("ab"), 0, 1),
             "power": (CHANGES, nth, rng.choice("ab"), 0, 1),
             "fail": (CHANGES, nth, "f", rng.choice(ERRORS), rng.choice((1, 1 << 30))),
-            "short": (WRITE, rng.randint(1, max(1, total // 3)), "s", 0, 1),
+            "short": (WRITE, rng.randint(1, scene.writes), "s", 0, 1),
             "moved": (CHANGES, nth, "m", 0, 1, moved, ""),
             "replaced": (CHANGES, nth, "m", 0, 1, moved, foreign),
             "unreadable": (

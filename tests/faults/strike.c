@@ -77,8 +77,8 @@ static int hit(int kind, const char *what, const char *path) {
   if (!armed || !(kind & mask) || !under(path)) return 0;
   int i = atomic_fetch_add(&count, 1) + 1;
   if (mode == 'c') {
-    char told[PATH_MAX + 8];
-    note(told, snprintf(told, sizeof told, "= %s\n", path));
+    char told[PATH_MAX + 16];
+    note(told, snprintf(told, sizeof told, "= %s %s\n", what, path));
   }
   if (nth <= 0 || i < nth || i >= nth + times) return 0;
   char line[PATH_MAX + 64];
