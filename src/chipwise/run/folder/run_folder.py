@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from ...base import ChipwiseError, DivergedError, RunError, Stopped, locks
+from ...base.facts import plain
 from ...base.figures import known
 from ...base.files import is_full, open_inside, put_inside, put_on_disk, to_write
 from ...data.class_names import names_in
@@ -340,6 +341,8 @@ def recorded(recipe: Recipe) -> dict[str, Any]:
     known = {"source": recipe.source, "classes": names_in(recipe.task)}
     if texts := recipe.task.known_texts:
         known["texts"] = texts
+    if read := recipe.task.read:
+        known["read"] = plain(read)
     return json.loads(json.dumps({**recipe.describe(), **known}))
 
 
