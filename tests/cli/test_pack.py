@@ -101,6 +101,16 @@ def test_a_split_of_few_documents_says_what_it_holds_out(chipwise, tmp_path):
     assert shown == {"books": True, "lines.jsonl": False}
 
 
+def test_of_several_splits_one_is_named(chipwise, tmp_path):
+    for split in ("train", "val", "test"):
+        write(tmp_path / "photos" / split, per_class=1)
+    assert chipwise("pack", tmp_path / "photos", tmp_path / "out").refused(3, "splits-several", first="val")
+    said = chipwise("pack", tmp_path / "photos", tmp_path / "out", "--eval-split", "test")
+    assert said.code == 0, said.err
+    for code, numbers in (("split-read", {"split": "test"}), ("splits-left", {"splits": ["val"]})):
+        assert str(fact(code, **numbers)) in said.out
+
+
 def test_split_shards_and_limits(chipwise, src, tmp_path):
     out = tmp_path / "out"
     rest = ("--split", "0.4", "--shards", 2, "--workers", 1)

@@ -72,6 +72,9 @@ def pack(
     store: str = option("jpeg is smaller, raw is faster.", "jpeg|raw", default="raw"),
     quality: int = option("Quality of JPEGs that must be encoded.", "1-100", default=90),
     split: float | None = option("Share of each class that goes to eval, such as 0.1.", "SHARE"),
+    eval_split: str | None = option(
+        "The split to evaluate on, where SRC has several, such as validation.", "NAME"
+    ),
     shards: str = option("Files for each column. [1 GiB each]", "auto|N", default="auto"),
     max_skipped: int | None = option("Stop if more cannot be packed. [1 %, at least 10]", "N"),
     workers: int | None = option("Threads. [one per core]", "N"),
@@ -110,6 +113,7 @@ def pack(
         store=store,
         quality=quality,
         split=split,
+        eval_split=eval_split,
         shards=shards,
         max_skipped=max_skipped,
         workers=workers,

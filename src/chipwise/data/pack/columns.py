@@ -3,7 +3,6 @@ converted."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,6 @@ COLUMNS = {
     "prompt": (),
 }
 """The usual names of columns. The first one in a table is used if the user names none."""
-
-_SPLIT = re.compile(r"(?:^|[-_./])(train|eval|val|valid|validation|test)(?=[-_./]|$)")
-
-
-def split_of(name: str) -> str:
-    """Returns "train" or "eval", from a file's name. The default is train."""
-    match = _SPLIT.search(name.lower())
-    return "eval" if match and match[1] != "train" else "train"
 
 
 def chosen(role: str, there: Sequence[str], columns: Mapping[str, str], path: Path) -> str | None:

@@ -20,13 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from ...base import DataError, RecipeError, library
+from ...base import DataError, Fact, RecipeError, library
 from ...base.figures import one_line
 from ...base.files import home, open_regular
 from ..class_names import numbers_of
 from ..folder import is_litter
-from .columns import chosen, labels_of, split_of
+from .columns import chosen, labels_of
 from .folders import Listing, Split
+from .splits import evaluated, split_of
 
 _HUB = "hf://datasets/"
 _FILES = {
@@ -72,14 +73,19 @@ def files_at(path: Path) -> tuple[str, list[Path]] | None:
     return None
 
 
-def from_parquet(files: Sequence[Path], columns: Mapping[str, str]) -> Listing:
-    """The rows of Parquet `files`. The names of the files say which are for eval.
+def from_parquet(
+    files: Sequence[Path], columns: Mapping[str, str], eval_split: str | None = None
+) -> Listing:
+    """The rows of Parquet `files`. The names of the files say which split they are of.
 
     Raises `DataError` for files that are damaged, or state more rows than they have bytes.
     """
     by_split: dict[str, list[Path]] = {}
     content: dict[str, str] = {}
+    roles, told = evaluated({split_of(file.name) for file in files}, eval_split, files[0].parent)
     for file in files:
+        if (split := roles.get(split_of(file.name))) is None:
+            continue
         with _library(file), open(file, "rb") as opened:
             from pyarrow.parquet import read_metadata
 
@@ -89,7 +95,6 @@ def from_parquet(files: Sequence[Path], columns: Mapping[str, str]) -> Listing:
                 raise ValueError(f"{rows:,} rows in {size:,} bytes")
             _refuse_expanding(file)
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        split = split_of(file.name)
         by_split.setdefault(split, []).append(file)
         content[split] = content.get(split, "") + digest
     splits = {}
@@ -100,7 +105,7 @@ def from_parquet(files: Sequence[Path], columns: Mapping[str, str]) -> Listing:
         options = {"data_files": names, "split": "train", "cache_dir": f"{_cache()}/{known[:32]}"}
         with _library(by_split[split][0]) as datasets:
             splits[split] = datasets.load_dataset("parquet", **options)
-    return from_datasets(splits, columns, files[0], content)
+    return from_datasets(splits, columns, files[0], content, told=told)
 
 
 def text_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -178,6 +183,7 @@ def from_datasets(
     path: Any,
     content: Mapping[str, str],
     names: Sequence[str] = (),
+    told: Sequence[Fact] = (),
 ) -> Listing:
     """The rows of `datasets.Dataset`s by split, with images or numbers, and with labels if there
     are any.
@@ -185,7 +191,7 @@ def from_datasets(
     *Arguments:* `columns`: the names of "image" and "label", if they are not the usual ones.
     `path`: the source, for errors. `content`: a digest of each split, where the library's own is
     not enough. `names`: the classes, by default those of the first split that states them. Labels
-    of the others are joined to them by name.
+    of the others are joined to them by name. `told`: how the splits were read.
     """
     read: dict[str, Any] = {}
     values: dict[str, list[Any]] = {}
@@ -218,7 +224,7 @@ def from_datasets(
         entries[split] = Split.numbered(
             len(data), read[split], labels[split], content=known, threads=False
         )
-    return Listing.classified(entries, classes or found)
+    return Listing.classified(entries, classes or found, *told)
 
 
 def _reader(data: Any, image: str | None, path: Any) -> Any:

@@ -90,6 +90,8 @@ class PackSettings:
     takes what all cells say."""
     heading: str | None = None
     """The names of the columns of a table without a heading, such as `"file,label"`."""
+    eval_split: str | None = None
+    """The split to evaluate on, such as "validation", of a source with several."""
 
     def __post_init__(self):
         def whole(value: Any, least: int, most: float = math.inf) -> bool:
@@ -166,11 +168,13 @@ class Packing:
             wrong = "--labels and --heading are for a .csv of files and labels, not {src:plain}."
             raise RecipeError("pack-table-option", wrong, src=self.src)
         if text is None or path is None:
-            self.listing = listing_of(src, given.names, columns, **table)
+            self.listing = listing_of(src, given.names, columns, given.eval_split, **table)
             if given.split is not None:
                 self.listing = divided(self.listing, given.split)
         else:
-            self.listing = text_listing(path, text, self.dst.parent, columns, given.split)
+            self.listing = text_listing(
+                path, text, self.dst.parent, columns, given.split, given.eval_split
+            )
         for name, split in self.listing.splits.items():
             if not len(split):
                 wrong = "{src} has no examples in {split}: expected at least one."

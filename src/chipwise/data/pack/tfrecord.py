@@ -18,8 +18,9 @@ import numpy as np
 
 from ...base import DataError, library
 from ...base.protobuf import message_class
-from .columns import chosen, labels_of, split_of
+from .columns import chosen, labels_of
 from .folders import Listing, Split
+from .splits import evaluated, split_of
 
 MOST = 1 << 30  # bytes of a record; a larger length is damage
 _MASK = 0xA282EAD8
@@ -72,7 +73,9 @@ def _values(feature: Any) -> Value:
 # ---- the rows of files
 
 
-def from_tfrecords(files: Sequence[Path], columns: Mapping[str, str]) -> Listing:
+def from_tfrecords(
+    files: Sequence[Path], columns: Mapping[str, str], eval_split: str | None = None
+) -> Listing:
     """The examples of TFRecord `files`, with images or numbers, and with labels if there are any.
 
     Each file is read once here, to check it. Memory contains offsets and labels. Raises `DataError`
@@ -81,8 +84,10 @@ def from_tfrecords(files: Sequence[Path], columns: Mapping[str, str]) -> Listing
     places: dict[str, list[tuple[Path, int, int]]] = {}
     values: dict[str, list[Any]] = {}
     digests: dict[str, str] = {}
+    roles, told = evaluated({split_of(file.name) for file in files}, eval_split, files[0].parent)
     for path in files:
-        split = split_of(path.name)
+        if (split := roles.get(split_of(path.name))) is None:
+            continue
         digest = hashlib.sha256()
         for offset, data in records(path):
             digest.update(data)
@@ -116,7 +121,7 @@ def from_tfrecords(files: Sequence[Path], columns: Mapping[str, str]) -> Listing
         for split in ("train", "eval")
         if (at := places.get(split))
     }
-    return Listing.classified(splits, classes)
+    return Listing.classified(splits, classes, *told)
 
 
 def _features(path: Path, offset: int, data: bytes) -> dict[str, Value]:
