@@ -56,7 +56,7 @@ def test_what_labels_are(tmp_path, labels, declared, found, classes):
     kind = "numbers" if not classes else "several classes each" if made.labels.ndim > 1 else "classes"
     shown = classes or (f"{min(found):g} to {max(found):g}",)
     about = made.read[0].numbers
-        assert about | {"kind": kind, "values": shown} == about
+    assert about | {"kind": kind, "values": shown} == about
 
 
 @pytest.mark.parametrize(
