@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ...base import DataError, Fact, unreadable
 from ..folder import DEEPEST, TARS, is_litter
-from .columns import chosen
+from .columns import chosen, reading
 from .hub import files_at, from_hub, text_rows
 from .splits import EVAL, evaluated, split_of
 
@@ -41,16 +41,23 @@ def documents(
     """Yields the documents at `path`, or of a data set of the Hub. See `text_listing`.
     *Arguments:* `say`: called with what a report says."""
 
+    told: list[Fact] = []
+
+    def say_once(some: Iterable[Fact]) -> None:
+        for one in some:
+            if one not in told:
+                told.append(one)
+                say(one)
+
     def roles_of(there: Iterable[str]) -> dict[str, str]:
-        roles, told = evaluated(list(there), eval_split, path)
-        for one in told:
-            say(one)
+        roles, read = evaluated(list(there), eval_split, path)
+        say_once(read)
         return roles
 
     if isinstance(path, str):
         splits = from_hub(path)
         for name, split in roles_of(splits).items():
-            yield from _rows(path, splits[name], split, columns)
+            yield from _rows(path, splits[name], split, columns, say_once)
         return
     ending = path.suffix.lower()
     try:
@@ -60,12 +67,12 @@ def documents(
             roles = roles_of({split_of(file.name) for file in rows[1]})
             for file in rows[1]:
                 if (name := split_of(file.name)) in roles:
-                    yield from _rows(file, text_rows(file), roles[name], columns)
+                    yield from _rows(file, text_rows(file), roles[name], columns, say_once)
         elif path.is_dir():
             yield from _files(path, eval_split, roles_of)
         elif ending in (".parquet", ".jsonl", ".csv"):
             (split,) = roles_of({split_of(path.name)}).values()
-            yield from _rows(path, text_rows(path), split, columns)
+            yield from _rows(path, text_rows(path), split, columns, say_once)
         elif path.name.lower().endswith(TARS):
             raise DataError(
                 "text-archive", "{path} is an archive: unpack it, and pack its text.", path=path
@@ -120,7 +127,11 @@ def _pieces(path: Path) -> Iterator[bytes]:
 
 
 def _rows(
-    path: Any, rows: Iterable[Mapping[str, Any]], split: str, columns: dict[str, str]
+    path: Any,
+    rows: Iterable[Mapping[str, Any]],
+    split: str,
+    columns: dict[str, str],
+    say: Callable[[Iterable[Fact]], None],
 ) -> Iterator[Document]:
     roles: dict[str, str] = {}
     for number, row in enumerate(rows):
@@ -130,6 +141,7 @@ def _rows(
             roles = {role: column for role, column in found.items() if column is not None}
             if "text" not in roles:
                 raise DataError("text-column", path=path, columns=there)
+            say(reading(roles, (), {*there} - {*roles.values()}))
         read = {
             role: _cell(path, number, column, row.get(column)) for role, column in roles.items()
         }

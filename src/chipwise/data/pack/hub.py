@@ -25,7 +25,7 @@ from ...base.figures import one_line
 from ...base.files import home, open_regular
 from ..class_names import numbers_of
 from ..folder import is_litter
-from .columns import chosen, labels_of
+from .columns import chosen, labels_of, only, reading
 from .folders import Listing, Split
 from .splits import evaluated, split_of
 
@@ -186,7 +186,7 @@ def from_datasets(
     told: Sequence[Fact] = (),
 ) -> Listing:
     """The rows of `datasets.Dataset`s by split, with images or numbers, and with labels if there
-    are any.
+    are any. Beside an image, and of columns that are no numbers, nothing is read.
 
     *Arguments:* `columns`: the names of "image" and "label", if they are not the usual ones.
     `path`: the source, for errors. `content`: a digest of each split, where the library's own is
@@ -196,6 +196,7 @@ def from_datasets(
     read: dict[str, Any] = {}
     values: dict[str, list[Any]] = {}
     classes = tuple(names)
+    read_as: list[Fact] = []
     for split, data in splits.items():
         with _library(path) as datasets:
             data = data.with_format(None)
@@ -205,7 +206,7 @@ def from_datasets(
             there = data.column_names
             image = chosen("image", there, columns, path)
             label = chosen("label", there, columns, path)
-            image = image or next(iter(images), None)
+            image = image or only("image", images, path)
             for name in images:  # so that JPEGs can be stored unchanged
                 data = data.cast_column(name, datasets.Image(decode=False))
             values[split] = list(data[label]) if label else [None] * len(data)
@@ -214,9 +215,15 @@ def from_datasets(
             if own not in ((), classes):
                 number = numbers_of(classes, own, split).tolist()
                 values[split] = [v if v is None or v < 0 else number[v] for v in values[split]]
-            others = [name for name in there if name != label and not name.startswith("__")]
-            kept = [image] if image else others
-            read[split] = _reader(data.select_columns(kept), image, path)
+            numbers = [n for n in there if _is_number(data.features[n])]
+            others = [n for n in numbers if n not in (label, "label")]  # which would replace it
+            if not image and not others:
+                raise DataError("column-not-numbers", column=there[0], dtype="text")
+            others = [] if image else others
+            left = {*there} - {image, label, *others}
+            told_now = reading({"image": image, "label": label}, others, left)
+            read_as += [one for one in told_now if one not in read_as]
+            read[split] = _reader(data.select_columns([image] if image else others), image, path)
     labels, found = labels_of(values)
     entries = {}
     for split, data in splits.items():
@@ -224,7 +231,15 @@ def from_datasets(
         entries[split] = Split.numbered(
             len(data), read[split], labels[split], content=known, threads=False
         )
-    return Listing.classified(entries, classes or found, *told)
+    return Listing.classified(entries, classes or found, *told, *read_as)
+
+
+def _is_number(feature: Any) -> bool:
+    """Whether the cells of a column are numbers, or lists of them."""
+    while hasattr(feature, "feature"):
+        feature = feature.feature
+    kind = str(getattr(feature, "dtype", ""))
+    return kind.startswith(("int", "uint", "float", "half", "double", "bool"))
 
 
 def _reader(data: Any, image: str | None, path: Any) -> Any:
