@@ -133,6 +133,10 @@ def test_split_shards_and_limits(chipwise, src, tmp_path):
     [
         (2, "pack-option", ["--quality", "101"]),
         (2, "pack-option", ["--store", "png"]),
+        (2, "pack-option", ["--pixels", "0"]),
+        (2, "pack-option", ["--pixels", "black,white"]),
+        (2, "pack-option", ["--pixels", "1,1"]),
+        (2, "pack-option", ["--pixels", "0,nan"]),
         (3, "split-twice", ["--split", "0.1"]),
         (2, "pack-option", ["--split", "1.5"]),
         (2, "pack-option", ["--size", "20000"]),

@@ -71,6 +71,9 @@ def pack(
     size: int | None = option("Height and width. [unchanged]", "PIXELS"),
     store: str = option("jpeg is smaller, raw is faster.", "jpeg|raw", default="raw"),
     quality: int = option("Quality of JPEGs that must be encoded.", "1-100", default=90),
+    pixels: str | None = option(
+        "The values of black and white, such as 0,1, in images that are not uint8.", "BLACK,WHITE"
+    ),
     split: float | None = option("Share of each class that goes to eval, such as 0.1.", "SHARE"),
     eval_split: str | None = option(
         "The split to evaluate on, where SRC has several, such as validation.", "NAME"
@@ -112,6 +115,7 @@ def pack(
         size=size,
         store=store,
         quality=quality,
+        pixels=_pixels(pixels),
         split=split,
         eval_split=eval_split,
         shards=shards,
@@ -132,6 +136,19 @@ def _check_used(given: dict[str, str], dst: str | None) -> None:
     if other := [flag for name, flag in given.items() if name not in allowed]:
         text = "{options:and}: --verify is for a pack, without DST; all others need DST."
         raise RecipeError("pack-option-unused", text, options=other)
+
+
+def _pixels(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    try:
+        black, white = map(float, text.split(","))
+    except ValueError as error:
+        wrong = "{given}: expected {expected}."
+        expected = "the values of black and white, such as 0,1"
+        given = f"--pixels {text}"
+        raise RecipeError("pack-option", wrong, given=given, expected=expected) from error
+    return black, white
 
 
 def _columns(text: str | None) -> dict[str, str]:

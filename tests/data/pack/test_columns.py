@@ -1,4 +1,4 @@
-"""Which columns of a table are read, as what, and which are left out: it is said, and never chosen of several."""
+"""Which columns of a table are read, as what, and which are left out. None is chosen of two."""
 
 import json
 
