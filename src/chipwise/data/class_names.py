@@ -176,6 +176,18 @@ def alike(names: Sequence[str]) -> list[Fact]:
     return [fact("classes-alike", names=some) for some in groups.values() if len(some) > 1]
 
 
+def unjoined(
+    known: Sequence[str], own: Sequence[str], given: Sequence[str], split: str
+) -> Fact | None:
+    """The fact that a report has if only one of two splits states the names of its classes, and
+    the user has given none. *Arguments:* `known`: the names of the splits before `split`. `own`:
+    its own."""
+    if given or split == "train" or bool(known) == bool(own):
+        return None
+    numbers = [f"{name}={i}" for i, name in enumerate(known or own)]
+    return fact("labels-by-number", side=split if known else "train", numbers=numbers)
+
+
 def told(task: Any, source: Any = None) -> Fact | None:
     """The fact that a report begins with about data that is joined by names, or that could not be,
     since only one side states them. *Arguments:* `source`: by default the task's evaluation

@@ -81,6 +81,7 @@ class PackedFolder(ByBatch):
     - `mean` and `std`: of the stored pixels, one per channel, in pixel units, or `()`.
     - `document_ends`: of a tokenizer's tokens, those before and after a document: `begin` and
       `end`.
+    - `readings`: the sentences that say how the source was read when it was packed.
     - `manifest`: the manifest of the split, as a dict.
 
     The constructor reads the manifest and the sizes of the files, but no data. It raises
@@ -151,6 +152,7 @@ class PackedFolder(ByBatch):
             isinstance(text, str) for text in texts
         ):
             raise ValueError("settings, splits or skipped entries")
+        self.readings = tuple(str(one["text"]) for one in manifest["settings"].get("read", ()))
         text = manifest["settings"].get("text") or {}
         self.document_ends: dict[str, Any] = {}
         if text.get("tokenizer") is not None:  # an older pack does not name its begin: none

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..base import DataError, Fact
 from ..base.annotations import as_annotated
 from ..data.class_names import alike, names_in, told
+from ..data.readings import classes_of, readings
 from ..data.sources import Columns
 from ..machine.arithmetic import fixed
 from ..recipe.check import Finding, misleading
@@ -128,7 +129,7 @@ def training(
 
 def _first_lines(task: Task) -> list[Fact | None]:
     """What is said of how data and weights were read."""
-    return [*task.read, told(task), *alike(names_in(task))]
+    return [*classes_of(task), *readings(task), told(task), *alike(names_in(task))]
 
 
 def _begun(session: Session, saver: Saver, reporter: Reporter, last: int) -> Columns:

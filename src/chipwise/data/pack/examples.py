@@ -217,8 +217,8 @@ def stored_image(
     `value`: encoded bytes, a Pillow image, or an array or tensor. An array is `(h, w)` or
     `(h, w, 1 or 3)`, a tensor also `(1 or 3, h, w)`, of uint8, or of other numbers in
     `form.pixels`, which become 0 to 255. A JPEG that needs no change is stored byte for byte.
-    Arrays without `size` are stored raw as they are. `before_pixels` is called with the bytes of an encoded image's pixels
-    before it is decoded.
+    Arrays without `size` are stored raw as they are. `before_pixels` is called with the bytes of an
+    encoded image's pixels before it is decoded.
 
     Raises `DataError` if it cannot be stored. The caller adds the name.
     """

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...base import DataError, Fact, unreadable
+from ...base import DataError, Fact, fact, unreadable
 from ..class_names import nfc, numbers_of
 from ..folder import SUFFIXES, Files, read_file
 from ..sources import Columns
@@ -120,10 +120,21 @@ class Listing:
 
     @classmethod
     def classified(
-        cls, splits: Mapping[str, Split], classes: tuple[str, ...], *told: Fact
+        cls, splits: Mapping[str, Split], classes: tuple[str, ...], *told: Fact, origin: str
     ) -> Listing:
-        """Entries with a label of one of `classes`, if there are any."""
-        return cls(splits, classes, {"label": len(classes)} if classes else {}, told=told)
+        """Entries with a label of one of `classes`, if there are any. *Arguments:* `origin`: what
+        names them, for the report."""
+        read = [fact("classes-read", classes=len(classes), origin=origin, names=classes)]
+        if not classes:
+            read = [fact("labels-read", kind=kind) for kind in _kinds(splits)]
+        below = {"label": len(classes)} if classes else {}
+        return cls(splits, classes, below, told=(*told, *read))
+
+
+def _kinds(splits: Mapping[str, Split]) -> list[str]:
+    """The kind of labels that are no classes: "float32[]"."""
+    labels = [one.labels["label"] for one in splits.values() if "label" in one.labels]
+    return sorted({f"{label.dtype}{list(label.shape[1:])}" for label in labels})
 
 
 def divided(listing: Listing, share: float) -> Listing:
@@ -195,8 +206,8 @@ def arrange(where: Path, files: Files, eval_split: str | None = None) -> Listing
             # Which can be pickled
             read=partial(_image, files.read, [files.keys[row] for row in rows]),
         )
-    left_out = (*ignored, *files.left_out)
-    return Listing(entries, classes, {"label": len(classes)}, left_out, told=told)
+    made = Listing.classified(entries, classes, *told, origin="folders")
+    return replace(made, left_out=(*ignored, *files.left_out))
 
 
 def listed_by(table: LabelTable) -> Listing:

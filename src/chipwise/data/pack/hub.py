@@ -23,7 +23,7 @@ import numpy as np
 from ...base import DataError, Fact, RecipeError, library
 from ...base.figures import one_line
 from ...base.files import home, open_regular
-from ..class_names import numbers_of
+from ..class_names import numbers_of, unjoined
 from ..folder import is_litter
 from .columns import chosen, labels_of, only, reading
 from .folders import Listing, Split
@@ -211,6 +211,8 @@ def from_datasets(
                 data = data.cast_column(name, datasets.Image(decode=False))
             values[split] = list(data[label]) if label else [None] * len(data)
             own = tuple(getattr(data.features.get(label), "names", ()) or ())
+            if label and (numbered := unjoined(classes, own, names, split)) is not None:
+                read_as.append(numbered)
             classes = classes or own
             if own not in ((), classes):
                 number = numbers_of(classes, own, split).tolist()
@@ -231,7 +233,8 @@ def from_datasets(
         entries[split] = Split.numbered(
             len(data), read[split], labels[split], content=known, threads=False
         )
-    return Listing.classified(entries, classes or found, *told, *read_as)
+    origin = "names=" if names else "ClassLabel" if classes else "label"
+    return Listing.classified(entries, classes or found, *told, *read_as, origin=origin)
 
 
 def _is_number(feature: Any) -> bool:

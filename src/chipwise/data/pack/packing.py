@@ -209,6 +209,7 @@ class Packing:
             "fit": None if self.form.size is None else "crop",
             "store": self.form.store,
             "quality": self.form.quality if self.form.store == "jpeg" else None,
+            "read": [one.json() for one in self.listing.told],
             "shard_bytes": SHARD_BYTES,
             "shard_examples": most,
             **({} if self.form.pixels is None else {"pixels": list(self.form.pixels)}),

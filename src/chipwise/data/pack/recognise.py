@@ -13,7 +13,7 @@ import numpy as np
 from ...base import DataError, unreadable
 from ...recipe.source import kind_of, unmasked
 from .. import remote
-from ..class_names import Renamed, joined, names_of
+from ..class_names import Renamed, joined, names_of, unjoined
 from ..folder import TARS, list_tar, walk
 from ..sources import Columns, check_labels
 from .folders import Listing, Split, arrange, listed_by
@@ -89,9 +89,12 @@ def from_objects(
     for split, source in by_split.items():
         source = joined(known, source)
         own_classes, labels = _labels(source)
+        if (numbered := unjoined(classes, names_of(source), names, split)) is not None:
+            told.append(numbered)
         classes = classes or own_classes
         splits[split] = _of_object(source, labels)
-    listing = Listing.classified(splits, classes, *told)
+    origin = "names=" if names else "the source"
+    listing = Listing.classified(splits, classes, *told, origin=origin)
     for split, entries in splits.items():
         check_labels(entries.labels, listing.below.get("label"), f"{split}:")
     return listing

@@ -40,7 +40,7 @@ def evaluated(
     roles = {name: name for name in there if name == "train"}
     if (name := given or next(iter(others), None)) is None:
         return roles, []
-    told = [fact("split-read", split=name)]
+    told = [fact("split-read", split=name)] if name != "eval" else []
     if left := sorted({*there} - {"train", name}):
         told.append(fact("splits-left", splits=left))
     return roles | {name: "eval"}, told

@@ -139,7 +139,6 @@ def read_table(
     below = {"label": len(classes)} if values.dtype == np.int32 else {}
     read = fact(
         "table-read",
-        path=path,
         file=header[file_at],
         columns=names,
         kind="classes" if below else "several classes each" if classes else "numbers",

@@ -135,7 +135,7 @@ def from_tfrecords(
         for split in ("train", "eval")
         if (at := places.get(split))
     }
-    return Listing.classified(splits, classes, *told, *read_as)
+    return Listing.classified(splits, classes, *told, *read_as, origin="label")
 
 
 def _features(path: Path, offset: int, data: bytes) -> dict[str, Value]:
