@@ -111,6 +111,29 @@ def test_of_several_splits_one_is_named(chipwise, tmp_path):
         assert str(fact(code, **numbers)) in said.out
 
 
+def test_a_share_says_what_it_leaves_of_each_class_and_copies(chipwise, tmp_path):
+    write(tmp_path / "photos", per_class=8)
+    copied = (tmp_path / "photos" / "cat" / "000.jpeg").read_bytes()
+    for i in range(20):  # on both sides, whichever are drawn
+        (tmp_path / "photos" / "ant" / f"copy{i}.jpeg").write_bytes(copied)
+    (tmp_path / "photos" / "few").mkdir()
+    (tmp_path / "photos" / "few" / "1.jpeg").write_bytes(encoded(smooth(99)))
+    said = chipwise("pack", tmp_path / "photos", tmp_path / "out", "--split", 0.2, "--json")
+    pairs = json.loads(said.out)["copies"]
+    assert pairs and all(held.startswith("ant/copy") for held, _ in pairs)
+    said = chipwise("pack", tmp_path / "photos", tmp_path / "again", "--split", 0.2)
+    for one in (
+        fact("split-of-each", classes=4, train=[1, 22], eval=[0, 6]),
+        fact("split-without", side="eval", classes=["few"]),
+        fact("pack-copies", count=len(pairs), pairs=[f"{held} = {there}" for held, there in pairs]),
+    ):
+        assert str(one) in said.out
+    for folder in ("ant", "few"):
+        shutil.rmtree(tmp_path / "photos" / folder)
+    said = chipwise("pack", tmp_path / "photos", tmp_path / "apart", "--split", 0.2)
+    assert str(fact("pack-no-copies")) in said.out
+
+
 def test_split_shards_and_limits(chipwise, src, tmp_path):
     out = tmp_path / "out"
     rest = ("--split", "0.4", "--shards", 2, "--workers", 1)

@@ -169,6 +169,7 @@ def _columns(text: str | None) -> dict[str, str]:
 def _run(job: Packing, json_: bool) -> None:
     """Packs and reports."""
     from ..data.class_names import alike
+    from ..data.pack.copies import copies
 
     to = console(quiet=json_)
     sizes = {name: len(split) for name, split in job.listing.splits.items()}
@@ -193,9 +194,14 @@ def _run(job: Packing, json_: bool) -> None:
     seconds = time.monotonic() - began
     lines(to, printable(str(job.dst)))
     splits = summary(job.dst, to)
+    pairs = copies(job.dst) if "eval" in splits else []
+    if "eval" in splits:
+        same = [f"{held} = {there}" for held, there in pairs]
+        lines(to, fact("pack-copies" if pairs else "pack-no-copies", count=len(pairs), pairs=same))
     lines(to, fact("pack-done", images=images, seconds=seconds, rate=images / seconds))
     if json_:
         about = {"images": images, "seconds": seconds, "left_out": list(job.listing.left_out)}
+        about["copies"] = pairs
         print_json("pack/1", {**document(job.dst, splits), **about})
 
 

@@ -267,6 +267,15 @@ class PackedFolder(ByBatch):
         shard, at = self._place(index)
         return shard.encoded(at)
 
+    def stored(self, index: int) -> bytes:
+        """The bytes of example `index` as they are stored: of its image, or of all columns if it
+        has none."""
+        if self.store == "jpeg":
+            return self.encoded(index)
+        shard, at = self._place(index)
+        names = ["image"] if "image" in shard.columns else list(shard.columns)
+        return b"".join(shard.columns[name][at].tobytes() for name in names)
+
     def record_name(self, index: int) -> str:
         """The origin of example `index`, such as "cat/0123.jpg", or "" if unknown."""
         shard, at = self._place(index)
@@ -277,7 +286,7 @@ class PackedFolder(ByBatch):
         and the numbers or vectors of labels. These are the same however images are stored and
         shards are cut. The second is of the checksums of the records, which are not. Without images
         or names, compares the checksums of all files."""
-        shards = list(map(self._shard, range(len(self._shards))))
+        shards = self.opened()
         n = len(self)
         if "image" not in self._spec or not shards[0].record["name"][0]:
             digest = hashlib.sha256(json.dumps(self._shards, sort_keys=True).encode())
@@ -295,6 +304,10 @@ class PackedFolder(ByBatch):
     def verify(self) -> None:
         """Reads everything, in bounded memory. Raises `DataError` with the damaged records."""
         verify_files(self.path, read_manifest(self.path))
+
+    def opened(self) -> list[_Shard]:
+        """The arrays of all shards, memory-mapped."""
+        return list(map(self._shard, range(len(self._shards))))
 
     def _place(self, index: int) -> tuple[_Shard, int]:
         """The shard of an example, and its row in it."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -165,7 +165,20 @@ def divided(listing: Listing, share: float) -> Listing:
         "train": whole.only(np.flatnonzero(~held_out)),
         "eval": whole.only(np.flatnonzero(held_out)),
     }
-    return replace(listing, splits=splits)
+    told = (*listing.told, *_of_each(listing.names, label, held_out))
+    return replace(listing, splits=splits, told=told)
+
+
+def _of_each(names: Sequence[str], label: np.ndarray, held_out: np.ndarray) -> Iterator[Fact]:
+    """Yields what a report says of the number of examples of each class on both sides."""
+    numbers, of = np.unique(label, return_inverse=True)
+    sides = {"train": ~held_out, "eval": held_out}
+    counts = {side: np.bincount(of[rows], minlength=len(numbers)) for side, rows in sides.items()}
+    spans = {side: [int(n.min()), int(n.max())] for side, n in counts.items()}
+    yield fact("split-of-each", classes=len(numbers), **spans)
+    for side, each in counts.items():
+        if none := [names[i] if names else str(i) for i in numbers[each == 0].tolist()]:
+            yield fact("split-without", side=side, classes=none)
 
 
 _ENDINGS = sorted(SUFFIXES)
