@@ -57,7 +57,7 @@ def test_a_table_says_how_it_was_read(chipwise, src, tmp_path):
     said = chipwise("pack", table, tmp_path / "out", *options, "--labels", "numbers", "--size", 8)
     assert said.code == 0, said.err
     about = {"file": "photo", "columns": ["age"], "kind": "numbers", "values": ["2.5 to 31"]}
-    assert str(fact("table-read", path=table, **about)) in said.out
+    assert str(fact("table-read", **about)) in said.out
     assert PackedFolder(tmp_path / "out")[1]["label"] == 2.5
     twice = ["--columns", "label=age,label=photo"]
     assert chipwise("pack", table, tmp_path / "more", *twice).refused(2, "pack-columns-option")
@@ -101,6 +101,39 @@ def test_a_split_of_few_documents_says_what_it_holds_out(chipwise, tmp_path):
     assert shown == {"books": True, "lines.jsonl": False}
 
 
+def test_of_several_splits_one_is_named(chipwise, tmp_path):
+    for split in ("train", "val", "test"):
+        write(tmp_path / "photos" / split, per_class=1)
+    assert chipwise("pack", tmp_path / "photos", tmp_path / "out").refused(3, "splits-several", first="val")
+    said = chipwise("pack", tmp_path / "photos", tmp_path / "out", "--eval-split", "test")
+    assert said.code == 0, said.err
+    for code, numbers in (("split-read", {"split": "test"}), ("splits-left", {"splits": ["val"]})):
+        assert str(fact(code, **numbers)) in said.out
+
+
+def test_a_share_says_what_it_leaves_of_each_class_and_copies(chipwise, tmp_path):
+    write(tmp_path / "photos", per_class=8)
+    copied = (tmp_path / "photos" / "cat" / "000.jpeg").read_bytes()
+    for i in range(20):  # on both sides, whichever are drawn
+        (tmp_path / "photos" / "ant" / f"copy{i}.jpeg").write_bytes(copied)
+    (tmp_path / "photos" / "few").mkdir()
+    (tmp_path / "photos" / "few" / "1.jpeg").write_bytes(encoded(smooth(99)))
+    said = chipwise("pack", tmp_path / "photos", tmp_path / "out", "--split", 0.2, "--json")
+    pairs = json.loads(said.out)["copies"]
+    assert pairs and all(held.startswith("ant/copy") for held, _ in pairs)
+    said = chipwise("pack", tmp_path / "photos", tmp_path / "again", "--split", 0.2)
+    for one in (
+        fact("split-of-each", classes=4, train=[1, 22], eval=[0, 6]),
+        fact("split-without", side="eval", classes=["few"]),
+        fact("pack-copies", count=len(pairs), pairs=[f"{held} = {there}" for held, there in pairs]),
+    ):
+        assert str(one) in said.out
+    for folder in ("ant", "few"):
+        shutil.rmtree(tmp_path / "photos" / folder)
+    said = chipwise("pack", tmp_path / "photos", tmp_path / "apart", "--split", 0.2)
+    assert str(fact("pack-no-copies")) in said.out
+
+
 def test_split_shards_and_limits(chipwise, src, tmp_path):
     out = tmp_path / "out"
     rest = ("--split", "0.4", "--shards", 2, "--workers", 1)
@@ -123,6 +156,10 @@ def test_split_shards_and_limits(chipwise, src, tmp_path):
     [
         (2, "pack-option", ["--quality", "101"]),
         (2, "pack-option", ["--store", "png"]),
+        (2, "pack-option", ["--pixels", "0"]),
+        (2, "pack-option", ["--pixels", "black,white"]),
+        (2, "pack-option", ["--pixels", "1,1"]),
+        (2, "pack-option", ["--pixels", "0,nan"]),
         (3, "split-twice", ["--split", "0.1"]),
         (2, "pack-option", ["--split", "1.5"]),
         (2, "pack-option", ["--size", "20000"]),
@@ -258,6 +295,6 @@ def test_names_alike_and_what_is_left_out_are_in_the_first_lines(chipwise, tmp_p
         (tmp_path / "src" / "dog" / name).write_text("x")
     said = chipwise("pack", tmp_path / "src", tmp_path / "out", "--size", 8)
     assert said.code == 0, said.err
-    first = said.out.splitlines()[:3]
-    assert first[1] == str(fact("classes-alike", names=["Cat", "cat"]))
-    assert first[2] == str(fact("pack-left-out", counts=["2 .heic", "1 dog/README", "1 .txt"]))
+    first = said.out.splitlines()[:4]
+    assert first[2] == str(fact("classes-alike", names=["Cat", "cat"]))
+    assert first[3] == str(fact("pack-left-out", counts=["2 .heic", "1 dog/README", "1 .txt"]))

@@ -124,11 +124,16 @@ def _contents(splits: dict[str, PackedFolder]) -> Table:
 
 
 def _notes(splits: dict[str, PackedFolder]) -> Iterator[Fact]:
+    from ..data.readings import packs_read
+
     settings: dict[str, Any] = {}
     for source in splits.values():
         settings |= {
-            key: value for key, value in source.manifest["settings"].items() if value is not None
+            key: value
+            for key, value in source.manifest["settings"].items()
+            if value is not None and key != "read"
         }
+    yield from packs_read(splits.values())
     if settings:
         yield fact("pack-settings", settings=[f"{key} {value}" for key, value in settings.items()])
     for name, source in splits.items():

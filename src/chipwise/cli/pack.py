@@ -71,7 +71,13 @@ def pack(
     size: int | None = option("Height and width. [unchanged]", "PIXELS"),
     store: str = option("jpeg is smaller, raw is faster.", "jpeg|raw", default="raw"),
     quality: int = option("Quality of JPEGs that must be encoded.", "1-100", default=90),
+    pixels: str | None = option(
+        "The values of black and white, such as 0,1, in images that are not uint8.", "BLACK,WHITE"
+    ),
     split: float | None = option("Share of each class that goes to eval, such as 0.1.", "SHARE"),
+    eval_split: str | None = option(
+        "The split to evaluate on, where SRC has several, such as validation.", "NAME"
+    ),
     shards: str = option("Files for each column. [1 GiB each]", "auto|N", default="auto"),
     max_skipped: int | None = option("Stop if more cannot be packed. [1 %, at least 10]", "N"),
     workers: int | None = option("Threads. [one per core]", "N"),
@@ -109,7 +115,9 @@ def pack(
         size=size,
         store=store,
         quality=quality,
+        pixels=_pixels(pixels),
         split=split,
+        eval_split=eval_split,
         shards=shards,
         max_skipped=max_skipped,
         workers=workers,
@@ -130,6 +138,19 @@ def _check_used(given: dict[str, str], dst: str | None) -> None:
         raise RecipeError("pack-option-unused", text, options=other)
 
 
+def _pixels(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    try:
+        black, white = map(float, text.split(","))
+    except ValueError as error:
+        wrong = "{given}: expected {expected}."
+        expected = "the values of black and white, such as 0,1"
+        given = f"--pixels {text}"
+        raise RecipeError("pack-option", wrong, given=given, expected=expected) from error
+    return black, white
+
+
 def _columns(text: str | None) -> dict[str, str]:
     from ..data.pack.columns import COLUMNS
 
@@ -148,6 +169,7 @@ def _columns(text: str | None) -> dict[str, str]:
 def _run(job: Packing, json_: bool) -> None:
     """Packs and reports."""
     from ..data.class_names import alike
+    from ..data.pack.copies import copies
 
     to = console(quiet=json_)
     sizes = {name: len(split) for name, split in job.listing.splits.items()}
@@ -172,9 +194,14 @@ def _run(job: Packing, json_: bool) -> None:
     seconds = time.monotonic() - began
     lines(to, printable(str(job.dst)))
     splits = summary(job.dst, to)
+    pairs = copies(job.dst) if "eval" in splits else []
+    if "eval" in splits:
+        same = [f"{held} = {there}" for held, there in pairs]
+        lines(to, fact("pack-copies" if pairs else "pack-no-copies", count=len(pairs), pairs=same))
     lines(to, fact("pack-done", images=images, seconds=seconds, rate=images / seconds))
     if json_:
         about = {"images": images, "seconds": seconds, "left_out": list(job.listing.left_out)}
+        about["copies"] = pairs
         print_json("pack/1", {**document(job.dst, splits), **about})
 
 

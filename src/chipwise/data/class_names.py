@@ -176,17 +176,33 @@ def alike(names: Sequence[str]) -> list[Fact]:
     return [fact("classes-alike", names=some) for some in groups.values() if len(some) > 1]
 
 
-def told(task: Any) -> Fact | None:
-    """The fact that a run reports at its start about evaluation data that is joined by names, or
-    that could not be, since only one side states them."""
-    source = task.eval
+def unjoined(
+    known: Sequence[str], own: Sequence[str], given: Sequence[str], split: str
+) -> Fact | None:
+    """The fact that a report has if only one of two splits states the names of its classes, and
+    the user has given none. *Arguments:* `known`: the names of the splits before `split`. `own`:
+    its own."""
+    if given or split == "train" or bool(known) == bool(own):
+        return None
+    numbers = [f"{name}={i}" for i, name in enumerate(known or own)]
+    return fact("labels-by-number", side=split if known else "train", numbers=numbers)
+
+
+def told(task: Any, source: Any = None) -> Fact | None:
+    """The fact that a report begins with about data that is joined by names, or that could not be,
+    since only one side states them. *Arguments:* `source`: by default the task's evaluation
+    data."""
+    side = "eval" if source is None else called(source)
+    source = task.eval if source is None else source
     if source is None:
         return None
     if not isinstance(source, Renamed) or not source.own:
         own, known = names_of(source), names_of(task.train)
-        side = "eval" if known and not own else "train" if own and not names_in(task) else None
+        side = side if known and not own else "train" if own and not names_in(task) else None
+        if side is None or "label" not in spec_of(source):
+            return None
         numbers = [f"{name}={i}" for i, name in enumerate(known or own)]
-        return fact("labels-by-number", side=side, numbers=numbers) if side else None
+        return fact("labels-by-number", side=side, numbers=numbers)
     lacking = sorted(set(source.names) - set(source.own))
     code = "labels-joined" if lacking else "labels-joined-all"
     return fact(code, data=called(source.source), own=source.own, lacking=lacking)

@@ -81,6 +81,7 @@ class PackedFolder(ByBatch):
     - `mean` and `std`: of the stored pixels, one per channel, in pixel units, or `()`.
     - `document_ends`: of a tokenizer's tokens, those before and after a document: `begin` and
       `end`.
+    - `readings`: the sentences that say how the source was read when it was packed.
     - `manifest`: the manifest of the split, as a dict.
 
     The constructor reads the manifest and the sizes of the files, but no data. It raises
@@ -151,6 +152,7 @@ class PackedFolder(ByBatch):
             isinstance(text, str) for text in texts
         ):
             raise ValueError("settings, splits or skipped entries")
+        self.readings = tuple(str(one["text"]) for one in manifest["settings"].get("read", ()))
         text = manifest["settings"].get("text") or {}
         self.document_ends: dict[str, Any] = {}
         if text.get("tokenizer") is not None:  # an older pack does not name its begin: none
@@ -265,6 +267,15 @@ class PackedFolder(ByBatch):
         shard, at = self._place(index)
         return shard.encoded(at)
 
+    def stored(self, index: int) -> bytes:
+        """The bytes of example `index` as they are stored: of its image, or of all columns if it
+        has none."""
+        if self.store == "jpeg":
+            return self.encoded(index)
+        shard, at = self._place(index)
+        names = ["image"] if "image" in shard.columns else list(shard.columns)
+        return b"".join(shard.columns[name][at].tobytes() for name in names)
+
     def record_name(self, index: int) -> str:
         """The origin of example `index`, such as "cat/0123.jpg", or "" if unknown."""
         shard, at = self._place(index)
@@ -275,7 +286,7 @@ class PackedFolder(ByBatch):
         and the numbers or vectors of labels. These are the same however images are stored and
         shards are cut. The second is of the checksums of the records, which are not. Without images
         or names, compares the checksums of all files."""
-        shards = list(map(self._shard, range(len(self._shards))))
+        shards = self.opened()
         n = len(self)
         if "image" not in self._spec or not shards[0].record["name"][0]:
             digest = hashlib.sha256(json.dumps(self._shards, sort_keys=True).encode())
@@ -293,6 +304,10 @@ class PackedFolder(ByBatch):
     def verify(self) -> None:
         """Reads everything, in bounded memory. Raises `DataError` with the damaged records."""
         verify_files(self.path, read_manifest(self.path))
+
+    def opened(self) -> list[_Shard]:
+        """The arrays of all shards, memory-mapped."""
+        return list(map(self._shard, range(len(self._shards))))
 
     def _place(self, index: int) -> tuple[_Shard, int]:
         """The shard of an example, and its row in it."""

@@ -49,9 +49,10 @@ class Padded(Wrapped):
 
     def __getitem__(self, index: int) -> Columns:
         example = read_example(self.source[index], index)
-        ragged = self.columns or [name for name, column in example.items() if column.ndim]
-        if missing := [name for name in ragged if name not in example]:
-            raise unknown("padded-column", "column", missing[0], list(example))
+        known = [name for name, column in example.items() if column.ndim]
+        if missing := [name for name in self.columns or () if name not in known]:
+            raise unknown("padded-column", "column to pad", missing[0], known)
+        ragged = self.columns or known
         lengths = {name: len(example[name]) for name in ragged}
         if len(set(lengths.values())) != 1:
             raise DataError("padded-lengths", example=index, lengths=str(lengths))

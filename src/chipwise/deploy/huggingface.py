@@ -333,6 +333,14 @@ def names_of(path: Path, config: Mapping[str, Any]) -> str:
     return FAMILIES[kind].names
 
 
+def classes_in(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the classes that a `config.json` states, in the order of their numbers. Those
+    that transformers puts for none are none. Raises `KeyError` if a number is missing."""
+    stated = config.get("id2label") or {}
+    names = tuple(str(stated[str(i)]) for i in range(len(stated)))
+    return () if names == tuple(f"LABEL_{i}" for i in range(len(names))) else names
+
+
 def weight_files(folder: Path) -> Iterator[tuple[Path, set[str] | None]]:
     """The files of a folder that hold weights, each with the names that are read from it: those
     that the folder's index gives it, all if there is no index. Raises `DataError` if a file is

@@ -95,9 +95,8 @@ def trained(
     if isinstance(model, Event):
         return Trained(model.recipe, *model.parameters(), model.done)
     if isinstance(model, Result) and not isinstance(recipe, str):
-        return Trained(
-            recipe or model.trained, model.params, model.state, model.steps, model.run or ""
-        )
+        known = _knowing(recipe or model.trained, names_in(model.trained.task))
+        return Trained(known, model.params, model.state, model.steps, model.run or "")
     if not isinstance(model, str | Path):
         raise RecipeError("not-a-trained-model", kind=type(model).__name__)
     loaded = _loaded(read_run(model), recipe, say, data, with_data and eval_data is None)
@@ -151,13 +150,15 @@ def _loaded(
     if isinstance(texts := run.recipe.get("texts"), dict):
         loaded = replace(loaded, task=replace(loaded.task, texts=texts))
     names = run.recipe.get("classes")
-    task = loaded.task
-    if not isinstance(names, list) or tuple(names) in ((), names_in(task)):
-        return loaded
-    # The model knows the classes of its training, whatever is in that folder now
-    return replace(
-        loaded, task=replace(task, train=Renamed(task.train, list(map(str, names))), class_names=())
-    )
+    return _knowing(loaded, tuple(map(str, names)) if isinstance(names, list) else ())
+
+
+def _knowing(recipe: Recipe, names: tuple[str, ...]) -> Recipe:
+    """`recipe` with the classes of the training, whatever its data has now."""
+    task = recipe.task
+    if names in ((), names_in(task)):
+        return recipe
+    return replace(recipe, task=replace(task, train=Renamed(task.train, names), class_names=()))
 
 
 def recipe_of(run: StoredRun, recipe: str | None = None, data: str | None = None) -> Recipe:

@@ -19,6 +19,7 @@ from ..base import DataError, DeviceError, Fact, RecipeError, fact
 from ..base.annotations import as_annotated
 from ..base.files import to_write
 from ..base.locks import replaced
+from ..data.class_names import told
 from ..data.sources import Columns as Examples
 from ..machine.arithmetic import check_flags, fixed
 from ..machine.detect import detect
@@ -118,9 +119,10 @@ def predict(
     began = time.perf_counter()
     known = trained(model, recipe, say, with_data=data is None)
     inputs = inputs_of(known.recipe)
-    source = (
-        known.evaluation() if data is None else known.recipe.task.joined(open_data(data, inputs))
-    )
+    task = known.recipe.task
+    source = known.evaluation() if data is None else task.joined(open_data(data, inputs))
+    if data is not None and (joining := told(task, source)) is not None:
+        say(joining)
     if not len(source):
         raise DataError("source-empty")
     file = None if out is None else Path(to_write(out, "out"))
@@ -136,7 +138,7 @@ def predict(
         known.recipe, known.params, known.state, source, placement, batch, on.workers
     )
     with contextlib.closing(predictor):
-        classes = known.recipe.task.classes
+        classes = task.classes
         returns = returned(known.recipe, predictor.outputs)
         shapes = {n: s.shape for n, s in predictor.outputs.items()}
         classifier = returns != "values" and shapes == {"outputs": (classes,)}

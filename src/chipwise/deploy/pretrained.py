@@ -30,9 +30,11 @@ from ..recipe.task import Task, Tree
 from ..recipes.load import load
 from ..run.folder.checkpoint import Checkpoints, digest, flatten, refuse_hollow
 from ..run.folder.run_reader import stored_recipe
+from .heads import joined_head
 from .huggingface import (
     HUB,
     check_config,
+    classes_in,
     from_hub,
     names_of,
     read_config,
@@ -90,6 +92,8 @@ class Weights:
     """A folder's `config.json`."""
     texts: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """What the folder, or the run's, says of texts: see `Task`."""
+    classes: tuple[str, ...] = ()
+    """The names of the classes of the head, in its order, or `()` if they are not stated."""
 
     def match(
         self,
@@ -131,6 +135,9 @@ class Weights:
         """Returns `task` with these weights as its initial values. The run's recipe.json has their
         digest.
 
+        If the weights and the task both state the names of their classes, the slices of a head are
+        taken by name. If one of them does not, the run's first lines say that numbers count.
+
         *Arguments:*
 
         - `fresh`: patterns of arrays that keep the values of `task.init`, such as
@@ -141,8 +148,8 @@ class Weights:
           `("places",)`, whose square grid is scaled to the task's.
 
         Raises `RecipeError` if any other array is missing or has another shape. `match` shows all
-        of them. Raises `RecipeError` for quantized arrays, and if the built-in model of `task`
-        would use Hugging Face's arrays in another way.
+        of them. Raises `RecipeError` for a head of other classes, for quantized arrays, and if the
+        built-in model of `task` would use Hugging Face's arrays in another way.
         """
         match = self.match(task, fresh, rename, resize)
         if match.missing or match.shapes:
@@ -171,6 +178,10 @@ class Weights:
         arrays |= {
             name: _resized(arrays[name], shape) for name, (_, shape) in match.resized.items()
         }
+        rows, reading = joined_head(self.path, self.classes, task, arrays)
+        if self.whole is not None and rows:
+            raise RecipeError("weights-optimizer-of-some", path=self.path)
+        arrays |= {name: np.take(arrays[name], order, axis) for name, (axis, order) in rows.items()}
 
         def init(key: jax.Array) -> tuple[Tree, Tree]:
             tree = as_data(_tree(*first(key)))
@@ -199,6 +210,7 @@ class Weights:
             from_data=task.from_data and from_data,
             weights=weights,
             texts={**task.texts, **self.texts},
+            read=task.read if reading is None else (*task.read, reading),
             start_state=self.whole,
         )
 
@@ -227,7 +239,11 @@ def _same_kind(given: Any, expected: Any) -> bool:
 
 @as_annotated
 def pretrained(
-    path: str | Path | Mapping[str, Any], names: str | None = None, *, optimizer: bool = False
+    path: str | Path | Mapping[str, Any],
+    names: str | None = None,
+    *,
+    optimizer: bool = False,
+    classes: Sequence[str] = (),
 ) -> Weights:
     """Reads weights from a file or folder, to start training from them.
 
@@ -245,6 +261,8 @@ def pretrained(
     - `optimizer`: also read the optimizer's state and the averages of a run folder. Training
       continues with them, at step 0 of another rate or length. Its recipe needs the same optimizer
       and number of replicas.
+    - `classes`: the names of the classes of the head, in its order. By default those that a run
+      folder, a `config.json` or a `.safetensors` file of `cw.export` states.
 
     Raises `DataError` if the file is missing, damaged or has no weights, `RecipeError` for unknown
     `names`. Nothing in the file is executed.
@@ -253,25 +271,28 @@ def pretrained(
         arrays = {
             name: np.asarray(a) for name, a in flatten(dict(path)).items() if hasattr(a, "dtype")
         }
-        return _named_as(names, "arrays", arrays)
+        return _named_as(names, "arrays", arrays, classes=tuple(classes))
     path = from_hub(path) if isinstance(path, str) and path.startswith(HUB) else Path(path)
-    config: dict[str, Any] = {}
-    texts: dict[str, Any] = {}
+    found: dict[str, Any] = {}  # the other fields of `Weights`
     if not path.exists():
         raise DataError("weights-absent", path=path)
     try:
         if (path / "checkpoints").is_dir():
-            arrays, whole, texts = _run(path)
+            arrays, whole, found = _run(path)
             if optimizer:
-                return Weights(str(path), arrays, digest(dict(whole)), whole, texts=texts)
+                found["whole"] = whole
         elif optimizer:
             raise DataError("weights-without-optimizer", path=path)
         elif path.is_dir():
-            config, texts = read_config(path), read_texts(path)
+            config = read_config(path)
+            found = {"config": config, "texts": read_texts(path), "classes": classes_in(config)}
             names = names_of(path, config) if names is None and config else names
             arrays = _folder_arrays(path)
         elif path.suffix == ".safetensors":
             arrays = load_arrays(path)
+            with library("safetensors", "export-library").safe_open(path, "numpy") as opened:
+                stated = (opened.metadata() or {}).get("classes")
+            found["classes"] = tuple(stated.split("\n")) if stated else ()
         elif path.suffix in _PICKLES:
             arrays = _state_dict(path)
         else:
@@ -280,21 +301,17 @@ def pretrained(
         raise
     except Exception as error:  # readers of damaged files raise all kinds of exceptions
         raise DataError("weights-damaged", path=path, reason=one_line(error, 160)) from error
-    return _named_as(names, str(path), arrays, config, texts)
+    if classes:
+        found["classes"] = tuple(classes)
+    return _named_as(names, str(path), arrays, **found)
 
 
-def _named_as(
-    names: str | None,
-    path: str,
-    arrays: dict[str, np.ndarray],
-    config: Mapping[str, Any] | None = None,
-    texts: Mapping[str, Any] | None = None,
-) -> Weights:
+def _named_as(names: str | None, path: str, arrays: dict[str, np.ndarray], **found: Any) -> Weights:
     if not arrays:
         raise DataError("weights-none", "{path} holds no weights.", path=path)
     if names is not None:
         arrays = translate(arrays, names)
-    return Weights(path, arrays, digest(arrays), config=config or {}, texts=texts or {})
+    return Weights(path, arrays, digest(dict(found.get("whole", arrays))), **found)
 
 
 def safetensors() -> Any:
@@ -349,8 +366,8 @@ def _state_dict(file: Path) -> dict[str, np.ndarray]:
 
 
 def _run(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Any]]:
-    """The parameters and the state of a run's newest checkpoint, all arrays of it, and what its own
-    weights brought for texts."""
+    """The parameters and the state of a run's newest checkpoint, all arrays of it, and what the run
+    says of its classes and, from its own weights, of texts."""
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     try:
         steps = checkpoints.steps()
@@ -364,7 +381,9 @@ def _run(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], di
         arrays = lora(**adapters).merged(arrays)
     texts = dict(stored.get("texts", {}))
     # Documents begin and end as in the data of the new run
-    return arrays, flat, {name: texts[name] for name in texts if name not in ("begin", "end")}
+    texts = {name: texts[name] for name in texts if name not in ("begin", "end")}
+    classes = tuple(map(str, stored.get("classes") or ()))
+    return arrays, flat, {"texts": texts, "classes": classes}
 
 
 def _named(name: str, patterns: Sequence[str]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from ..base import DataError, Fact, RunError, fact
 from ..base.figures import known
 from ..machine.fingerprint import stated as machine_of
-from ..run.folder.run_reader import StoredRun, metrics_of, read_run, stored_recipe
+from ..run.folder.run_reader import BESIDE, StoredRun, metrics_of, read_run, stored_recipe
 from ..study.study_file import Study, read as read_study
 from .report.time_spent import intervals
 from .row import Repeat, Row, divergence, identity, numbers, part, ran_on, text, whole
@@ -95,7 +95,7 @@ def folder_of_runs(folder: Path, runs: Sequence[Path]) -> list[Row]:
     """
     groups: dict[str, list[Path]] = {}
     for run in runs:
-        apart = ("seed", "source", "classes", "texts")
+        apart = ("seed", *BESIDE)
         stored = {k: v for k, v in stored_recipe(run).items() if k not in apart}
         groups.setdefault(json.dumps(stored, sort_keys=True), []).append(run)
     rows = []

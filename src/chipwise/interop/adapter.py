@@ -86,15 +86,17 @@ class Data:
             names = (names,)
         if isinstance(names, (tuple, list)):
             given: Any = tuple(_column(batch, name) for name in names)
-            if not given:
-                raise invalid(
-                    "adapter-no-inputs", "inputs", names, f"some of the columns {sorted(batch)}"
-                )
         elif isinstance(names, Mapping):
             given = {name: _column(batch, column) for name, column in names.items()}
         else:
             given = _read(names, batch, "inputs")
+        if isinstance(given, Mapping | tuple | list) and not given:
+            expected = f"some of the columns {sorted(batch)}"
+            raise invalid("adapter-no-inputs", "inputs", names, expected)
         if isinstance(given, Mapping):
+            if wrong := [name for name in given if not isinstance(name, str)]:
+                expected = "a dict of the names of the model's arguments, {'x': 'column'}"
+                raise invalid("adapter-argument-names", "inputs", wrong, expected)
             return Arguments(kwargs=_in_dtype(dict(given), params))
         several = isinstance(given, (tuple, list))
         return Arguments(_in_dtype(tuple(given) if several else (given,), params))
@@ -106,9 +108,9 @@ class Data:
 
     def one(self) -> Arguments:
         """The shapes of the model's arguments for one example."""
-        return jax.eval_shape(
-            lambda batch: self.arguments(batch, {}), rows_of(spec_of(self.train), 1)
-        )
+        one = rows_of(spec_of(self.train), 1)
+        jax.eval_shape(self.wanted, one)  # if its column is not there, the model would get it
+        return jax.eval_shape(lambda batch: self.arguments(batch, {}), one)
 
     def task(self, framework: str, model: str, init: Callable, scored: Scored) -> Task:
         """The `Task`. Messages and comparisons of runs name it by the framework and the model's
@@ -135,6 +137,8 @@ class Data:
             return sums, state
 
         def predict(params: Tree, state: Tree, inputs: Batch) -> Any:
+            if "label" not in inputs and "label" in _named(self.inputs):
+                raise RecipeError("adapter-label-input", model=model, inputs=str(self.inputs))
             given = self.arguments(inputs, params)
             return scored(params, state, given, None, None, False)[1]
 
@@ -219,7 +223,7 @@ def with_loss(forward: Callable, loss: Callable, model: str) -> Scored:
         raise RecipeError("adapter-loss", given=repr(loss))
 
     def scored(params, state, given, target, key, train):
-        with own_promotion(), user_code(_called_with(model, given)):
+        with own_promotion(), user_code(called_with(model, given)):
             outputs, state, penalty = forward(params, state, given, key, train)
         if target is None:
             return Sum(0.0, 0.0), outputs, state
@@ -293,7 +297,7 @@ def not_a_model(framework: str, given: Any, expected: str) -> RecipeError:
 
 def uncalled(model: str, given: Arguments, error: Exception) -> RecipeError:
     """The error for a model that fails in its own framework."""
-    called = _called_with(model, given)
+    called = called_with(model, given)
     facts = {"reason": reason_of(error), "where": where_of(error)}
     return RecipeError("adapter-call-fails", model=called, **facts)
 
@@ -315,7 +319,8 @@ def unjudged(loss: Any, outputs: Any, target: Any, error: Exception) -> RecipeEr
     )
 
 
-def _called_with(model: str, given: Arguments) -> str:
+def called_with(model: str, given: Arguments) -> str:
+    """How messages call a model with its arguments."""
     return f"{model}, called with {_shapes(given)},"
 
 
@@ -327,13 +332,23 @@ def _shapes(arrays: Any) -> str:
     )
 
 
+def _named(inputs: Any) -> list[Any]:
+    """The columns that `inputs` names."""
+    if isinstance(inputs, Mapping):
+        return list(inputs.values())
+    return list(inputs) if isinstance(inputs, tuple | list) else [inputs]
+
+
 def _column(batch: Batch, name: Any) -> jax.Array:
-    if name not in batch:
-        known = sorted(batch)
-        raise RecipeError(
-            "adapter-column", column=str(name), columns=known, near=near(str(name), known)
-        )
+    if not isinstance(name, str) or name not in batch:
+        raise _absent(batch, name)
     return batch[name]
+
+
+def _absent(batch: Batch, name: Any) -> RecipeError:
+    known = sorted(batch)
+    facts = {"column": str(name), "columns": known, "near": near(str(name), known)}
+    return RecipeError("adapter-column", **facts)
 
 
 def _read(function: Any, batch: Batch, what: str) -> Any:
@@ -342,15 +357,17 @@ def _read(function: Any, batch: Batch, what: str) -> Any:
             "a column's name or a function of the batch, such as lambda batch: batch['image']"
         )
         raise invalid("adapter-columns-expected", what, function, expected)
-    try:
-        with own_promotion():
-            return function(batch)
-    except KeyError as error:
-        known = sorted(batch)
-        column = str(error.args[0]) if error.args else ""
-        raise RecipeError(
-            "adapter-column", column=column, columns=known, near=near(column, known)
-        ) from error
+    with own_promotion(), user_code(f"{what}="):
+        try:
+            given = function(batch)
+        except KeyError as error:
+            if not error.args or error.args[0] in batch:  # of a dict of the user's own
+                raise
+            raise _absent(batch, error.args[0]) from error
+    leaves = jax.tree.leaves(given) or [given]
+    if wrong := [type(leaf).__name__ for leaf in leaves if not hasattr(leaf, "dtype")]:
+        raise RecipeError("adapter-returned", what=what, kind=wrong[0])
+    return given
 
 
 def _in_dtype(given: Any, params: Tree) -> Any:

@@ -17,7 +17,17 @@ from ..base import unknown
 from ..base.annotations import as_annotated
 from ..recipe import freezing
 from ..recipe.task import Task, Tree
-from .adapter import Data, Judging, Source, not_a_model, own_promotion, stated, with_loss
+from ..recipe.user_code import user_code
+from .adapter import (
+    Data,
+    Judging,
+    Source,
+    called_with,
+    not_a_model,
+    own_promotion,
+    stated,
+    with_loss,
+)
 
 _TRAIN = {"train": True, "training": True, "is_training": True}
 _EVAL = {"deterministic": False, "inference": False, "use_running_average": False, "eval": False}
@@ -80,7 +90,7 @@ def task(
 
     def init(key: jax.Array) -> tuple[Tree, Tree]:
         one = columns.one()
-        with own_promotion():
+        with own_promotion(), user_code(called_with(type(module).__name__, one)):
             # Shapes only: the compiler would take minutes to fold a forward pass over constants
             variables = module.lazy_init(
                 {"params": key, **_streams(key)}, *one.args, **one.kwargs, **flag(False)

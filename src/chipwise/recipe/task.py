@@ -141,6 +141,8 @@ class Task:
       after each document, those of `train` if nothing is given. By name the files of a Hugging Face
       folder that say more, such as `tokenizer_config.json`, which `cw.pretrained(...).start` sets
       and `cw.export` writes again.
+    - `read`: facts on how the weights were understood, which a run reports at its start and stores.
+      `cw.pretrained(...).start` sets it.
     - `start_state`: arrays of another run's training state by name, with which training begins at
       step 0. `cw.pretrained(run, optimizer=True).start` sets it.
     - `framework`: the framework of the user's model, such as "torch", or `None` for functions of
@@ -165,6 +167,7 @@ class Task:
     sharding: Callable[[str], PartitionSpec | None] | None = None
     weights: tuple[str, ...] = ()
     texts: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    read: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     start_state: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
     framework: str | None = None
 

@@ -6,13 +6,15 @@ import contextlib
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
-from ..base import DataError
+from ..base import DataError, Fact
 from ..base.annotations import as_annotated
 from ..data.class_names import alike, names_in, told
+from ..data.readings import classes_of, readings
 from ..data.sources import Columns
 from ..machine.arithmetic import fixed
 from ..recipe.check import Finding, misleading
 from ..recipe.recipe import Recipe
+from ..recipe.task import Task
 from . import neighbours
 from .event import Event
 from .folder.checkpointing import Saver
@@ -77,7 +79,7 @@ def training(
         )
         session = closing.enter_context(Session(recipe, on))
         reporter.introduce(session.start, session.warnings)
-        for notice in (told(recipe.task), *alike(names_in(recipe.task))):
+        for notice in _first_lines(recipe.task):
             reporter.say(notice)
         reporter.say(best.check(session, better))
 
@@ -123,6 +125,11 @@ def training(
         with contextlib.suppress(GeneratorExit):  # to leave the loop at its end is no stop
             yield Event("end", log.row(session.step, {}), log, result)
         return result
+
+
+def _first_lines(task: Task) -> list[Fact | None]:
+    """What is said of how data and weights were read."""
+    return [*classes_of(task), *readings(task), told(task), *alike(names_in(task))]
 
 
 def _begun(session: Session, saver: Saver, reporter: Reporter, last: int) -> Columns:

@@ -9,10 +9,12 @@ import simplejpeg
 from PIL import Image
 
 from chipwise.base.errors import DataError
+from chipwise.data import Arrays, PackedFolder
 from chipwise.data import images as decoding
 from chipwise.data.pack import examples
 from chipwise.data.pack.examples import Form, stored_image
 from chipwise.data.pack.folders import Split
+from chipwise.data.pack.packing import pack
 from pictures import encoded, smooth
 from refusals import refused
 
@@ -79,8 +81,14 @@ def test_values_of_python_objects():
     channels_first = pixels.transpose(2, 0, 1)
     for value in (pixels, Image.fromarray(pixels), Tensor(pixels), encoded(pixels, "PNG")):
         np.testing.assert_array_equal(stored_image(value, RAW).data, pixels)
-    for value in (Tensor(channels_first), Tensor(channels_first / np.float32(255)), pixels / np.float32(255)):
-        np.testing.assert_array_equal(stored_image(value, RAW).data, pixels)
+    np.testing.assert_array_equal(stored_image(Tensor(channels_first), RAW).data, pixels)
+    for made in (lambda x: x, Tensor):
+        for black, white in ((0, 1), (-1, 1), (0, 255), (1, 0), (0, 65535)):
+            image = channels_first if made is Tensor else pixels
+            value = made(black + image / np.float32(255) * (white - black))
+            form = Form(pixels=(black, white))
+            np.testing.assert_array_equal(stored_image(value, form).data, pixels)
+            np.testing.assert_array_equal(stored_image(pixels, form).data, pixels)
     grey = pixels[..., 0]
     for value in (grey, grey[..., None]):
         np.testing.assert_array_equal(stored_image(value, RAW).data, value)
@@ -95,6 +103,8 @@ def test_values_of_python_objects():
     [
         (np.full((4, 4, 3), -1.5), "image-array-values", {"dtype": "float64", "low": -1.5, "high": -1.5}),
         (np.full((4, 4), 300, np.int64), "image-array-values", {"dtype": "int64", "low": 300, "high": 300}),
+        (np.full((4, 4), 0.5, np.float32), "image-array-values", {"low": 0.5, "high": 0.5}),
+        (np.zeros((4, 4)), "image-array-values", {"low": 0, "high": 0}),
         (np.zeros((4, 4, 5), np.uint8), "image-array-shape", {"shape": (4, 4, 5)}),
         (np.zeros((0, 4), np.uint8), "image-array-shape", {"shape": (0, 4)}),
         (np.zeros(4, np.uint8), "image-array-shape", {"shape": (4,)}),
@@ -105,6 +115,33 @@ def test_values_of_python_objects():
 def test_what_is_no_image(value, code, facts):
     with refused(DataError, code, **facts):
         stored_image(value, RAW)
+
+
+@pytest.mark.parametrize(
+    ("value", "pixels"),
+    [
+        (np.full((4, 4), 1.01), (0, 1)),
+        (np.full((4, 4), -0.5, np.float32), (0, 1)),
+        (np.full((4, 4), np.nan), (0, 1)),
+        (np.full((4, 4), 256, np.int32), (0, 255)),
+        (np.full((4, 4), np.inf, np.float16), (-1, 1)),
+    ],
+)
+def test_pixels_outside_of_what_is_declared(value, pixels):
+    with refused(DataError, "image-array-outside", black=pixels[0], white=pixels[1]):
+        stored_image(value, Form(pixels=pixels))
+
+
+def test_dark_images_of_floats_are_not_taken_for_others(tmp_path):
+    """From 0 to 255: one of them is nearly black, and would be from 0 to 1."""
+    images = np.stack([np.full((4, 4, 3), value, np.float32) for value in (0, 1, 120, 255)])
+    source = Arrays(image=images, label=np.arange(4))
+    with refused(DataError, "pack-nothing-left"):
+        pack(source, tmp_path / "none")
+    pack(source, tmp_path / "out", pixels=(0, 255))
+    made = PackedFolder(tmp_path / "out")
+    assert [int(made[i]["image"].max()) for i in range(4)] == [0, 1, 120, 255]
+    assert made.manifest["settings"]["pixels"] == [0, 255]
 
 
 def test_a_side_longer_than_a_jpeg_can_have():

@@ -49,7 +49,8 @@ def test_train_beside_another_becomes_train_and_eval(tmp_path, other, above):
 
 
 def test_what_is_not_packed_is_told(tmp_path):
-    found = listing_of(touch(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "test/a/1.jpg", "train/a/notes.txt"))
+    touch(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "test/a/1.jpg", "train/a/notes.txt")
+    found = listing_of(tmp_path, eval_split="val")
     assert found.left_out == ("test/", "train/a/notes.txt")
     assert found.splits["eval"].names == ["a/1.jpg"]
 

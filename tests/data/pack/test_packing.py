@@ -280,6 +280,8 @@ def test_places_that_cannot_be(tmp_path):
         ({"shards": 0}, "pack-option"),
         ({"max_skipped": -1}, "pack-option"),
         ({"workers": 0}, "pack-option"),
+        ({"pixels": (0, 1, 2)}, "pack-option"),
+        ({"pixels": (1, 1)}, "pack-option"),
     ],
 )
 def test_settings_that_cannot_be(tmp_path, settings, code):

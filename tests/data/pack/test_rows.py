@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import struct
 
 import numpy as np
 import pytest
@@ -15,56 +14,15 @@ from chipwise.data.pack import hub, tfrecord
 from chipwise.data.pack.columns import labels_of
 from chipwise.data.pack.packing import pack
 from chipwise.data.sources import materialize
-from pictures import encoded, smooth
 from refusals import refused
+from row_files import IMAGES, example, field, framed, parquet, varint
 
-IMAGES = [encoded(smooth(seed, (12, 10))) for seed in range(5)]
 LABELS = [2, 0, 1, 0, 2]
-
-
-def varint(n):
-    n &= (1 << 64) - 1
-    out = b""
-    while n > 127:
-        out, n = out + bytes([n & 127 | 128]), n >> 7
-    return out + bytes([n])
-
-
-def field(number, data):
-    return varint(number << 3 | 2) + varint(len(data)) + data
-
-
-def example(**features):
-    entries = b""
-    for name, value in features.items():
-        if isinstance(value, bytes):
-            listed = field(1, field(1, value))
-        elif isinstance(value, np.ndarray):
-            listed = field(2, field(1, value.astype("<f4").tobytes()))
-        else:
-            listed = field(3, field(1, b"".join(map(varint, np.atleast_1d(value).tolist()))))
-        entries += field(1, field(1, name.encode()) + field(2, listed))
-    return field(1, entries)
-
-
-def framed(data):
-    def crc(part):
-        return struct.pack("<I", tfrecord._masked(part))
-
-    head = struct.pack("<Q", len(data))
-    return head + crc(head) + data + crc(data)
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("CHIPWISE_CACHE", str(tmp_path / "cache"))
-
-
-def parquet(path, images, labels, **more):
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    pytest.importorskip("datasets")
-    pq.write_table(pa.table({"image": images, "label": labels, **more}), path, row_group_size=2)
-    return path
 
 
 def packed(folder):
@@ -277,7 +235,8 @@ def test_a_data_set_of_the_library_is_packed_by_its_splits(tmp_path, expected, m
     whole = {"train": made, "validation": made.select([0]), "test": made.select([1, 2])}
     monkeypatch.setattr(datasets, "load_dataset", lambda name, **_: whole if name == "me/mine" else None)
     for number, source in enumerate((made, whole, "hf://datasets/me/mine")):
-        pack_, found = packed(pack(source, tmp_path / str(number), store="jpeg"))
+        split = None if source is made else "validation"
+        pack_, found = packed(pack(source, tmp_path / str(number), store="jpeg", eval_split=split))
         np.testing.assert_array_equal(found["image"], expected["image"])
         assert found["label"].tolist() == LABELS and pack_.names == ("a", "b", "c")
         assert pack_.encoded(1) == IMAGES[1]

@@ -55,7 +55,8 @@ def test_what_labels_are(tmp_path, labels, declared, found, classes):
     assert made.classes == classes and (made.labels.dtype == np.float32) == (not classes)
     kind = "numbers" if not classes else "several classes each" if made.labels.ndim > 1 else "classes"
     shown = classes or (f"{min(found):g} to {max(found):g}",)
-    assert made.read.numbers | {"kind": kind, "values": shown} == made.read.numbers
+    about = made.read[0].numbers
+    assert about | {"kind": kind, "values": shown} == about
 
 
 @pytest.mark.parametrize(

@@ -450,7 +450,8 @@ def test_prompts_of_the_hub_and_of_tables(tmp_path, monkeypatch):
     splits = {"train": made, "validation": made.select([0]), "test": made.select([1])}
     monkeypatch.setattr(datasets, "load_dataset", lambda name, **_: splits if name == "me/mine" else None)
     columns, form = {"prompt": "question", "text": "text"}, TextForm(tokens=4)
-    pack("hf://datasets/me/mine", tmp_path / "hub", columns=columns, text=form)
+    declared = {"columns": columns, "text": form, "eval_split": "validation"}
+    pack("hf://datasets/me/mine", tmp_path / "hub", **declared)
     monkeypatch.undo()
     (tmp_path / "a.csv").write_text("question,text\none ,two\nthree ,four\n")
     pack(tmp_path / "a.csv", tmp_path / "table", columns=columns, text=form)

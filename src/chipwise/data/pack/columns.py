@@ -3,14 +3,13 @@ converted."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...base import DataError
+from ...base import DataError, Fact, fact
 
 COLUMNS = {
     "image": ("image", "image/encoded", "img", "jpg", "png", "jpeg", "webp"),
@@ -18,21 +17,14 @@ COLUMNS = {
     "text": ("text", "content", "document", "sentence"),
     "prompt": (),
 }
-"""The usual names of columns. The first one in a table is used if the user names none."""
-
-_SPLIT = re.compile(r"(?:^|[-_./])(train|eval|val|valid|validation|test)(?=[-_./]|$)")
-
-
-def split_of(name: str) -> str:
-    """Returns "train" or "eval", from a file's name. The default is train."""
-    match = _SPLIT.search(name.lower())
-    return "eval" if match and match[1] != "train" else "train"
+"""The usual names of columns. One of them is used if the user names none."""
 
 
 def chosen(role: str, there: Sequence[str], columns: Mapping[str, str], path: Path) -> str | None:
     """The column among `there` that is the image, the label or the text, or `None`.
 
-    Raises `DataError` if the user names a column that is missing.
+    Raises `DataError` if the user names a column that is missing, and for several with a usual name
+    if the user names none.
     """
     if role in columns:
         if columns[role] not in there:
@@ -46,7 +38,25 @@ def chosen(role: str, there: Sequence[str], columns: Mapping[str, str], path: Pa
                 columns=sorted(there),
             )
         return columns[role]
-    return next((name for name in COLUMNS[role] if name in there), None)
+    return only(role, [name for name in COLUMNS[role] if name in there], path)
+
+
+def only(role: str, found: Sequence[str], path: Any) -> str | None:
+    """The one column of `found`, or `None` without one. Raises `DataError` for several."""
+    if len(found) > 1:
+        facts = {"path": path, "role": role, "columns": list(found), "first": found[0]}
+        raise DataError("rows-columns-several", **facts)
+    return found[0] if found else None
+
+
+def reading(
+    roles: Mapping[str, str | None], others: Iterable[str], left: Iterable[str]
+) -> list[Fact]:
+    """What a report says of the columns of a table. *Arguments:* `roles`: "image" and the like to
+    the column. `others`: those that are kept by their own names. `left`: those that are not."""
+    read = [f"{role} from {column}" for role, column in roles.items() if column is not None]
+    told = [fact("columns-read", columns=[*read, *others])]
+    return told + ([fact("columns-left", columns=sorted(left))] if left else [])
 
 
 def labels_of(

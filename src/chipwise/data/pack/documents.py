@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...base import DataError, unreadable
+from ...base import DataError, Fact, unreadable
 from ..folder import DEEPEST, TARS, is_litter
-from .columns import chosen, split_of
+from .columns import chosen, reading
 from .hub import files_at, from_hub, text_rows
-from .tables import EVAL
+from .splits import EVAL, evaluated, split_of
 
 ENDINGS = (".txt", ".md", ".text")
 _PIECE = 1 << 20  # bytes of a piece of a document, which ends at a line break
@@ -32,36 +32,61 @@ def is_text(path: Path) -> bool:
     return path.suffix.lower() in (*ENDINGS, ".jsonl")
 
 
-def documents(path: Path | str, columns: dict[str, str]) -> Iterator[Document]:
-    """Yields the documents at `path`, or of a data set of the Hub. See `text_listing`."""
+def documents(
+    path: Path | str,
+    columns: dict[str, str],
+    eval_split: str | None = None,
+    say: Callable[[Fact], None] = lambda fact: None,
+) -> Iterator[Document]:
+    """Yields the documents at `path`, or of a data set of the Hub. See `text_listing`.
+    *Arguments:* `say`: called with what a report says."""
+
+    told: list[Fact] = []
+
+    def say_once(some: Iterable[Fact]) -> None:
+        for one in some:
+            if one not in told:
+                told.append(one)
+                say(one)
+
+    def roles_of(there: Iterable[str]) -> dict[str, str]:
+        roles, read = evaluated(list(there), eval_split, path)
+        say_once(read)
+        return roles
+
     if isinstance(path, str):
         splits = from_hub(path)
-        other = next((name for name in EVAL if name in splits), None)
-        for split, name in (("train", "train"), ("eval", other)):
-            yield from _rows(path, splits.get(name or "", ()), split, columns)
+        for name, split in roles_of(splits).items():
+            yield from _rows(path, splits[name], split, columns, say_once)
         return
     ending = path.suffix.lower()
     try:
         if not path.exists():
             raise DataError("pack-source-missing", path=path)
         if path.is_dir() and (rows := files_at(path)) is not None and rows[0] == "parquet":
+            roles = roles_of({split_of(file.name) for file in rows[1]})
             for file in rows[1]:
-                yield from _rows(file, text_rows(file), split_of(file.name), columns)
+                if (name := split_of(file.name)) in roles:
+                    yield from _rows(file, text_rows(file), roles[name], columns, say_once)
         elif path.is_dir():
-            yield from _files(path)
+            yield from _files(path, eval_split, roles_of)
         elif ending in (".parquet", ".jsonl", ".csv"):
-            yield from _rows(path, text_rows(path), split_of(path.name), columns)
+            (split,) = roles_of({split_of(path.name)}).values()
+            yield from _rows(path, text_rows(path), split, columns, say_once)
         elif path.name.lower().endswith(TARS):
             raise DataError(
                 "text-archive", "{path} is an archive: unpack it, and pack its text.", path=path
             )
         else:
+            roles_of(["train"])
             yield Document("train", path.name, _pieces(path))
     except OSError as error:
         raise unreadable(path, error) from error
 
 
-def _files(path: Path) -> Iterator[Document]:
+def _files(
+    path: Path, eval_split: str | None, roles_of: Callable[[Iterable[str]], dict[str, str]]
+) -> Iterator[Document]:
     """Yields the text files of a folder. `train/` with `test/` or similar are splits."""
     files = []
     for folder, below, names in os.walk(path):
@@ -74,10 +99,11 @@ def _files(path: Path) -> Iterator[Document]:
         files += [file.relative_to(path) for file in found if file.is_file()]
     files.sort()
     tops = {file.parts[0] for file in files if len(file.parts) > 1}
-    other = next((name for name in EVAL if name in tops), None) if "train" in tops else None
+    there = [name for name in (*EVAL, eval_split) if name in tops] if "train" in tops else []
+    roles = roles_of(["train", *there])
     for file in files:
-        if other is None or file.parts[0] in ("train", other):
-            split = "eval" if file.parts[0] == other else "train"
+        split = roles.get(file.parts[0]) if there else "train"
+        if split is not None:
             yield Document(split, str(file), _pieces(path / file))
 
 
@@ -101,7 +127,11 @@ def _pieces(path: Path) -> Iterator[bytes]:
 
 
 def _rows(
-    path: Any, rows: Iterable[Mapping[str, Any]], split: str, columns: dict[str, str]
+    path: Any,
+    rows: Iterable[Mapping[str, Any]],
+    split: str,
+    columns: dict[str, str],
+    say: Callable[[Iterable[Fact]], None],
 ) -> Iterator[Document]:
     roles: dict[str, str] = {}
     for number, row in enumerate(rows):
@@ -111,6 +141,7 @@ def _rows(
             roles = {role: column for role, column in found.items() if column is not None}
             if "text" not in roles:
                 raise DataError("text-column", path=path, columns=there)
+            say(reading(roles, (), {*there} - {*roles.values()}))
         read = {
             role: _cell(path, number, column, row.get(column)) for role, column in roles.items()
         }

@@ -45,6 +45,8 @@ class Form:
     """The form of the data, "raw" or "jpeg"."""
     quality: int = 90
     """The quality of JPEGs that must be encoded."""
+    pixels: tuple[float, float] | None = None
+    """The values of numbers other than uint8 that are black and white."""
 
 
 class StoredImage(NamedTuple):
@@ -213,10 +215,10 @@ def stored_image(
     """`value` in its stored form.
 
     `value`: encoded bytes, a Pillow image, or an array or tensor. An array is `(h, w)` or
-    `(h, w, 1 or 3)`, a tensor also `(1 or 3, h, w)`, of uint8, or of floats from 0 to 1, which
-    become 0 to 255. A JPEG that needs no change is stored byte for byte. Arrays without `size` are
-    stored raw as they are. `before_pixels` is called with the bytes of an encoded image's pixels
-    before it is decoded.
+    `(h, w, 1 or 3)`, a tensor also `(1 or 3, h, w)`, of uint8, or of other numbers in
+    `form.pixels`, which become 0 to 255. A JPEG that needs no change is stored byte for byte.
+    Arrays without `size` are stored raw as they are. `before_pixels` is called with the bytes of an
+    encoded image's pixels before it is decoded.
 
     Raises `DataError` if it cannot be stored. The caller adds the name.
     """
@@ -231,7 +233,7 @@ def stored_image(
     elif isinstance(value, Image.Image):
         pixels = _loaded(value, size)
     else:
-        array = _array(value)
+        array = _array(value, form.pixels)
         shape = array.shape[:2]
         pixels = array if size is None or shape == size else _resized(array, size)
     if form.store == "raw":
@@ -256,7 +258,7 @@ def _loaded(image: Image.Image, size: tuple[int, int] | None) -> np.ndarray:
         raise DataError("image-pillow-damaged", wrong, kind=type(error).__name__) from error
 
 
-def _array(value: Any) -> np.ndarray:
+def _array(value: Any, pixels: tuple[float, float] | None) -> np.ndarray:
     array = np.asarray(value)
     # PyTorch's order of axes
     if hasattr(value, "detach") and array.ndim == 3 and array.shape[0] in (1, 3):
@@ -270,11 +272,14 @@ def _array(value: Any) -> np.ndarray:
         raise DataError("image-array-shape", wrong, shape=array.shape)
     if array.dtype == np.uint8:
         return array
-    low = array.min().item()
-    high = array.max().item()
-    if array.dtype.kind == "f" and low >= 0 and high <= 1:
-        return np.rint(array * 255).astype(np.uint8)
-    raise DataError("image-array-values", dtype=array.dtype.name, low=low, high=high)
+    # An image of 0 to 1 may be one of 0 to 255 that is dark: values do not say which
+    facts = {"dtype": array.dtype.name, "low": array.min().item(), "high": array.max().item()}
+    if pixels is None or array.dtype.kind not in "iuf":
+        raise DataError("image-array-values", **facts)
+    black, white = pixels
+    if not min(pixels) <= facts["low"] <= facts["high"] <= max(pixels):
+        raise DataError("image-array-outside", black=black, white=white, **facts)
+    return np.rint((array - black) * (255 / (white - black))).astype(np.uint8)
 
 
 def _resized(array: np.ndarray, size: tuple[int, int]) -> np.ndarray:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,11 +24,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...base import DataError, Fact, unreadable
+from ...base import DataError, Fact, fact, unreadable
 from ..class_names import nfc, numbers_of
 from ..folder import SUFFIXES, Files, read_file
 from ..sources import Columns
-from .tables import EVAL, LabelTable
+from .splits import EVAL, evaluated
+from .tables import LabelTable
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,22 @@ class Listing:
     """How the source was understood, for the report."""
 
     @classmethod
-    def classified(cls, splits: Mapping[str, Split], classes: tuple[str, ...]) -> Listing:
-        """Entries with a label of one of `classes`, if there are any."""
-        return cls(splits, classes, {"label": len(classes)} if classes else {})
+    def classified(
+        cls, splits: Mapping[str, Split], classes: tuple[str, ...], *told: Fact, origin: str
+    ) -> Listing:
+        """Entries with a label of one of `classes`, if there are any. *Arguments:* `origin`: what
+        names them, for the report."""
+        read = [fact("classes-read", classes=len(classes), origin=origin, names=classes)]
+        if not classes:
+            read = [fact("labels-read", kind=kind) for kind in _kinds(splits)]
+        below = {"label": len(classes)} if classes else {}
+        return cls(splits, classes, below, told=(*told, *read))
+
+
+def _kinds(splits: Mapping[str, Split]) -> list[str]:
+    """The kind of labels that are no classes: "float32[]"."""
+    labels = [one.labels["label"] for one in splits.values() if "label" in one.labels]
+    return sorted({f"{label.dtype}{list(label.shape[1:])}" for label in labels})
 
 
 def divided(listing: Listing, share: float) -> Listing:
@@ -151,7 +165,20 @@ def divided(listing: Listing, share: float) -> Listing:
         "train": whole.only(np.flatnonzero(~held_out)),
         "eval": whole.only(np.flatnonzero(held_out)),
     }
-    return replace(listing, splits=splits)
+    told = (*listing.told, *_of_each(listing.names, label, held_out))
+    return replace(listing, splits=splits, told=told)
+
+
+def _of_each(names: Sequence[str], label: np.ndarray, held_out: np.ndarray) -> Iterator[Fact]:
+    """Yields what a report says of the number of examples of each class on both sides."""
+    numbers, of = np.unique(label, return_inverse=True)
+    sides = {"train": ~held_out, "eval": held_out}
+    counts = {side: np.bincount(of[rows], minlength=len(numbers)) for side, rows in sides.items()}
+    spans = {side: [int(n.min()), int(n.max())] for side, n in counts.items()}
+    yield fact("split-of-each", classes=len(numbers), **spans)
+    for side, each in counts.items():
+        if none := [names[i] if names else str(i) for i in numbers[each == 0].tolist()]:
+            yield fact("split-without", side=side, classes=none)
 
 
 _ENDINGS = sorted(SUFFIXES)
@@ -166,15 +193,15 @@ class _Rows(NamedTuple):
     """The number of parts to cut off their paths."""
 
 
-def arrange(where: Path, files: Files) -> Listing:
+def arrange(where: Path, files: Files, eval_split: str | None = None) -> Listing:
     """Arranges `files` in splits, with labels by folder. The classes are those of `train`,
-    sorted."""
+    sorted. *Arguments:* `eval_split`: as in `PackSettings`."""
     if not files.paths:
         wrong = "{path} holds no images: expected {path}/<class>/<file> of {endings:list}."
         raise DataError("folder-no-images", wrong, path=where, endings=_ENDINGS)
     above = _above(files.paths)
     paths = [path[above:] for path in files.paths]
-    splits, ignored = _splits(paths)
+    splits, ignored, told = _splits(where, paths, eval_split)
     _check_folders(where, files, splits, above)
     # By class, then file; "a-b/1" sorts before "a/1" as text, but its class comes after
     for rows, cut in splits.values():
@@ -192,7 +219,8 @@ def arrange(where: Path, files: Files) -> Listing:
             # Which can be pickled
             read=partial(_image, files.read, [files.keys[row] for row in rows]),
         )
-    return Listing(entries, classes, {"label": len(classes)}, (*ignored, *files.left_out))
+    made = Listing.classified(entries, classes, *told, origin="folders")
+    return replace(made, left_out=(*ignored, *files.left_out))
 
 
 def listed_by(table: LabelTable) -> Listing:
@@ -227,12 +255,13 @@ def listed_by(table: LabelTable) -> Listing:
         partial(_image, read_file, keys),
     )
     if table.splits is None:
-        return Listing({"train": whole}, table.classes, table.below, told=(table.read,))
+        return Listing({"train": whole}, table.classes, table.below, told=table.read)
     of = np.asarray(table.splits)
     splits = {
-        name: whole.only(np.flatnonzero(of == name)) for name in sorted(set(table.splits))[::-1]
+        name: whole.only(np.flatnonzero(of == name))
+        for name in sorted({*table.splits} - {""}, reverse=True)
     }
-    return Listing(splits, table.classes, table.below, told=(table.read,))
+    return Listing(splits, table.classes, table.below, told=table.read)
 
 
 def _image(read: Callable[[Any], bytes], keys: list[Any], i: int) -> Mapping[str, Any]:
@@ -248,17 +277,23 @@ def _above(paths: Sequence[tuple[str, ...]]) -> int:
     return above
 
 
-def _splits(paths: list[tuple[str, ...]]) -> tuple[dict[str, _Rows], list[str]]:
-    """The splits, by `train` beside one of `EVAL`, and the folders left out."""
+def _splits(
+    where: Path, paths: list[tuple[str, ...]], eval_split: str | None
+) -> tuple[dict[str, _Rows], list[str], tuple[Fact, ...]]:
+    """The splits, by `train` beside one of `EVAL` or the one that is named, the folders left out,
+    and what a report says."""
     tops: dict[str, list[int]] = {}
     for row, path in enumerate(paths):
         tops.setdefault(path[0] if len(path) > 1 else "", []).append(row)
-    other = [name for name in EVAL if name in tops]
+    there = ["train", *(name for name in (*EVAL, eval_split) if name in tops)]
     # Classes may also be called train and test: then there are no deeper folders
-    if "" in tops or not other or not any(len(paths[row]) >= 3 for row in tops.get("train", ())):
-        return {"train": _Rows(list(range(len(paths))), 0)}, []
-    ignored = [f"{name}/" for name in sorted(tops) if name not in ("train", other[0])]
-    return {"train": _Rows(tops["train"], 1), "eval": _Rows(tops[other[0]], 1)}, ignored
+    whole = "" in tops or not any(len(paths[row]) >= 3 for row in tops.get("train", ()))
+    if whole or there == ["train"]:
+        evaluated(["train"], eval_split, where)  # refuses one that is named
+        return {"train": _Rows(list(range(len(paths))), 0)}, [], ()
+    roles, told = evaluated(there, eval_split, where)
+    ignored = [f"{name}/" for name in sorted(tops) if name not in roles]
+    return {role: _Rows(tops[name], 1) for name, role in roles.items()}, ignored, tuple(told)
 
 
 def _check_folders(where: Path, files: Files, splits: Mapping[str, _Rows], above: int) -> None:

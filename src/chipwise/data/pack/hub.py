@@ -20,13 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from ...base import DataError, RecipeError, library
+from ...base import DataError, Fact, RecipeError, library
 from ...base.figures import one_line
 from ...base.files import home, open_regular
-from ..class_names import numbers_of
+from ..class_names import numbers_of, unjoined
 from ..folder import is_litter
-from .columns import chosen, labels_of, split_of
+from .columns import chosen, labels_of, only, reading
 from .folders import Listing, Split
+from .splits import evaluated, split_of
 
 _HUB = "hf://datasets/"
 _FILES = {
@@ -72,14 +73,19 @@ def files_at(path: Path) -> tuple[str, list[Path]] | None:
     return None
 
 
-def from_parquet(files: Sequence[Path], columns: Mapping[str, str]) -> Listing:
-    """The rows of Parquet `files`. The names of the files say which are for eval.
+def from_parquet(
+    files: Sequence[Path], columns: Mapping[str, str], eval_split: str | None = None
+) -> Listing:
+    """The rows of Parquet `files`. The names of the files say which split they are of.
 
     Raises `DataError` for files that are damaged, or state more rows than they have bytes.
     """
     by_split: dict[str, list[Path]] = {}
     content: dict[str, str] = {}
+    roles, told = evaluated({split_of(file.name) for file in files}, eval_split, files[0].parent)
     for file in files:
+        if (split := roles.get(split_of(file.name))) is None:
+            continue
         with _library(file), open(file, "rb") as opened:
             from pyarrow.parquet import read_metadata
 
@@ -89,7 +95,6 @@ def from_parquet(files: Sequence[Path], columns: Mapping[str, str]) -> Listing:
                 raise ValueError(f"{rows:,} rows in {size:,} bytes")
             _refuse_expanding(file)
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        split = split_of(file.name)
         by_split.setdefault(split, []).append(file)
         content[split] = content.get(split, "") + digest
     splits = {}
@@ -100,7 +105,7 @@ def from_parquet(files: Sequence[Path], columns: Mapping[str, str]) -> Listing:
         options = {"data_files": names, "split": "train", "cache_dir": f"{_cache()}/{known[:32]}"}
         with _library(by_split[split][0]) as datasets:
             splits[split] = datasets.load_dataset("parquet", **options)
-    return from_datasets(splits, columns, files[0], content)
+    return from_datasets(splits, columns, files[0], content, told=told)
 
 
 def text_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -178,18 +183,20 @@ def from_datasets(
     path: Any,
     content: Mapping[str, str],
     names: Sequence[str] = (),
+    told: Sequence[Fact] = (),
 ) -> Listing:
     """The rows of `datasets.Dataset`s by split, with images or numbers, and with labels if there
-    are any.
+    are any. Beside an image, and of columns that are no numbers, nothing is read.
 
     *Arguments:* `columns`: the names of "image" and "label", if they are not the usual ones.
     `path`: the source, for errors. `content`: a digest of each split, where the library's own is
     not enough. `names`: the classes, by default those of the first split that states them. Labels
-    of the others are joined to them by name.
+    of the others are joined to them by name. `told`: how the splits were read.
     """
     read: dict[str, Any] = {}
     values: dict[str, list[Any]] = {}
     classes = tuple(names)
+    read_as: list[Fact] = []
     for split, data in splits.items():
         with _library(path) as datasets:
             data = data.with_format(None)
@@ -199,18 +206,26 @@ def from_datasets(
             there = data.column_names
             image = chosen("image", there, columns, path)
             label = chosen("label", there, columns, path)
-            image = image or next(iter(images), None)
+            image = image or only("image", images, path)
             for name in images:  # so that JPEGs can be stored unchanged
                 data = data.cast_column(name, datasets.Image(decode=False))
             values[split] = list(data[label]) if label else [None] * len(data)
             own = tuple(getattr(data.features.get(label), "names", ()) or ())
+            if label and (numbered := unjoined(classes, own, names, split)) is not None:
+                read_as.append(numbered)
             classes = classes or own
             if own not in ((), classes):
                 number = numbers_of(classes, own, split).tolist()
                 values[split] = [v if v is None or v < 0 else number[v] for v in values[split]]
-            others = [name for name in there if name != label and not name.startswith("__")]
-            kept = [image] if image else others
-            read[split] = _reader(data.select_columns(kept), image, path)
+            numbers = [n for n in there if _is_number(data.features[n])]
+            others = [n for n in numbers if n not in (label, "label")]  # which would replace it
+            if not image and not others:
+                raise DataError("column-not-numbers", column=there[0], dtype="text")
+            others = [] if image else others
+            left = {*there} - {image, label, *others}
+            told_now = reading({"image": image, "label": label}, others, left)
+            read_as += [one for one in told_now if one not in read_as]
+            read[split] = _reader(data.select_columns([image] if image else others), image, path)
     labels, found = labels_of(values)
     entries = {}
     for split, data in splits.items():
@@ -218,7 +233,16 @@ def from_datasets(
         entries[split] = Split.numbered(
             len(data), read[split], labels[split], content=known, threads=False
         )
-    return Listing.classified(entries, classes or found)
+    origin = "names=" if names else "ClassLabel" if classes else "label"
+    return Listing.classified(entries, classes or found, *told, *read_as, origin=origin)
+
+
+def _is_number(feature: Any) -> bool:
+    """Whether the cells of a column are numbers, or lists of them."""
+    while hasattr(feature, "feature"):
+        feature = feature.feature
+    kind = str(getattr(feature, "dtype", ""))
+    return kind.startswith(("int", "uint", "float", "half", "double", "bool"))
 
 
 def _reader(data: Any, image: str | None, path: Any) -> Any:

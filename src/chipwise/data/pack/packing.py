@@ -90,12 +90,19 @@ class PackSettings:
     takes what all cells say."""
     heading: str | None = None
     """The names of the columns of a table without a heading, such as `"file,label"`."""
+    pixels: tuple[float, float] | None = None
+    """The values that are black and white in images of floats, such as `(0, 1)`, or of whole
+    numbers other than uint8. They become 0 to 255."""
+    eval_split: str | None = None
+    """The split to evaluate on, such as "validation", of a source with several."""
 
     def __post_init__(self):
         def whole(value: Any, least: int, most: float = math.inf) -> bool:
             return value is None or (isinstance(value, int) and least <= value <= most)
 
         share = self.split is None or (isinstance(self.split, (int, float)) and 0 < self.split < 1)
+        ends = (0, 1) if self.pixels is None else self.pixels
+        pixels = len(ends) == 2 and all(map(math.isfinite, ends)) and ends[0] != ends[1]
         largest = math.isqrt(MAX_PIXELS)
         shards = re.fullmatch("auto|0*[1-9][0-9]*", str(self.shards))
         checks = (
@@ -118,6 +125,7 @@ class PackSettings:
             (f"--workers {self.workers!r}", whole(self.workers, 1), "a whole number from 1"),
             (f"--split {self.split!r}", share, "the share for eval, between 0 and 1, such as 0.1"),
             (f"--shards {self.shards}", shards, "auto or a number from 1"),
+            (f"--pixels {self.pixels}", pixels, "the values of black and white, such as 0,1"),
             (f"--labels {self.labels}", self.labels in (None, *LABELS), " or ".join(LABELS)),
         )
         for given, right, expected in checks:
@@ -150,7 +158,7 @@ class Packing:
                 wrong = "{dst} lies inside {src}: pack to a folder beside it."
                 raise DataError("pack-inside-source", wrong, dst=self.dst, src=src)
         given = self.options
-        self.form = Form(given.size, given.store, given.quality)
+        self.form = Form(given.size, given.store, given.quality, given.pixels)
         columns = given.columns
         path = src if on_hub(src) else None
         if path is None and isinstance(src, (str, os.PathLike)):
@@ -166,11 +174,13 @@ class Packing:
             wrong = "--labels and --heading are for a .csv of files and labels, not {src:plain}."
             raise RecipeError("pack-table-option", wrong, src=self.src)
         if text is None or path is None:
-            self.listing = listing_of(src, given.names, columns, **table)
+            self.listing = listing_of(src, given.names, columns, given.eval_split, **table)
             if given.split is not None:
                 self.listing = divided(self.listing, given.split)
         else:
-            self.listing = text_listing(path, text, self.dst.parent, columns, given.split)
+            self.listing = text_listing(
+                path, text, self.dst.parent, columns, given.split, given.eval_split
+            )
         for name, split in self.listing.splits.items():
             if not len(split):
                 wrong = "{src} has no examples in {split}: expected at least one."
@@ -199,8 +209,10 @@ class Packing:
             "fit": None if self.form.size is None else "crop",
             "store": self.form.store,
             "quality": self.form.quality if self.form.store == "jpeg" else None,
+            "read": [one.json() for one in self.listing.told],
             "shard_bytes": SHARD_BYTES,
             "shard_examples": most,
+            **({} if self.form.pixels is None else {"pixels": list(self.form.pixels)}),
             "decoders": f"simplejpeg {simplejpeg.__version__}, Pillow {PIL.__version__}",
             **(
                 {}

@@ -13,12 +13,13 @@ import numpy as np
 from ...base import DataError, unreadable
 from ...recipe.source import kind_of, unmasked
 from .. import remote
-from ..class_names import Renamed, joined, names_of
+from ..class_names import Renamed, joined, names_of, unjoined
 from ..folder import TARS, list_tar, walk
 from ..sources import Columns, check_labels
 from .folders import Listing, Split, arrange, listed_by
 from .hub import files_at, from_datasets, from_hub, from_parquet, on_hub
-from .tables import EVAL, other_form, read_table
+from .splits import evaluated
+from .tables import other_form, read_table
 from .tfrecord import from_tfrecords
 
 _RENAMED = {"img": "image", "images": "image", "labels": "label"}
@@ -28,17 +29,18 @@ def listing_of(
     src: Any,
     names: Sequence[str] = (),
     columns: Mapping[str, str] | None = None,
+    eval_split: str | None = None,
     **table: str | None,
 ) -> Listing:
-    """The entries of `src`, whatever its kind. A URL is fetched. *Arguments:* `table`: the `labels`
-    and the `heading` of a table.
+    """The entries of `src`, whatever its kind. A URL is fetched. *Arguments:* `eval_split`: as in
+    `PackSettings`. `table`: the `labels` and the `heading` of a table.
 
     Raises `DataError` if it cannot be packed.
     """
     if on_hub(src):
         src = from_hub(src)
     if not isinstance(src, (str, os.PathLike)):
-        return from_objects(src, names, columns)
+        return from_objects(src, names, columns, eval_split)
     path = remote.local(src if isinstance(src, str) else Path(src))
     if path.name in ("", ".."):
         path = path.resolve()  # "." in a message looks like the end of a sentence
@@ -47,24 +49,25 @@ def listing_of(
             raise DataError("pack-source-missing", path=path)
         if (rows := files_at(path)) is not None:
             kind, found = rows
-            given = dict(columns or {})
-            return (
-                from_tfrecords(found, given) if kind == "tfrecord" else from_parquet(found, given)
-            )
+            read = from_tfrecords if kind == "tfrecord" else from_parquet
+            return read(found, dict(columns or {}), eval_split)
         if path.is_dir():
-            return arrange(path, walk(path))
+            return arrange(path, walk(path), eval_split)
         other = other_form(path) if path.is_file() else None
     except OSError as error:
         raise unreadable(path, error) from error
     if path.name.lower().endswith(".csv"):
-        return listed_by(read_table(path, columns, **table))
+        return listed_by(read_table(path, columns, eval_split=eval_split, **table))
     if path.name.lower().endswith(TARS):
-        return arrange(path, list_tar(path))
+        return arrange(path, list_tar(path), eval_split)
     raise other or DataError("pack-source-unknown", path=path)
 
 
 def from_objects(
-    sources: Any, names: Sequence[str] = (), columns: Mapping[str, str] | None = None
+    sources: Any,
+    names: Sequence[str] = (),
+    columns: Mapping[str, str] | None = None,
+    eval_split: str | None = None,
 ) -> Listing:
     """The entries of any object with `len` and `[i]`, or of a dict of them by split (`train`, and
     `test` or similar).
@@ -73,23 +76,25 @@ def from_objects(
     those of `train`. Labels of an object that states its own are joined to them by name. `columns`:
     those of a Hugging Face data set. Raises `DataError` for other classes.
     """
-    by_split = {"train": sources}
-    if isinstance(sources, Mapping):
-        others = [name for name in (*EVAL, *sources) if name in sources and name != "train"]
-        if "train" not in sources or (not others and len(sources) > 1):
-            raise DataError("objects-by-split", splits=list(sources))
-        by_split = {"train": sources["train"], **({"eval": sources[others[0]]} if others else {})}
+    named = sources if isinstance(sources, Mapping) else {"train": sources}
+    if "train" not in named:
+        raise DataError("objects-by-split", splits=list(named))
+    roles, told = evaluated(list(named), eval_split, "The data")
+    by_split = {role: named[name] for name, role in roles.items()}
     if all(hasattr(source, "cast_column") for source in by_split.values()):
-        return from_datasets(by_split, columns or {}, type(sources).__name__, {}, names)
+        return from_datasets(by_split, columns or {}, type(sources).__name__, {}, names, told)
     splits = {}
     known = tuple(names) or names_of(by_split["train"])
     classes = known
     for split, source in by_split.items():
         source = joined(known, source)
         own_classes, labels = _labels(source)
+        if (numbered := unjoined(classes, names_of(source), names, split)) is not None:
+            told.append(numbered)
         classes = classes or own_classes
         splits[split] = _of_object(source, labels)
-    listing = Listing.classified(splits, classes)
+    origin = "names=" if names else "the source"
+    listing = Listing.classified(splits, classes, *told, origin=origin)
     for split, entries in splits.items():
         check_labels(entries.labels, listing.below.get("label"), f"{split}:")
     return listing

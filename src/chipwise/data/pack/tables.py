@@ -31,9 +31,9 @@ from ...base.files import open_regular
 from ..class_names import nfc
 from ..folder import refuse_duplicates
 from .columns import COLUMNS, chosen
+from .splits import EVAL, evaluated
 
 _MOST_BYTES = 1 << 29  # of memory for the cells of a table, or for its multi-hot labels
-EVAL = ("eval", "val", "valid", "validation", "test")  # of several folders, the first is used
 _FILE = ("file", "filename", "file_name", "path", *COLUMNS["image"], "name", "image_id", "id")
 LABELS = ("classes", "several", "numbers")
 """What the labels of a table may be."""
@@ -64,8 +64,8 @@ class LabelTable:
     below: dict[str, int]
     """Column to exclusive upper bound, as in `Listing`."""
     splits: list[str] | None
-    """The split of each row, or `None`."""
-    read: Fact
+    """The split of each row, "train", "eval" or "" for none, or `None`."""
+    read: tuple[Fact, ...]
     """What was read, for the report."""
 
 
@@ -89,12 +89,13 @@ def read_table(
     columns: Mapping[str, str] | None = None,
     labels: str | None = None,
     heading: str | None = None,
+    eval_split: str | None = None,
 ) -> LabelTable:
     """Reads a table.
 
     *Arguments:* `columns`: the names of the columns "image" and "label", if there are others.
     `labels`: one of `LABELS`, by default what all cells say. `heading`: the names of the columns of
-    a table without a heading, such as `"file,label"`.
+    a table without a heading, such as `"file,label"`. `eval_split`: as in `PackSettings`.
 
     Raises `DataError` with the line if the table cannot be understood.
     """
@@ -129,20 +130,23 @@ def read_table(
                 name, "a file in its folder, images/1.jpg; numbers alone go into cw.Arrays"
             )
     refuse_duplicates(files, path)
-    splits = None if split_at is None else [_split(row, split_at) for row in rows]
+    of = ["train"] if split_at is None else [_split(row, split_at) for row in rows]
+    roles, told = evaluated({*of}, eval_split, path)
+    splits = None if split_at is None else [roles.get(name, "") for name in of]
     names = [header[i] for i in label_at]
     cells = [[row.cells[i] for i in label_at] for row in rows]
     values, classes = _labels(rows, names, cells, labels)
     below = {"label": len(classes)} if values.dtype == np.int32 else {}
     read = fact(
         "table-read",
-        path=path,
         file=header[file_at],
         columns=names,
         kind="classes" if below else "several classes each" if classes else "numbers",
         values=classes or (f"{values.min():g} to {values.max():g}",),
     )
-    return LabelTable(path, files, values, classes, below, splits, read)
+    if left := [h for i, h in enumerate(header) if i not in (file_at, split_at, *label_at)]:
+        told.append(fact("columns-left", columns=left))
+    return LabelTable(path, files, values, classes, below, splits, (read, *told))
 
 
 def _roles(heading: _Row, columns: Mapping[str, str]) -> tuple[int, int | None, list[int]]:
@@ -241,7 +245,7 @@ def _split(row: _Row, column: int) -> str:
     split = row.cells[column].lower()
     if split not in ("train", *EVAL):
         raise row.wrong(row.cells[column], "train or eval")
-    return "train" if split == "train" else "eval"
+    return split
 
 
 def _labels(

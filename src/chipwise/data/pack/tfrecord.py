@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from ...base import DataError, library
+from ...base import DataError, Fact, library
 from ...base.protobuf import message_class
-from .columns import chosen, labels_of, split_of
+from .columns import chosen, labels_of, reading
 from .folders import Listing, Split
+from .splits import evaluated, split_of
 
 MOST = 1 << 30  # bytes of a record; a larger length is damage
 _MASK = 0xA282EAD8
@@ -72,7 +73,9 @@ def _values(feature: Any) -> Value:
 # ---- the rows of files
 
 
-def from_tfrecords(files: Sequence[Path], columns: Mapping[str, str]) -> Listing:
+def from_tfrecords(
+    files: Sequence[Path], columns: Mapping[str, str], eval_split: str | None = None
+) -> Listing:
     """The examples of TFRecord `files`, with images or numbers, and with labels if there are any.
 
     Each file is read once here, to check it. Memory contains offsets and labels. Raises `DataError`
@@ -81,8 +84,21 @@ def from_tfrecords(files: Sequence[Path], columns: Mapping[str, str]) -> Listing
     places: dict[str, list[tuple[Path, int, int]]] = {}
     values: dict[str, list[Any]] = {}
     digests: dict[str, str] = {}
+    read_as: list[Fact] = []
+    roles, told = evaluated({split_of(file.name) for file in files}, eval_split, files[0].parent)
+
+    def kept(features: dict[str, Value], label: str | None, path: Path) -> tuple[str | None, list]:
+        """The column of images, and without one those of numbers."""
+        image = chosen("image", list(features), columns, path)
+        taken = (label, "label")  # beside another, a column of that name would replace it
+        numbers = [n for n, v in features.items() if n not in taken and not isinstance(v, list)]
+        if image is None and not numbers:
+            numbers = [n for n in features if n != label]  # whose bytes are refused
+        return image, [] if image else numbers
+
     for path in files:
-        split = split_of(path.name)
+        if (split := roles.get(split_of(path.name))) is None:
+            continue
         digest = hashlib.sha256()
         for offset, data in records(path):
             digest.update(data)
@@ -93,6 +109,10 @@ def from_tfrecords(files: Sequence[Path], columns: Mapping[str, str]) -> Listing
                 value.decode() if isinstance(value, bytes) else value
             )
             places.setdefault(split, []).append((path, offset, len(data)))
+            image, others = kept(features, label, path)
+            left = {*features} - {image, label, *others}
+            told_now = reading({"image": image, "label": label}, others, left)
+            read_as += [one for one in told_now if one not in read_as]
         digests[split] = f"{digests.get(split, '')}{path.name} {digest.hexdigest()} "
 
     def reader(places: list[tuple[Path, int, int]]) -> Callable[[int], Mapping[str, Any]]:
@@ -101,12 +121,11 @@ def from_tfrecords(files: Sequence[Path], columns: Mapping[str, str]) -> Listing
             with open(path, "rb") as file:
                 file.seek(offset)
                 features = _features(path, offset, file.read(length))
-            image, label = (
-                chosen(role, list(features), columns, path) for role in ("image", "label")
-            )
+            label = chosen("label", list(features), columns, path)
+            image, others = kept(features, label, path)
             if image is not None:
                 return {"image": _single(features[image])}
-            return {n.replace("/", "_"): _column(v) for n, v in features.items() if n != label}
+            return {n.replace("/", "_"): _column(features[n]) for n in others}
 
         return read
 
@@ -116,7 +135,7 @@ def from_tfrecords(files: Sequence[Path], columns: Mapping[str, str]) -> Listing
         for split in ("train", "eval")
         if (at := places.get(split))
     }
-    return Listing.classified(splits, classes)
+    return Listing.classified(splits, classes, *told, *read_as, origin="label")
 
 
 def _features(path: Path, offset: int, data: bytes) -> dict[str, Value]:

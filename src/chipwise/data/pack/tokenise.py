@@ -23,13 +23,13 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...base import DataError, RecipeError, library
+from ...base import DataError, Fact, RecipeError, library
 from ...base.files import read_regular
 from ..deadline import TooSlow, in_time
 from ..packed import PackedFolder
@@ -108,13 +108,15 @@ def text_listing(
     where: Path,
     columns: Mapping[str, str] | None = None,
     share: float | None = None,
+    eval_split: str | None = None,
 ) -> Listing:
     """The examples of the text at `path`: a file, a folder of files, or a column of a table. A
     string names a data set of the Hub, whose column is read. With a column "prompt" the examples
     have a `mask`, 1 for tokens of the answers.
 
     *Arguments:* `where`: a folder with space for the tokens. `share`: the share of the documents
-    for eval, selected by name, or the last part of a single document.
+    for eval, selected by name, or the last part of a single document. `eval_split`: as in
+    `PackSettings`.
 
     Raises `DataError` with the file and the byte for damaged text.
     """
@@ -124,10 +126,13 @@ def text_listing(
     spools = {split: _Spool(where, dtype, masked) for split in ("train", "eval")}
     count = 0
     begun = set()
+    told: list[Fact] = []
 
     def parts() -> Iterator[_Part]:
         nonlocal count
-        for document in documents(path, dict(columns or {})):
+        for document in documents(path, dict(columns or {}), eval_split, told.append):
+            if share is not None and document.split == "eval":
+                raise DataError("split-twice", share=share, splits=["train", "eval"])
             digest = hashlib.sha256(document.name.encode("utf-8", "surrogateescape")).digest()
             drawn = int.from_bytes(digest[:8]) / 2.0**64  # from 0 to 1, a function of the name
             split = "eval" if share is not None and drawn < share else document.split
@@ -151,7 +156,7 @@ def text_listing(
                 "of these."
             )
             raise DataError("text-empty", wrong, path=path)
-        return _joined(path, form, tokens, spools, count, share)
+        return replace(_joined(path, form, tokens, spools, count, share), told=tuple(told))
 
 
 _Part = tuple["_Spool", bytes | Sequence[int | None], bool]

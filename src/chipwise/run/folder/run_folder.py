@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from ...base import ChipwiseError, DivergedError, RunError, Stopped, locks
+from ...base.facts import plain
 from ...base.figures import known
 from ...base.files import is_full, open_inside, put_inside, put_on_disk, to_write
 from ...data.class_names import names_in
 from ...data.compared import Data
+from ...data.readings import readings
 from ...machine.fingerprint import this_machine
 from ...recipe.recipe import Recipe
 from ...step.state import nbytes
@@ -345,6 +347,8 @@ def recorded(recipe: Recipe) -> dict[str, Any]:
     known = {"source": recipe.source, "classes": names_in(recipe.task)}
     if texts := recipe.task.known_texts:
         known["texts"] = texts
+    if read := readings(recipe.task):
+        known["read"] = plain(read)
     return json.loads(json.dumps({**recipe.describe(), **known}))
 
 

@@ -1,0 +1,34 @@
+"""How a task's data and weights were read, for the first lines of a run and its recipe.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..base import Fact, fact
+from .class_names import names_in
+from .draws import Wrapped
+from .packed import PackedFolder
+
+
+def packs_read(sources: Iterable[Any]) -> list[Fact]:
+    """What packed folders among `sources`, or below their wrappers, say of how they were read, each
+    once."""
+    texts: dict[str, None] = {}
+    for source in sources:
+        while isinstance(source, Wrapped):
+            source = source.source
+        if isinstance(source, PackedFolder):
+            texts |= dict.fromkeys(source.readings)
+    return [fact("pack-read", sentence=text) for text in texts]
+
+
+def readings(task: Any) -> list[Fact]:
+    """How the packs and the weights of a task were read."""
+    return [*packs_read((task.train, task.eval)), *task.read]
+
+
+def classes_of(task: Any) -> list[Fact]:
+    """The number of a task's classes and their first names, if they have names."""
+    names = names_in(task)
+    return [fact("classes-known", count=len(names), names=names)] if names else []

@@ -1,0 +1,123 @@
+"""`inputs=` and `target=` of what is not there, or that fail, end in one error, in every framework."""
+
+import os
+
+import jax
+import numpy as np
+import pytest
+
+import chipwise as cw
+from chipwise.base.errors import RecipeError
+from refusals import refused
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+DATA = cw.Arrays(x=np.zeros((16, 5), np.float32), label=np.arange(16) % 3, classes=3)
+
+
+def nnx(**columns):
+    from flax import nnx
+
+    def net(rngs):
+        return nnx.Linear(5, 3, rngs=rngs)
+
+    return cw.nnx.task(net, cw.losses.softmax_cross_entropy, train=DATA, **columns)
+
+
+def linen(**columns):
+    from flax import linen
+
+    return cw.linen.task(linen.Dense(3), cw.losses.softmax_cross_entropy, train=DATA, **columns)
+
+
+def equinox(**columns):
+    eqx = pytest.importorskip("equinox")
+    net = eqx.nn.Linear(5, 3, key=jax.random.key(0))
+    return cw.equinox.task(net, cw.losses.softmax_cross_entropy, train=DATA, **columns)
+
+
+def torch(**columns):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torchax")
+    return cw.torch.task(torch.nn.Linear(5, 3), torch.nn.CrossEntropyLoss(), train=DATA, **columns)
+
+
+def keras(**columns):
+    keras = pytest.importorskip("keras")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+    return cw.keras.task(model, loss, train=DATA, **columns)
+
+
+def own(batch):
+    return {}["x"]
+
+
+CASES = {
+    "a name": ({"inputs": "z"}, "adapter-column", {"column": "z"}),
+    "one of several names": ({"inputs": ["x", "z"]}, "adapter-column", {"column": "z"}),
+    "a name for an argument": ({"inputs": {"x": "z"}}, "adapter-column", {"column": "z"}),
+    "names in a list": ({"inputs": [["x"]]}, "adapter-column", {"column": "['x']"}),
+    "a list for an argument": ({"inputs": {"x": ["x"]}}, "adapter-column", {"column": "['x']"}),
+    "a number": ({"inputs": (0,)}, "adapter-column", {"column": "0"}),
+    "no names": ({"inputs": {}}, "adapter-no-inputs", {}),
+    "arguments without names": ({"inputs": {0: "x"}}, "adapter-argument-names", {"inputs": [0]}),
+    "a key": ({"inputs": lambda batch: batch["z"]}, "adapter-column", {"column": "z"}),
+    "a position": ({"inputs": lambda batch: batch[0]}, "adapter-column", {"column": "0"}),
+    "an attribute": ({"inputs": lambda batch: batch.x}, "task-fails", {"what": "inputs="}),
+    "a key of something else": ({"inputs": own}, "task-fails", {"error": "KeyError", "reason": "'x'"}),
+    "another type": ({"inputs": lambda batch: batch["x"] + "a"}, "task-fails", {"error": "TypeError"}),
+    "no argument": ({"inputs": lambda: None}, "task-fails", {"what": "inputs="}),
+    "numpy": ({"inputs": lambda batch: np.asarray(batch["x"])}, "task-decides-by-value", {}),
+    "nothing": ({"inputs": lambda batch: None}, "adapter-returned", {"kind": "NoneType"}),
+    "text": ({"inputs": lambda batch: ["x"]}, "adapter-returned", {"kind": "str"}),
+    "a set": ({"inputs": lambda batch: {"x"}}, "adapter-returned", {"kind": "set"}),
+    "no target": ({"target": "labels"}, "adapter-column", {"column": "labels", "near": "label"}),
+    "several targets": ({"target": ("label",)}, "adapter-columns-expected", {"what": "target"}),
+    "a target's key": ({"target": lambda batch: batch["z"]}, "adapter-column", {"column": "z"}),
+    "a target's attribute": ({"target": lambda batch: batch.label}, "task-fails", {"what": "target="}),
+    "a target of nothing": ({"target": lambda batch: None}, "adapter-returned", {"what": "target"}),
+    "a target of text": ({"target": lambda batch: "label"}, "adapter-returned", {"kind": "str"}),
+}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        nnx,
+        linen,
+        *(
+            pytest.param(make, marks=[pytest.mark.slow, pytest.mark.drawn(share=0.25)])
+            for make in (equinox, torch, keras)
+        ),
+    ],
+)
+@pytest.mark.parametrize(("columns", "code", "facts"), CASES.values(), ids=CASES)
+def test_columns_that_are_not_there(make, columns, code, facts):
+    with refused(RecipeError, code, **facts) as caught:
+        recipe = cw.Recipe(
+            task=make(**columns), batch=8, replicas=1, duration="1st", optimizer=cw.sgd(lr=0.1)
+        )
+        cw.fit(recipe, on=cw.On(devices=1), progress="none")
+    if code == "task-fails" and facts.get("error"):
+        assert "test_columns.py" in caught.value.facts["where"]
+
+
+@pytest.mark.parametrize("inputs", [("x", "label"), {"inputs": "x", "kind": "label"}])
+def test_a_label_is_no_input_of_a_prediction(inputs):
+    from flax import nnx
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.layer = nnx.Linear(5, 3, rngs=rngs)
+
+        def __call__(self, inputs, kind):
+            return self.layer(inputs) + kind[:, None]
+
+    with refused(RecipeError, "adapter-label-input", model="Net"):
+        cw.nnx.task(lambda rngs: Net(rngs), cw.losses.softmax_cross_entropy, train=DATA, inputs=inputs)
+
+
+@pytest.mark.parametrize("columns", [["z"], ["x", "z"], ["label"]])
+def test_columns_to_pad_that_are_not_there_or_have_no_length(columns):
+    with refused(RecipeError, "padded-column", name=columns[-1]):
+        cw.data.Padded(DATA, 8, columns)[0]
