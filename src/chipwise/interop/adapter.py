@@ -20,7 +20,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ..base import RecipeError, invalid, near
-from ..models.last_activation import last_activation
+from ..models.last_activation import PROBABILITIES, last_activation
 from ..recipe.source import Source, rows_of, spec_of
 from ..recipe.task import Sum, Task, Tree
 from ..recipe.user_code import reason_of, user_code, where_of
@@ -161,8 +161,8 @@ def stated(task: Task, model: str, loss: Any) -> Task:
     """`task` with the kind of values that its `predict` returns, derived from its last operation
     and from the values that `loss` takes.
 
-    Raises `RecipeError` if the model ends in the activation that the loss applies again, or in
-    logits where the loss takes probabilities. Both would train, and badly.
+    Raises `RecipeError` if the model ends in a softmax or sigmoid and the loss applies one again,
+    or in logits where the loss takes probabilities. Both would train, and badly.
     """
     spec = {name: s for name, s in spec_of(task.train).items() if name != "label"}
     first = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
@@ -170,37 +170,50 @@ def stated(task: Task, model: str, loss: Any) -> Task:
     traced = jax.make_jaxpr(task.predict)(*first, rows_of(spec, 2)).jaxpr
     last = last_activation(traced)
     takes = _takes(loss)
-    named = name_of(loss)
-    if last is not None and last == takes:
-        raise RecipeError("activation-twice", model=model, last=last, loss=named)
-    if (last, takes) == ("linear", "probabilities"):
-        raise RecipeError("loss-of-probabilities", model=model, loss=named)
-    if last in ("softmax", "sigmoid") or takes == "probabilities":
+    facts = {"model": model, "last": last, "loss": name_of(loss)}
+    if last in PROBABILITIES and takes in PROBABILITIES:
+        raise RecipeError("activation-twice", **facts)
+    if last in ("linear", "log-softmax") and takes == "probabilities":
+        raise RecipeError("loss-of-probabilities", **facts)
+    if last in ("linear", *PROBABILITIES) and takes == "log-softmax":
+        raise RecipeError("loss-of-log-probabilities", **facts)
+    returns: str | None = "values"
+    if last in PROBABILITIES or takes == "probabilities":
         returns = "probabilities"
-    else:
-        shapes = [v.aval.shape for v in traced.outvars]
-        returns = "logits" if takes is not None or shapes == [(2, task.classes)] else "values"
+    elif takes is not None:
+        returns = "logits"
+    elif [v.aval.shape for v in traced.outvars] == [(2, task.classes)]:
+        # Otherwise only the outputs themselves say it, in `predict`
+        returns = "logits" if last in ("linear", "log-softmax") else None
     return dataclasses.replace(task, returns=returns)
 
 
 _TAKES = {
     "softmax": (
-        "crossentropyloss crossentropy softmaxcrossentropy softmaxcrossentropywithintegerlabels"
+        "crossentropyloss crossentropy softmaxcrossentropy softmaxcrossentropywithintegerlabels "
+        "weightedsoftmaxcrossentropy safesoftmaxcrossentropy"
     ),
-    "sigmoid": "bcewithlogitsloss binarycrossentropywithlogits sigmoidbinarycrossentropy",
+    "sigmoid": (
+        "bcewithlogitsloss binarycrossentropywithlogits sigmoidbinarycrossentropy "
+        "sigmoidcrossentropy sigmoidfocalloss"
+    ),
+    "log-softmax": "nllloss",
     "probabilities": (
-        "bceloss binarycrossentropy categoricalcrossentropy sparsecategoricalcrossentropy"
+        "bceloss binarycrossentropy categoricalcrossentropy sparsecategoricalcrossentropy "
+        "binaryfocalcrossentropy categoricalfocalcrossentropy"
     ),
 }
 """The activation that losses of PyTorch, Keras, optax and chipwise apply to the outputs themselves,
-or "probabilities" for losses that take probabilities."""
+"log-softmax" or "probabilities" for losses of what these give."""
 
 
 def _takes(loss: Any) -> str | None:
+    from_logits = getattr(loss, "from_logits", False)  # of Keras
     while isinstance(loss, functools.partial):
+        from_logits = loss.keywords.get("from_logits", from_logits)
         loss = loss.func
     name = name_of(loss).lower().replace("_", "")
-    if getattr(loss, "from_logits", None) is True:  # of Keras
+    if from_logits is True:
         return "sigmoid" if name.startswith("binary") else "softmax"
     library = str(getattr(loss, "__module__", "")).partition(".")[0]
     known = library in ("torch", "keras", "optax", "chipwise")
