@@ -67,7 +67,8 @@ def task(
       was compiled with, with its weight. A function that the model was compiled with is called as
       Keras calls it: with the target first, in float32, and `(b, 1)` if the outputs are.
     - `metrics`: also a list, as in `model.compile`. None: the metrics that the model was compiled
-      with.
+      with. Keras' own and those of a list are called as Keras calls them, with the target first,
+      and leave out what is masked. "accuracy" is the one that Keras takes for the shapes.
     - The others: as in `interop.adapter.Data`. Several inputs are given by their names, in their
       order, or as the model's list or dict.
 
@@ -85,7 +86,7 @@ def task(
     _check(keras, model)
     given = _loss(keras, model, loss)
     judge = _judge(keras, model, given, compiled=loss is None)
-    metrics = metrics if isinstance(metrics, Mapping) else _metrics(keras, model, given, metrics)
+    metrics = _metrics(keras, model, metrics)
     columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better, eval_group)
     trained, other, seeds = _variables(model)
     has_mode = "training" in inspect.signature(model.call).parameters
@@ -215,44 +216,70 @@ def _loss(keras: Any, model: Any, loss: Any) -> Any:
 _BETTER = {"up": HIGHER, "down": LOWER}
 """The `_direction` of metrics in Keras."""
 
-_ACCURACIES = {
-    "softmax_cross_entropy": "sparse_categorical_accuracy",
-    "sparse_categorical_crossentropy": "sparse_categorical_accuracy",
-    "categorical_crossentropy": "categorical_accuracy",
-    "binary_crossentropy": "binary_accuracy",
-}
 
-
-def _metrics(keras: Any, model: Any, loss: Any, given: Any) -> dict[str, Callable]:
+def _metrics(keras: Any, model: Any, given: Any) -> dict[str, Callable]:
     """Metrics `given`, else those that the model was compiled with, as `(outputs, target) ->
     values`. Without sample weights the weighted ones are like the others."""
-    lists = [given]
-    if given is None and (compiled := getattr(model, "_compile_metrics", None)) is not None:
-        lists = [compiled._user_metrics, compiled._user_weighted_metrics]
-    lists = [one if isinstance(one, (list, tuple)) else [one] for one in lists if one is not None]
+    if isinstance(given, Mapping):
+        pairs = list(given.items())
+    else:
+        lists = [given]
+        if given is None and (compiled := getattr(model, "_compile_metrics", None)) is not None:
+            lists = [compiled._user_metrics, compiled._user_weighted_metrics]
+        lists = [
+            one if isinstance(one, (list, tuple)) else [one] for one in lists if one is not None
+        ]
+        pairs = [(_metric_name(one), one) for one in itertools.chain(*lists)]
     metrics: dict[str, Callable] = {}
-    for one in itertools.chain(*lists):
-        name = (
-            one
-            if isinstance(one, str)
-            else getattr(one, "name", getattr(one, "__name__", repr(one)))
-        )
-        if one in ("accuracy", "acc"):  # Keras too takes the one that belongs to the loss
-            kind = getattr(getattr(loss, "fn", loss), "__name__", "")
-            one = getattr(keras.metrics, _ACCURACIES.get(kind, ""), one)
+    for name, one in pairs:
+        if isinstance(given, Mapping) and not _is_keras(keras, one):
+            metrics[name] = one  # of (outputs, target)
+            continue
+        if str(one).lower() in ("accuracy", "acc"):
+            one = functools.partial(_accuracy, keras)
         elif isinstance(one, str):
             one = keras.metrics.get(one)
         better = _BETTER.get(getattr(one, "_direction", ""))
-        if isinstance(one, keras.metrics.MeanMetricWrapper):
+        mean = keras.metrics.MeanMetricWrapper
+        if isinstance(one, mean) and type(one).update_state is mean.update_state:
             one = functools.partial(one._fn, **one._fn_kwargs)
         if not callable(one) or isinstance(one, keras.metrics.Metric):
             raise RecipeError("keras-metric", model=type(model).__name__, metric=str(name))
-        metrics[name] = functools.partial(_values, one, better)
+        metrics[name] = functools.partial(_values, keras, one, better)
     return metrics
 
 
-def _values(metric: Callable, better: str | None, outputs: Any, target: Any) -> Sum:
-    return dataclasses.replace(_summed(metric, target, outputs), better=better)
+def _metric_name(one: Any) -> str:
+    if isinstance(one, str):
+        return one
+    return getattr(one, "name", getattr(one, "__name__", repr(one)))
+
+
+def _is_keras(keras: Any, one: Any) -> bool:
+    """Whether a loss or metric is Keras' own, which takes the target first."""
+    own = isinstance(one, (keras.metrics.Metric, keras.losses.Loss))
+    return own or str(getattr(one, "__module__", "")).startswith("keras")
+
+
+def _accuracy(keras: Any, target: Any, outputs: Any) -> Any:
+    """The accuracy that Keras takes for these shapes: the binary, categorical or sparse one."""
+    choose = keras.src.trainers.compile_utils.is_binary_or_sparse_categorical
+    binary, sparse = choose(target, outputs)
+    kind = "binary" if binary else "sparse_categorical" if sparse else "categorical"
+    return getattr(keras.metrics, f"{kind}_accuracy")(target, outputs)
+
+
+def _values(keras: Any, metric: Callable, better: str | None, outputs: Any, target: Any) -> Sum:
+    """The sum of a metric's values over what is not masked, as Keras counts them."""
+    mask = keras.src.backend.get_keras_mask(outputs) if hasattr(outputs, "dtype") else None
+    if mask is None:
+        return dataclasses.replace(_summed(keras, metric, target, outputs), better=better)
+    values = _with_promotion(keras, metric, target, outputs)
+    with own_promotion():
+        values, weights = keras.src.metrics.reduction_metrics.reduce_to_samplewise_values(
+            values, mask, keras.ops.mean, "float32"
+        )
+    return Sum(jnp.sum(values), jnp.sum(weights), better=better)
 
 
 def _judge(keras: Any, model: Any, given: Any, compiled: bool) -> Callable:
@@ -262,7 +289,7 @@ def _judge(keras: Any, model: Any, given: Any, compiled: bool) -> Callable:
     own = isinstance(given, keras.losses.Loss)
     if own and given.reduction == "sum":
         raise RecipeError("keras-loss-summed", loss=type(given).__name__)
-    if not (own or compiled or str(getattr(given, "__module__", "")).startswith("keras")):
+    if not (compiled or _is_keras(keras, given)):
         return given
     if compiled:
         weights = keras.tree.flatten(model._compile_loss._user_loss_weights)
@@ -278,19 +305,24 @@ def _judge(keras: Any, model: Any, given: Any, compiled: bool) -> Callable:
             if len(single) != 2:
                 raise RecipeError("keras-loss-of-outputs", model=type(model).__name__)
             outputs, target = single
-        value = _summed(given, target, outputs)
+        value = _summed(keras, given, target, outputs)
         return value if weight is None else Sum(value.total * weight, value.count)
 
     return judge
 
 
-def _summed(function: Callable, target: Any, outputs: Any) -> Sum:
+def _summed(keras: Any, function: Callable, target: Any, outputs: Any) -> Sum:
     examples = len(jax.tree.leaves(target)[0])
-    return adapter.as_sum(_with_promotion(function, target, outputs), examples)
+    return adapter.as_sum(_with_promotion(keras, function, target, outputs), examples)
 
 
-def _with_promotion(loss: Callable, target: Any, outputs: Any) -> Any:
-    wide = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), outputs)
+def _with_promotion(keras: Any, loss: Callable, target: Any, outputs: Any) -> Any:
+    def widened(x: Any) -> Any:
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        keras.src.backend.set_keras_mask(wide, keras.src.backend.get_keras_mask(x))
+        return wide
+
+    wide = jax.tree.map(widened, outputs)
     with own_promotion():
         return loss(target, wide)
 
