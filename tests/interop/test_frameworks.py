@@ -1,6 +1,7 @@
 """One small network with batch norm and dropout through every adapter: what its own framework computes in
 float64, and the same fingerprint on 1, 2, 4 and 8 devices."""
 
+import json
 import os
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import chipwise as cw
 from chipwise.interop.adapter import Data, as_sum, flattened, nested
 from chipwise.recipe import freezing
+from chipwise.recipe.described import described_rows
 from chipwise.recipe.low_rank import Adapter
 from chipwise.step.state import abstract_state
 from refusals import refused
@@ -567,3 +569,53 @@ def test_an_argument_that_moves_the_statistics_is_asked_for(framework):
     pairs = zip(*map(jax.tree.leaves, (state, moved, same)), strict=True)
     kept = [(np.array_equal(old, new), np.array_equal(old, again)) for old, new, again in pairs]
     assert not all(one for one, _ in kept) and all(again for _, again in kept)
+
+
+# ---- what was read of a model is shown in a run's first lines, and stored
+
+READ = {
+    "torch": {"model": "Sequential of torch", "inputs": "by <lambda>", "loss": "CrossEntropyLoss"},
+    "keras": {
+        "model": "Sequential of keras",
+        "inputs": "image",
+        "mode": "training=True in training",
+        "loss": "SparseCategoricalCrossentropy(from_logits=True)",
+    },
+    "nnx": {"model": "Net of nnx", "inputs": "image", "loss": "softmax_cross_entropy"},
+    "linen": {
+        "model": "Net of linen",
+        "inputs": "image",
+        "mode": "train=True in training",
+        "loss": "softmax_cross_entropy",
+    },
+    "equinox": {"model": "Net of equinox", "inputs": "image", "loss": "softmax_cross_entropy"},
+}
+
+
+@pytest.mark.parametrize(
+    "framework", [pytest.param(f, marks=() if f == "linen" else pytest.mark.slow) for f in FRAMEWORKS]
+)
+def test_what_was_read_is_shown_and_stored(framework, tmp_path, capsys):
+    task = FRAMEWORKS[framework](train=DATA, metrics=METRICS)
+    expected = {**READ[framework], "target": "label", "metrics": "accuracy", "outputs": "logits"}
+    assert task.read == expected
+    how = {"on": cw.On(devices=1), "run": tmp_path / "run", "progress": "lines"}
+    cw.fit(recipe(task, duration="1st"), **how)
+    shown = capsys.readouterr().err.splitlines()[:3]
+    assert str(task.shown) in shown and task.shown.code == "model-read"
+    stored = json.loads((tmp_path / "run" / "recipe.json").read_text())
+    assert stored["read"] == expected
+    rows = dict(described_rows(stored, None))
+    assert rows.items() >= expected.items()
+    del stored["read"]  # a run of an earlier version goes on
+    (tmp_path / "run" / "recipe.json").write_text(json.dumps(stored))
+    assert cw.fit(recipe(task, duration="1st"), **how).steps == 1
+
+
+def test_what_a_keras_model_was_compiled_with_is_shown():
+    keras = pytest.importorskip("keras")
+    model = keras_net()
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["acc", "mse"])
+    read = cw.keras.task(model, train=DATA).read
+    assert read["loss"] == "SparseCategoricalCrossentropy(from_logits=True), as compiled"
+    assert read["metrics"] == "acc (sparse_categorical_accuracy), mse"

@@ -104,6 +104,15 @@ class Data:
         named = isinstance(self.target, str)
         return _column(batch, self.target) if named else _read(self.target, batch, "target")
 
+    def read(self) -> dict[str, str]:
+        """The columns and the metrics, as a run shows and stores them."""
+        names = self.inputs
+        if names is None:
+            target = self.target if isinstance(self.target, str) else "label"
+            names = [name for name in sorted(spec_of(self.train)) if name != target]
+        shown = {"inputs": names, "target": self.target, "metrics": list(self.metrics or ())}
+        return {name: text for name, one in shown.items() if (text := _shown(one))}
+
     def one(self) -> Arguments:
         """The shapes of the model's arguments for one example."""
         return jax.eval_shape(
@@ -154,12 +163,13 @@ class Data:
             eval_group=self.eval_group,
             class_names=tuple(getattr(self.train, "class_names", ())),
             framework=framework,
+            read={"model": f"{model} of {framework}", **self.read()},
         )
 
 
-def stated(task: Task, model: str, loss: Any) -> Task:
+def stated(task: Task, model: str, loss: Any, read: Mapping[str, str] = {}) -> Task:
     """`task` with the kind of values that its `predict` returns, derived from its last operation
-    and from the values that `loss` takes.
+    and from the values that `loss` takes. `read`: what else was read, for `Task.read`.
 
     Raises `RecipeError` if the model ends in a softmax or sigmoid and the loss applies one again,
     or in logits where the loss takes probabilities. Both would train, and badly.
@@ -185,7 +195,8 @@ def stated(task: Task, model: str, loss: Any) -> Task:
     elif [v.aval.shape for v in traced.outvars] == [(2, task.classes)]:
         # Otherwise only the outputs themselves say it, in `predict`
         returns = "logits" if last in ("linear", "log-softmax") else None
-    return dataclasses.replace(task, returns=returns)
+    read = {**task.read, "loss": shown_loss(loss), **read, "outputs": returns or "not stated"}
+    return dataclasses.replace(task, returns=returns, read=read)
 
 
 _TAKES = {
@@ -316,6 +327,12 @@ def name_of(loss: Any) -> str:
     return getattr(loss, "__name__", type(loss).__name__)
 
 
+def shown_loss(loss: Any) -> str:
+    """A loss as a run shows it, such as "BinaryCrossentropy(from_logits=True)"."""
+    logits = getattr(loss, "from_logits", None)  # of Keras
+    return name_of(loss) + ("" if logits is None else f"(from_logits={logits})")
+
+
 def unjudged(loss: Any, outputs: Any, target: Any, error: Exception) -> RecipeError:
     """The error for a `loss` that fails in its own framework, at what the model returns."""
     return RecipeError(
@@ -330,6 +347,15 @@ def unjudged(loss: Any, outputs: Any, target: Any, error: Exception) -> RecipeEr
 
 def _called_with(model: str, given: Arguments) -> str:
     return f"{model}, called with {_shapes(given)},"
+
+
+def _shown(columns: Any) -> str:
+    """Names of columns, or the function that reads them, in a line."""
+    if isinstance(columns, Mapping):
+        return ", ".join(f"{name}={_shown(one)}" for name, one in columns.items())
+    if isinstance(columns, (tuple, list)):
+        return ", ".join(map(_shown, columns))
+    return columns if isinstance(columns, str) else f"by {name_of(columns)}"
 
 
 def _shapes(arrays: Any) -> str:

@@ -24,7 +24,7 @@ from ..recipe import freezing
 from ..recipe.task import Task, Tree
 from . import adapter
 from .adapter import Data, Judging, Source, own_promotion, stated, with_loss
-from .modes import Mode, ask, in_mode, modes_of, parameters
+from .modes import Mode, ask, in_mode, modes_of, parameters, shown
 
 INSTALL = "pip install 'chipwise[equinox]'"
 AXIS = "batch"
@@ -112,7 +112,8 @@ def task(
     columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better, eval_group)
     if mode is None:
         ask(kind, known, modes, columns, init, forward)
-    return stated(columns.task("equinox", kind, init, with_loss(forward, loss, kind)), kind, loss)
+    built = columns.task("equinox", kind, init, with_loss(forward, loss, kind))
+    return stated(built, kind, loss, shown(modes))
 
 
 @as_annotated

@@ -33,6 +33,7 @@ from ..base.annotations import as_annotated
 from ..base.figures import one_line
 from ..recipe import freezing
 from ..recipe.direction import HIGHER, LOWER
+from ..recipe.source import rows_of, spec_of
 from ..recipe.task import Sum, Task, Tree
 from . import adapter
 from .adapter import Arguments, Data, Source, own_promotion, with_loss
@@ -125,9 +126,11 @@ def task(
         return outputs, state, sum(added) if added and train else None
 
     kind = type(model).__name__
-    return adapter.stated(
-        columns.task("keras", kind, init, with_loss(forward, judge, kind)), kind, given
-    )
+    built = columns.task("keras", kind, init, with_loss(forward, judge, kind))
+    read = _read(keras, columns, built, has_mode)
+    if loss is None:
+        read["loss"] = f"{adapter.shown_loss(given)}, as compiled"
+    return adapter.stated(built, kind, given, read)
 
 
 @as_annotated
@@ -262,11 +265,37 @@ def _is_keras(keras: Any, one: Any) -> bool:
 
 
 def _accuracy(keras: Any, target: Any, outputs: Any) -> Any:
+    return getattr(keras.metrics, _accuracy_of(keras, target, outputs))(target, outputs)
+
+
+def _accuracy_of(keras: Any, target: Any, outputs: Any) -> str:
     """The accuracy that Keras takes for these shapes: the binary, categorical or sparse one."""
     choose = keras.src.trainers.compile_utils.is_binary_or_sparse_categorical
     binary, sparse = choose(target, outputs)
     kind = "binary" if binary else "sparse_categorical" if sparse else "categorical"
-    return getattr(keras.metrics, f"{kind}_accuracy")(target, outputs)
+    return f"{kind}_accuracy"
+
+
+def _read(keras: Any, columns: Data, built: Task, has_mode: bool) -> dict[str, str]:
+    """The mode, and the names of the metrics with the accuracy that "accuracy" is."""
+    read = {"mode": "training=True in training"} if has_mode else {}
+    metrics = columns.metrics or {}
+    if not any(map(_is_accuracy, metrics.values())):
+        return read
+    model = jax.eval_shape(built.init, jax.eval_shape(lambda: jax.random.key(0)))
+    rows = rows_of(spec_of(columns.train), 2)
+    target = jax.eval_shape(columns.wanted, rows)
+    inputs = {name: column for name, column in rows.items() if name != "label"}
+    assert built.predict is not None  # `Data.task` has made one
+    taken = _accuracy_of(keras, target, jax.eval_shape(built.predict, *model, inputs))
+    names = [f"{n} ({taken})" if _is_accuracy(one) else n for n, one in metrics.items()]
+    return read | {"metrics": ", ".join(names)}
+
+
+def _is_accuracy(metric: Any) -> bool:
+    """Whether it is a metric of `_metrics` whose kind follows from the shapes."""
+    inner = metric.args[1] if getattr(metric, "func", None) is _values else None
+    return getattr(inner, "func", None) is _accuracy
 
 
 def _values(keras: Any, metric: Callable, better: str | None, outputs: Any, target: Any) -> Sum:

@@ -18,7 +18,7 @@ from ..base.annotations import as_annotated
 from ..recipe import freezing
 from ..recipe.task import Task, Tree
 from .adapter import Arguments, Data, Judging, Source, not_a_model, own_promotion, stated, with_loss
-from .modes import Mode, ask, in_mode, modes_of, parameters
+from .modes import Mode, ask, in_mode, modes_of, parameters, shown
 
 
 @as_annotated
@@ -107,7 +107,8 @@ def task(
 
     if mode is None:
         ask(kind, {**call, **fields}, modes, columns, init, forward)
-    return stated(columns.task("linen", kind, init, with_loss(forward, loss, kind)), kind, loss)
+    built = columns.task("linen", kind, init, with_loss(forward, loss, kind))
+    return stated(built, kind, loss, shown(modes))
 
 
 def _fields(module: Any, call: Mapping[str, Any]) -> dict[str, inspect.Parameter]:

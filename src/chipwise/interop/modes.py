@@ -57,6 +57,12 @@ def modes_of(model: str, known: Mapping[str, Any], mode: str | Mapping[str, bool
     return {mode: MODES[mode]}
 
 
+def shown(modes: Mapping[str, bool]) -> dict[str, str]:
+    """The modes as a run shows them: `{"mode": "train=True in training"}`, or `{}`."""
+    said = ", ".join(f"{name}={value}" for name, value in modes.items())
+    return {"mode": f"{said} in training"} if said else {}
+
+
 def in_mode(
     modes: Mapping[str, bool], given: Arguments, train: bool
 ) -> tuple[dict[str, bool], Arguments]:

@@ -30,7 +30,7 @@ from .adapter import (
     stated,
     with_loss,
 )
-from .modes import Mode, ask, in_mode, modes_of, parameters
+from .modes import Mode, ask, in_mode, modes_of, parameters, shown
 
 #: Nested dictionaries with string keys and arrays as leaves.
 Tree = dict[str, Any]
@@ -79,11 +79,13 @@ def task(
     with nnx.use_eager_sharding(False):
         kind = type(nnx.eval_shape(lambda: make_model(nnx.Rngs(0))))
     name, known = kind.__name__, parameters(kind)
+    modes = modes_of(name, known, mode)
     columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better, eval_group)
     if mode is None:
-        ask(name, known, modes_of(name, known, mode), columns, init, forward)
+        ask(name, known, modes, columns, init, forward)
     built = columns.task("nnx", name, init, with_loss(forward, loss, name))
-    return stated(dataclasses.replace(built, sharding=sharding(make_model)), name, loss)
+    built = dataclasses.replace(built, sharding=sharding(make_model))
+    return stated(built, name, loss, shown(modes))
 
 
 @as_annotated

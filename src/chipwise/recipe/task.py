@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from ..base import RecipeError, invalid, unknown
+from ..base import Fact, RecipeError, fact, invalid, unknown
 from ..base.annotations import as_annotated
 from ..base.figures import one_line
 from .direction import declared
@@ -146,6 +146,8 @@ class Task:
       0. `cw.pretrained(run, optimizer=True).start` sets it.
     - `framework`: the framework of the user's model, such as "torch", or `None` for functions of
       JAX. `cw.torch.task` and its like set it.
+    - `read`: what these read of the model, its data and its loss, by name. A run shows and stores
+      it.
     """
 
     init: Callable[[jax.Array], tuple[Tree, Tree]]
@@ -168,6 +170,7 @@ class Task:
     texts: Mapping[str, Any] = field(default_factory=dict, hash=False)
     going_on: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
     framework: str | None = None
+    read: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self):
         object.__setattr__(self, "class_names", tuple(self.class_names))
@@ -201,6 +204,12 @@ class Task:
     def known_texts(self) -> dict[str, Any]:
         """`texts`, with the tokens before and after a document of the training data."""
         return {**getattr(self.train, "document_ends", {}), **self.texts}
+
+    @property
+    def shown(self) -> Fact | None:
+        """What was `read`, as a run's first lines have it. None for functions of JAX."""
+        parts = [f"{name}: {text}" for name, text in self.read.items()]
+        return fact("model-read", read=parts) if parts else None
 
     def directions_of(self, sums: Mapping[str, Any]) -> dict[str, str]:
         """The declared directions. Without evaluation data, only those of `sums`, since the metrics

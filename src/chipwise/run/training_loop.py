@@ -77,7 +77,7 @@ def training(
         )
         session = closing.enter_context(Session(recipe, on))
         reporter.introduce(session.start, session.warnings)
-        for notice in (told(recipe.task), *alike(names_in(recipe.task))):
+        for notice in (recipe.task.shown, told(recipe.task), *alike(names_in(recipe.task))):
             reporter.say(notice)
         reporter.say(best.check(session, better))
 
