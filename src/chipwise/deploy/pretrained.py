@@ -38,6 +38,7 @@ from .huggingface import (
     read_config,
     read_texts,
     settings_of,
+    unread,
     weight_files,
 )
 from .weight_names import translate
@@ -199,6 +200,7 @@ class Weights:
             from_data=task.from_data and from_data,
             weights=weights,
             texts={**task.texts, **self.texts},
+            read={**task.read, **unread(self.config, self.texts)},
             going_on=self.whole,
         )
 
