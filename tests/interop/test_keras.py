@@ -442,3 +442,39 @@ def test_metrics_leave_out_what_is_masked(name, given):
     held = jax.tree.map(lambda x: x.astype("bfloat16"), task.init(jax.random.key(0)))
     sums, _ = task.loss(*held, {"x": TOKENS, "y": MASKED[name]}, None, False)  # as precision="bf16" has it
     assert {n: float(s.total / s.count) for n, s in sums.items()} == pytest.approx(ours, rel=0.05)
+
+
+@pytest.mark.parametrize("metric", [keras.metrics.SparseCategoricalAccuracy, keras.metrics.MeanSquaredError])
+def test_a_class_is_the_metric_that_keras_makes_of_it(metric):
+    target = LABEL[:, None] if metric is keras.metrics.SparseCategoricalAccuracy else ONE_HOT
+    model = compiled([metric], loss=keras.losses.MeanSquaredError)
+    task = cw.keras.task(model, train=cw.Arrays(x=A, y=target), target="y")
+    assert our_numbers(task, A, target) == pytest.approx(own_numbers(model, A, target), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["crossentropy", "acuracy", "ce"])
+def test_a_metric_or_loss_that_keras_lacks_is_refused_by_name(name):
+    data = cw.Arrays(x=A, label=LABEL, classes=3)
+    with refused(cw.errors.RecipeError, "keras-metric-unknown", name=name):
+        cw.keras.task(compiled(None), train=data, metrics=[name])
+    with refused(cw.errors.RecipeError, "keras-loss-unknown", name=name):
+        cw.keras.task(compiled(None), name, train=data)
+
+
+@pytest.mark.parametrize(
+    ("zero", "loss", "metrics", "left"),
+    [
+        (True, lambda p, y: keras.ops.mean((p - y) ** 2), None, "<lambda>"),
+        (True, "mse", {"near": lambda p, y: keras.ops.abs(p - y)}, "near"),
+        (True, "mse", ["mae"], None),
+        (False, lambda p, y: keras.ops.mean((p - y) ** 2), None, None),
+    ],
+)
+def test_a_mask_that_is_left_to_own_functions_is_told(zero, loss, metrics, left):
+    """Those of `(outputs, target)`. Keras would leave out what is masked for a compiled one."""
+    keras.utils.set_random_seed(0)
+    embedding = keras.layers.Embedding(4, 3, mask_zero=zero)
+    model = keras.Sequential([keras.Input((5,), dtype="int32"), embedding, keras.layers.Dense(1)])
+    data = cw.Arrays(x=TOKENS, y=MASKED["mse"])
+    task = cw.keras.task(model, loss, train=data, target="y", metrics=metrics)
+    assert task.read.get("mask") == (f"left to {left}" if left else None)

@@ -90,6 +90,7 @@ def task(
     metrics = _metrics(keras, model, metrics)
     columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better, eval_group)
     trained, other, seeds = _variables(model)
+    masked: set[bool] = set()
     has_mode = "training" in inspect.signature(model.call).parameters
     start = {name: np.asarray(v.value) for name, v in {**trained, **other}.items()}
 
@@ -114,23 +115,21 @@ def task(
             outputs, new, added = model.stateless_call(
                 trainable, rest, *args, **kwargs, **mode, return_losses=True
             )
-        for term in added:
-            if shape := jnp.shape(term):
-                raise RecipeError("keras-added-loss", model=kind, shape=shape)
+        masked.add(keras.src.backend.get_keras_mask(outputs) is not None)
+        if shapes := [shape for term in added if (shape := jnp.shape(term))]:
+            raise RecipeError("keras-added-loss", model=kind, shape=shapes[0])
         values = {id(v): x for v, x in zip(fixed, new, strict=True)}
-        state = (
-            adapter.nested({name: values[id(v)] for name, v in other.items()}, "/")
-            if train
-            else state
-        )
+        if train:
+            state = adapter.nested({name: values[id(v)] for name, v in other.items()}, "/")
         return outputs, state, sum(added) if added and train else None
 
     kind = type(model).__name__
     built = columns.task("keras", kind, init, with_loss(forward, judge, kind))
-    read = _read(keras, columns, built, has_mode)
-    if loss is None:
-        read["loss"] = f"{adapter.shown_loss(given)}, as compiled"
-    return adapter.stated(built, kind, given, read)
+    compiled = {"loss": f"{adapter.shown_loss(given)}, as compiled"} if loss is None else {}
+    read = _read(keras, columns, built, has_mode) | compiled
+    built = adapter.stated(built, kind, given, read)
+    own = [adapter.name_of(given)] * (judge is given)
+    return _with_mask(built, metrics, own) if True in masked else built
 
 
 @as_annotated
@@ -208,12 +207,17 @@ def _loss(keras: Any, model: Any, loss: Any) -> Any:
     given = loss if loss is not None else getattr(model, "loss", None)
     if given is None:
         raise RecipeError("keras-no-loss", model=type(model).__name__)
-    if isinstance(given, str):
-        try:
-            given = keras.losses.get(given)
-        except ValueError as error:
-            raise RecipeError("keras-loss-unknown", loss=given, reason=one_line(error)) from error
-    return given
+    return _named(keras.losses, given, "keras-loss-unknown")
+
+
+def _named(module: Any, given: Any, code: str) -> Any:
+    """A loss or metric by its name or class, as Keras makes it, or what is `given`."""
+    if not isinstance(given, (str, type)):
+        return given
+    try:
+        return module.get(given)
+    except ValueError as error:
+        raise RecipeError(code, name=str(given), reason=one_line(error)) from error
 
 
 _BETTER = {"up": HIGHER, "down": LOWER}
@@ -223,25 +227,22 @@ _BETTER = {"up": HIGHER, "down": LOWER}
 def _metrics(keras: Any, model: Any, given: Any) -> dict[str, Callable]:
     """Metrics `given`, else those that the model was compiled with, as `(outputs, target) ->
     values`. Without sample weights the weighted ones are like the others."""
-    if isinstance(given, Mapping):
-        pairs = list(given.items())
-    else:
-        lists = [given]
-        if given is None and (compiled := getattr(model, "_compile_metrics", None)) is not None:
-            lists = [compiled._user_metrics, compiled._user_weighted_metrics]
-        lists = [
-            one if isinstance(one, (list, tuple)) else [one] for one in lists if one is not None
-        ]
-        pairs = [(_metric_name(one), one) for one in itertools.chain(*lists)]
     metrics: dict[str, Callable] = {}
-    for name, one in pairs:
+    lists = [given]
+    if given is None and (compiled := getattr(model, "_compile_metrics", None)) is not None:
+        lists = [compiled._user_metrics, compiled._user_weighted_metrics]
+    lists = [one if isinstance(one, (list, tuple)) else [one] for one in lists if one is not None]
+    listed: list[Any] = [
+        (one if isinstance(one, str) else None, one) for one in itertools.chain(*lists)
+    ]
+    for name, one in given.items() if isinstance(given, Mapping) else listed:
         if isinstance(given, Mapping) and not _is_keras(keras, one):
             metrics[name] = one  # of (outputs, target)
             continue
         if str(one).lower() in ("accuracy", "acc"):
             one = functools.partial(_accuracy, keras)
-        elif isinstance(one, str):
-            one = keras.metrics.get(one)
+        one = _named(keras.metrics, one, "keras-metric-unknown")
+        name = name or getattr(one, "name", adapter.name_of(one))
         better = _BETTER.get(getattr(one, "_direction", ""))
         mean = keras.metrics.MeanMetricWrapper
         if isinstance(one, mean) and type(one).update_state is mean.update_state:
@@ -250,12 +251,6 @@ def _metrics(keras: Any, model: Any, given: Any) -> dict[str, Callable]:
             raise RecipeError("keras-metric", model=type(model).__name__, metric=str(name))
         metrics[name] = functools.partial(_values, keras, one, better)
     return metrics
-
-
-def _metric_name(one: Any) -> str:
-    if isinstance(one, str):
-        return one
-    return getattr(one, "name", getattr(one, "__name__", repr(one)))
 
 
 def _is_keras(keras: Any, one: Any) -> bool:
@@ -290,6 +285,14 @@ def _read(keras: Any, columns: Data, built: Task, has_mode: bool) -> dict[str, s
     taken = _accuracy_of(keras, target, jax.eval_shape(built.predict, *model, inputs))
     names = [f"{n} ({taken})" if _is_accuracy(one) else n for n, one in metrics.items()]
     return read | {"metrics": ", ".join(names)}
+
+
+def _with_mask(built: Task, metrics: Mapping[str, Any], own: list[str]) -> Task:
+    """`built` with the functions of `(outputs, target)` to which a mask is left, since Keras would
+    leave out what is masked. *Arguments:* `own`: the loss, if it is one."""
+    own = own + [n for n, one in metrics.items() if getattr(one, "func", None) is not _values]
+    read = {**built.read, "mask": f"left to {', '.join(own)}"} if own else built.read
+    return dataclasses.replace(built, read=read)
 
 
 def _is_accuracy(metric: Any) -> bool:
