@@ -22,6 +22,7 @@ import pytest
 
 import chipwise as cw
 import tasks
+from chipwise.base import elsewhere
 from chipwise.base.annotations import as_annotated
 from chipwise.base.errors import ChipwiseError, RecipeError
 from refusals import refused
@@ -412,3 +413,22 @@ def test_a_class_stays_itself():
     on = cw.On(devices=3)
     assert pickle.loads(pickle.dumps(on)) == on and type(on) is cw.On
     assert list(inspect.signature(cw.fit).parameters)[:2] == ["recipe", "run"]
+
+
+DOORS = {
+    "fit": lambda **more: cw.fit(tasks.quick(), **more),
+    "training": lambda **more: cw.training(tasks.quick(), **more),
+    "Recipe": lambda **more: cw.Recipe(task=tasks.quick().task, **more),
+    "Task": lambda **more: cw.Task(init=len, loss=len, train=[], **more),
+    **{
+        f"{name}.task": lambda name=name, **more: getattr(cw, name).task(object(), len, train=[], **more)
+        for name in ("torch", "keras", "nnx", "linen", "equinox")
+    },
+}
+
+
+@pytest.mark.parametrize("given", elsewhere.HERE)
+@pytest.mark.parametrize("door", DOORS)
+def test_what_other_frameworks_call_an_argument_is_told_by_name(door, given):
+    with refused(RecipeError, "argument-elsewhere", name=given, here=elsewhere.HERE[given]):
+        DOORS[door](**{given: [object()]})

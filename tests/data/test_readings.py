@@ -110,7 +110,7 @@ def test_what_was_read_is_kept_and_said(make, tmp_path):
     names = sides["train"].names
     known = [str(fact("classes-known", count=len(names), names=names))] if names else []
     assert said[: len(known)] == known
-    stored = recorded(mine)["read"]
+    stored = recorded(mine)["readings"]
     assert [one["text"] for one in stored] == [str(one) for one in readings(mine.task)]
 
 
@@ -134,7 +134,7 @@ def test_a_run_of_a_pack_says_and_stores_how_it_was_read(tmp_path, capfd):
     said = "".join(capfd.readouterr())
     for text in ("eval is the split validation", "left out: the splits test", "classes: 5"):
         assert 0 < said.index(text) < said.index("step 1/1")
-    stored = json.loads((tmp_path / "run" / "recipe.json").read_text())["read"]
+    stored = json.loads((tmp_path / "run" / "recipe.json").read_text())["readings"]
     assert [one["text"] for one in stored[:2]] == [
         "packed: eval is the split validation",
         "packed: left out: the splits test",

@@ -43,7 +43,7 @@ def of_a_file(known, tmp_path):
 
 
 def as_read(task):
-    return [fact.code for fact in task.read]
+    return [fact.code for fact in task.weights_read]
 
 
 @every_pair
@@ -178,7 +178,7 @@ def test_a_head_that_cannot_be_found_is_refused_in_another_order(make):
     with refused(RecipeError, "head-in-another-order", classes=OWN, theirs=KNOWN) as caught:
         cw.pretrained(given, classes=KNOWN).start(mine)
     fresh = caught.value.facts["fresh"]
-    assert cw.pretrained(given, classes=KNOWN).start(mine, fresh=fresh).read == ()
+    assert cw.pretrained(given, classes=KNOWN).start(mine, fresh=fresh).weights_read == ()
     assert as_read(cw.pretrained(given).start(mine)) == ["head-by-number"]
     assert as_read(cw.pretrained(given, classes=OWN).start(mine)) == []
 
@@ -191,11 +191,11 @@ def test_what_is_no_head_of_classes_is_left_alone():
     )
     for classes in (KNOWN, ()):
         weights = cw.pretrained(given, classes=classes)
-        assert weights.start(task, fresh=("head/*",)).read == ()
+        assert weights.start(task, fresh=("head/*",)).weights_read == ()
         wide = dataclasses.replace(
             task, classes=None, predict=lambda p, s, b: jnp.tile(task.predict(p, s, b), (1, 2))
         )
-        assert weights.start(wide).read == ()
+        assert weights.start(wide).weights_read == ()
 
 
 def test_the_optimizer_is_not_joined(tmp_path):
@@ -228,8 +228,8 @@ def test_a_run_says_and_stores_how_its_head_was_read(tmp_path, capfd):
         run = tmp_path / code
         cw.fit(dataclasses.replace(mine, task=task), run, progress="lines", on=ONE)
         said = "".join(capfd.readouterr())
-        assert 0 < said.index(str(task.read[0])) < said.index("step 1/1")
-        stored = json.loads((run / "recipe.json").read_text())["read"]
+        assert 0 < said.index(str(task.weights_read[0])) < said.index("step 1/1")
+        stored = json.loads((run / "recipe.json").read_text())["readings"]
         assert [one["code"] for one in stored] == [code]
         # Resumed, and read again
         assert cw.result(run, dataclasses.replace(mine, task=task)).steps == 1

@@ -15,7 +15,7 @@ import chipwise as cw
 import published_texts as published
 from chipwise.base.errors import DataError, RecipeError
 from chipwise.data.pack.tokenise import TextForm, tokenizer_of
-from chipwise.deploy.huggingface import ends_of, folder_files
+from chipwise.deploy.huggingface import ends_of, folder_files, settings_of
 from chipwise.deploy.model import Trained
 from chipwise.interop.nnx import functional
 from chipwise.models.bert import BERT
@@ -217,6 +217,42 @@ def test_a_folders_sizes_make_the_recipe(tmp_path, kind):
     (folder / "config.json").write_text(json.dumps(told))
     with refused(RecipeError, "set-not-whole", name="depth", given="two"):
         cw.pretrained(folder).recipe()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "config", "generation"),
+    [
+        ("gpt2", {"attn_pdrop": 0.1, "embd_pdrop": 0.0, "resid_pdrop": 0.2}, {"top_p": 0.9, "num_beams": 4}),
+        ("llama", {"attention_dropout": 0.1}, {"temperature": 0.6, "do_sample": True}),
+        ("qwen3", {"attention_dropout": 0.0}, {"repetition_penalty": 1.1}),
+        ("bert", {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}, {}),
+        ("vit", {"hidden_dropout_prob": 0.3}, {}),
+    ],
+)
+def test_what_a_folder_says_of_training_and_drawing_is_told_by_name(tmp_path, kind, config, generation):
+    """The built-in nets have their own dropout, and `generate` takes its own arguments."""
+    model = moved(MODELS[kind][0]())
+    folder = written(model, tmp_path / "m")
+    files = {"config.json": config, "generation_config.json": generation}
+    expected = {}
+    for name, settings in files.items():
+        old = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+        (folder / name).write_text(json.dumps(old | settings))
+        if any(settings.values()):
+            said = ", ".join(f"{key}={value}" for key, value in sorted(settings.items()) if value)
+            expected[f"not read in {name}"] = said
+    read = cw.pretrained(folder).start(model.recipe.task).read
+    assert {name: ", ".join(sorted(text.split(", "))) for name, text in read.items()} == expected
+
+
+@pytest.mark.parametrize("kind", ["bert", "vit", "resnet"])
+def test_a_folder_of_another_loss_is_refused(kind):
+    for one in (None, "single_label_classification"):
+        assert settings_of("m", {"model_type": kind, "problem_type": one})
+    for one in ("multi_label_classification", "regression"):
+        with refused(RecipeError, "huggingface-loss", kind=one):
+            settings_of("m", {"model_type": kind, "problem_type": one})
 
 
 @pytest.mark.slow

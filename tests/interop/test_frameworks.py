@@ -1,6 +1,7 @@
 """One small network with batch norm and dropout through every adapter: what its own framework computes in
 float64, and the same fingerprint on 1, 2, 4 and 8 devices."""
 
+import json
 import os
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import chipwise as cw
 from chipwise.interop.adapter import Data, as_sum, flattened, nested
 from chipwise.recipe import freezing
+from chipwise.recipe.described import described_rows
 from chipwise.recipe.low_rank import Adapter
 from chipwise.step.state import abstract_state
 from refusals import refused
@@ -316,7 +318,7 @@ def test_a_linen_result_is_what_linen_applies():
     ("make", "code"),
     [
         (lambda: cw.linen.task(object(), len, train=DATA), "adapter-no-model"),
-        (lambda: cw.linen.task(linen_net(), len, mode="fit", train=DATA), "linen-mode"),
+        (lambda: cw.linen.task(linen_net(), len, mode="fit", train=DATA), "mode-unknown"),
         (lambda: cw.nnx.task(3, len, train=DATA), "wrong-kind"),
         (lambda: linen_task(train=DATA, metrics={"loss": len}), "adapter-metrics"),
         (lambda: linen_task(train=DATA, metrics=["accuracy"]), "wrong-kind"),
@@ -393,3 +395,227 @@ def test_the_example_trains_and_is_planned(framework):
     plans = cw.plan(made, ["v5e-8", "t4"])
     assert [plan.problem for plan in plans] == [None, None]
     assert all(plan.step_seconds.value > 0 for plan in plans)
+
+
+# ---- whether a model trains is said to it, by an argument with a usual name, or by a declared one
+
+FLAGS = {"train": True, "training": True, "is_training": True, "deterministic": False, "inference": False}
+OWN = {"is_train": True, "enable_dropout": True, "frozen": False, "off": False}
+
+
+def switched(framework, name, default, training):
+    """A net of `framework` whose dropout follows an argument of its own, and how it is made a task."""
+    rest = f", {name}" + ("" if default is None else f"={default}")
+    off = f"not {name}" if training else name
+    made = {"linen": _linen, "nnx": _nnx, "equinox": _equinox}[framework](rest, off)
+    return lambda **more: getattr(cw, framework).task(made, cw.losses.softmax_cross_entropy, **FLAT, **more)
+
+
+FLAT = {"train": cw.Arrays(x=RNG.normal(size=(24, 4)).astype(np.float32), label=RNG.integers(0, 3, 24))}
+
+
+def _written(body, **names):
+    exec(body, names)  # the argument's name is the test's
+    return names["Net"]
+
+
+def _linen(rest, off):
+    from flax import linen
+
+    body = f"""
+class Net(linen.Module):
+    @linen.compact
+    def __call__(self, x{rest}):
+        return linen.Dense(3)(linen.Dropout(0.5, deterministic={off})(x))
+"""
+    return _written(body, linen=linen, __name__=__name__)()
+
+
+def _nnx(rest, off):
+    from flax import nnx
+
+    body = f"""
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.drop, self.head = nnx.Dropout(0.5, rngs=rngs), nnx.Linear(4, 3, rngs=rngs)
+
+    def __call__(self, x{rest}):
+        return self.head(self.drop(x, deterministic={off}))
+"""
+    kind = _written(body, nnx=nnx, __name__=__name__)
+    return lambda rngs: kind(rngs)
+
+
+def _equinox(rest, off):
+    eqx = pytest.importorskip("equinox")
+    body = f"""
+class Net(eqx.Module):
+    drop: eqx.nn.Dropout
+    head: eqx.nn.Linear
+
+    def __init__(self, key):
+        self.drop, self.head = eqx.nn.Dropout(0.5), eqx.nn.Linear(4, 3, key=key)
+
+    def __call__(self, x{rest}, *, key):
+        return self.head(self.drop(x, key=key, inference={off}))
+"""
+    kind = _written(body, eqx=eqx, __name__=__name__)
+    return lambda key: kind(key)
+
+
+def draws(task, train):
+    params, state = task.init(jax.random.key(0))
+    batch = {name: jnp.asarray(column[:8]) for name, column in FLAT["train"].columns.items()}
+    losses = [
+        float(task.loss(params, state, batch, jax.random.key(i), train)[0]["loss"].total) for i in (0, 1)
+    ]
+    return losses[0] != losses[1]
+
+
+OF_JAX = pytest.mark.parametrize("framework", ["linen", "nnx", "equinox"])
+
+
+@OF_JAX
+@pytest.mark.parametrize("default", [None, True, False])
+@pytest.mark.parametrize("name", FLAGS)
+def test_an_argument_with_a_usual_name_says_whether_it_trains(framework, name, default):
+    task = switched(framework, name, default, FLAGS[name])()
+    assert draws(task, True) and not draws(task, False)
+
+
+@OF_JAX
+@pytest.mark.parametrize("default", [True, False])
+@pytest.mark.parametrize("name", OWN)
+def test_one_with_a_name_of_its_own_is_asked_for(framework, name, default):
+    make = switched(framework, name, default, OWN[name])
+    with refused(cw.errors.RecipeError, "mode-unset", argument=name, value=OWN[name]):
+        make()
+    task = make(mode={name: OWN[name]})
+    assert draws(task, True) and not draws(task, False)
+    with refused(cw.errors.RecipeError, "mode-without-value"):
+        make(mode=name)
+    with refused(cw.errors.RecipeError, "mode-unknown", near=name):
+        make(mode={f"{name}s": True})
+
+
+@OF_JAX
+def test_one_without_a_default_is_asked_for(framework):
+    make = switched(framework, "is_train", None, True)
+    with refused(cw.errors.RecipeError, "argument-ungiven", names=["is_train"]):
+        make()
+    assert draws(make(mode={"is_train": True}), True)
+
+
+@pytest.mark.parametrize("given", [None, True, False])
+@pytest.mark.parametrize("name", ["deterministic", "frozen"])
+def test_a_field_of_linen_says_whether_it_trains(name, given):
+    from flax import linen
+
+    body = f"""
+class Net(linen.Module):
+    {name}: bool | None = None
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(3)(linen.Dropout(0.5, deterministic=self.{name})(x))
+"""
+    net = _written(body, linen=linen, __name__=__name__)(**{name: given})
+    loss = cw.losses.softmax_cross_entropy
+    if name == "frozen" and given is not None:  # without a value Flax itself asks for one
+        with refused(cw.errors.RecipeError, "mode-unset", argument=name, value=False):
+            cw.linen.task(net, loss, **FLAT)
+    task = cw.linen.task(net, loss, mode={name: False}, **FLAT)
+    assert draws(task, True) and not draws(task, False)
+
+
+@OF_JAX
+def test_an_argument_that_moves_the_statistics_is_asked_for(framework):
+    """Batch norm alone, which draws nothing."""
+    from flax import linen, nnx
+
+    class OfLinen(linen.Module):
+        @linen.compact
+        def __call__(self, x, fit=False, scaled: bool = True):
+            return linen.Dense(3)(linen.BatchNorm(use_running_average=not fit)(x) * (2 if scaled else 1))
+
+    class OfNNX(nnx.Module):
+        def __init__(self, rngs):
+            self.norm, self.head = nnx.BatchNorm(4, rngs=rngs), nnx.Linear(4, 3, rngs=rngs)
+
+        def __call__(self, x, fit=False, scaled: bool = True):
+            return self.head(self.norm(x, use_running_average=not fit) * (2 if scaled else 1))
+
+    def of_equinox(key):
+        eqx = pytest.importorskip("equinox")
+
+        class OfEquinox(eqx.Module):
+            norm: eqx.nn.BatchNorm
+            head: eqx.nn.Linear
+
+            def __call__(self, x, state, fit=False, scaled: bool = True):
+                x, state = self.norm(x, state, inference=not fit)
+                return self.head(x * (2 if scaled else 1)), state
+
+        return OfEquinox(eqx.nn.BatchNorm(4, "batch", mode="batch"), eqx.nn.Linear(4, 3, key=key))
+
+    made = {"linen": OfLinen(), "nnx": lambda rngs: OfNNX(rngs), "equinox": of_equinox}[framework]
+    make = getattr(cw, framework).task
+    with refused(cw.errors.RecipeError, "mode-unset", argument="fit", value=True):
+        make(made, cw.losses.softmax_cross_entropy, **FLAT)
+    task = make(made, cw.losses.softmax_cross_entropy, mode={"fit": True}, **FLAT)
+    params, state = task.init(jax.random.key(0))
+    batch = {name: jnp.asarray(column[:8]) for name, column in FLAT["train"].columns.items()}
+    moved, same = (task.loss(params, state, batch, jax.random.key(0), train)[1] for train in (True, False))
+    pairs = zip(*map(jax.tree.leaves, (state, moved, same)), strict=True)
+    kept = [(np.array_equal(old, new), np.array_equal(old, again)) for old, new, again in pairs]
+    assert not all(one for one, _ in kept) and all(again for _, again in kept)
+
+
+# ---- what was read of a model is shown in a run's first lines, and stored
+
+READ = {
+    "torch": {"model": "Sequential of torch", "inputs": "by <lambda>", "loss": "CrossEntropyLoss"},
+    "keras": {
+        "model": "Sequential of keras",
+        "inputs": "image",
+        "mode": "training=True in training",
+        "loss": "SparseCategoricalCrossentropy(from_logits=True)",
+    },
+    "nnx": {"model": "Net of nnx", "inputs": "image", "loss": "softmax_cross_entropy"},
+    "linen": {
+        "model": "Net of linen",
+        "inputs": "image",
+        "mode": "train=True in training",
+        "loss": "softmax_cross_entropy",
+    },
+    "equinox": {"model": "Net of equinox", "inputs": "image", "loss": "softmax_cross_entropy"},
+}
+
+
+@pytest.mark.parametrize(
+    "framework", [pytest.param(f, marks=() if f == "linen" else pytest.mark.slow) for f in FRAMEWORKS]
+)
+def test_what_was_read_is_shown_and_stored(framework, tmp_path, capsys):
+    task = FRAMEWORKS[framework](train=DATA, metrics=METRICS)
+    expected = {**READ[framework], "target": "label", "metrics": "accuracy", "outputs": "logits"}
+    assert task.read == expected
+    how = {"on": cw.On(devices=1), "run": tmp_path / "run", "progress": "lines"}
+    cw.fit(recipe(task, duration="1st"), **how)
+    shown = capsys.readouterr().err.splitlines()[:3]
+    assert str(task.shown) in shown and task.shown.code == "model-read"
+    stored = json.loads((tmp_path / "run" / "recipe.json").read_text())
+    assert stored["read"] == expected
+    rows = dict(described_rows(stored, None))
+    assert rows.items() >= expected.items()
+    del stored["read"]  # a run of an earlier version goes on
+    (tmp_path / "run" / "recipe.json").write_text(json.dumps(stored))
+    assert cw.fit(recipe(task, duration="1st"), **how).steps == 1
+
+
+def test_what_a_keras_model_was_compiled_with_is_shown():
+    keras = pytest.importorskip("keras")
+    model = keras_net()
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["acc", "mse"])
+    read = cw.keras.task(model, train=DATA).read
+    assert read["loss"] == "SparseCategoricalCrossentropy(from_logits=True), as compiled"
+    assert read["metrics"] == "acc (sparse_categorical_accuracy), mse"

@@ -350,3 +350,131 @@ def test_three_devices_give_the_bits_of_one():
     assert one.devices["count"] == 1 and three.devices["count"] == 3
     assert one.fingerprint == three.fingerprint
     assert not np.array_equal(one.params["dense"]["kernel"], begun["dense"]["kernel"])
+
+
+# ---- metrics: which one "accuracy" is, which way its arguments are, and what is masked
+
+
+def own_numbers(model, x, y):
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        return model.evaluate(x, y, batch_size=24, verbose=0, return_dict=True)
+
+
+def our_numbers(task, x, y):
+    sums, _ = task.loss(*task.init(jax.random.key(0)), {"x": x, "y": y}, None, False)
+    return {name: float(s.total / s.count) for name, s in sums.items()}
+
+
+ONE_HOT, YES = np.eye(3, dtype=np.float32)[LABEL], (LABEL > 0).astype(np.int32)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "acc"])
+@pytest.mark.parametrize(
+    ("loss", "last", "target"),
+    [
+        ("binary_crossentropy", (1, "sigmoid"), YES),
+        ("mse", (1, None), YES[:, None]),
+        ("hinge", (1, "tanh"), YES),
+        ("binary_crossentropy", (3, "sigmoid"), (RNG.random((24, 3)) < 0.5).astype(np.float32)),
+        ("mse", (3, "softmax"), ONE_HOT),
+        ("kl_divergence", (3, "softmax"), ONE_HOT),
+        ("categorical_focal_crossentropy", (3, "softmax"), ONE_HOT),
+        ("sparse_categorical_crossentropy", (3, "softmax"), LABEL[:, None]),
+        (lambda y, p: keras.ops.mean(p**2, axis=-1), (3, "softmax"), LABEL),
+    ],
+)
+def test_accuracy_is_the_one_that_keras_takes(name, loss, last, target):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(*last)])
+    model.compile(loss=loss, metrics=[name])
+    task = cw.keras.task(model, train=cw.Arrays(x=A, y=target), target="y")
+    own = own_numbers(model, A, target)
+    assert our_numbers(task, A, target) == pytest.approx(own, rel=1e-5) and name in own
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        keras.metrics.sparse_categorical_accuracy,
+        keras.metrics.SparseCategoricalAccuracy(),
+        keras.metrics.SparseTopKCategoricalAccuracy(k=2),
+        keras.losses.SparseCategoricalCrossentropy(),
+    ],
+    ids=str,
+)
+def test_a_metric_of_keras_by_a_name_gets_the_target_first(metric):
+    model = compiled([metric])
+    data = cw.Arrays(x=A, y=LABEL.astype(np.int32))
+    task = cw.keras.task(model, train=data, target="y", metrics={"mine": metric})
+    expected = [v for n, v in own_numbers(model, A, LABEL).items() if n != "loss"]
+    assert our_numbers(task, A, LABEL.astype(np.int32))["mine"] == pytest.approx(expected[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("metric", [keras.metrics.Precision(), keras.metrics.AUC()], ids=str)
+def test_a_metric_of_keras_by_a_name_that_is_no_mean_is_refused(metric):
+    with refused(cw.errors.RecipeError, "keras-metric", metric="mine"):
+        cw.keras.task(compiled(None), train=cw.Arrays(x=A, label=LABEL), metrics={"mine": metric})
+
+
+TOKENS = RNG.integers(0, 4, (24, 5)).astype(np.int32)
+MASKED = {
+    "mae": np.where(TOKENS, 1, 9).astype(np.float32)[..., None],
+    "mse": np.where(TOKENS, 1, 9).astype(np.float32)[..., None],
+    "accuracy": (TOKENS > 1).astype(np.float32)[..., None],
+}
+
+
+@pytest.mark.parametrize("given", ["compiled", "listed", "named"])
+@pytest.mark.parametrize("name", MASKED)
+def test_metrics_leave_out_what_is_masked(name, given):
+    keras.utils.set_random_seed(0)
+    embedding = keras.layers.Embedding(4, 3, mask_zero=True)
+    model = keras.Sequential([keras.Input((5,), dtype="int32"), embedding, keras.layers.Dense(1)])
+    object_of = {"mae": "MeanAbsoluteError", "mse": "MeanSquaredError", "accuracy": "BinaryAccuracy"}
+    metric = name if given != "named" else getattr(keras.metrics, object_of[name])()
+    model.compile(loss="mse", metrics=[metric])
+    (expected,) = [v for n, v in own_numbers(model, TOKENS, MASKED[name]).items() if n != "loss"]
+    metrics = {"compiled": None, "listed": [name], "named": {name: metric}}[given]
+    data = cw.Arrays(x=TOKENS, y=MASKED[name])
+    task = cw.keras.task(model, train=data, target="y", metrics=metrics)
+    ours = our_numbers(task, TOKENS, MASKED[name])
+    assert ours[name] == pytest.approx(expected, rel=1e-5)
+    held = jax.tree.map(lambda x: x.astype("bfloat16"), task.init(jax.random.key(0)))
+    sums, _ = task.loss(*held, {"x": TOKENS, "y": MASKED[name]}, None, False)  # as precision="bf16" has it
+    assert {n: float(s.total / s.count) for n, s in sums.items()} == pytest.approx(ours, rel=0.05)
+
+
+@pytest.mark.parametrize("metric", [keras.metrics.SparseCategoricalAccuracy, keras.metrics.MeanSquaredError])
+def test_a_class_is_the_metric_that_keras_makes_of_it(metric):
+    target = LABEL[:, None] if metric is keras.metrics.SparseCategoricalAccuracy else ONE_HOT
+    model = compiled([metric], loss=keras.losses.MeanSquaredError)
+    task = cw.keras.task(model, train=cw.Arrays(x=A, y=target), target="y")
+    assert our_numbers(task, A, target) == pytest.approx(own_numbers(model, A, target), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["crossentropy", "acuracy", "ce"])
+def test_a_metric_or_loss_that_keras_lacks_is_refused_by_name(name):
+    data = cw.Arrays(x=A, label=LABEL, classes=3)
+    with refused(cw.errors.RecipeError, "keras-metric-unknown", name=name):
+        cw.keras.task(compiled(None), train=data, metrics=[name])
+    with refused(cw.errors.RecipeError, "keras-loss-unknown", name=name):
+        cw.keras.task(compiled(None), name, train=data)
+
+
+@pytest.mark.parametrize(
+    ("zero", "loss", "metrics", "left"),
+    [
+        (True, lambda p, y: keras.ops.mean((p - y) ** 2), None, "<lambda>"),
+        (True, "mse", {"near": lambda p, y: keras.ops.abs(p - y)}, "near"),
+        (True, "mse", ["mae"], None),
+        (False, lambda p, y: keras.ops.mean((p - y) ** 2), None, None),
+    ],
+)
+def test_a_mask_that_is_left_to_own_functions_is_told(zero, loss, metrics, left):
+    """Those of `(outputs, target)`. Keras would leave out what is masked for a compiled one."""
+    keras.utils.set_random_seed(0)
+    embedding = keras.layers.Embedding(4, 3, mask_zero=zero)
+    model = keras.Sequential([keras.Input((5,), dtype="int32"), embedding, keras.layers.Dense(1)])
+    data = cw.Arrays(x=TOKENS, y=MASKED["mse"])
+    task = cw.keras.task(model, loss, train=data, target="y", metrics=metrics)
+    assert task.read.get("mask") == (f"left to {left}" if left else None)

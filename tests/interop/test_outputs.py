@@ -1,5 +1,7 @@
 """What a model's outputs are: logits, probabilities or values; and losses that do not fit them."""
 
+import dataclasses
+import functools
 import os
 
 import jax
@@ -9,6 +11,8 @@ import pytest
 
 import chipwise as cw
 from chipwise.models.last_activation import last_activation
+from chipwise.run.evaluate import evaluation
+from chipwise.step.state import abstract_state
 from refusals import refused
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -30,7 +34,8 @@ def fit(task):
         (lambda x, w: x @ w + 1.0, "linear"),
         (lambda x, w: x @ w, "linear"),
         (lambda x, w: jax.nn.relu(x @ w), None),
-        (lambda x, w: jax.nn.log_softmax(x @ w), None),
+        (lambda x, w: jax.nn.log_softmax(x @ w), "log-softmax"),
+        (lambda x, w: x @ w - jnp.log(x), None),
         (lambda x, w: jax.nn.softmax(x @ w) @ w, "linear"),
         (lambda x, w: jnp.exp(x) / jnp.sum(w), None),
         (lambda x, w: x, None),
@@ -120,3 +125,145 @@ def test_a_task_of_plain_functions_is_seen_through():
     assert values.returns == "values" and values.accuracy is None and values.class_names == ()
     with refused(cw.errors.RecipeError, "task-returns"):
         task(lambda x: x, returns="odds")
+
+
+# ---- what takes logits is not given probabilities, whoever made the model
+
+MANY = cw.Arrays(x=DATA.columns["x"], label=RNG.integers(0, 2, (40, 3)))
+OF_ONE = {
+    "softmax_cross_entropy": cw.losses.softmax_cross_entropy,
+    "weighted_softmax_cross_entropy": lambda p, y: cw.losses.weighted_softmax_cross_entropy(
+        p, y, jnp.ones(3)
+    ),
+    "roc_auc": cw.metrics.roc_auc,
+    "average_precision": lambda p, y: cw.metrics.average_precision(p, y, "weighted"),
+}
+OF_MANY = {
+    "sigmoid_cross_entropy": cw.losses.sigmoid_cross_entropy,
+    "f1": cw.metrics.f1,
+    "precision": cw.metrics.precision,
+    "recall": lambda p, y: cw.metrics.recall(p, y, threshold=0.3),
+    "exact_match": cw.metrics.exact_match,
+    "hamming": cw.metrics.hamming,
+}
+
+
+def judged_by(function, last, data, train_too=True):
+    """A task of plain functions whose outputs `last(x @ w)` a loss or a metric judges."""
+
+    def loss(params, state, batch, key, train):
+        outputs = last(batch["x"] @ params["w"])
+        sums = {"loss": cw.Sum.of(jnp.mean(outputs, axis=1))}
+        if train_too or not train:
+            value = function(outputs, batch["label"])
+            sums["judged"] = value if isinstance(value, cw.Sum) else cw.Sum.of(value)
+        return sums, state
+
+    task = cw.Task(init=lambda key: ({"w": jnp.ones((4, 3))}, {}), loss=loss, train=data, eval=data)
+    return cw.Recipe(task=task, batch=8, replicas=1, duration="2st", optimizer=cw.sgd(lr=0.1))
+
+
+@pytest.mark.parametrize("last", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("name", [*OF_ONE, *OF_MANY])
+def test_what_takes_logits_refuses_probabilities(name, last):
+    function, data = (OF_ONE.get(name) or OF_MANY[name]), DATA if name in OF_ONE else MANY
+    activation = getattr(jax.nn, last)
+    with refused(cw.errors.RecipeError, "probabilities-as-logits", takes=name, last=last):
+        abstract_state(judged_by(function, activation, data))
+    with refused(cw.errors.RecipeError, "probabilities-as-logits", takes=name, last=last):
+        recipe = judged_by(function, activation, data, train_too=False)
+        evaluation(recipe, recipe.task.eval)
+    for fine in (lambda x: x, lambda x: jnp.log(activation(x)), jax.nn.relu):
+        assert "judged" in evaluation(judged_by(function, fine, data), data).sums
+
+
+@pytest.mark.parametrize("function", [cw.metrics.accuracy, cw.losses.correct, cw.metrics.confusion])
+def test_what_reads_the_order_alone_takes_probabilities(function):
+    assert "judged" in evaluation(judged_by(function, jax.nn.softmax, DATA), DATA).sums
+
+
+def linen_net(last):
+    from flax import linen
+
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return last(linen.Dense(3)(x))
+
+    return Net()
+
+
+def test_a_metric_of_logits_through_a_framework():
+    def mean(outputs, target):
+        return jnp.mean(outputs, axis=1)
+
+    task = cw.linen.task(linen_net(jax.nn.sigmoid), mean, train=MANY, metrics={"f1": cw.metrics.f1})
+    recipe = cw.Recipe(task=task, batch=8, replicas=1, duration="2st", optimizer=cw.sgd(lr=0.1))
+    with refused(cw.errors.RecipeError, "probabilities-as-logits", takes="f1", last="sigmoid"):
+        abstract_state(recipe)
+
+
+@pytest.mark.parametrize(
+    ("last", "loss", "code"),
+    [
+        (jax.nn.softmax, cw.losses.softmax_cross_entropy, "activation-twice"),
+        (jax.nn.sigmoid, cw.losses.softmax_cross_entropy, "activation-twice"),
+        (jax.nn.log_softmax, cw.losses.softmax_cross_entropy, None),
+    ],
+)
+def test_a_loss_of_logits_under_an_activation(last, loss, code):
+    if code is None:
+        assert cw.linen.task(linen_net(last), loss, train=DATA).returns == "logits"
+        return
+    with refused(cw.errors.RecipeError, code):
+        cw.linen.task(linen_net(last), loss, train=DATA)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last", ["Softmax", "Sigmoid", None])
+def test_a_loss_of_log_probabilities(last):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torchax")
+    nn = torch.nn
+    ends = {None: (), "Softmax": (nn.Softmax(1),), "Sigmoid": (nn.Sigmoid(),)}[last]
+    net = nn.Sequential(nn.Linear(4, 3), *ends)
+    for loss in (nn.NLLLoss(), nn.functional.nll_loss):
+        with refused(
+            cw.errors.RecipeError, "loss-of-log-probabilities", last=last.lower() if last else "linear"
+        ):
+            cw.torch.task(net, loss, train=DATA)
+    right = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1))
+    assert cw.torch.task(right, nn.NLLLoss(), train=DATA).returns == "logits"
+
+
+def test_a_partial_keras_loss_says_what_it_takes():
+    keras = pytest.importorskip("keras")
+    loss = functools.partial(keras.losses.sparse_categorical_crossentropy, from_logits=True)
+    assert cw.keras.task(keras_net(), loss, train=DATA).returns == "logits"
+    with refused(cw.errors.RecipeError, "activation-twice"):
+        cw.keras.task(keras_net("softmax"), loss, train=DATA)
+
+
+@pytest.mark.parametrize("suffix", [None, ".csv", ".jsonl"])
+def test_outputs_of_which_nothing_says_what_they_are(tmp_path, suffix):
+    """A mixture of two softmaxes has the shape of logits, and is none."""
+
+    def mixed(x):
+        return (jax.nn.softmax(x) + jax.nn.softmax(2 * x)) / 2
+
+    def mean(outputs, target):
+        return jnp.mean(outputs**2, axis=1)
+
+    out = {} if suffix is None else {"out": tmp_path / f"p{suffix}"}
+    task = cw.linen.task(linen_net(mixed), mean, train=DATA, eval=DATA)
+    result = fit(task)
+    with refused(cw.errors.RecipeError, "outputs-unstated", low=pytest.approx(1), high=pytest.approx(1)):
+        cw.predict(result, **out)
+    assert not list(tmp_path.iterdir())
+    for returns in ("probabilities", "logits", "values"):
+        stated = dataclasses.replace(task, returns=returns)
+        recipe = dataclasses.replace(result.trained, task=stated)
+        model = dataclasses.replace(result, trained=recipe)
+        assert cw.predict(model, **out, fresh=True).returns == returns
+    shifted = cw.linen.task(linen_net(lambda x: 3 * jnp.tanh(x)), mean, train=DATA, eval=DATA)
+    assert shifted.returns is None and cw.predict(fit(shifted)).returns == "logits"

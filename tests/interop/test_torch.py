@@ -463,3 +463,36 @@ def test_three_devices_give_the_bits_of_one():
     assert one.devices["count"] == 1 and three.devices["count"] == 3
     assert one.fingerprint == three.fingerprint
     assert not np.array_equal(one.params["0"]["weight"], module[0].weight.detach())
+
+
+class LightningModule(nn.Module):
+    """The methods that Lightning's class has for its Trainer, some of them."""
+
+    def training_step(self, batch, index): ...
+
+    def validation_step(self, batch, index): ...
+
+    def configure_optimizers(self): ...
+
+    def optimizer_step(self, *given): ...
+
+    def on_train_epoch_end(self): ...
+
+    def on_before_optimizer_step(self, optimizer): ...
+
+    def configure_callbacks(self): ...
+
+
+@pytest.mark.parametrize("name", [n for n in vars(LightningModule) if not n.startswith("__")])
+def test_what_only_lightning_s_trainer_calls_is_refused_by_name(name):
+    body = {name: lambda self, *given: None, "forward": lambda self, x: self.net(x)}
+    module = type("Own", (LightningModule,), body)()
+    module.net = nn.Linear(4, 3)
+    with refused(cw.errors.RecipeError, "torch-own-step", module="Own", names=[name]):
+        cw.torch.task(module, nn.CrossEntropyLoss(), train=ROWS)
+
+
+def test_a_lightning_module_of_a_forward_alone_is_a_network():
+    module = type("Own", (LightningModule,), {"forward": lambda self, x: self.net(x)})()
+    module.net = nn.Linear(4, 3)
+    assert cw.torch.task(module, nn.CrossEntropyLoss(), train=ROWS, check=False).framework == "torch"

@@ -1,5 +1,6 @@
 """How a host ends: with a farewell, or with word of what nobody caught."""
 
+import contextlib
 import os
 import sys
 import threading
@@ -55,11 +56,21 @@ def test_who_is_done_says_farewell(here):
     assert here.channel.said == ["bye"]
 
 
-def test_who_failed_outside_of_any_call_does_not(here, monkeypatch):
-    monkeypatch.setattr(sys, "last_value", ValueError("lost"), raising=False)
-    with pytest.raises(Ended) as caught:
+@pytest.mark.parametrize("own", [True, False], ids=["the command line", "another program"])
+@pytest.mark.parametrize("caught", [True, False])
+def test_who_failed_says_no_farewell_and_ends_its_own_process_alone(here, monkeypatch, own, caught):
+    """A program may have caught the error, and has its own exit code and its own functions at exit."""
+    monkeypatch.setattr(hosts.ending, "own", own)
+    monkeypatch.setattr(hosts, "_leave_jax", lambda: here.channel.said.append("without JAX"))
+    if caught:
+        here.failed(DataError("no-evaluation-data"))
+    else:
+        monkeypatch.setattr(sys, "last_value", ValueError("lost"), raising=False)
+    with pytest.raises(Ended) if own else contextlib.nullcontext() as ended:
         here.leave()
-    assert caught.value.args == (1,) and here.channel.said == [(1, False)]
+    code = DataError.exit_code if caught else 1
+    assert here.channel.said == [(code, False), *["without JAX"] * (not own)]
+    assert not own or ended.value.args == (code,)
 
 
 @pytest.mark.parametrize(

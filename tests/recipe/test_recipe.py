@@ -10,8 +10,8 @@ from refusals import refused
 
 
 def test_unknown_and_missing_fields_are_named_with_the_nearest():
-    with refused(cw.errors.RecipeError, "no-such-field", name="batch_size", near="batch"):
-        tasks.recipe(batch_size=64)
+    with refused(cw.errors.RecipeError, "no-such-field", name="batchsize", near="batch"):
+        tasks.recipe(batchsize=64)
     with refused(
         cw.errors.RecipeError, "fields-missing", names=["optimizer"], example="optimizer=cw.sgd(lr=0.1)"
     ):

@@ -334,19 +334,8 @@ def test_a_run_warns_of_what_check_finds_in_its_evaluation(changes, codes, capsy
     assert warned == [f"warning: {one}" for one in found]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "momentum, ema, code",
-    [
-        (0.99, None, "statistics-unsettled"),
-        (0.5, None, None),
-        (0.99, 0.9999, "ema-long"),
-        (0.5, 0.5, None),
-    ],
-)
-def test_an_evaluation_near_the_start_says_what_holds_it_there(momentum, ema, code, capsys):
-    """0.98 in training, 0.10 in evaluation: 20 steps are too few for a momentum of 0.99, and for an average
-    over 10,000."""
+def of_running_mean(momentum, **settings):
+    """A recipe whose evaluation subtracts a mean that training has blended from 0."""
 
     def loss(params, state, batch, key, train):
         mean = jnp.mean(batch["x"].astype(jnp.float32), axis=0)
@@ -365,7 +354,23 @@ def test_an_evaluation_near_the_start_says_what_holds_it_there(momentum, ema, co
     data = cw.Arrays(x=x, label=label)
     start = {"w": jnp.zeros((2, 2))}, {"mean": jnp.zeros(2)}
     task = cw.Task(init=lambda key: start, loss=loss, train=data, eval=data)
-    recipe = cw.Recipe(task=task, batch=48, replicas=1, duration="20st", optimizer=cw.sgd(lr=0.1), ema=ema)
+    return cw.Recipe(task=task, batch=48, replicas=1, optimizer=cw.sgd(lr=0.1), **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "momentum, ema, code",
+    [
+        (0.99, None, "statistics-unsettled"),
+        (0.5, None, None),
+        (0.99, 0.9999, "ema-long"),
+        (0.5, 0.5, None),
+    ],
+)
+def test_an_evaluation_near_the_start_says_what_holds_it_there(momentum, ema, code, capsys):
+    """0.98 in training, 0.10 in evaluation: 20 steps are too few for a momentum of 0.99, and for an average
+    over 10,000."""
+    recipe = of_running_mean(momentum, duration="20st", ema=ema)
     result = cw.fit(recipe, on=cw.On(devices=1), progress="none")
     assert result.metrics["train/accuracy"] > 0.98
     assert (result.metrics["eval/accuracy"] < 0.6) is (code is not None)
@@ -374,3 +379,18 @@ def test_an_evaluation_near_the_start_says_what_holds_it_there(momentum, ema, co
     found = [str(one) for one in cw.check(recipe) if one.code == "ema-long"]
     assert len(found) == (code == "ema-long")
     assert all(shown.count(line) == 2 for line in found)  # in the first lines, and after the evaluation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("steps", "warned"), [(400, True), (1200, False)])
+def test_what_a_longer_run_settles_is_no_doubt(steps, warned, capsys):
+    """After 150 steps a fifth of the first mean is left, and after 1,200 nothing: mnist, whose momentum is
+    0.99, says nothing of it."""
+    recipe = of_running_mean(0.99, duration=f"{steps}st")
+    seen = []
+    for event in cw.training(recipe, on=cw.On(devices=1), progress="none", eval_every="150st"):
+        if event.kind == "evaluation":
+            seen.append(event.metrics["eval/accuracy"])
+    assert seen[0] < 0.6
+    doubt = str(fact("statistics-unsettled", steps=150))
+    assert (doubt in capsys.readouterr().err) is warned

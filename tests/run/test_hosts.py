@@ -159,3 +159,42 @@ def test_any_cut_of_eight_devices_into_processes(alone, nets, count, devices, ne
         assert where == [8, count, "sharded" if HOW[how]["shard_optimizer"] else "flat"], how
         assert (its_fingerprint, its_metrics["train/loss"]) == (fingerprint, metrics["train/loss"]), how
         assert its_metrics == pytest.approx(metrics, rel=1e-5), how
+
+
+# ---- an error on one host of programs that are not the command line
+
+GUEST = """
+import atexit, os, sys
+import chipwise as cw
+import tasks
+
+how = sys.argv[1]
+atexit.register(lambda: print("said at exit", flush=True))
+
+
+def fails():
+    if how == "its own" and os.environ["CHIPWISE_HOST"] == "1":
+        raise ValueError("of the program")
+    if how in ("caught", "uncaught"):
+        recipe = tasks.quick(duration="12st", task=tasks.quick_task(eval=None))
+        cw.fit(recipe, on=cw.On(), progress="none", keep_best="eval/loss")
+    cw.fit(tasks.quick(duration="12st"), on=cw.On(), progress="none")
+
+
+cw.machine.hosts.hosts()
+try:
+    fails()
+except cw.errors.ChipwiseError as error:
+    if how == "uncaught":
+        raise
+    print(error.code)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "host", "code"), [("caught", 0, 0), ("uncaught", 0, 1), ("its own", 1, 1)])
+def test_a_program_that_fails_ends_as_it_would(how, host, code):
+    """With its own exit code, after what it registered for its exit. The other host may wait in a collective,
+    where no exception reaches it, and is ended."""
+    found, out, err = processes.ends(processes.start(GUEST, 2, 1, how))[host]
+    assert found == code and "said at exit" in out, err

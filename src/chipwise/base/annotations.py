@@ -27,6 +27,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .elsewhere import refuse
 from .errors import invalid
 from .figures import listed
 
@@ -58,6 +59,7 @@ def as_annotated(called: Called) -> Called:
         try:
             bound = signature.bind_partial(*args, **kwargs)
         except TypeError:  # an argument that there is not: Python says which
+            refuse(name_of, (name for name in kwargs if name not in signature.parameters))
             return called(*args, **kwargs)
         for name, value in bound.arguments.items():
             hint, kind = hints().get(name, Any), signature.parameters[name].kind

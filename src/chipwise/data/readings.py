@@ -25,7 +25,7 @@ def packs_read(sources: Iterable[Any]) -> list[Fact]:
 
 def readings(task: Any) -> list[Fact]:
     """How the packs and the weights of a task were read."""
-    return [*packs_read((task.train, task.eval)), *task.read]
+    return [*packs_read((task.train, task.eval)), *task.weights_read]
 
 
 def classes_of(task: Any) -> list[Fact]:

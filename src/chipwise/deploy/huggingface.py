@@ -170,6 +170,31 @@ def _settings(kind: str, net: Any) -> tuple[Config, Config]:
     return {**sizes, **FAMILIES[kind].stated}, {**unseen, **FAMILIES[kind].fixed}
 
 
+_DROPOUT = (
+    "attention_dropout",
+    "attention_probs_dropout_prob",
+    "attn_pdrop",
+    "classifier_dropout",
+    "embd_pdrop",
+    "hidden_dropout_prob",
+    "resid_pdrop",
+)
+"""Rates of dropout in training. The built-in nets have their own."""
+_DRAWS = (
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "num_beams",
+    "max_length",
+    "max_new_tokens",
+)
+"""How transformers draws tokens. `generate` takes its own arguments."""
+_ONE_LABEL = "single_label_classification"
 _TANH = ("gelu_new", "gelu_pytorch_tanh")  # names of one function
 
 
@@ -371,9 +396,11 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
 def settings_of(path: str, config: Mapping[str, Any]) -> tuple[str, list[str]]:
     """The built-in recipe of the model that `config.json` of a folder describes, and its settings
     as typed.
-    Raises `DataError` if it describes none."""
+    Raises `DataError` if it describes none, and `RecipeError` if its loss is another one."""
     names_of(Path(path), config)
     family = FAMILIES[str(config["model_type"])]
+    if (kind := config.get("problem_type")) not in (None, _ONE_LABEL):  # of another loss
+        raise RecipeError("huggingface-loss", path=path, kind=kind, recipe=family.recipe)
     given = _flat(config)
     given |= {"qk_norm": config["model_type"] == "qwen3"}
     there = [
@@ -382,6 +409,16 @@ def settings_of(path: str, config: Mapping[str, Any]) -> tuple[str, list[str]]:
         if given.get(there) is not None
     ]
     return family.recipe, [f"{name}={value}" for name, value in there]
+
+
+def unread(config: Mapping[str, Any], texts: Mapping[str, Any]) -> dict[str, str]:
+    """What a folder says of training and of generating that nothing here reads, for `Task.read`."""
+    files = {CONFIG: (config, _DROPOUT), GENERATION: (_object(texts, GENERATION), _DRAWS)}
+    return {
+        f"not read in {file}": ", ".join(f"{name}={given[name]}" for name in there)
+        for file, (given, names) in files.items()
+        if (there := [name for name in names if given.get(name)])
+    }
 
 
 def check_config(path: str, config: Mapping[str, Any], task: Task) -> None:

@@ -143,15 +143,15 @@ def predict(
         shapes = {n: s.shape for n, s in predictor.outputs.items()}
         classifier = returns != "values" and shapes == {"outputs": (classes,)}
         names = known.class_names if classifier else ()
-        columns = Columns(
-            returns if classifier else "values", names, min(top, classes or 1), probabilities
-        )
         if file is None:
             outputs, actual = _whole(predictor, classifier)
+            if classifier:
+                _check_stated(returns, outputs)
             right = None if actual is None else _right(outputs, actual)
         else:
-            outputs = None
-            actual = None
+            outputs = actual = None
+            kind = returns if classifier else "values"
+            columns = Columns(kind, names, min(top, classes or 1), probabilities)
             right = _written(predictor, columns, file, say)
     accuracy = None if right is None else right / len(source)
     seconds = time.perf_counter() - began
@@ -163,8 +163,16 @@ def predict(
         seconds=seconds,
         actual=actual,
         class_names=names,
-        returns=returns,
+        returns=returns or "logits",
     )
+
+
+def _check_stated(returns: str | None, outputs: np.ndarray) -> None:
+    """Raises `RecipeError` if nothing says what a classifier's outputs are, and all are from 0 to
+    1, so that they may be probabilities."""
+    if returns is None and outputs.min() >= 0 and outputs.max() <= 1:
+        low, high = (float(end(outputs.sum(axis=1))) for end in (np.min, np.max))
+        raise RecipeError("outputs-unstated", low=low, high=high)
 
 
 def _whole(predictor: Predictor, classifier: bool) -> tuple[Any, np.ndarray | None]:
@@ -193,6 +201,8 @@ def _written(
         first = 0
         names = name_of(predictor.source)
         for beside, outputs in _parts(predictor):
+            if columns.classifier and not first:
+                _check_stated(columns.returns, outputs["outputs"])
             last = first + len(next(iter(outputs.values())))
             label = _labels(beside, columns.classifier)
             rights.append(None if label is None else _right(outputs["outputs"], label))

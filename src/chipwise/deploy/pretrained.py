@@ -40,6 +40,7 @@ from .huggingface import (
     read_config,
     read_texts,
     settings_of,
+    unread,
     weight_files,
 )
 from .weight_names import translate
@@ -210,7 +211,8 @@ class Weights:
             from_data=task.from_data and from_data,
             weights=weights,
             texts={**task.texts, **self.texts},
-            read=task.read if reading is None else (*task.read, reading),
+            read={**task.read, **unread(self.config, self.texts)},
+            weights_read=task.weights_read if reading is None else (*task.weights_read, reading),
             start_state=self.whole,
         )
 

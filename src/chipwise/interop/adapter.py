@@ -20,7 +20,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ..base import RecipeError, invalid, near
-from ..models.last_activation import last_activation
+from ..models.last_activation import PROBABILITIES, last_activation
 from ..recipe.source import Source, rows_of, spec_of
 from ..recipe.task import Sum, Task, Tree
 from ..recipe.user_code import reason_of, user_code, where_of
@@ -106,6 +106,15 @@ class Data:
         named = isinstance(self.target, str)
         return _column(batch, self.target) if named else _read(self.target, batch, "target")
 
+    def read(self) -> dict[str, str]:
+        """The columns and the metrics, as a run shows and stores them."""
+        names = self.inputs
+        if names is None:
+            target = self.target if isinstance(self.target, str) else "label"
+            names = [name for name in sorted(spec_of(self.train)) if name != target]
+        shown = {"inputs": names, "target": self.target, "metrics": list(self.metrics or ())}
+        return {name: text for name, one in shown.items() if (text := _shown(one))}
+
     def one(self) -> Arguments:
         """The shapes of the model's arguments for one example."""
         one = rows_of(spec_of(self.train), 1)
@@ -158,15 +167,16 @@ class Data:
             eval_group=self.eval_group,
             class_names=tuple(getattr(self.train, "class_names", ())),
             framework=framework,
+            read={"model": f"{model} of {framework}", **self.read()},
         )
 
 
-def stated(task: Task, model: str, loss: Any) -> Task:
+def stated(task: Task, model: str, loss: Any, read: Mapping[str, str] = {}) -> Task:
     """`task` with the kind of values that its `predict` returns, derived from its last operation
-    and from the values that `loss` takes.
+    and from the values that `loss` takes. `read`: what else was read, for `Task.read`.
 
-    Raises `RecipeError` if the model ends in the activation that the loss applies again, or in
-    logits where the loss takes probabilities. Both would train, and badly.
+    Raises `RecipeError` if the model ends in a softmax or sigmoid and the loss applies one again,
+    or in logits where the loss takes probabilities. Both would train, and badly.
     """
     spec = {name: s for name, s in spec_of(task.train).items() if name != "label"}
     first = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
@@ -174,37 +184,51 @@ def stated(task: Task, model: str, loss: Any) -> Task:
     traced = jax.make_jaxpr(task.predict)(*first, rows_of(spec, 2)).jaxpr
     last = last_activation(traced)
     takes = _takes(loss)
-    named = name_of(loss)
-    if last is not None and last == takes:
-        raise RecipeError("activation-twice", model=model, last=last, loss=named)
-    if (last, takes) == ("linear", "probabilities"):
-        raise RecipeError("loss-of-probabilities", model=model, loss=named)
-    if last in ("softmax", "sigmoid") or takes == "probabilities":
+    facts = {"model": model, "last": last, "loss": name_of(loss)}
+    if last in PROBABILITIES and takes in PROBABILITIES:
+        raise RecipeError("activation-twice", **facts)
+    if last in ("linear", "log-softmax") and takes == "probabilities":
+        raise RecipeError("loss-of-probabilities", **facts)
+    if last in ("linear", *PROBABILITIES) and takes == "log-softmax":
+        raise RecipeError("loss-of-log-probabilities", **facts)
+    returns: str | None = "values"
+    if last in PROBABILITIES or takes == "probabilities":
         returns = "probabilities"
-    else:
-        shapes = [v.aval.shape for v in traced.outvars]
-        returns = "logits" if takes is not None or shapes == [(2, task.classes)] else "values"
-    return dataclasses.replace(task, returns=returns)
+    elif takes is not None:
+        returns = "logits"
+    elif [v.aval.shape for v in traced.outvars] == [(2, task.classes)]:
+        # Otherwise only the outputs themselves say it, in `predict`
+        returns = "logits" if last in ("linear", "log-softmax") else None
+    read = {**task.read, "loss": shown_loss(loss), **read, "outputs": returns or "not stated"}
+    return dataclasses.replace(task, returns=returns, read=read)
 
 
 _TAKES = {
     "softmax": (
-        "crossentropyloss crossentropy softmaxcrossentropy softmaxcrossentropywithintegerlabels"
+        "crossentropyloss crossentropy softmaxcrossentropy softmaxcrossentropywithintegerlabels "
+        "weightedsoftmaxcrossentropy safesoftmaxcrossentropy"
     ),
-    "sigmoid": "bcewithlogitsloss binarycrossentropywithlogits sigmoidbinarycrossentropy",
+    "sigmoid": (
+        "bcewithlogitsloss binarycrossentropywithlogits sigmoidbinarycrossentropy "
+        "sigmoidcrossentropy sigmoidfocalloss"
+    ),
+    "log-softmax": "nllloss",
     "probabilities": (
-        "bceloss binarycrossentropy categoricalcrossentropy sparsecategoricalcrossentropy"
+        "bceloss binarycrossentropy categoricalcrossentropy sparsecategoricalcrossentropy "
+        "binaryfocalcrossentropy categoricalfocalcrossentropy"
     ),
 }
 """The activation that losses of PyTorch, Keras, optax and chipwise apply to the outputs themselves,
-or "probabilities" for losses that take probabilities."""
+"log-softmax" or "probabilities" for losses of what these give."""
 
 
 def _takes(loss: Any) -> str | None:
+    from_logits = getattr(loss, "from_logits", False)  # of Keras
     while isinstance(loss, functools.partial):
+        from_logits = loss.keywords.get("from_logits", from_logits)
         loss = loss.func
     name = name_of(loss).lower().replace("_", "")
-    if getattr(loss, "from_logits", None) is True:  # of Keras
+    if from_logits is True:
         return "sigmoid" if name.startswith("binary") else "softmax"
     library = str(getattr(loss, "__module__", "")).partition(".")[0]
     known = library in ("torch", "keras", "optax", "chipwise")
@@ -307,6 +331,12 @@ def name_of(loss: Any) -> str:
     return getattr(loss, "__name__", type(loss).__name__)
 
 
+def shown_loss(loss: Any) -> str:
+    """A loss as a run shows it, such as "BinaryCrossentropy(from_logits=True)"."""
+    logits = getattr(loss, "from_logits", None)  # of Keras
+    return name_of(loss) + ("" if logits is None else f"(from_logits={logits})")
+
+
 def unjudged(loss: Any, outputs: Any, target: Any, error: Exception) -> RecipeError:
     """The error for a `loss` that fails in its own framework, at what the model returns."""
     return RecipeError(
@@ -322,6 +352,15 @@ def unjudged(loss: Any, outputs: Any, target: Any, error: Exception) -> RecipeEr
 def called_with(model: str, given: Arguments) -> str:
     """How messages call a model with its arguments."""
     return f"{model}, called with {_shapes(given)},"
+
+
+def _shown(columns: Any) -> str:
+    """Names of columns, or the function that reads them, in a line."""
+    if isinstance(columns, Mapping):
+        return ", ".join(f"{name}={_shown(one)}" for name, one in columns.items())
+    if isinstance(columns, (tuple, list)):
+        return ", ".join(map(_shown, columns))
+    return columns if isinstance(columns, str) else f"by {name_of(columns)}"
 
 
 def _shapes(arrays: Any) -> str:

@@ -12,7 +12,6 @@ name "batch" that `eqx.nn.BatchNorm` needs. `state` and `key` are passed if its 
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,6 +24,7 @@ from ..recipe import freezing
 from ..recipe.task import Task, Tree
 from . import adapter
 from .adapter import Data, Judging, Source, own_promotion, stated, with_loss
+from .modes import Mode, ask, in_mode, modes_of, parameters, shown
 
 INSTALL = "pip install 'chipwise[equinox]'"
 AXIS = "batch"
@@ -42,6 +42,7 @@ def task(
     model: Any,
     loss: Judging,
     *,
+    mode: Mode | None = None,
     train: Source,
     eval: Source | None = None,
     inputs: Any = None,
@@ -62,10 +63,13 @@ def task(
       initial values for every seed.
     - `loss`: `(outputs, target)` on the whole batch. It returns values `(batch,)`, their mean, or a
       `Sum`.
+    - `mode`: as in `cw.linen.task`, for arguments of the module's `__call__`. The fields called
+      `inference` are set too.
     - The others: as in `interop.adapter.Data`. The module's arguments have no batch axis.
 
     The floating-point arrays of the module are the parameters, named by their paths. Other arrays
-    are constants. Raises `RecipeError` if Equinox is missing or `model` is not a module.
+    are constants. Raises `RecipeError` if Equinox is missing, if `model` is not a module, and as
+    `cw.linen.task` does for an argument that nothing sets.
     """
     eqx = _equinox()
     make = _maker(eqx, model)
@@ -75,8 +79,10 @@ def task(
         raise adapter.not_a_model(
             "equinox", f"a function that returns a {type(abstract).__name__}", _EXPECTED
         )
-    signature = inspect.signature(type(abstract).__call__).parameters
+    kind, signature = type(abstract).__name__, parameters(type(abstract))
     is_state = "state" in signature
+    known = parameters(type(abstract), "state", "key")
+    modes = modes_of(kind, known, mode)
 
     def init(key: jax.Array) -> tuple[Tree, Tree]:
         with own_promotion():
@@ -89,11 +95,12 @@ def task(
         module = eqx.nn.inference_mode(_with_params(eqx, module, params), value=not train)
         module = _holding(eqx, module) if train else module
         held = _with_state(fresh, state)
+        flags, given = in_mode(modes, given, train)
         several = key is not None  # a prediction, of a batch of any size, draws nothing
         keys = jax.random.split(key, adapter.examples(given)) if several else jax.random.key(0)
 
         def one(given, key):
-            more = {"key": key} if "key" in signature else {}
+            more = {**flags, "key": key} if "key" in signature else flags
             if is_state:
                 return module(*given.args, **given.kwargs, state=held, **more)
             return module(*given.args, **given.kwargs, **more), held
@@ -102,9 +109,11 @@ def task(
         outputs, held = jax.vmap(one, axes, out_axes=(0, None), axis_name=AXIS)(given, keys)
         return outputs, _state(held), None
 
-    kind = type(abstract).__name__
     columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better, eval_group)
-    return stated(columns.task("equinox", kind, init, with_loss(forward, loss, kind)), kind, loss)
+    if mode is None:
+        ask(kind, known, modes, columns, init, forward)
+    built = columns.task("equinox", kind, init, with_loss(forward, loss, kind))
+    return stated(built, kind, loss, shown(modes))
 
 
 @as_annotated

@@ -33,6 +33,7 @@ from ..base.annotations import as_annotated
 from ..base.figures import one_line
 from ..recipe import freezing
 from ..recipe.direction import HIGHER, LOWER
+from ..recipe.source import rows_of, spec_of
 from ..recipe.task import Sum, Task, Tree
 from . import adapter
 from .adapter import Arguments, Data, Source, own_promotion, with_loss
@@ -67,7 +68,8 @@ def task(
       was compiled with, with its weight. A function that the model was compiled with is called as
       Keras calls it: with the target first, in float32, and `(b, 1)` if the outputs are.
     - `metrics`: also a list, as in `model.compile`. None: the metrics that the model was compiled
-      with.
+      with. Keras' own and those of a list are called as Keras calls them, with the target first,
+      and leave out what is masked. "accuracy" is the one that Keras takes for the shapes.
     - The others: as in `interop.adapter.Data`. Several inputs are given by their names, in their
       order, or as the model's list or dict.
 
@@ -85,9 +87,10 @@ def task(
     _check(keras, model)
     given = _loss(keras, model, loss)
     judge = _judge(keras, model, given, compiled=loss is None)
-    metrics = metrics if isinstance(metrics, Mapping) else _metrics(keras, model, given, metrics)
+    metrics = _metrics(keras, model, metrics)
     columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better, eval_group)
     trained, other, seeds = _variables(model)
+    masked: set[bool] = set()
     has_mode = "training" in inspect.signature(model.call).parameters
     start = {name: np.asarray(v.value) for name, v in {**trained, **other}.items()}
 
@@ -112,21 +115,21 @@ def task(
             outputs, new, added = model.stateless_call(
                 trainable, rest, *args, **kwargs, **mode, return_losses=True
             )
-        for term in added:
-            if shape := jnp.shape(term):
-                raise RecipeError("keras-added-loss", model=kind, shape=shape)
+        masked.add(keras.src.backend.get_keras_mask(outputs) is not None)
+        if shapes := [shape for term in added if (shape := jnp.shape(term))]:
+            raise RecipeError("keras-added-loss", model=kind, shape=shapes[0])
         values = {id(v): x for v, x in zip(fixed, new, strict=True)}
-        state = (
-            adapter.nested({name: values[id(v)] for name, v in other.items()}, "/")
-            if train
-            else state
-        )
+        if train:
+            state = adapter.nested({name: values[id(v)] for name, v in other.items()}, "/")
         return outputs, state, sum(added) if added and train else None
 
     kind = type(model).__name__
-    return adapter.stated(
-        columns.task("keras", kind, init, with_loss(forward, judge, kind)), kind, given
-    )
+    built = columns.task("keras", kind, init, with_loss(forward, judge, kind))
+    compiled = {"loss": f"{adapter.shown_loss(given)}, as compiled"} if loss is None else {}
+    read = _read(keras, columns, built, has_mode) | compiled
+    built = adapter.stated(built, kind, given, read)
+    own = [adapter.name_of(given)] * (judge is given)
+    return _with_mask(built, metrics, own) if True in masked else built
 
 
 @as_annotated
@@ -204,55 +207,111 @@ def _loss(keras: Any, model: Any, loss: Any) -> Any:
     given = loss if loss is not None else getattr(model, "loss", None)
     if given is None:
         raise RecipeError("keras-no-loss", model=type(model).__name__)
-    if isinstance(given, str):
-        try:
-            given = keras.losses.get(given)
-        except ValueError as error:
-            raise RecipeError("keras-loss-unknown", loss=given, reason=one_line(error)) from error
-    return given
+    return _named(keras.losses, given, "keras-loss-unknown")
+
+
+def _named(module: Any, given: Any, code: str) -> Any:
+    """A loss or metric by its name or class, as Keras makes it, or what is `given`."""
+    if not isinstance(given, (str, type)):
+        return given
+    try:
+        return module.get(given)
+    except ValueError as error:
+        raise RecipeError(code, name=str(given), reason=one_line(error)) from error
 
 
 _BETTER = {"up": HIGHER, "down": LOWER}
 """The `_direction` of metrics in Keras."""
 
-_ACCURACIES = {
-    "softmax_cross_entropy": "sparse_categorical_accuracy",
-    "sparse_categorical_crossentropy": "sparse_categorical_accuracy",
-    "categorical_crossentropy": "categorical_accuracy",
-    "binary_crossentropy": "binary_accuracy",
-}
 
-
-def _metrics(keras: Any, model: Any, loss: Any, given: Any) -> dict[str, Callable]:
+def _metrics(keras: Any, model: Any, given: Any) -> dict[str, Callable]:
     """Metrics `given`, else those that the model was compiled with, as `(outputs, target) ->
     values`. Without sample weights the weighted ones are like the others."""
+    metrics: dict[str, Callable] = {}
     lists = [given]
     if given is None and (compiled := getattr(model, "_compile_metrics", None)) is not None:
         lists = [compiled._user_metrics, compiled._user_weighted_metrics]
     lists = [one if isinstance(one, (list, tuple)) else [one] for one in lists if one is not None]
-    metrics: dict[str, Callable] = {}
-    for one in itertools.chain(*lists):
-        name = (
-            one
-            if isinstance(one, str)
-            else getattr(one, "name", getattr(one, "__name__", repr(one)))
-        )
-        if one in ("accuracy", "acc"):  # Keras too takes the one that belongs to the loss
-            kind = getattr(getattr(loss, "fn", loss), "__name__", "")
-            one = getattr(keras.metrics, _ACCURACIES.get(kind, ""), one)
-        elif isinstance(one, str):
-            one = keras.metrics.get(one)
+    listed: list[Any] = [
+        (one if isinstance(one, str) else None, one) for one in itertools.chain(*lists)
+    ]
+    for name, one in given.items() if isinstance(given, Mapping) else listed:
+        if isinstance(given, Mapping) and not _is_keras(keras, one):
+            metrics[name] = one  # of (outputs, target)
+            continue
+        if str(one).lower() in ("accuracy", "acc"):
+            one = functools.partial(_accuracy, keras)
+        one = _named(keras.metrics, one, "keras-metric-unknown")
+        name = name or getattr(one, "name", adapter.name_of(one))
         better = _BETTER.get(getattr(one, "_direction", ""))
-        if isinstance(one, keras.metrics.MeanMetricWrapper):
+        mean = keras.metrics.MeanMetricWrapper
+        if isinstance(one, mean) and type(one).update_state is mean.update_state:
             one = functools.partial(one._fn, **one._fn_kwargs)
         if not callable(one) or isinstance(one, keras.metrics.Metric):
             raise RecipeError("keras-metric", model=type(model).__name__, metric=str(name))
-        metrics[name] = functools.partial(_values, one, better)
+        metrics[name] = functools.partial(_values, keras, one, better)
     return metrics
 
 
-def _values(metric: Callable, better: str | None, outputs: Any, target: Any) -> Sum:
-    return dataclasses.replace(_summed(metric, target, outputs), better=better)
+def _is_keras(keras: Any, one: Any) -> bool:
+    """Whether a loss or metric is Keras' own, which takes the target first."""
+    own = isinstance(one, (keras.metrics.Metric, keras.losses.Loss))
+    return own or str(getattr(one, "__module__", "")).startswith("keras")
+
+
+def _accuracy(keras: Any, target: Any, outputs: Any) -> Any:
+    return getattr(keras.metrics, _accuracy_of(keras, target, outputs))(target, outputs)
+
+
+def _accuracy_of(keras: Any, target: Any, outputs: Any) -> str:
+    """The accuracy that Keras takes for these shapes: the binary, categorical or sparse one."""
+    choose = keras.src.trainers.compile_utils.is_binary_or_sparse_categorical
+    binary, sparse = choose(target, outputs)
+    kind = "binary" if binary else "sparse_categorical" if sparse else "categorical"
+    return f"{kind}_accuracy"
+
+
+def _read(keras: Any, columns: Data, built: Task, has_mode: bool) -> dict[str, str]:
+    """The mode, and the names of the metrics with the accuracy that "accuracy" is."""
+    read = {"mode": "training=True in training"} if has_mode else {}
+    metrics = columns.metrics or {}
+    if not any(map(_is_accuracy, metrics.values())):
+        return read
+    model = jax.eval_shape(built.init, jax.eval_shape(lambda: jax.random.key(0)))
+    rows = rows_of(spec_of(columns.train), 2)
+    target = jax.eval_shape(columns.wanted, rows)
+    inputs = {name: column for name, column in rows.items() if name != "label"}
+    assert built.predict is not None  # `Data.task` has made one
+    taken = _accuracy_of(keras, target, jax.eval_shape(built.predict, *model, inputs))
+    names = [f"{n} ({taken})" if _is_accuracy(one) else n for n, one in metrics.items()]
+    return read | {"metrics": ", ".join(names)}
+
+
+def _with_mask(built: Task, metrics: Mapping[str, Any], own: list[str]) -> Task:
+    """`built` with the functions of `(outputs, target)` to which a mask is left, since Keras would
+    leave out what is masked. *Arguments:* `own`: the loss, if it is one."""
+    own = own + [n for n, one in metrics.items() if getattr(one, "func", None) is not _values]
+    read = {**built.read, "mask": f"left to {', '.join(own)}"} if own else built.read
+    return dataclasses.replace(built, read=read)
+
+
+def _is_accuracy(metric: Any) -> bool:
+    """Whether it is a metric of `_metrics` whose kind follows from the shapes."""
+    inner = metric.args[1] if getattr(metric, "func", None) is _values else None
+    return getattr(inner, "func", None) is _accuracy
+
+
+def _values(keras: Any, metric: Callable, better: str | None, outputs: Any, target: Any) -> Sum:
+    """The sum of a metric's values over what is not masked, as Keras counts them."""
+    mask = keras.src.backend.get_keras_mask(outputs) if hasattr(outputs, "dtype") else None
+    if mask is None:
+        return dataclasses.replace(_summed(keras, metric, target, outputs), better=better)
+    values = _with_promotion(keras, metric, target, outputs)
+    with own_promotion():
+        values, weights = keras.src.metrics.reduction_metrics.reduce_to_samplewise_values(
+            values, mask, keras.ops.mean, "float32"
+        )
+    return Sum(jnp.sum(values), jnp.sum(weights), better=better)
 
 
 def _judge(keras: Any, model: Any, given: Any, compiled: bool) -> Callable:
@@ -262,7 +321,7 @@ def _judge(keras: Any, model: Any, given: Any, compiled: bool) -> Callable:
     own = isinstance(given, keras.losses.Loss)
     if own and given.reduction == "sum":
         raise RecipeError("keras-loss-summed", loss=type(given).__name__)
-    if not (own or compiled or str(getattr(given, "__module__", "")).startswith("keras")):
+    if not (compiled or _is_keras(keras, given)):
         return given
     if compiled:
         weights = keras.tree.flatten(model._compile_loss._user_loss_weights)
@@ -278,19 +337,24 @@ def _judge(keras: Any, model: Any, given: Any, compiled: bool) -> Callable:
             if len(single) != 2:
                 raise RecipeError("keras-loss-of-outputs", model=type(model).__name__)
             outputs, target = single
-        value = _summed(given, target, outputs)
+        value = _summed(keras, given, target, outputs)
         return value if weight is None else Sum(value.total * weight, value.count)
 
     return judge
 
 
-def _summed(function: Callable, target: Any, outputs: Any) -> Sum:
+def _summed(keras: Any, function: Callable, target: Any, outputs: Any) -> Sum:
     examples = len(jax.tree.leaves(target)[0])
-    return adapter.as_sum(_with_promotion(function, target, outputs), examples)
+    return adapter.as_sum(_with_promotion(keras, function, target, outputs), examples)
 
 
-def _with_promotion(loss: Callable, target: Any, outputs: Any) -> Any:
-    wide = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), outputs)
+def _with_promotion(keras: Any, loss: Callable, target: Any, outputs: Any) -> Any:
+    def widened(x: Any) -> Any:
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        keras.src.backend.set_keras_mask(wide, keras.src.backend.get_keras_mask(x))
+        return wide
+
+    wide = jax.tree.map(widened, outputs)
     with own_promotion():
         return loss(target, wide)
 

@@ -7,18 +7,19 @@ trained model.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
-from ..base import unknown
 from ..base.annotations import as_annotated
 from ..recipe import freezing
 from ..recipe.task import Task, Tree
 from ..recipe.user_code import user_code
 from .adapter import (
+    Arguments,
     Data,
     Judging,
     Source,
@@ -28,11 +29,7 @@ from .adapter import (
     stated,
     with_loss,
 )
-
-_TRAIN = {"train": True, "training": True, "is_training": True}
-_EVAL = {"deterministic": False, "inference": False, "use_running_average": False, "eval": False}
-MODES = {**_TRAIN, **_EVAL}
-"""The names that modules give to the argument for their mode, to its value in training."""
+from .modes import Mode, ask, in_mode, modes_of, parameters, shown
 
 
 @as_annotated
@@ -40,7 +37,7 @@ def task(
     module: Any,
     loss: Judging,
     *,
-    mode: str | None = None,
+    mode: Mode | None = None,
     rngs: tuple[str, ...] = ("dropout",),
     train: Source,
     eval: Source | None = None,
@@ -58,22 +55,23 @@ def task(
     *Arguments:*
 
     - `loss`: `(outputs, target)`. It returns values `(batch,)`, their mean, or a `Sum`.
-    - `mode`: the argument of the module's `__call__` for training or evaluation. None: the first
-      one of `MODES` that it has.
+    - `mode`: the argument of the module's `__call__`, or its field, that says whether it trains:
+      `{"is_train": True}`, with its value in training, or a usual name such as "deterministic"
+      (`interop.modes.MODES`). None: those with a usual name.
     - `rngs`: the random streams of its layers. Each gets its own key in every step and replica.
     - The others: as in `interop.adapter.Data`.
 
-    Raises `RecipeError` if it is not a module, or has no argument `mode`.
+    Raises `RecipeError` if it is not a module, has no argument `mode`, or has another one that
+    decides whether it draws random numbers or moves its state.
     """
     from flax import linen
 
     if not isinstance(module, linen.Module):
         raise not_a_model("linen", repr(module), "a flax.linen.Module, such as Net()")
-    known = inspect.signature(type(module).__call__).parameters
-    names = [name for name in MODES if name in known]
-    if mode is not None and mode not in known:
-        raise unknown("linen-mode", f"argument of {type(module).__name__}", mode, list(known)[1:])
-    name = mode or (names[0] if names else None)
+    kind = type(module).__name__
+    call = parameters(type(module))
+    fields = _fields(module, call)
+    modes = modes_of(kind, {**call, **fields}, mode)
     columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better, eval_group)
 
     def hold(call: Callable, given: tuple, named: dict, context: Any) -> Any:
@@ -85,16 +83,18 @@ def task(
             given = given[:1]
         return call(*given, **named)
 
-    def flag(train: bool) -> dict[str, Any]:
-        return {} if name is None else {name: MODES.get(name, True) == train}
+    def told(given: Arguments, train: bool) -> tuple[Any, Arguments]:
+        """The module and its arguments, with what says whether it trains."""
+        flags, given = in_mode(modes, given, train)
+        own = {name: flags.pop(name) for name in fields if name in flags}
+        given = given._replace(kwargs={**given.kwargs, **flags})
+        return (module.clone(**own) if own else module), given  # type: ignore[arg-type]
 
     def init(key: jax.Array) -> tuple[Tree, Tree]:
-        one = columns.one()
+        net, one = told(columns.one(), False)
         with own_promotion(), user_code(called_with(type(module).__name__, one)):
             # Shapes only: the compiler would take minutes to fold a forward pass over constants
-            variables = module.lazy_init(
-                {"params": key, **_streams(key)}, *one.args, **one.kwargs, **flag(False)
-            )
+            variables = net.lazy_init({"params": key, **_streams(key)}, *one.args, **one.kwargs)
         state = {kind: values for kind, values in variables.items() if kind != "params"}
         return variables.get("params", {}), state
 
@@ -102,19 +102,35 @@ def task(
         return {stream: jax.random.fold_in(key, i) for i, stream in enumerate(rngs)}
 
     def forward(params, state, given, key, train):
+        net, given = told(given, train)
         streams = {} if key is None else _streams(key)
         changing = list(state) if train else False
         with linen.intercept_methods(hold):
-            out = module.apply(
+            out = net.apply(
                 {"params": params, **state},
                 *given.args,
                 **given.kwargs,
-                **flag(train),
                 rngs=streams,
                 mutable=changing,
             )
         outputs, new = out if train else (out, state)
         return outputs, dict(new), None
 
-    kind = type(module).__name__
-    return stated(columns.task("linen", kind, init, with_loss(forward, loss, kind)), kind, loss)
+    if mode is None:
+        ask(kind, {**call, **fields}, modes, columns, init, forward)
+    built = columns.task("linen", kind, init, with_loss(forward, loss, kind))
+    return stated(built, kind, loss, shown(modes))
+
+
+def _fields(module: Any, call: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
+    """The module's fields as parameters with their values, but for arguments of its call."""
+    return {
+        one.name: inspect.Parameter(
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=getattr(module, one.name),
+            annotation=one.type,
+        )
+        for one in dataclasses.fields(module)
+        if one.name not in ("parent", "name", *call)
+    }

@@ -30,6 +30,7 @@ from .adapter import (
     stated,
     with_loss,
 )
+from .modes import Mode, ask, in_mode, modes_of, parameters, shown
 
 #: Nested dictionaries with string keys and arrays as leaves.
 Tree = dict[str, Any]
@@ -42,6 +43,7 @@ def task(
     make_model: Maker,
     loss: Judging,
     *,
+    mode: Mode | None = None,
     train: Source,
     eval: Source | None = None,
     inputs: Any = None,
@@ -59,23 +61,31 @@ def task(
 
     - `make_model`: as in `functional`.
     - `loss`: `(outputs, target)`. It returns values `(batch,)`, their mean, or a `Sum`.
+    - `mode`: as in `cw.linen.task`, for arguments of the module's `__call__`. Its layers are set by
+      its methods `train` and `eval`.
     - The others: as in `interop.adapter.Data`.
 
     The module is called with one argument, or with several through `inputs`. With `shards`,
     parameters are sharded by the module's annotations, see `sharding`.
 
-    Raises `RecipeError` as `functional` does, and if the data lacks a column.
+    Raises `RecipeError` as `functional` does, if the data lacks a column, and as `cw.linen.task`
+    does for an argument that nothing sets.
     """
-    init, call = _functions(make_model)
+    init, call = _functions(make_model, mode)
 
     def forward(*given):
         return *call(*given), None
 
     with nnx.use_eager_sharding(False):
-        name = type(nnx.eval_shape(lambda: make_model(nnx.Rngs(0)))).__name__
+        kind = type(nnx.eval_shape(lambda: make_model(nnx.Rngs(0))))
+    name, known = kind.__name__, parameters(kind)
+    modes = modes_of(name, known, mode)
     columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better, eval_group)
+    if mode is None:
+        ask(name, known, modes, columns, init, forward)
     built = columns.task("nnx", name, init, with_loss(forward, loss, name))
-    return stated(dataclasses.replace(built, sharding=sharding(make_model)), name, loss)
+    built = dataclasses.replace(built, sharding=sharding(make_model))
+    return stated(built, name, loss, shown(modes))
 
 
 @as_annotated
@@ -150,7 +160,9 @@ def decoder(make_model: Maker) -> Callable:
     return decode
 
 
-def _functions(make_model: Callable) -> tuple[Callable, Callable]:
+def _functions(
+    make_model: Callable, mode: str | Mapping[str, bool] | None = None
+) -> tuple[Callable, Callable]:
     """Like `functional`, for modules with any arguments: `call(params, state, given, key,
     train)`."""
     if isinstance(make_model, nnx.Module):
@@ -178,6 +190,10 @@ def _functions(make_model: Callable) -> tuple[Callable, Callable]:
         ]
         patterns = freezing.patterns() if train else ()
         model = nnx.merge(holding(patterns) if patterns else graphs[train], *parts)
+        if method == "__call__":
+            kind = type(model)
+            flags, given = in_mode(modes_of(kind.__name__, parameters(kind), mode), given, train)
+            given = given._replace(kwargs={**given.kwargs, **flags})
         outputs = getattr(model, method)(*given.args, **given.kwargs)
         if not train:
             return outputs, state

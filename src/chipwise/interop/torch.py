@@ -19,6 +19,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from ..base import RecipeError
 from ..base.annotations import as_annotated
 from ..recipe.task import Sum, Task, Tree
 from ..recipe.user_code import user_code
@@ -71,10 +72,12 @@ def task(
     `Recipe(frozen=...)`. Other buffers are constants of the program.
 
     Raises `RecipeError` if PyTorch or torchax is missing or their versions do not fit, if the
-    module is on another device, uses an operation that torchax lacks or control flow that depends
-    on values, if tracing loses a buffer's update, or if the step differs from eager PyTorch's.
+    module overrides methods for Lightning's Trainer, is on another device, uses an operation that
+    torchax lacks or control flow that depends on values, if tracing loses a buffer's update, or if
+    the step differs from eager PyTorch's.
     """
     traced = Traced(module)
+    _check_methods(traced.module)
     columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better, eval_group)
     scored = _scored(traced, loss)
     built = columns.task("torch", traced.name, lambda key: traced.init(key), scored)
@@ -101,6 +104,17 @@ def to_module(module: Any, params: Tree, state: Tree) -> Any:
             wide = value.astype(np.float32) if value.dtype == jnp.bfloat16 else value
             tensor.copy_(torch.from_numpy(np.array(wide)))
     return module
+
+
+def _check_methods(module: Any) -> None:
+    """Raises `RecipeError` if the module's class overrides methods of Lightning besides
+    `forward`."""
+    kind = type(module)
+    for base in kind.__mro__:
+        if base.__name__ == "LightningModule":
+            own = [n for n in dir(base) if getattr(base, n) is not getattr(kind, n)]
+            if names := [n for n in own if n[0] != "_" and n != "forward"]:
+                raise RecipeError("torch-own-step", module=kind.__name__, names=names)
 
 
 def _scored(traced: Traced, loss: Any) -> Scored:

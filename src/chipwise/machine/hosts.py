@@ -184,19 +184,23 @@ class Hosts:
         _end(error.exit_code, str(error))
 
     def leave(self) -> None:
-        """Runs at exit. Sends a farewell. After an error it exits at once, since JAX would wait for
-        lost hosts."""
+        """Runs at exit. Sends a farewell, unless this host has failed. Then the command line exits
+        at once. Another program, which got the error, ends as it would, with its own code and what
+        it has registered for its exit."""
         if self.channel is None:
             return
         uncaught = getattr(sys, "last_value", None)
         # Otherwise the others would wait for this host
         if uncaught is not None and not hasattr(sys, "ps1"):
             self.failed(uncaught)
-        if self._code is not None:
+        if self._code is None:
+            self.channel.bye()
+        elif ending.own:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(self._code)  # Python is at its end here, in any program
-        self.channel.bye()
+            os._exit(self._code)
+        else:
+            _leave_jax()
 
 
 _LOCK = threading.Lock()
@@ -383,6 +387,16 @@ def _outlive_aborts() -> None:
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted)
     _HANDLERS.append(handler)
     ctypes.CDLL(None).signal(signal.SIGABRT, handler)
+
+
+def _leave_jax() -> None:
+    """Keeps JAX from waiting for hosts that ended with an error, when Python ends."""
+    from jax._src.distributed import global_state
+
+    for name in ("preemption_sync_manager", "client", "service"):
+        # Without its last reference it would wait too
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(global_state, name)))
+        setattr(global_state, name, None)
 
 
 def _free_port(first: int) -> int:

@@ -9,12 +9,15 @@ from jax.extend.core import Literal
 
 _SHAPES = ("broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "transpose")
 _PRODUCTS = ("dot_general", "conv_general_dilated")
+PROBABILITIES = ("softmax", "sigmoid")
+"""The activations whose results are probabilities."""
 
 
-def last_activation(jaxpr: Any) -> str | None:
-    """The activation of a model's first output: "softmax", "sigmoid", "linear" (a product with a
-    bias), or None."""
-    name, below = _opened(_made(jaxpr, jaxpr.outvars[0], []))
+def last_activation(jaxpr: Any, value: Any = None) -> str | None:
+    """The activation that computed `value`, by default a model's first output: "softmax",
+    "sigmoid", "log-softmax", "linear" (a product with a bias), or None."""
+    value = jaxpr.outvars[0] if value is None else value
+    name, below = _opened(_made(jaxpr, value, []))
     parts = [_opened(one) for one in below]
     kinds = [kind for kind, _ in parts]
     if name == "div" and kinds == ["exp", "reduce_sum"]:
@@ -22,6 +25,8 @@ def last_activation(jaxpr: Any) -> str | None:
         return "softmax" if summed is not None and summed[0] is below[0][0] else None
     if name == "logistic":
         return "sigmoid"
+    if name == "sub" and kinds == ["sub", "log"]:
+        return "log-softmax" if _opened(parts[1][1][0])[0] == "reduce_sum" else None
     return (
         "linear" if name in _PRODUCTS or (name == "add" and set(kinds) & set(_PRODUCTS)) else None
     )

@@ -16,7 +16,7 @@ def described_rows(described: Mapping[str, Any], clock: Clock | None) -> list[tu
     """The settings as run, with computed values: (setting, value).
 
     *Arguments:* `described`: the output of `Recipe.describe`, or a run's `recipe.json`, which also
-    has the `texts` of its task. Nothing in it is trusted. `clock`:
+    has the `texts` of its task and what was `read` of its model. Nothing in it is trusted. `clock`:
     the recipe's, if it is known.
     """
     task = _part(described, "task")
@@ -33,6 +33,7 @@ def described_rows(described: Mapping[str, Any], clock: Clock | None) -> list[tu
         shown = " ".join(map(str, begin)) or "none"
         rows.append(("documents", f"begin {shown}, end {texts.get('end') or 'as usual'}"))
     rows += [(name, task.get(name)) for name in ("eval_group", "augment", "mix")]
+    rows += _part(described, "read").items()
     batch = described.get("batch")
     replicas = described.get("replicas")
     if known(batch) and isinstance(replicas, int) and replicas > 0:

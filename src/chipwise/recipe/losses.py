@@ -30,6 +30,7 @@ import optax
 
 from ..base import RecipeError, invalid
 from ..base.annotations import as_annotated
+from .logits import note
 from .task import Sum
 
 
@@ -50,6 +51,7 @@ def softmax_cross_entropy(logits: Any, labels: Any, smoothing: float = 0.0) -> j
     `RecipeError` for shapes or dtypes that do not fit.
     """
     logits = floats(logits, "logits", ndim=2)
+    note("softmax_cross_entropy", logits)
     labels = as_array(labels, "labels")
     _share(smoothing)
     classes = logits.shape[1]
@@ -87,6 +89,7 @@ def weighted_softmax_cross_entropy(
     total NaN. Raises `RecipeError` for shapes or dtypes that do not fit.
     """
     logits = floats(logits, "logits", ndim=2)
+    note("weighted_softmax_cross_entropy", logits)
     labels = as_array(labels, "labels")
     weights = as_array(weights, "weights")
     _share(smoothing)
@@ -134,6 +137,7 @@ def sigmoid_cross_entropy(
     `RecipeError` for shapes or dtypes that do not fit.
     """
     logits = floats(logits, "logits", ndim=2)
+    note("sigmoid_cross_entropy", logits)
     targets = same_shape(targets, "targets", logits, "logits")
     _share(smoothing)
     inside = (targets >= 0) & (targets <= 1)

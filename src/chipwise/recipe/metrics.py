@@ -31,6 +31,7 @@ from ..base import fact, invalid, unknown
 from ..base.annotations import as_annotated
 from . import losses
 from .direction import HIGHER, LOWER
+from .logits import note
 from .losses import as_array, class_labels, floats, same_shape
 from .task import Sum
 
@@ -137,13 +138,13 @@ def confusion(logits: Any, labels: Any) -> Sum:
 def exact_match(logits: Any, labels: Any, *, threshold: float = 0.5) -> Sum:
     """The share of examples whose labels are all right, `(batch, classes)` both: subset
     accuracy."""
-    return Sum.of(jnp.min(_right(logits, labels, threshold), axis=1), better=HIGHER)
+    return Sum.of(jnp.min(_right("exact_match", logits, labels, threshold), axis=1), better=HIGHER)
 
 
 @as_annotated
 def hamming(logits: Any, labels: Any, *, threshold: float = 0.5) -> Sum:
     """The share of labels that are wrong, `(batch, classes)` both: Hamming loss."""
-    wrong = 1.0 - jnp.mean(_right(logits, labels, threshold), axis=1)
+    wrong = 1.0 - jnp.mean(_right("hamming", logits, labels, threshold), axis=1)
     return Sum.of(wrong, better=LOWER)
 
 
@@ -247,6 +248,8 @@ def _ranked(metric: str, logits: Any, labels: Any, average: str | None) -> Sum:
     labels = as_array(labels, "labels")
     one_of = logits.ndim == 2 and logits.shape[1] > 1 and labels.ndim == 1
     if one_of:
+        if logits.shape[1] > 2:  # of two, probabilities have the order of logits
+            note(metric, logits)
         scores = logits
         labels = class_labels(labels, logits)
         actual = jax.nn.one_hot(labels, logits.shape[1], dtype=jnp.float32)
@@ -272,7 +275,8 @@ def _score(
     labels = as_array(labels, "labels")
     several = labels.ndim == 2
     if several:
-        predicted, actual = _several_labels(logits, labels, 0.5 if threshold is None else threshold)
+        threshold = 0.5 if threshold is None else threshold
+        predicted, actual = _several_labels(ratio, logits, labels, threshold)
     elif threshold is not None:
         expected = f"none for labels {labels.shape}; several an example are {logits.shape}"
         raise invalid("threshold-of-one-label", "threshold", threshold, expected, metric=ratio)
@@ -293,8 +297,11 @@ def _one_label(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Arr
     return predicted, jnp.where(inside, jax.nn.one_hot(labels, classes, dtype=jnp.float32), jnp.nan)
 
 
-def _several_labels(logits: Any, labels: Any, threshold: float) -> tuple[jax.Array, jax.Array]:
+def _several_labels(
+    metric: str, logits: Any, labels: Any, threshold: float
+) -> tuple[jax.Array, jax.Array]:
     """Predicted and actual, `(batch, classes)` of 0 and 1."""
+    note(metric, logits)
     if not 0 < threshold < 1:
         raise invalid(
             "threshold-range", "threshold", threshold, "a probability between 0 and 1, such as 0.5"
@@ -305,11 +312,11 @@ def _several_labels(logits: Any, labels: Any, threshold: float) -> tuple[jax.Arr
     return predicted.astype(jnp.float32), jnp.where((actual == 0) | (actual == 1), actual, jnp.nan)
 
 
-def _right(logits: Any, labels: Any, threshold: float) -> jax.Array:
+def _right(metric: str, logits: Any, labels: Any, threshold: float) -> jax.Array:
     """1.0 where a label is as predicted, 0.0 where not, NaN where it is none: `(batch,
     classes)`."""
     logits = floats(logits, "logits", ndim=2)
-    predicted, actual = _several_labels(logits, labels, threshold)
+    predicted, actual = _several_labels(metric, logits, labels, threshold)
     right = (predicted == actual) & ~jnp.isnan(logits)
     return jnp.where(jnp.isnan(actual), jnp.nan, right.astype(jnp.float32))
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from ..base import DataError, Fact, RecipeError, fact, invalid, unknown
 from ..base.annotations import as_annotated
+from ..base.elsewhere import refuse
 from . import precision as precisions
 from .described import described_rows
 from .duration import Clock, Duration, Length
@@ -32,6 +33,7 @@ def _refuse_unknown(cls):
     def __init__(self, **given):
         for name in given:
             if name not in names:
+                refuse("Recipe", [name])
                 raise unknown("no-such-field", "field of Recipe", name, names)
         missing = [name for name in needed if name not in given]
         if missing:

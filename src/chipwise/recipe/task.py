@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from ..base import RecipeError, invalid, unknown
+from ..base import Fact, RecipeError, fact, invalid, unknown
 from ..base.annotations import as_annotated
 from ..base.figures import one_line
 from .direction import declared
@@ -125,7 +125,8 @@ class Task:
     - `context`: the most positions that `decode` takes.
     - `returns`: the kind of these outputs: "logits", "probabilities" or "values". By default, with
       `classes`, an array `(batch, classes)` is probabilities if a softmax or sigmoid is the last
-      operation of `predict`, else logits. All else is values.
+      operation of `predict`, else logits, but asked for if all are from 0 to 1 and no linear layer
+      or log-softmax is the last. All else is values.
     - `class_names`: the names of the classes, in order, for predictions. By default those of
       `train`. Other names than `train` states are allowed, the same names in another order are not.
     - `better`: which way metrics are better, such as `{"bpb": "lower", "top5": "higher"}`. It
@@ -141,12 +142,14 @@ class Task:
       after each document, those of `train` if nothing is given. By name the files of a Hugging Face
       folder that say more, such as `tokenizer_config.json`, which `cw.pretrained(...).start` sets
       and `cw.export` writes again.
-    - `read`: facts on how the weights were understood, which a run reports at its start and stores.
+    - `weights_read`: facts on how weights were understood, which a run shows and stores.
       `cw.pretrained(...).start` sets it.
     - `start_state`: arrays of another run's training state by name, with which training begins at
       step 0. `cw.pretrained(run, optimizer=True).start` sets it.
     - `framework`: the framework of the user's model, such as "torch", or `None` for functions of
       JAX. `cw.torch.task` and its like set it.
+    - `read`: what these read of the model, its data and its loss, by name. A run shows and stores
+      it.
     """
 
     init: Callable[[jax.Array], tuple[Tree, Tree]]
@@ -167,9 +170,10 @@ class Task:
     sharding: Callable[[str], PartitionSpec | None] | None = None
     weights: tuple[str, ...] = ()
     texts: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    read: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+    weights_read: tuple[Fact, ...] = field(default=(), compare=False, repr=False)
     start_state: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
     framework: str | None = None
+    read: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self):
         object.__setattr__(self, "class_names", tuple(self.class_names))
@@ -203,6 +207,12 @@ class Task:
     def known_texts(self) -> dict[str, Any]:
         """`texts`, with the tokens before and after a document of the training data."""
         return {**getattr(self.train, "document_ends", {}), **self.texts}
+
+    @property
+    def shown(self) -> Fact | None:
+        """What was `read`, as a run's first lines have it. None for functions of JAX."""
+        parts = [f"{name}: {text}" for name, text in self.read.items()]
+        return fact("model-read", read=parts) if parts else None
 
     def directions_of(self, sums: Mapping[str, Any]) -> dict[str, str]:
         """The declared directions. Without evaluation data, only those of `sums`, since the metrics

@@ -31,7 +31,7 @@ from ..data.workers import Workers
 from ..machine.arithmetic import check_flags, fixed
 from ..machine.detect import detect
 from ..models.chip_traits import traced_for
-from ..recipe import precision
+from ..recipe import logits, precision
 from ..recipe.random_keys import as_data, as_keys
 from ..recipe.recipe import Recipe
 from ..recipe.source import Source, rows_of
@@ -149,12 +149,12 @@ def evaluation(recipe: Recipe, source: Source, device: jax.Device | None = None)
         key = keys.eval_keys(recipe.seed, place.sum(keepdims=True))[0]
         return one(precision.cast(params, recipe.precision), state, key, columns)
 
-    alone = jax.make_jaxpr(
-        lambda p, *given: one(precision.cast(p, recipe.precision), *given), return_shape=True
-    )
+    def alone(params, state, key, batch):
+        return one(precision.cast(params, recipe.precision), state, key, batch)
+
     key = jax.eval_shape(lambda: keys.init_key(recipe.seed))
     spec = spec_of(source) if group == 1 else rows_of(spec_of(source), group)
-    jaxpr, sums = alone(*abstract_model(recipe), key, spec)
+    jaxpr, sums = logits.traced(alone, *abstract_model(recipe), key, spec)
     size = block_size(recipe, len(source), jaxpr, group)
     return Evaluation(size, group, block, left, sums, jaxpr)
 

@@ -207,7 +207,9 @@ class Log:
         else:
             self._keep(self.row(session.step, values), values, "evaluation" if kept else None)
         average = long_average(self.recipe, session.step)
-        late = session.step == session.total or (session.step >= SETTLED / 10 and not average)
+        # What a longer run settles by itself is no doubt about it
+        short = session.total < SETTLED and session.step >= SETTLED / 10
+        late = session.step == session.total or (short and not average)
         if late and jax.tree.leaves(session.abstract.state) and unsettled(self.final, session.step):
             if not self._warned:
                 doubt = fact("statistics-unsettled", steps=session.step)

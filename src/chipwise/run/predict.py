@@ -21,7 +21,7 @@ from ..data.cached import steady
 from ..data.sources import Columns, Spec, described
 from ..data.stream import Stream
 from ..data.workers import Workers
-from ..models.last_activation import last_activation
+from ..models.last_activation import PROBABILITIES, last_activation
 from ..recipe import precision
 from ..recipe.random_keys import as_data, as_keys
 from ..recipe.recipe import Recipe
@@ -60,9 +60,10 @@ def inputs_of(recipe: Recipe) -> Spec:
     return {name: spec[name] for name, v in zip(spec, inputs, strict=True) if id(v) in used}
 
 
-def returned(recipe: Recipe, outputs: Spec) -> str:
+def returned(recipe: Recipe, outputs: Spec) -> str | None:
     """Returns what the model's outputs are: "logits", "probabilities" or "values". See
-    `Task.returns`.
+    `Task.returns`. None if neither the task nor the last operation says it, of outputs that have
+    the shape of a classifier's.
 
     *Arguments:* `outputs`: name to shape and type of one example.
     """
@@ -73,7 +74,9 @@ def returned(recipe: Recipe, outputs: Spec) -> str:
         return "values"
     one = rows_of(inputs_of(recipe), 1)
     last = last_activation(jax.make_jaxpr(prediction(recipe))(*abstract_model(recipe), one).jaxpr)
-    return "probabilities" if last in ("softmax", "sigmoid") else "logits"
+    if last in PROBABILITIES:
+        return "probabilities"
+    return "logits" if last in ("linear", "log-softmax") else None
 
 
 def prediction(recipe: Recipe) -> Any:

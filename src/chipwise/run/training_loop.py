@@ -129,7 +129,7 @@ def training(
 
 def _first_lines(task: Task) -> list[Fact | None]:
     """What is said of how data and weights were read."""
-    return [*classes_of(task), *readings(task), told(task), *alike(names_in(task))]
+    return [task.shown, *classes_of(task), *readings(task), told(task), *alike(names_in(task))]
 
 
 def _begun(session: Session, saver: Saver, reporter: Reporter, last: int) -> Columns:

@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr
 
 from ..base import RecipeError
 from ..data.sources import Spec
-from ..recipe import freezing, precision
+from ..recipe import freezing, logits, precision
 from ..recipe.random_keys import as_data, as_keys
 from ..recipe.recipe import Recipe
 from ..recipe.source import rows_of
@@ -186,7 +186,7 @@ def traced_loss(
         return total, aside["sums"]
 
     model = state.params, state.frozen, state.state
-    made, (_, sums) = jax.make_jaxpr(traced, return_shape=True)(*model, rows_of(example, n))
+    made, (_, sums) = logits.traced(traced, *model, rows_of(example, n))
     return made, sums
 
 

@@ -342,13 +342,12 @@ class RunFolder:
 
 
 def recorded(recipe: Recipe) -> dict[str, Any]:
-    """A recipe as recipe.json has it: its settings, where it comes from, and the names and texts
-    of its data."""
+    """A recipe as recipe.json has it: its settings, where it comes from, the names and texts of
+    its data, and what was read of a framework's model."""
     known = {"source": recipe.source, "classes": names_in(recipe.task)}
-    if texts := recipe.task.known_texts:
-        known["texts"] = texts
-    if read := readings(recipe.task):
-        known["read"] = plain(read)
+    more = {"texts": recipe.task.known_texts, "read": dict(recipe.task.read)}
+    more["readings"] = plain(readings(recipe.task))
+    known |= {name: told for name, told in more.items() if told}
     return json.loads(json.dumps({**recipe.describe(), **known}))
 
 

@@ -28,7 +28,7 @@ from ...recipe.recipe import FROM_WEIGHTS, difference
 from .early_stopping import Kept
 
 MOST_ROWS = 1 << 30  # bytes of metrics.jsonl
-BESIDE = ("source", "classes", "texts", "read")
+BESIDE = ("source", "classes", "texts", "read", "readings")
 """What `recipe.json` says beside the settings of the recipe."""
 _COMPILERS = {"versions.jaxlib", "versions.libtpu"}
 _DIGITS = 15  # at most, of a step or a number of examples; a file with more is damaged
@@ -198,9 +198,9 @@ def disagreement(
     stored: dict[str, Any], given: dict[str, Any], *, beginning: bool = True
 ) -> list[tuple[str, Any, Any]]:
     """The differences of two descriptions of a recipe: (setting, stored, given). Ignores the
-    recipe's origin (`source`), what is known of its texts, names of classes that only one of them
-    has, directions of metrics for which none was stored (`Task.better`) and, unless `beginning`,
-    the initial weights."""
+    recipe's origin (`source`), what is known of its texts, what was read of its model, names of
+    classes that only one of them has, directions of metrics for which none was stored
+    (`Task.better`) and, unless `beginning`, the initial weights."""
     both = stored, json.loads(json.dumps(given))
     named = all(d.get("classes") for d in both)
     ignored = set(BESIDE) - {"classes"} if named else set(BESIDE)

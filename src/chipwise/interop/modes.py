@@ -1,0 +1,125 @@
+"""The arguments that say to a model in JAX whether it trains.
+
+Those with a usual name (`MODES`) are set, and so are those that the user names. Of the others, one
+may decide the same: the model draws random numbers or moves its statistics with one value, and does
+not with the other. Nobody would set it, so its value is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import jax
+from jax.interpreters.partial_eval import dce_jaxpr
+
+from ..base import RecipeError, invalid, unknown
+from .adapter import Arguments, Data, own_promotion
+
+MODES = {
+    **dict.fromkeys(("train", "training", "is_training"), True),
+    **dict.fromkeys(("deterministic", "inference", "use_running_average", "eval"), False),
+}
+"""The usual names of these arguments, to their values in training."""
+_ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+Mode = Annotated[
+    str | Mapping[str, bool],
+    "an argument's name, or a dict of it to its value in training, {'is_train': True}",
+]
+
+
+def parameters(kind: type, *without: str) -> dict[str, inspect.Parameter]:
+    """The parameters of a call of a model of this kind, but `self` and those that are named."""
+    _, *known = inspect.signature(kind.__call__).parameters.items()  # type: ignore[operator]
+    return {name: one for name, one in known if name not in without}
+
+
+def modes_of(model: str, known: Mapping[str, Any], mode: str | Mapping[str, bool] | None) -> Any:
+    """The arguments that say whether `model` trains, to their values in training.
+
+    *Arguments:* `known`: the model's arguments by name. `mode`: the user's. None: those of `MODES`.
+
+    Raises `RecipeError` for a name that is no argument, and for one that does not say its value.
+    """
+    if mode is None:
+        return {name: MODES[name] for name in MODES if name in known}
+    for name in [mode] if isinstance(mode, str) else mode:
+        if name not in known:
+            raise unknown("mode-unknown", f"argument of {model}", name, list(known))
+    if not isinstance(mode, str):
+        return dict(mode)
+    if mode not in MODES:
+        expected = f"its value in training, mode={{'{mode}': True}} or {{'{mode}': False}}"
+        raise invalid("mode-without-value", "mode", mode, expected)
+    return {mode: MODES[mode]}
+
+
+def shown(modes: Mapping[str, bool]) -> dict[str, str]:
+    """The modes as a run shows them: `{"mode": "train=True in training"}`, or `{}`."""
+    said = ", ".join(f"{name}={value}" for name, value in modes.items())
+    return {"mode": f"{said} in training"} if said else {}
+
+
+def in_mode(
+    modes: Mapping[str, bool], given: Arguments, train: bool
+) -> tuple[dict[str, bool], Arguments]:
+    """The arguments that say whether a model trains, and the arrays of `given`, which may have one
+    that `ask` tries."""
+    tried = {name: value for name, value in given.kwargs.items() if isinstance(value, bool)}
+    arrays = {name: value for name, value in given.kwargs.items() if name not in tried}
+    flags = {**{name: value == train for name, value in modes.items()}, **tried}
+    return flags, given._replace(kwargs=arrays)
+
+
+def ask(
+    model: str,
+    known: Mapping[str, inspect.Parameter],
+    modes: Mapping[str, bool],
+    data: Data,
+    init: Callable,
+    forward: Callable,
+) -> None:
+    """Raises `RecipeError` for an argument without a default that nobody gives, and for one that is
+    True or False, that nobody sets, and that decides whether `model` trains.
+
+    *Arguments:* `known`: the arguments. `modes`: those that are set. `forward`: that of
+    `with_loss`.
+    """
+    given = data.one()
+    taken = {*list(known)[: len(given.args)], *given.kwargs, *modes}
+    unset = {n: one for n, one in known.items() if n not in taken and one.kind not in _ANY}
+    if missing := [n for n, one in unset.items() if one.default is inspect.Parameter.empty]:
+        raise RecipeError("argument-ungiven", model=model, names=missing, first=missing[0])
+
+    @functools.cache
+    def effects(name: str = "", value: bool = False) -> tuple[bool, int]:
+        """Whether the model draws, and how many arrays of its state it moves."""
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        params, state = jax.eval_shape(init, key)
+        tried = {name: value} if name else {}
+
+        def run(params: Any, state: Any, given: Any, key: Any) -> Any:
+            more = given._replace(kwargs={**given.kwargs, **tried})
+            return forward(params, state, more, key, True)[:2]
+
+        with own_promotion():
+            made = jax.make_jaxpr(run)(params, state, given, key)
+        inputs, results = made.jaxpr.invars, made.jaxpr.outvars
+        _, used = dce_jaxpr(made.jaxpr, [True] * len(results))
+        after = results[len(results) - len(jax.tree.leaves(state)) :]
+        return used[-1], sum(all(v is not old for old in inputs) for v in after)
+
+    for name, one in unset.items():
+        if isinstance(one.default, bool) or (one.default is None and "bool" in str(one.annotation)):
+            try:
+                yes, no = (
+                    effects() if value is one.default else effects(name, value)
+                    for value in (True, False)
+                )
+            except Exception:  # what fails with one of them does not say whether it trains
+                continue
+            if yes != no:
+                raise RecipeError("mode-unset", model=model, argument=name, value=yes > no)
