@@ -27,6 +27,10 @@ ROWS = cw.Arrays(x=RNG.normal(size=(40, 4)).astype(np.float32), label=RNG.intege
 
 def net():
     torch.manual_seed(0)
+    return unseeded()
+
+
+def unseeded():
     return nn.Sequential(
         nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
         nn.Dropout(0.5), nn.Linear(4, 3),
@@ -87,7 +91,7 @@ def test_the_first_step_in_float64_is_that_of_pytorch(name):
 
 
 def test_a_maker_draws_its_first_weights_from_the_seed():
-    task = cw.torch.task(net, nn.CrossEntropyLoss(), train=DATA, check=False)
+    task = cw.torch.task(unseeded, nn.CrossEntropyLoss(), train=DATA, check=False)
     one, other = (task.init(jax.random.key(i))[0] for i in range(2))
     assert not np.array_equal(one["0"]["weight"], other["0"]["weight"])
     bound = 1 / np.sqrt(2 * 3 * 3)  # PyTorch's own initialiser

@@ -25,7 +25,7 @@ from ..base.figures import one_line
 from ..recipe import freezing
 from ..recipe.task import Tree
 from ..recipe.user_code import BY_VALUE, line_of
-from . import torch_recurrent
+from . import host_random, torch_recurrent
 from .adapter import Arguments, flattened, nested, not_a_model, own_promotion
 
 INSTALL = "pip install 'chipwise[torch]'"
@@ -57,10 +57,10 @@ class Traced:
     def __init__(self, given: Any):
         self._torch = torch = torch_library()
         self.env = _environment()
-        self._make = None if isinstance(given, torch.nn.Module) else given
+        self._make: Any = None if isinstance(given, torch.nn.Module) else given
         if self._make is not None and not callable(given):
             raise not_a_model("torch", repr(given), _EXPECTED)
-        self.module = given if self._make is None else self._make()
+        self.module = given if self._make is None else self._made(0)
         if not isinstance(self.module, torch.nn.Module):
             raise not_a_model(
                 "torch", f"a function that returns a {type(self.module).__name__}", _EXPECTED
@@ -75,29 +75,31 @@ class Traced:
         return type(self.module).__name__
 
     def init(self, key: jax.Array) -> tuple[Tree, Tree]:
-        """`(params, state)`: the module's weights, or those of a new module from the function,
-        initialised with `key`."""
+        """`(params, state)`: the module's weights, or those of a new module from the function.
+        PyTorch initialises it on the host, seeded by `key`."""
+        own = self.own()
         if self._make is None:
-            return self.own()
-        with self._running(key), self._torch.device("jax"):
-            try:
-                module = self._make()
-            except Exception as error:
-                raise RecipeError(
-                    "torch-init-untraced", module=self.name, reason=one_line(error)
-                ) from error
-        named = (dict(module.named_parameters()), dict(module.named_buffers()))
-        return self._tree(*map(self.env.t2j_iso, named))
+            return own
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), own)
+        words = jax.random.key_data(key)
+        return jax.pure_callback(self._drawn, shapes, words, vmap_method="sequential")
+
+    def _drawn(self, words: Any) -> tuple[Tree, Tree]:
+        module = self._made(int(np.asarray(words).ravel()[-1]))
+        parts = (module.named_parameters(), module.named_buffers())
+        return self._tree(*({name: as_numpy(t) for name, t in part} for part in parts))
+
+    def _made(self, seed: int) -> Any:
+        with host_random.seeded(self._torch, seed):
+            return self._make()
 
     def own(self) -> tuple[Tree, Tree]:
         """`(params, state)` of `module` as it was passed."""
-        return self._tree(self.params, self.buffers)
+        return jax.tree.map(jnp.asarray, self._tree(self.params, self.buffers))
 
     def _tree(self, params: dict[str, Any], buffers: dict[str, Any]) -> tuple[Tree, Tree]:
-        state = {name: jnp.asarray(_narrowed(buffers[name])) for name in sorted(self.moving)}
-        return nested({name: jnp.asarray(_narrowed(p)) for name, p in params.items()}, "."), nested(
-            state, "."
-        )
+        state = {name: _narrowed(buffers[name]) for name in sorted(self.moving)}
+        return nested({name: _narrowed(p) for name, p in params.items()}, "."), nested(state, ".")
 
     def find_moving(self, given: Arguments) -> None:
         """Finds the buffers that training writes to, by tracing a call. *Arguments:* arrays or
