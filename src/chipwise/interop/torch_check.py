@@ -54,18 +54,22 @@ def check(traced: Traced, scored: Scored, loss: Any, data: Data, task: Task, com
     else:
         spec = {n: jnp.zeros((EXAMPLES, *s.shape), s.dtype) for n, s in spec_of(task.train).items()}
         batch = jax.eval_shape(lambda batch: _prepared(task, batch), spec)
+
+    def run(params: Tree, state: Tree, given: Any, train: bool) -> Tree:
+        return scored(params, state, *given, jax.random.key(0), train)[2]
+
     jax.eval_shape(traced.init, jax.random.key(0))
     shapes = {name: jax.ShapeDtypeStruct(p.shape, p.dtype) for name, p in traced.params.items()}
     params = nested(shapes, ".")
     if not compare:
         given = jax.eval_shape(lambda batch: data.arguments(batch, params), batch)
-        return traced.find_moving(given)
+        return traced.find_moving(run, (given, None))
     given = data.arguments(batch, params)
     target = data.wanted(batch)
     with _still(traced.module):
         trained = _eager(traced, given, target, loss, True)
         evaluated = _eager(traced, given, target, loss, False)
-        traced.find_moving(given)
+        traced.find_moving(run, (given, target if loss is not None else None))
         _compare(
             traced,
             trained,

@@ -25,7 +25,7 @@ from ..base.figures import one_line
 from ..recipe import freezing
 from ..recipe.task import Tree
 from ..recipe.user_code import BY_VALUE, line_of
-from . import host_random, torch_recurrent
+from . import host_random, torch_random, torch_recurrent
 from .adapter import Arguments, flattened, nested, not_a_model, own_promotion
 
 INSTALL = "pip install 'chipwise[torch]'"
@@ -101,20 +101,27 @@ class Traced:
         state = {name: _narrowed(buffers[name]) for name in sorted(self.moving)}
         return nested({name: _narrowed(p) for name, p in params.items()}, "."), nested(state, ".")
 
-    def find_moving(self, given: Arguments) -> None:
-        """Finds the buffers that training writes to, by tracing a call. *Arguments:* arrays or
-        shapes."""
+    def find_moving(self, run: Callable[..., Tree], given: Any) -> None:
+        """Finds the buffers that training writes to, by tracing `run`, `(params, state, given,
+        train) -> state`, in both modes. *Arguments:* `given`: arrays or shapes.
+
+        Raises `RecipeError` if a call draws from a generator of the host.
+        """
         written: set[str] = set()
 
-        def watched(given: Arguments) -> None:
+        def watched(given: Any) -> None:
             self.moving = set(self.buffers)
             params, state = self.own()
             before = flattened(state, ".")
-            after = flattened(self.call(params, state, given, jax.random.key(0), True)[1], ".")
+            after = flattened(run(params, state, given, True), ".")
             written.update(name for name in before if after[name] is not before[name])
+            run(params, state, given, False)
+
+        def trace() -> None:
+            jax.eval_shape(lambda given: watched(given), given)  # traced anew, not from a cache
 
         try:
-            jax.eval_shape(watched, given)
+            host_random.refuse_draws(self._torch, self.module, trace)
         finally:
             self.moving = written
 
@@ -201,6 +208,8 @@ def _refused(what: str, error: Exception) -> RecipeError:
     if isinstance(error, torchax.tensor.OperatorNotFound):
         operation = str(error).removeprefix("Operator with name ").removesuffix(" has no lowering")
         return RecipeError("torch-operation-missing", **facts, operation=operation)
+    if isinstance(error, torch_random.HostDraw):
+        return RecipeError("torch-draws-once", module=what, where=where)
     if isinstance(error, BY_VALUE):
         return RecipeError("torch-depends-on-values", **facts)
     return RecipeError(
@@ -320,16 +329,46 @@ def _environment() -> Any:
             ) from error
 
     traced = (torchax.Tensor, torchax.View)
+    for kind in traced:  # torchax' say yes, and PyTorch's trunc_normal_ leaves those as they are
+        kind.is_meta = False
     pytree = torch.utils._pytree
+    creating = (torch.rand, torch.randn, torch.randint)
 
     class Environment(torchax.Environment):
         tensor = torchax.Tensor
 
         def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             given = (args, kwargs or {})
-            if any(isinstance(x, traced) for x in pytree.tree_leaves(given)):
+            if func in creating:  # PyTorch calls their operations, which are below
+                raise torchax.OperatorNotFound
+            if getattr(func, "overloadpacket", None) in torch_random.operations():
+                return self.random(func, *given)
+            if self.holds(given):
                 given = pytree.tree_map_only(torch.Tensor, self.constant, given)
             return super().dispatch(func, types, *given)
+
+        def holds(self, given: Any) -> bool:
+            """Whether a traced tensor is among these arguments."""
+            return any(isinstance(x, traced) for x in pytree.tree_leaves(given))
+
+        def random(self, func: Any, args: Any, kwargs: Any) -> Any:
+            """The result of a random operation, also on plain tensors."""
+            if kwargs.get("generator") is not None:
+                if self.holds((args, kwargs)):
+                    raise torchax.OperatorNotFound(f"{func.name()} with generator=")
+                return func(*args, **kwargs)
+            written = torch_random.written_by(func, args, kwargs)
+            if written is not None and not isinstance(written, traced):
+                raise torch_random.HostDraw
+            given = pytree.tree_map_only(torch.Tensor, self.constant, (args, kwargs))
+            with self._dispatch_mode:
+                return torch_random.result(self.draw, func, *given)
+
+        def draw(self, kind: str, shape: Any, *limits: Any) -> Any:
+            """The numbers of `jax.random`'s function `kind`, of the next key."""
+            repeated = self.param.prng is torch_random.REPEATED
+            key = torch_random.repeated_key() if repeated else self.get_and_rotate_prng_key()
+            return self.j2t_iso(torch_random.values(key, kind, shape, *limits))
 
         def constant(self, x: Any) -> Any:
             """A plain PyTorch tensor as a constant of the program."""
@@ -346,26 +385,10 @@ def _environment() -> Any:
     for operation, own in (
         (torch.nn.functional.batch_norm, _batch_norm),
         (torch.nn.functional.interpolate, _interpolate),
-        (torch.ops.aten.normal_, _normal_),
-        (torch.ops.aten.erfinv_, _erfinv_),
     ):
         env.override_op_definition(operation, functools.partial(own, env))
     torch_recurrent.override(env, torch)
     return env
-
-
-def _erfinv_(env, tensor):
-    """In-place `erfinv` for `trunc_normal_`, since torchax 0.0.14 lacks it."""
-    tensor._elem = jax.scipy.special.erfinv(tensor.jax())
-    return tensor
-
-
-def _normal_(env, tensor, mean=0.0, std=1.0, *, generator=None):
-    """In-place `normal_` for initialisers, since torchax 0.0.14 fails on it."""
-    old = tensor.jax()
-    drawn = jax.random.normal(env.get_and_rotate_prng_key(generator), old.shape, jnp.float32)
-    tensor._elem = (mean + std * drawn).astype(old.dtype)
-    return tensor
 
 
 def _interpolate(env, input, size=None, scale_factor=None, mode="nearest", *others, **more):
