@@ -321,6 +321,7 @@ def _environment() -> Any:
         warnings.simplefilter("ignore")  # torchax's own, at import
         try:
             import torchax.tensor as torchax
+            from torchax.ops import op_base, ops_registry
         except ImportError:
             raise RecipeError("torchax-missing", torch=torch.__version__, command=INSTALL) from None
         except Exception as error:  # 0.0.13 beside torch 2.13: an AttributeError
@@ -346,6 +347,16 @@ def _environment() -> Any:
             if self.holds(given):
                 given = pytree.tree_map_only(torch.Tensor, self.constant, given)
             return super().dispatch(func, types, *given)
+
+        def _get_op_or_decomp(self, func: Any) -> Any:
+            try:
+                return super()._get_op_or_decomp(func)
+            except torchax.OperatorNotFound:  # `floor_`: what `floor` returns, written back
+                name = getattr(getattr(func, "overloadpacket", None), "__name__", "")
+                if not (name.endswith("_") and hasattr(torch.ops.aten, name[:-1])):
+                    raise
+                written = op_base.InplaceOp(getattr(torch.ops.aten, name[:-1]))
+                return ops_registry.Operator(func, written, False, True, False, True)
 
         def holds(self, given: Any) -> bool:
             """Whether a traced tensor is among these arguments."""
