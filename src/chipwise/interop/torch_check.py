@@ -1,13 +1,15 @@
 """Compares one step of the traced module with eager PyTorch, before training starts.
 
-This finds what tracing loses: buffer updates, gradients changed by `no_grad` or a custom
-`backward`, writes to views, and operations that are lowered to something else.
+This finds what tracing loses: buffer updates, gradients changed by a custom `backward`, writes to
+views, and operations that are lowered to something else.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +32,10 @@ from .adapter import (
     uncalled,
     unjudged,
 )
+from .torch_attributes import unchanged
+from .torch_environment import torch_library
 from .torch_random import REPEATED, repeating
-from .torch_trace import Traced, as_numpy, flags, plain, torch_library, totalled
+from .torch_trace import Traced, as_numpy, flags, plain, totalled
 
 EXAMPLES = 8
 _OUTPUTS = 1e-3
@@ -66,6 +70,7 @@ def check(traced: Traced, scored: Scored, loss: Any, data: Data, task: Task, com
         return traced.find_moving(run, (given, None))
     step = _Both(traced, scored, loss, data.arguments(batch, params), data.wanted(batch))
     eager = step.eager()
+    traced.forgets = step.forgets()
     traced.find_moving(run, (step.given, step.judged))
     _refuse_unmoved(traced, eager[0])
     differs = _difference(traced, eager, step.traced_ones())
@@ -130,9 +135,12 @@ class _Both:
         """The step of eager PyTorch in training and in evaluation mode."""
         return self._eager(True), self._eager(False)
 
-    def _eager(self, train: bool) -> _Step:
+    @contextlib.contextmanager
+    def _held(self, train: bool) -> Iterator[dict[str, Any]]:
+        """A context in which the module computes with copies of its parameters, which it gives, and
+        of its buffers. It is left as it was."""
         torch = torch_library()
-        module, given = self.traced.module, self.given
+        module = self.traced.module
 
         def copied(tensor: Any) -> Any:
             new = tensor.detach().clone()
@@ -140,22 +148,49 @@ class _Both:
 
         params = {n: copied(p).requires_grad_() for n, p in module.named_parameters()}
         held = params | {n: copied(b) for n, b in module.named_buffers()}
-        tensors = jax.tree.map(_as_tensor, given)
         # A checkpoint calls the module again in the backward pass: also then with these
         held_by = torch.nn.utils.stateless._reparametrize_module(module, held, tie_weights=True)
         with flags(module, train), torch.random.fork_rng(devices=[]), repeating(), held_by:
             torch.manual_seed(0)
-            try:
-                outputs = module(*tensors.args, **tensors.kwargs)
-            except Exception as error:
-                raise uncalled(self.traced.name, given, error) from error
+            yield params
+
+    def _call(self, given: Arguments) -> Any:
+        tensors = jax.tree.map(_as_tensor, given)
+        try:
+            return self.traced.module(*tensors.args, **tensors.kwargs)
+        except Exception as error:
+            raise uncalled(self.traced.name, given, error) from error
+
+    def forgets(self) -> bool:
+        """Whether what the module keeps in attributes of a call changes nothing of the next one."""
+        given = self.given
+        other = jax.tree.map(lambda x: jnp.repeat(x[:1], len(x), axis=0), given)
+
+        def last(train: bool, *calls: Arguments) -> dict[str, np.ndarray]:
+            with unchanged(self.traced.module):
+                for one in calls:
+                    with self._held(train):
+                        outputs = _floating(self._call(one))
+            return outputs
+
+        for train in (True, False):
+            alone, after = last(train, other), last(train, given, other)
+            if not all(np.array_equal(x, after[name], True) for name, x in alone.items()):
+                return False
+        return True
+
+    def _eager(self, train: bool) -> _Step:
+        torch = torch_library()
+        module = self.traced.module
+        with unchanged(module), self._held(train) as params:
+            outputs = self._call(self.given)
             buffers = {name: as_numpy(b) for name, b in module.named_buffers()}
             value = self._value(outputs)
             try:
                 of = list(params.values()) if train else []
                 slopes = torch.autograd.grad(value, of, allow_unused=True) if of else ()
             except Exception as error:
-                raise uncalled(self.traced.name, given, error) from error
+                raise uncalled(self.traced.name, self.given, error) from error
         gradients = {n: np.zeros(p.shape, np.float32) for n, p in params.items() if train}
         named = zip(gradients, slopes, strict=True)
         gradients |= {n: as_numpy(s) for n, s in named if s is not None}

@@ -1,8 +1,7 @@
 """Turns a PyTorch module into a pure function of JAX arrays, with torchax, and its loss into sums.
 
-torchax 0.0.14 discards the new running statistics of batch norm. So batch norm is implemented here,
-in place on the buffers as in PyTorch. Buffers that the training program writes to are the task's
-state. The others are constants of the program. Random layers use the step's key.
+Buffers that the training program writes to are the task's state. The others are constants of the
+program. Random layers use the step's key.
 """
 
 from __future__ import annotations
@@ -20,15 +19,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..base import ChipwiseError, RecipeError, invalid, library
+from ..base import ChipwiseError, RecipeError, invalid
 from ..base.figures import one_line
 from ..recipe import freezing
 from ..recipe.task import Tree
 from ..recipe.user_code import BY_VALUE, line_of
-from . import host_random, torch_random, torch_recurrent
+from . import host_random, torch_random
 from .adapter import Arguments, flattened, nested, not_a_model, own_promotion
+from .torch_attributes import keeping, unchanged
+from .torch_environment import environment, torch_library
 
-INSTALL = "pip install 'chipwise[torch]'"
 _EXPECTED = "a torch.nn.Module or a function that makes one"
 _JAX = ("chipwise", "jax", "optax", "flax")
 _BACKWARD = {
@@ -41,11 +41,6 @@ _LOCK = threading.RLock()
 """A trace changes a module's training flags. So only one trace runs at a time."""
 
 
-def torch_library() -> Any:
-    """Imports PyTorch. Raises `RecipeError` with the pip line if it is missing."""
-    return library("torch", "adapter-library", command=INSTALL)
-
-
 class Traced:
     """A module, or a function that makes one, as `init` and `call`.
 
@@ -56,7 +51,7 @@ class Traced:
 
     def __init__(self, given: Any):
         self._torch = torch = torch_library()
-        self.env = _environment()
+        self.env = environment()
         self._make: Any = None if isinstance(given, torch.nn.Module) else given
         if self._make is not None and not callable(given):
             raise not_a_model("torch", repr(given), _EXPECTED)
@@ -69,10 +64,17 @@ class Traced:
         self.params = {name: as_numpy(p) for name, p in self.module.named_parameters()}
         self.buffers = {name: as_numpy(b) for name, b in self.module.named_buffers()}
         self.moving: set[str] = set()
+        self.forgets = False  # what it keeps in plain attributes: set by a comparison
 
     @property
     def name(self) -> str:
         return type(self.module).__name__
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """The paths of parameters that ask for no gradient."""
+        named = self.module.named_parameters()
+        return tuple(name.replace(".", "/") for name, p in named if not p.requires_grad)
 
     def init(self, key: jax.Array) -> tuple[Tree, Tree]:
         """`(params, state)`: the module's weights, or those of a new module from the function.
@@ -144,12 +146,19 @@ class Traced:
         for name, value in fixed.items():
             narrow = floats and jnp.issubdtype(value.dtype, jnp.floating)
             fixed[name] = jnp.asarray(value, floats[0] if narrow else None)
-        with self._running(key), flags(self.module, train), _scopes(self.module):
+        with (
+            self._running(key),
+            flags(self.module, train),
+            _scopes(self.module),
+            unchanged(self.module),
+        ):
             held = self.wrapped({**trained, **fixed, **flattened(state, ".")})
             with self._traceable(self.name):
                 wrapped = self.wrapped(given)
                 outputs = self._torch.func.functional_call(self.module, held, *wrapped)
-                self._refuse_kept()
+                names = keeping(self.module, type(self.env).kinds)
+                if names and not self.forgets:
+                    raise RecipeError("torch-attribute-moves", module=self.name, names=names)
             if then is not None:
                 with self._traceable(f"The loss of {self.name}"):
                     outputs = then(outputs)
@@ -172,19 +181,9 @@ class Traced:
             # Int64 is int32 here
             warnings.filterwarnings("ignore", message="Explicitly requested dtype")
             warnings.filterwarnings("ignore", category=DeprecationWarning)  # torchax's own
-            with self.env, self._torch.no_grad():
+            self.env.cut = False
+            with self._torch.enable_grad(), self.env:
                 yield
-
-    def _refuse_kept(self) -> None:
-        """Raises `RecipeError` if the module stored a traced tensor in a plain attribute."""
-        kind = type(self.env).tensor
-        for place, module in self.module.named_modules():
-            kept = [name for name, value in vars(module).items() if isinstance(value, kind)]
-            for name in kept:
-                delattr(module, name)
-            if kept:
-                names = [f"{place}.{name}" if place else name for name in kept]
-                raise RecipeError("torch-attribute-moves", module=self.name, names=names)
 
     @contextlib.contextmanager
     def _traceable(self, what: str) -> Iterator[None]:
@@ -292,13 +291,6 @@ def _refuse_elsewhere(module: Any) -> None:
     if places:
         expected = "the CPU: call module.to('cpu') first"
         raise invalid("torch-elsewhere", f"the device of {type(module).__name__}", places, expected)
-    frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
-    if frozen:
-        raise RecipeError(
-            "torch-frozen",
-            module=type(module).__name__,
-            patterns=tuple(name.replace(".", "/") for name in frozen),
-        )
     _refuse_hooks(module)
 
 
@@ -312,150 +304,6 @@ def _refuse_hooks(module: Any) -> None:
         if names:
             kind = type(module).__name__
             raise RecipeError("torch-backward-hook", module=kind, names=names, hook=how)
-
-
-def _environment() -> Any:
-    """torchax's environment with PyTorch's batch norm, in which plain tensors are constants."""
-    torch = torch_library()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torchax's own, at import
-        try:
-            import torchax.tensor as torchax
-            from torchax.ops import op_base, ops_registry
-        except ImportError:
-            raise RecipeError("torchax-missing", torch=torch.__version__, command=INSTALL) from None
-        except Exception as error:  # 0.0.13 beside torch 2.13: an AttributeError
-            raise RecipeError(
-                "torchax-unfit", torch=torch.__version__, reason=one_line(error), command=INSTALL
-            ) from error
-
-    traced = (torchax.Tensor, torchax.View)
-    for kind in traced:  # torchax' say yes, and PyTorch's trunc_normal_ leaves those as they are
-        kind.is_meta = False
-    pytree = torch.utils._pytree
-    creating = (torch.rand, torch.randn, torch.randint)
-
-    class Environment(torchax.Environment):
-        tensor = torchax.Tensor
-
-        def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-            given = (args, kwargs or {})
-            if func in creating:  # PyTorch calls their operations, which are below
-                raise torchax.OperatorNotFound
-            if getattr(func, "overloadpacket", None) in torch_random.operations():
-                return self.random(func, *given)
-            if self.holds(given):
-                given = pytree.tree_map_only(torch.Tensor, self.constant, given)
-            return super().dispatch(func, types, *given)
-
-        def _get_op_or_decomp(self, func: Any) -> Any:
-            try:
-                return super()._get_op_or_decomp(func)
-            except torchax.OperatorNotFound:  # `floor_`: what `floor` returns, written back
-                name = getattr(getattr(func, "overloadpacket", None), "__name__", "")
-                if not (name.endswith("_") and hasattr(torch.ops.aten, name[:-1])):
-                    raise
-                written = op_base.InplaceOp(getattr(torch.ops.aten, name[:-1]))
-                return ops_registry.Operator(func, written, False, True, False, True)
-
-        def holds(self, given: Any) -> bool:
-            """Whether a traced tensor is among these arguments."""
-            return any(isinstance(x, traced) for x in pytree.tree_leaves(given))
-
-        def random(self, func: Any, args: Any, kwargs: Any) -> Any:
-            """The result of a random operation, also on plain tensors."""
-            if kwargs.get("generator") is not None:
-                if self.holds((args, kwargs)):
-                    raise torchax.OperatorNotFound(f"{func.name()} with generator=")
-                return func(*args, **kwargs)
-            written = torch_random.written_by(func, args, kwargs)
-            if written is not None and not isinstance(written, traced):
-                raise torch_random.HostDraw
-            given = pytree.tree_map_only(torch.Tensor, self.constant, (args, kwargs))
-            with self._dispatch_mode:
-                return torch_random.result(self.draw, func, *given)
-
-        def draw(self, kind: str, shape: Any, *limits: Any) -> Any:
-            """The numbers of `jax.random`'s function `kind`, of the next key."""
-            repeated = self.param.prng is torch_random.REPEATED
-            key = torch_random.repeated_key() if repeated else self.get_and_rotate_prng_key()
-            return self.j2t_iso(torch_random.values(key, kind, shape, *limits))
-
-        def constant(self, x: Any) -> Any:
-            """A plain PyTorch tensor as a constant of the program."""
-            return (
-                self.j2t_iso(self.t2j_copy(x))
-                if type(x) in (torch.Tensor, torch.nn.Parameter)
-                else x
-            )
-
-        def t2j_iso(self, torchtensors: Any) -> Any:
-            return super().t2j_iso(pytree.tree_map_only(torch.Tensor, self.constant, torchtensors))
-
-    env = Environment()
-    for operation, own in (
-        (torch.nn.functional.batch_norm, _batch_norm),
-        (torch.nn.functional.interpolate, _interpolate),
-    ):
-        env.override_op_definition(operation, functools.partial(own, env))
-    torch_recurrent.override(env, torch)
-    return env
-
-
-def _interpolate(env, input, size=None, scale_factor=None, mode="nearest", *others, **more):
-    """`torch.nn.functional.interpolate` by the nearest pixel, also for a batch of any size."""
-    if mode != "nearest" or others or more.get("recompute_scale_factor"):
-        from torchax.tensor import OperatorNotFound
-
-        raise OperatorNotFound("interpolate")  # torchax has the other ones
-    x = input.jax()
-    given = scale_factor if size is None else size
-    each = given if isinstance(given, (tuple, list)) else (given,) * (x.ndim - 2)
-    for axis, want in enumerate(each, 2):
-        old = x.shape[axis]
-        new = int(old * want) if size is None else int(want)
-        step = np.float32(1 / want) if size is None else np.float32(old) / np.float32(new)
-        exact = np.floor(np.arange(new, dtype=np.float32) * step)
-        x = jnp.take(x, np.minimum(exact.astype(np.int32), old - 1), axis=axis)
-    return env.j2t_iso(x)
-
-
-def _batch_norm(
-    env,
-    input,
-    running_mean,
-    running_var,
-    weight=None,
-    bias=None,
-    training=False,
-    momentum=0.1,
-    eps=1e-5,
-):
-    """`torch.nn.functional.batch_norm`: normalises with the biased variance, stores the unbiased
-    one."""
-    x = input.jax()
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    axes = (0, *range(2, x.ndim))
-    spread = (1, -1, *[1] * (x.ndim - 2))
-    if training:
-        mean = jnp.mean(wide, axis=axes)
-        var = jnp.var(wide, axis=axes)
-        if running_mean is not None:
-            count = x.size // x.shape[1]
-            unbiased = var * (count / max(count - 1, 1))
-            for held, new in ((running_mean, mean), (running_var, unbiased)):
-                old = held.jax()
-                held._elem = ((1 - momentum) * old + momentum * new).astype(old.dtype)
-    else:
-        mean = running_mean.jax()
-        var = running_var.jax()
-    scale = jax.lax.rsqrt(var + eps)
-    if weight is not None:
-        scale = scale * weight.jax()
-    out = (wide - mean.reshape(spread)) * scale.reshape(spread)
-    if bias is not None:
-        out = out + bias.jax().reshape(spread)
-    return env.j2t_iso(out.astype(x.dtype))
 
 
 def is_torch(loss: Any) -> bool:

@@ -145,6 +145,8 @@ class Task:
       0. `cw.pretrained(run, optimizer=True).start` sets it.
     - `framework`: the framework of the user's model, such as "torch", or `None` for functions of
       JAX. `cw.torch.task` and its like set it.
+    - `frozen`: patterns of parameters that training leaves alone, before those of
+      `Recipe(frozen=...)`, which may take them back: `("!head/*",)`.
     """
 
     init: Callable[[jax.Array], tuple[Tree, Tree]]
@@ -167,6 +169,7 @@ class Task:
     texts: Mapping[str, Any] = field(default_factory=dict, hash=False)
     going_on: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
     framework: str | None = None
+    frozen: tuple[str, ...] = ()
 
     def __post_init__(self):
         object.__setattr__(self, "class_names", tuple(self.class_names))
