@@ -27,6 +27,10 @@ ROWS = cw.Arrays(x=RNG.normal(size=(40, 4)).astype(np.float32), label=RNG.intege
 
 def net():
     torch.manual_seed(0)
+    return unseeded()
+
+
+def unseeded():
     return nn.Sequential(
         nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
         nn.Dropout(0.5), nn.Linear(4, 3),
@@ -87,7 +91,7 @@ def test_the_first_step_in_float64_is_that_of_pytorch(name):
 
 
 def test_a_maker_draws_its_first_weights_from_the_seed():
-    task = cw.torch.task(net, nn.CrossEntropyLoss(), train=DATA, check=False)
+    task = cw.torch.task(unseeded, nn.CrossEntropyLoss(), train=DATA, check=False)
     one, other = (task.init(jax.random.key(i))[0] for i in range(2))
     assert not np.array_equal(one["0"]["weight"], other["0"]["weight"])
     bound = 1 / np.sqrt(2 * 3 * 3)  # PyTorch's own initialiser
@@ -197,14 +201,12 @@ def moved_in_numpy(self, x):
 
 
 def kept(self, x):
-    self.last = x.mean()
-    return self.lin(x)
+    self.last = x.mean() + getattr(self, "last", 0.0)
+    return self.lin(x) + self.last
 
 
-def stopped(self, x):
-    with torch.no_grad():
-        h = self.lin(x)
-    return h + self.lin(x) * 0.5
+def otherwise(self, x):
+    return self.lin(x) * (1.0 if type(x) is torch.Tensor else 0.5)
 
 
 REFUSED = {
@@ -212,7 +214,7 @@ REFUSED = {
     "torch-attribute-moves": kept,
     "adapter-call-fails": lambda self, x: self.lin(x[:, :2]),
     "torch-operation-missing": lambda self, x: self.lin(x) + torch.special.airy_ai(x).sum(),
-    "torch-step-differs": stopped,
+    "torch-step-differs": otherwise,
 }
 
 
@@ -220,6 +222,43 @@ REFUSED = {
 def test_what_would_train_something_else_is_refused(code):
     with refused(cw.errors.RecipeError, code):
         cw.torch.task(module_of(REFUSED[code]), nn.CrossEntropyLoss(), train=ROWS)
+
+
+def without_gradient(self, x):
+    with torch.no_grad():
+        h = self.lin(x)
+        with torch.enable_grad():
+            again = self.lin(x)
+        h = h * 2 + again
+    return h + self.lin(x) * 0.5 + again
+
+
+@torch.no_grad()
+def of_another(part, x):
+    return part(x)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2.0
+
+    @staticmethod
+    def backward(ctx, slope):
+        return slope * 2.0
+
+
+STOPPED = {
+    "no_grad": without_gradient,
+    "a decorator": lambda self, x: of_another(self.lin, x) + self.lin(x) * 0.5,
+    "a true backward": lambda self, x: Doubled.apply(self.lin(x)),
+}
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_the_gradient_stops_where_pytorch_stops_it(name):
+    """The comparison holds every gradient against eager PyTorch's."""
+    cw.torch.task(module_of(STOPPED[name]), nn.CrossEntropyLoss(), train=ROWS)
 
 
 def test_a_backward_of_ones_own_is_refused():
@@ -245,7 +284,6 @@ def test_buffers_move_as_pytorch_moves_them_or_are_refused():
         (lambda: 3, F.cross_entropy, "adapter-no-model"),
         (lambda: lambda: 3, F.cross_entropy, "adapter-no-model"),
         (lambda: nn.Linear(4, 3, device="meta"), F.cross_entropy, "torch-elsewhere"),
-        (lambda: nn.Linear(4, 3).requires_grad_(False), F.cross_entropy, "torch-frozen"),
         (lambda: nn.Linear(4, 3), nn.CrossEntropyLoss(reduction="sum"), "torch-loss-summed"),
         (lambda: nn.Linear(4, 3), "mse", "adapter-loss"),
     ],

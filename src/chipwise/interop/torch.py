@@ -13,6 +13,7 @@ for any other task. PyTorch itself runs once, in `task`, for a comparison.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,8 +36,9 @@ from .adapter import (
     stated,
 )
 from .torch_check import check as compare
+from .torch_environment import torch_library
 from .torch_optimizer import optimizer as optimizer
-from .torch_trace import Traced, is_torch, torch_library, totalled
+from .torch_trace import Traced, is_torch, totalled
 
 
 @as_annotated
@@ -69,7 +71,8 @@ def task(
     - The others: as in `interop.adapter.Data`. `inputs` and `metrics` are JAX functions.
 
     Parameters and buffers that training writes keep their names, with `/` for `.` in
-    `Recipe(frozen=...)`. Other buffers are constants of the program.
+    `Recipe(frozen=...)`. Parameters that ask for no gradient (`requires_grad=False`) are frozen, as
+    `Task.frozen` says. Other buffers are constants of the program.
 
     Raises `RecipeError` if PyTorch or torchax is missing or their versions do not fit, if the
     module overrides methods for Lightning's Trainer, is on another device, uses an operation that
@@ -82,7 +85,7 @@ def task(
     scored = _scored(traced, loss)
     built = columns.task("torch", traced.name, lambda key: traced.init(key), scored)
     compare(traced, scored, loss if is_torch(loss) else None, columns, built, check)
-    return stated(built, traced.name, loss)
+    return dataclasses.replace(stated(built, traced.name, loss), frozen=traced.frozen)
 
 
 @as_annotated

@@ -1,12 +1,14 @@
 """Compares one step of the traced module with eager PyTorch, before training starts.
 
-This finds what tracing loses: buffer updates, gradients changed by `no_grad` or a custom
-`backward`, writes to views, and operations that are lowered to something else.
+This finds what tracing loses: buffer updates, gradients changed by a custom `backward`, writes to
+views, and operations that are lowered to something else.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +32,10 @@ from .adapter import (
     uncalled,
     unjudged,
 )
-from .torch_trace import Traced, as_numpy, flags, plain, torch_library, totalled
+from .torch_attributes import unchanged
+from .torch_environment import torch_library
+from .torch_random import REPEATED, repeating
+from .torch_trace import Traced, as_numpy, flags, plain, totalled
 
 EXAMPLES = 8
 _OUTPUTS = 1e-3
@@ -43,7 +48,7 @@ _HALF = 50  # times as much if parameters are bfloat16
 
 def check(traced: Traced, scored: Scored, loss: Any, data: Data, task: Task, compare: bool) -> None:
     """Determines the buffers that training writes. With `compare`, also computes one step both
-    ways.
+    ways. A difference is computed again in float64, where rounding moves nothing across a kink.
 
     *Arguments:* `loss`: the loss if it is PyTorch code, else None. With None, a weighted sum of the
     outputs is differentiated.
@@ -54,30 +59,37 @@ def check(traced: Traced, scored: Scored, loss: Any, data: Data, task: Task, com
     else:
         spec = {n: jnp.zeros((EXAMPLES, *s.shape), s.dtype) for n, s in spec_of(task.train).items()}
         batch = jax.eval_shape(lambda batch: _prepared(task, batch), spec)
-    jax.eval_shape(traced.init, jax.random.key(0))
     shapes = {name: jax.ShapeDtypeStruct(p.shape, p.dtype) for name, p in traced.params.items()}
     params = nested(shapes, ".")
+
+    def run(params: Tree, state: Tree, given: Any, train: bool) -> Tree:
+        return scored(params, state, *given, jax.random.key(0), train)[2]
+
     if not compare:
         given = jax.eval_shape(lambda batch: data.arguments(batch, params), batch)
-        return traced.find_moving(given)
-    given = data.arguments(batch, params)
-    target = data.wanted(batch)
-    with _still(traced.module):
-        trained = _eager(traced, given, target, loss, True)
-        evaluated = _eager(traced, given, target, loss, False)
-        traced.find_moving(given)
-        _compare(
-            traced,
-            trained,
-            evaluated,
-            *_traced(traced, scored, given, target, loss is not None),
-        )
+        return traced.find_moving(run, (given, None))
+    step = _Both(traced, scored, loss, data.arguments(batch, params), data.wanted(batch))
+    eager = step.eager()
+    traced.forgets = step.forgets()
+    traced.find_moving(run, (step.given, step.judged))
+    _refuse_unmoved(traced, eager[0])
+    differs = _difference(traced, eager, step.traced_ones())
+    if differs is not None:
+        try:
+            with jax.enable_x64(True):
+                exact = step.in_float64()
+                still = _difference(traced, exact.eager(), exact.traced_ones())
+        except RecipeError as error:  # PyTorch cannot: a part computes in float32 by itself
+            raise differs from error
+        if still is not None:
+            raise differs
     return None
 
 
 @dataclass(frozen=True)
 class _Step:
-    """The results of a step. `outputs` are by position, `gradients` and `buffers` by name."""
+    """The results of a step. `outputs` are by position, `gradients` and `buffers` by name.
+    Evaluation has no `gradients`."""
 
     value: float
     """The value that was differentiated."""
@@ -94,106 +106,162 @@ def _prepared(task: Task, batch: Any) -> dict[str, jax.Array]:
     return task.mix(batch, keys[0]) if task.mix is not None else batch
 
 
-@contextlib.contextmanager
-def _still(module: Any) -> Iterator[None]:
-    """A context without PyTorch's dropout, since the two sides draw different random numbers."""
-    torch = torch_library()
-    before = []
-    for part in module.modules():
-        name = "p" if isinstance(part, torch.nn.modules.dropout._DropoutNd) else "dropout"
-        if name == "p" or isinstance(part, (torch.nn.MultiheadAttention, torch.nn.RNNBase)):
-            before.append((part, name, getattr(part, name)))
-            setattr(part, name, 0.0)
-    try:
-        yield
-    finally:
-        for part, name, value in before:
-            setattr(part, name, value)
+@dataclass(frozen=True)
+class _Both:
+    """A step in eager PyTorch and as training will compute it, with the same random numbers."""
 
+    traced: Traced
+    scored: Scored
+    loss: Any
+    given: Arguments
+    target: Any
+    exact: bool = False
+    """Whether it is computed in float64."""
 
-def _eager(traced: Traced, given: Arguments, target: Any, loss: Any, train: bool) -> _Step:
-    torch = torch_library()
-    params = {n: p.detach().clone().requires_grad_() for n, p in traced.module.named_parameters()}
-    buffers = {n: b.detach().clone() for n, b in traced.module.named_buffers()}
-    tensors = jax.tree.map(_as_tensor, given)
-    wanted = jax.tree.map(_as_tensor, target)
-    held = {**params, **buffers}
-    with flags(traced.module, train), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    @property
+    def judged(self) -> Any:
+        """The target if there is a loss of PyTorch."""
+        return self.target if self.loss is not None else None
+
+    def in_float64(self) -> _Both:
+        torch = torch_library()
+        loss = self.loss
+        if isinstance(loss, torch.nn.Module):
+            loss = copy.deepcopy(loss).double()
+        given, target = jax.tree.map(_in_float64, (self.given, self.target))
+        return dataclasses.replace(self, loss=loss, given=given, target=target, exact=True)
+
+    def eager(self) -> tuple[_Step, _Step]:
+        """The step of eager PyTorch in training and in evaluation mode."""
+        return self._eager(True), self._eager(False)
+
+    @contextlib.contextmanager
+    def _held(self, train: bool) -> Iterator[dict[str, Any]]:
+        """A context in which the module computes with copies of its parameters, which it gives, and
+        of its buffers. It is left as it was."""
+        torch = torch_library()
+        module = self.traced.module
+
+        def copied(tensor: Any) -> Any:
+            new = tensor.detach().clone()
+            return new.double() if self.exact and new.is_floating_point() else new
+
+        params = {n: copied(p).requires_grad_() for n, p in module.named_parameters()}
+        held = params | {n: copied(b) for n, b in module.named_buffers()}
+        # A checkpoint calls the module again in the backward pass: also then with these
+        held_by = torch.nn.utils.stateless._reparametrize_module(module, held, tie_weights=True)
+        with flags(module, train), torch.random.fork_rng(devices=[]), repeating(), held_by:
+            torch.manual_seed(0)
+            yield params
+
+    def _call(self, given: Arguments) -> Any:
+        tensors = jax.tree.map(_as_tensor, given)
         try:
-            outputs = torch.func.functional_call(traced.module, held, *tensors)
+            return self.traced.module(*tensors.args, **tensors.kwargs)
         except Exception as error:
-            raise uncalled(traced.name, given, error) from error
-        if loss is not None:
+            raise uncalled(self.traced.name, given, error) from error
+
+    def forgets(self) -> bool:
+        """Whether what the module keeps in attributes of a call changes nothing of the next one."""
+        given = self.given
+        other = jax.tree.map(lambda x: jnp.repeat(x[:1], len(x), axis=0), given)
+
+        def last(train: bool, *calls: Arguments) -> dict[str, np.ndarray]:
+            with unchanged(self.traced.module):
+                for one in calls:
+                    with self._held(train):
+                        outputs = _floating(self._call(one))
+            return outputs
+
+        for train in (True, False):
+            alone, after = last(train, other), last(train, given, other)
+            if not all(np.array_equal(x, after[name], True) for name, x in alone.items()):
+                return False
+        return True
+
+    def _eager(self, train: bool) -> _Step:
+        torch = torch_library()
+        module = self.traced.module
+        with unchanged(module), self._held(train) as params:
+            outputs = self._call(self.given)
+            buffers = {name: as_numpy(b) for name, b in module.named_buffers()}
+            value = self._value(outputs)
             try:
-                total, count = totalled(loss)(outputs, wanted, examples(given))
+                of = list(params.values()) if train else []
+                slopes = torch.autograd.grad(value, of, allow_unused=True) if of else ()
             except Exception as error:
-                raise unjudged(loss, plain(outputs), target, error) from error
-            value = total / count
-            if not getattr(value, "requires_grad", False):
-                raise RecipeError("torch-loss-cut", loss=name_of(loss))
-        else:
-            value = _weighted(torch.utils._pytree.tree_leaves(plain(outputs)))
+                raise uncalled(self.traced.name, self.given, error) from error
+        gradients = {n: np.zeros(p.shape, np.float32) for n, p in params.items() if train}
+        named = zip(gradients, slopes, strict=True)
+        gradients |= {n: as_numpy(s) for n, s in named if s is not None}
+        return _Step(float(value.detach()), _floating(outputs), gradients, buffers)
+
+    def _value(self, outputs: Any) -> Any:
+        torch = torch_library()
+        if self.loss is None:
+            return _weighted(torch.utils._pytree.tree_leaves(plain(outputs)))
+        wanted = jax.tree.map(_as_tensor, self.target)
         try:
-            slopes = torch.autograd.grad(value, list(params.values()), allow_unused=True)
+            total, count = totalled(self.loss)(outputs, wanted, examples(self.given))
         except Exception as error:
-            raise uncalled(traced.name, given, error) from error
-    gradients = {n: np.zeros(p.shape, np.float32) for n, p in params.items()}
-    gradients |= {n: as_numpy(s) for n, s in zip(params, slopes, strict=True) if s is not None}
-    return _Step(
-        float(value.detach()),
-        _floating(outputs),
-        gradients,
-        {name: as_numpy(held[name]) for name in buffers},
-    )
+            raise unjudged(self.loss, plain(outputs), self.target, error) from error
+        value = total / count
+        if not getattr(value, "requires_grad", False):
+            raise RecipeError("torch-loss-cut", loss=name_of(self.loss))
+        return value
 
+    def traced_ones(self) -> tuple[_Step, _Step]:
+        """The step in training and in evaluation mode, as training will compute it."""
+        return self._traced(True), self._traced(False)
 
-def _traced(
-    traced: Traced, scored: Scored, given: Arguments, target: Any, judged: bool
-) -> tuple[_Step, _Step]:
-    """The step in training and in evaluation mode, as training will compute it."""
-    torch = torch_library()
+    def _traced(self, train: bool) -> _Step:
+        torch = torch_library()
 
-    def value(params: Tree, state: Tree, train: bool) -> Any:
-        total, outputs, state = scored(
-            params, state, given, target if judged else None, jax.random.key(0), train
-        )
-        leaves = torch.utils._pytree.tree_leaves(plain(outputs))
-        return (
-            total.total / total.count.astype(total.total.dtype) if judged else _weighted(leaves)
-        ), (
-            outputs,
-            state,
-        )
+        def value(params: Tree, state: Tree, given: Arguments, judged: Any) -> Any:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                total, outputs, state = self.scored(params, state, given, judged, REPEATED, train)
+            if self.loss is None:
+                mean = _weighted(torch.utils._pytree.tree_leaves(plain(outputs)))
+            else:
+                mean = total.total / total.count.astype(total.total.dtype)
+            return mean, (outputs, state)
 
-    steps = []
-    for train in (True, False):
+        own = self.traced.own()
+        own = jax.tree.map(_in_float64, own) if self.exact else own
+        compiled = jax.jit(jax.value_and_grad(value, has_aux=True) if train else value)
         with jax.default_matmul_precision("highest"):
-            compiled = jax.jit(
-                jax.value_and_grad(lambda p, s, train=train: value(p, s, train), has_aux=True)
-            )
-            (loss, (outputs, state)), slopes = compiled(*traced.own())
+            got = compiled(*own, self.given, self.judged)
+        (mean, (outputs, state)), slopes = got if train else (got, {})
         flat = {name: np.asarray(x) for name, x in flattened(slopes, ".").items()}
         moved = {name: np.asarray(x) for name, x in flattened(state, ".").items()}
-        steps.append(_Step(float(loss), _floating(outputs), flat, moved))
-    return steps[0], steps[1]
+        return _Step(float(mean), _floating(outputs), flat, moved)
 
 
-def _compare(traced: Traced, eager: _Step, judged: _Step, ours: _Step, ours_judged: _Step) -> None:
+def _in_float64(x: Any) -> Any:
+    return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def _refuse_unmoved(traced: Traced, eager: _Step) -> None:
+    """Raises `RecipeError` for buffers that only PyTorch moves."""
     starts = traced.buffers
-    left = [
-        n
-        for n, b in eager.buffers.items()
-        if not np.array_equal(b, starts[n]) and n not in ours.buffers
-    ]
-    if left:
+    moved = [n for n, b in eager.buffers.items() if not np.array_equal(b, starts[n])]
+    if left := [name for name in moved if name not in traced.moving]:
         raise RecipeError("torch-buffers-unmoved", module=traced.name, names=left)
+
+
+def _difference(
+    traced: Traced, eager: tuple[_Step, _Step], ours: tuple[_Step, _Step]
+) -> RecipeError | None:
+    """The error for the first array that differs."""
     half = _HALF if any(p.dtype.itemsize < 4 for p in traced.params.values()) else 1
-    pairs = [("outputs in evaluation", judged.outputs, ours_judged.outputs, _OUTPUTS)]
-    pairs.append(("outputs in training", eager.outputs, ours.outputs, _OUTPUTS))
-    moved = {name: eager.buffers[name] for name in ours.buffers}
-    pairs.append(("buffers", moved, ours.buffers, _OUTPUTS))
-    pairs.append(("gradient", eager.gradients, ours.gradients, _GRADIENTS))
+    moved = {name: eager[0].buffers[name] for name in ours[0].buffers}
+    pairs = [
+        ("outputs in evaluation", eager[1].outputs, ours[1].outputs, _OUTPUTS),
+        ("outputs in training", eager[0].outputs, ours[0].outputs, _OUTPUTS),
+        ("buffers", moved, ours[0].buffers, _OUTPUTS),
+        ("gradient", eager[0].gradients, ours[0].gradients, _GRADIENTS),
+    ]
     for kind, theirs, mine, most in pairs:
         least = 1e-3 * max(
             [float(np.max(np.abs(x), initial=0)) for x in theirs.values()], default=0.0
@@ -203,9 +271,10 @@ def _compare(traced: Traced, eager: _Step, judged: _Step, ours: _Step, ours_judg
             scale = max(float(np.max(np.abs(wide), initial=0)), least, 1e-12)
             off = float(np.max(np.abs(mine[name].astype(np.float64) - wide), initial=0)) / scale
             if not off <= most * half:
-                raise RecipeError(
+                return RecipeError(
                     "torch-step-differs", module=traced.name, what=kind, name=name, off=off
                 )
+    return None
 
 
 def _weighted(leaves: list) -> Any:

@@ -26,7 +26,7 @@ from ..base.annotations import as_annotated
 from ..base.figures import one_line
 from ..recipe.optimizers import Optimizer, adam, adamw, from_optax, sgd
 from ..recipe.schedules import tabulated
-from .torch_trace import torch_library
+from .torch_environment import torch_library
 
 _KINDS = ("SGD", "Adam", "AdamW")
 _INPUTS = ("lr", "momentum", "b1", "weight_decay")

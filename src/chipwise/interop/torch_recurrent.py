@@ -58,7 +58,7 @@ def _layers(
                 those.append(end)
         x = jnp.concatenate(outputs, axis=-1)
         if train and dropout and layer + 1 < num_layers:
-            kept = jax.random.bernoulli(env.get_and_rotate_prng_key(), 1 - dropout, x.shape)
+            kept = env.draw("uniform", x.shape).jax() < 1 - dropout
             x = jnp.where(kept, x / (1 - dropout), jnp.zeros_like(x))
     ended = [jnp.stack(those) for those in last]
     return env.j2t_iso((x.swapaxes(0, 1) if batch_first else x, *ended))

@@ -1,8 +1,7 @@
 """Turns a PyTorch module into a pure function of JAX arrays, with torchax, and its loss into sums.
 
-torchax 0.0.14 discards the new running statistics of batch norm. So batch norm is implemented here,
-in place on the buffers as in PyTorch. Buffers that the training program writes to are the task's
-state. The others are constants of the program. Random layers use the step's key.
+Buffers that the training program writes to are the task's state. The others are constants of the
+program. Random layers use the step's key.
 """
 
 from __future__ import annotations
@@ -20,15 +19,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..base import ChipwiseError, RecipeError, invalid, library
+from ..base import ChipwiseError, RecipeError, invalid
 from ..base.figures import one_line
 from ..recipe import freezing
 from ..recipe.task import Tree
 from ..recipe.user_code import BY_VALUE, line_of
-from . import torch_recurrent
+from . import host_random, torch_random
 from .adapter import Arguments, flattened, nested, not_a_model, own_promotion
+from .torch_attributes import keeping, unchanged
+from .torch_environment import environment, torch_library
 
-INSTALL = "pip install 'chipwise[torch]'"
 _EXPECTED = "a torch.nn.Module or a function that makes one"
 _JAX = ("chipwise", "jax", "optax", "flax")
 _BACKWARD = {
@@ -41,11 +41,6 @@ _LOCK = threading.RLock()
 """A trace changes a module's training flags. So only one trace runs at a time."""
 
 
-def torch_library() -> Any:
-    """Imports PyTorch. Raises `RecipeError` with the pip line if it is missing."""
-    return library("torch", "adapter-library", command=INSTALL)
-
-
 class Traced:
     """A module, or a function that makes one, as `init` and `call`.
 
@@ -56,11 +51,11 @@ class Traced:
 
     def __init__(self, given: Any):
         self._torch = torch = torch_library()
-        self.env = _environment()
-        self._make = None if isinstance(given, torch.nn.Module) else given
+        self.env = environment()
+        self._make: Any = None if isinstance(given, torch.nn.Module) else given
         if self._make is not None and not callable(given):
             raise not_a_model("torch", repr(given), _EXPECTED)
-        self.module = given if self._make is None else self._make()
+        self.module = given if self._make is None else self._made(0)
         if not isinstance(self.module, torch.nn.Module):
             raise not_a_model(
                 "torch", f"a function that returns a {type(self.module).__name__}", _EXPECTED
@@ -69,50 +64,66 @@ class Traced:
         self.params = {name: as_numpy(p) for name, p in self.module.named_parameters()}
         self.buffers = {name: as_numpy(b) for name, b in self.module.named_buffers()}
         self.moving: set[str] = set()
+        self.forgets = False  # what it keeps in plain attributes: set by a comparison
 
     @property
     def name(self) -> str:
         return type(self.module).__name__
 
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """The paths of parameters that ask for no gradient."""
+        named = self.module.named_parameters()
+        return tuple(name.replace(".", "/") for name, p in named if not p.requires_grad)
+
     def init(self, key: jax.Array) -> tuple[Tree, Tree]:
-        """`(params, state)`: the module's weights, or those of a new module from the function,
-        initialised with `key`."""
+        """`(params, state)`: the module's weights, or those of a new module from the function.
+        PyTorch initialises it on the host, seeded by `key`."""
+        own = self.own()
         if self._make is None:
-            return self.own()
-        with self._running(key), self._torch.device("jax"):
-            try:
-                module = self._make()
-            except Exception as error:
-                raise RecipeError(
-                    "torch-init-untraced", module=self.name, reason=one_line(error)
-                ) from error
-        named = (dict(module.named_parameters()), dict(module.named_buffers()))
-        return self._tree(*map(self.env.t2j_iso, named))
+            return own
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), own)
+        words = jax.random.key_data(key)
+        return jax.pure_callback(self._drawn, shapes, words, vmap_method="sequential")
+
+    def _drawn(self, words: Any) -> tuple[Tree, Tree]:
+        module = self._made(int(np.asarray(words).ravel()[-1]))
+        parts = (module.named_parameters(), module.named_buffers())
+        return self._tree(*({name: as_numpy(t) for name, t in part} for part in parts))
+
+    def _made(self, seed: int) -> Any:
+        with host_random.seeded(self._torch, seed):
+            return self._make()
 
     def own(self) -> tuple[Tree, Tree]:
         """`(params, state)` of `module` as it was passed."""
-        return self._tree(self.params, self.buffers)
+        return jax.tree.map(jnp.asarray, self._tree(self.params, self.buffers))
 
     def _tree(self, params: dict[str, Any], buffers: dict[str, Any]) -> tuple[Tree, Tree]:
-        state = {name: jnp.asarray(_narrowed(buffers[name])) for name in sorted(self.moving)}
-        return nested({name: jnp.asarray(_narrowed(p)) for name, p in params.items()}, "."), nested(
-            state, "."
-        )
+        state = {name: _narrowed(buffers[name]) for name in sorted(self.moving)}
+        return nested({name: _narrowed(p) for name, p in params.items()}, "."), nested(state, ".")
 
-    def find_moving(self, given: Arguments) -> None:
-        """Finds the buffers that training writes to, by tracing a call. *Arguments:* arrays or
-        shapes."""
+    def find_moving(self, run: Callable[..., Tree], given: Any) -> None:
+        """Finds the buffers that training writes to, by tracing `run`, `(params, state, given,
+        train) -> state`, in both modes. *Arguments:* `given`: arrays or shapes.
+
+        Raises `RecipeError` if a call draws from a generator of the host.
+        """
         written: set[str] = set()
 
-        def watched(given: Arguments) -> None:
+        def watched(given: Any) -> None:
             self.moving = set(self.buffers)
             params, state = self.own()
             before = flattened(state, ".")
-            after = flattened(self.call(params, state, given, jax.random.key(0), True)[1], ".")
+            after = flattened(run(params, state, given, True), ".")
             written.update(name for name in before if after[name] is not before[name])
+            run(params, state, given, False)
+
+        def trace() -> None:
+            jax.eval_shape(lambda given: watched(given), given)  # traced anew, not from a cache
 
         try:
-            jax.eval_shape(watched, given)
+            host_random.refuse_draws(self._torch, self.module, trace)
         finally:
             self.moving = written
 
@@ -135,12 +146,19 @@ class Traced:
         for name, value in fixed.items():
             narrow = floats and jnp.issubdtype(value.dtype, jnp.floating)
             fixed[name] = jnp.asarray(value, floats[0] if narrow else None)
-        with self._running(key), flags(self.module, train), _scopes(self.module):
+        with (
+            self._running(key),
+            flags(self.module, train),
+            _scopes(self.module),
+            unchanged(self.module),
+        ):
             held = self.wrapped({**trained, **fixed, **flattened(state, ".")})
             with self._traceable(self.name):
                 wrapped = self.wrapped(given)
                 outputs = self._torch.func.functional_call(self.module, held, *wrapped)
-                self._refuse_kept()
+                names = keeping(self.module, type(self.env).kinds)
+                if names and not self.forgets:
+                    raise RecipeError("torch-attribute-moves", module=self.name, names=names)
             if then is not None:
                 with self._traceable(f"The loss of {self.name}"):
                     outputs = then(outputs)
@@ -163,19 +181,9 @@ class Traced:
             # Int64 is int32 here
             warnings.filterwarnings("ignore", message="Explicitly requested dtype")
             warnings.filterwarnings("ignore", category=DeprecationWarning)  # torchax's own
-            with self.env, self._torch.no_grad():
+            self.env.cut = False
+            with self._torch.enable_grad(), self.env:
                 yield
-
-    def _refuse_kept(self) -> None:
-        """Raises `RecipeError` if the module stored a traced tensor in a plain attribute."""
-        kind = type(self.env).tensor
-        for place, module in self.module.named_modules():
-            kept = [name for name, value in vars(module).items() if isinstance(value, kind)]
-            for name in kept:
-                delattr(module, name)
-            if kept:
-                names = [f"{place}.{name}" if place else name for name in kept]
-                raise RecipeError("torch-attribute-moves", module=self.name, names=names)
 
     @contextlib.contextmanager
     def _traceable(self, what: str) -> Iterator[None]:
@@ -199,6 +207,8 @@ def _refused(what: str, error: Exception) -> RecipeError:
     if isinstance(error, torchax.tensor.OperatorNotFound):
         operation = str(error).removeprefix("Operator with name ").removesuffix(" has no lowering")
         return RecipeError("torch-operation-missing", **facts, operation=operation)
+    if isinstance(error, torch_random.HostDraw):
+        return RecipeError("torch-draws-once", module=what, where=where)
     if isinstance(error, BY_VALUE):
         return RecipeError("torch-depends-on-values", **facts)
     return RecipeError(
@@ -281,13 +291,6 @@ def _refuse_elsewhere(module: Any) -> None:
     if places:
         expected = "the CPU: call module.to('cpu') first"
         raise invalid("torch-elsewhere", f"the device of {type(module).__name__}", places, expected)
-    frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
-    if frozen:
-        raise RecipeError(
-            "torch-frozen",
-            module=type(module).__name__,
-            patterns=tuple(name.replace(".", "/") for name in frozen),
-        )
     _refuse_hooks(module)
 
 
@@ -301,125 +304,6 @@ def _refuse_hooks(module: Any) -> None:
         if names:
             kind = type(module).__name__
             raise RecipeError("torch-backward-hook", module=kind, names=names, hook=how)
-
-
-def _environment() -> Any:
-    """torchax's environment with PyTorch's batch norm, in which plain tensors are constants."""
-    torch = torch_library()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torchax's own, at import
-        try:
-            import torchax.tensor as torchax
-        except ImportError:
-            raise RecipeError("torchax-missing", torch=torch.__version__, command=INSTALL) from None
-        except Exception as error:  # 0.0.13 beside torch 2.13: an AttributeError
-            raise RecipeError(
-                "torchax-unfit", torch=torch.__version__, reason=one_line(error), command=INSTALL
-            ) from error
-
-    traced = (torchax.Tensor, torchax.View)
-    pytree = torch.utils._pytree
-
-    class Environment(torchax.Environment):
-        tensor = torchax.Tensor
-
-        def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-            given = (args, kwargs or {})
-            if any(isinstance(x, traced) for x in pytree.tree_leaves(given)):
-                given = pytree.tree_map_only(torch.Tensor, self.constant, given)
-            return super().dispatch(func, types, *given)
-
-        def constant(self, x: Any) -> Any:
-            """A plain PyTorch tensor as a constant of the program."""
-            return (
-                self.j2t_iso(self.t2j_copy(x))
-                if type(x) in (torch.Tensor, torch.nn.Parameter)
-                else x
-            )
-
-        def t2j_iso(self, torchtensors: Any) -> Any:
-            return super().t2j_iso(pytree.tree_map_only(torch.Tensor, self.constant, torchtensors))
-
-    env = Environment()
-    for operation, own in (
-        (torch.nn.functional.batch_norm, _batch_norm),
-        (torch.nn.functional.interpolate, _interpolate),
-        (torch.ops.aten.normal_, _normal_),
-        (torch.ops.aten.erfinv_, _erfinv_),
-    ):
-        env.override_op_definition(operation, functools.partial(own, env))
-    torch_recurrent.override(env, torch)
-    return env
-
-
-def _erfinv_(env, tensor):
-    """In-place `erfinv` for `trunc_normal_`, since torchax 0.0.14 lacks it."""
-    tensor._elem = jax.scipy.special.erfinv(tensor.jax())
-    return tensor
-
-
-def _normal_(env, tensor, mean=0.0, std=1.0, *, generator=None):
-    """In-place `normal_` for initialisers, since torchax 0.0.14 fails on it."""
-    old = tensor.jax()
-    drawn = jax.random.normal(env.get_and_rotate_prng_key(generator), old.shape, jnp.float32)
-    tensor._elem = (mean + std * drawn).astype(old.dtype)
-    return tensor
-
-
-def _interpolate(env, input, size=None, scale_factor=None, mode="nearest", *others, **more):
-    """`torch.nn.functional.interpolate` by the nearest pixel, also for a batch of any size."""
-    if mode != "nearest" or others or more.get("recompute_scale_factor"):
-        from torchax.tensor import OperatorNotFound
-
-        raise OperatorNotFound("interpolate")  # torchax has the other ones
-    x = input.jax()
-    given = scale_factor if size is None else size
-    each = given if isinstance(given, (tuple, list)) else (given,) * (x.ndim - 2)
-    for axis, want in enumerate(each, 2):
-        old = x.shape[axis]
-        new = int(old * want) if size is None else int(want)
-        step = np.float32(1 / want) if size is None else np.float32(old) / np.float32(new)
-        exact = np.floor(np.arange(new, dtype=np.float32) * step)
-        x = jnp.take(x, np.minimum(exact.astype(np.int32), old - 1), axis=axis)
-    return env.j2t_iso(x)
-
-
-def _batch_norm(
-    env,
-    input,
-    running_mean,
-    running_var,
-    weight=None,
-    bias=None,
-    training=False,
-    momentum=0.1,
-    eps=1e-5,
-):
-    """`torch.nn.functional.batch_norm`: normalises with the biased variance, stores the unbiased
-    one."""
-    x = input.jax()
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    axes = (0, *range(2, x.ndim))
-    spread = (1, -1, *[1] * (x.ndim - 2))
-    if training:
-        mean = jnp.mean(wide, axis=axes)
-        var = jnp.var(wide, axis=axes)
-        if running_mean is not None:
-            count = x.size // x.shape[1]
-            unbiased = var * (count / max(count - 1, 1))
-            for held, new in ((running_mean, mean), (running_var, unbiased)):
-                old = held.jax()
-                held._elem = ((1 - momentum) * old + momentum * new).astype(old.dtype)
-    else:
-        mean = running_mean.jax()
-        var = running_var.jax()
-    scale = jax.lax.rsqrt(var + eps)
-    if weight is not None:
-        scale = scale * weight.jax()
-    out = (wide - mean.reshape(spread)) * scale.reshape(spread)
-    if bias is not None:
-        out = out + bias.jax().reshape(spread)
-    return env.j2t_iso(out.astype(x.dtype))
 
 
 def is_torch(loss: Any) -> bool:

@@ -178,9 +178,9 @@ class Recipe:
 
     @property
     def held(self) -> tuple[str, ...]:
-        """The patterns that training leaves alone: `frozen`, by default all if there are
-        adapters."""
-        return self.frozen or (("*",) if self.adapters else ())
+        """The patterns that training leaves alone: the task's, then `frozen`, by default all if
+        there are adapters."""
+        return (*self.task.frozen, *(self.frozen or (("*",) if self.adapters else ())))
 
     @property
     def block_count(self) -> int:
@@ -292,7 +292,7 @@ class Recipe:
             **({"blocks": self.blocks} if self.block_count != self.replicas else {}),
             **({"shards": self.shards} if self.shards > 1 else {}),
             **({"eval_block": self.eval_block} if self.eval_block is not None else {}),
-            **({"frozen": list(self.frozen)} if self.frozen else {}),
+            **({"frozen": frozen} if (frozen := [*task.frozen, *self.frozen]) else {}),
             **({"adapters": self.adapters.describe()} if self.adapters else {}),
         }
 

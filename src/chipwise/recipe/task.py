@@ -150,6 +150,8 @@ class Task:
       JAX. `cw.torch.task` and its like set it.
     - `read`: what these read of the model, its data and its loss, by name. A run shows and stores
       it.
+    - `frozen`: patterns of parameters that training leaves alone, before those of
+      `Recipe(frozen=...)`, which may take them back: `("!head/*",)`.
     """
 
     init: Callable[[jax.Array], tuple[Tree, Tree]]
@@ -174,6 +176,7 @@ class Task:
     start_state: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
     framework: str | None = None
     read: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    frozen: tuple[str, ...] = ()
 
     def __post_init__(self):
         object.__setattr__(self, "class_names", tuple(self.class_names))

@@ -124,6 +124,11 @@ def own_line(places: Iterable[tuple[str, int]]) -> str | None:
     return None
 
 
+def is_framework(name: str) -> bool:
+    """Whether the file `name` is part of Python or of a framework, or is none."""
+    return not Path(name).is_absolute() or _installed(Path(name), False)
+
+
 def _installed(file: Path, any_package: bool) -> bool:
     """Whether `file` is part of Python or of a framework. With `any_package`, whether it is part of
     any installed package."""

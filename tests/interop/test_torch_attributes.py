@@ -1,0 +1,156 @@
+"""What a PyTorch module keeps beside parameters and buffers, and parameters that ask for no gradient."""
+
+import numpy as np
+import pytest
+
+import chipwise as cw
+from chipwise.interop.adapter import flattened
+from refusals import refused
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torchax")
+nn, F = torch.nn, torch.nn.functional
+
+RNG = np.random.default_rng(0)
+ROWS = cw.Arrays(x=RNG.normal(size=(40, 8)).astype(np.float32), label=RNG.integers(0, 3, 40))
+
+
+def made(f, lin=lambda lin: lin, **kept):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = lin(nn.Linear(8, 8))
+            self.head = nn.Linear(8, 3)
+            for name, value in kept.items():
+                setattr(self, name, value)
+
+        def forward(self, x):
+            return self.head(f(self, x))
+
+    torch.manual_seed(0)
+    return Net()
+
+
+def linear(self, x):
+    return self.lin(x)
+
+
+def written_alone(self, x):
+    self.last = self.lin(x)
+    return self.last
+
+
+def cached(self, x):
+    """As LeViT's attention biases: kept in evaluation, by device."""
+    if self.training:
+        return self.lin(x) * self.head.bias[:1]
+    if "here" not in self.cache:
+        self.cache["here"] = self.head.bias[:1] * 1
+    return self.lin(x) * self.cache["here"]
+
+
+def listed(self, x):
+    self.seen.clear()
+    self.seen.append(self.lin(x))
+    return F.relu(self.seen[0])
+
+
+def pruned(lin):
+    import torch.nn.utils.prune
+
+    return torch.nn.utils.prune.l1_unstructured(lin, "weight", amount=0.5)
+
+
+FORGETFUL = {
+    "weight_norm": lambda: made(linear, torch.nn.utils.weight_norm),
+    "spectral_norm": lambda: made(linear, torch.nn.utils.spectral_norm),
+    "prune": lambda: made(linear, pruned),
+    "an attribute": lambda: made(written_alone),
+    "a dict": lambda: made(cached, cache={}),
+    "a list": lambda: made(listed, seen=[]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*")
+@pytest.mark.parametrize("name", FORGETFUL)
+def test_what_each_call_writes_again_is_left_as_it_was(name):
+    net = FORGETFUL[name]()
+    before = [dict(vars(part)) for part in net.modules()]
+    task = cw.torch.task(net, nn.CrossEntropyLoss(), train=ROWS, eval=ROWS)
+    recipe = cw.Recipe(task=task, batch=8, replicas=2, duration="3st", optimizer=cw.sgd(lr=0.1))
+    result = cw.fit(recipe, on=cw.On(devices=1), run=None, progress="none")
+    for size in (5, 7):
+        assert cw.predict(result, cw.Arrays(x=ROWS.columns["x"][:size])).outputs.shape == (size, 3)
+    for part, attributes in zip(net.modules(), before, strict=True):
+        assert vars(part).keys() == attributes.keys()
+        assert all(vars(part)[key] is value for key, value in attributes.items())
+    assert getattr(net, "cache", {}) == {} and getattr(net, "seen", []) == []
+    if name != "spectral_norm":  # its buffers moved
+        mine = result.to_torch(FORGETFUL[name]()).eval()
+        own = F.cross_entropy(
+            mine(torch.from_numpy(ROWS.columns["x"])), torch.from_numpy(ROWS.columns["label"]).long()
+        )
+        assert result.metrics["eval/loss"] == pytest.approx(float(own.detach()), abs=1e-5)
+
+
+def averaged(self, x):
+    self.last = self.last * 0.9 + x.mean()
+    return self.lin(x) + self.last
+
+
+def largest(self, x):
+    self.last = torch.maximum(x.abs().max(), torch.as_tensor(self.last))
+    return self.lin(x) * self.last
+
+
+def collected(self, x):
+    self.seen.append(x.mean())
+    return self.lin(x) + sum(self.seen)
+
+
+REMEMBERING = {
+    "averaged": (averaged, {"last": 0.0}, "last"),
+    "largest": (largest, {"last": 0.0}, "last"),
+    "collected": (collected, {"seen": []}, "seen"),
+}
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_what_a_later_call_reads_is_refused(name, check):
+    f, kept, attribute = REMEMBERING[name]
+    net = made(f, **kept)
+    with refused(cw.errors.RecipeError, "torch-attribute-moves", names=[attribute]):
+        cw.torch.task(net, nn.CrossEntropyLoss(), train=ROWS, check=check)
+    assert getattr(net, attribute) in (0.0, [])
+
+
+def test_a_checkpoint_around_batch_norm_leaves_the_modules_own_statistics():
+    from torch.utils.checkpoint import checkpoint
+
+    def f(self, x):
+        return checkpoint(lambda x: F.relu(self.norm(self.lin(x))), x, use_reentrant=False)
+
+    net = made(f, norm=nn.BatchNorm1d(8))
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    cw.torch.task(net, nn.CrossEntropyLoss(), train=ROWS)
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
+
+
+def test_parameters_without_a_gradient_stay_and_the_others_move():
+    net = made(linear)
+    net.lin.requires_grad_(False)
+    task = cw.torch.task(net, nn.CrossEntropyLoss(), train=ROWS)
+    settings = {"batch": 8, "replicas": 2, "duration": "3st", "optimizer": cw.sgd(lr=0.1, weight_decay=0.1)}
+    for given, still in (((), {"lin.weight", "lin.bias"}), (("!lin/bias",), {"lin.weight"})):
+        recipe = cw.Recipe(task=task, **settings, frozen=given)
+        assert recipe.describe()["frozen"] == ["lin/weight", "lin/bias", *given]
+        result = cw.fit(recipe, on=cw.On(devices=1), run=None, progress="none")
+        own = {name: p.detach().numpy() for name, p in net.named_parameters()}
+        same = {n for n, x in flattened(result.params, ".").items() if np.array_equal(x, own[n])}
+        assert same == still
+    net.head.requires_grad_(False)
+    whole = cw.torch.task(net, nn.CrossEntropyLoss(), train=ROWS)
+    with refused(cw.errors.RecipeError, "all-frozen"):
+        cw.fit(cw.Recipe(task=whole, **settings), on=cw.On(devices=1), run=None, progress="none")
