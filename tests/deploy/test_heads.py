@@ -202,7 +202,7 @@ def test_the_optimizer_is_not_joined(tmp_path):
     made = perfect(KNOWN)
     cw.fit(made.recipe, tmp_path / "run", on=ONE, progress="none")
     weights = cw.pretrained(tmp_path / "run", optimizer=True)
-    assert weights.start(recipe(source(KNOWN)).task).going_on
+    assert weights.start(recipe(source(KNOWN)).task).start_state
     with refused(RecipeError, "weights-optimizer-of-some"):
         weights.start(recipe(source(OWN)).task)
 
