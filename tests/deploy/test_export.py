@@ -1,4 +1,6 @@
 import dataclasses
+import errno
+import os
 
 import jax
 import jax.numpy as jnp
@@ -269,6 +271,16 @@ def test_a_folder_is_never_replaced(tmp_path):
     with refused(cw.errors.DataError, "export-unwritable", path=tmp_path):
         cw.export(small(), "safetensors", tmp_path, fresh=True)
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_disk_that_fails_under_the_library_is_an_error_of_the_system(tmp_path, monkeypatch):
+    """safetensors makes an error of its own of it."""
+    library = pytest.importorskip("safetensors.numpy")
+    save, nowhere = library.save_file, "/proc/no folder/m"
+    monkeypatch.setattr(library, "save_file", lambda arrays, path, about: save(arrays, nowhere, about))
+    with refused(cw.errors.DataError, "export-unwritable", path=tmp_path / "m") as caught:
+        cw.export(small(), "safetensors", tmp_path / "m")
+    assert os.strerror(errno.ENOENT) in caught.value.facts["reason"] and not list(tmp_path.glob("*"))
 
 
 def test_what_a_killed_export_left_is_removed_by_the_next_one(tmp_path):

@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import json
 import os
 import pickle
@@ -177,6 +178,20 @@ def test_a_view_that_repeats_a_value_states_more_than_its_file_holds(tmp_path):
     torch.save({"w": torch.zeros(1).expand(1 << 40)}, tmp_path / "w.pt")
     with refused(cw.errors.DataError, "weights-damaged", path=tmp_path / "w.pt"):
         pretrained(tmp_path / "w.pt")
+
+
+def test_weights_that_the_system_cannot_read_are_not_called_damaged(tmp_path, monkeypatch):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    from safetensors import SafetensorError
+
+    def load(file):
+        raise SafetensorError(f"I/O error: Input/output error (os error {errno.EIO})")
+
+    file = tmp_path / "w.safetensors"
+    safetensors.save_file({"w": np.zeros(3, np.float32)}, file)
+    monkeypatch.setattr(safetensors, "load_file", load)
+    with refused(cw.errors.DataError, "unreadable", path=file):
+        pretrained(file)
 
 
 PIPES = ["w.safetensors", "w.pt", "w.bin", "folder/w.safetensors", "folder/config.json"]

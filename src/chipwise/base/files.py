@@ -58,7 +58,7 @@ def to_write(path: Any, what: str) -> Any:
     return path
 
 
-_NUMBER = re.compile(r"(?:os_error_code='|OS error )(\d+)")
+_NUMBER = re.compile(r"(?:os_error_code='|OS error |os error )(\d+)")
 _OF_DAMAGE = (
     errno.ENOENT,
     errno.ENOTDIR,
@@ -73,14 +73,27 @@ _OF_DAMAGE = (
 
 
 def system_number(error: BaseException) -> int | None:
-    """The number of an error of the system, also in tensorstore's text of one. `None` for other
-    errors."""
+    """The number of an error of the system, also in the text that tensorstore or safetensors make
+    of one. `None` for other errors."""
     if isinstance(error, MemoryError):
         return errno.ENOMEM
     if isinstance(error, OSError):
         return error.errno
     found = _NUMBER.search(str(error))
     return int(found[1]) if found else None
+
+
+@contextlib.contextmanager
+def system_errors(path: str | os.PathLike) -> Iterator[None]:
+    """A context that turns a library's own error, if it is one of the system, into an `OSError`."""
+    try:
+        yield
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        if (number := system_number(error)) is None:
+            raise
+        raise OSError(number, os.strerror(number), os.fspath(path)) from error
 
 
 def may_be_whole(error: BaseException) -> bool:

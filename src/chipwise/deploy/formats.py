@@ -17,6 +17,7 @@ import numpy as np
 
 from ..base import DataError, RecipeError, library, near
 from ..base.figures import one_line
+from ..base.files import system_errors
 from ..data.sources import Spec
 from ..recipe.random_keys import as_data
 from ..recipe.source import rows_of
@@ -26,7 +27,7 @@ from ..run.predict import prediction
 from .huggingface import folder_files
 from .model import Trained
 from .peft import adapter_files
-from .pretrained import pretrained, safetensors
+from .pretrained import load_arrays, pretrained, safetensors
 
 Arrays = dict[str, np.ndarray]
 Runner = Callable[[Arrays], Arrays]
@@ -160,7 +161,8 @@ def _save(arrays: Arrays, path: Path, about: Mapping[str, str]) -> None:
     new file. The library orders `about` by chance, and keeps the file from other users."""
     path.touch()
     mode = path.stat().st_mode
-    safetensors().save_file(arrays, path, dict(about))
+    with system_errors(path):
+        safetensors().save_file(arrays, path, dict(about))
     path.chmod(mode)
     with open(path, "r+b") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -173,7 +175,7 @@ def _save(arrays: Arrays, path: Path, about: Mapping[str, str]) -> None:
 
 def _open_safetensors(request: Request, path: Path) -> None:
     """Reads the weights back: they must be the same bits."""
-    _compare_bits(safetensors().load_file(path), weights_of(request.model))
+    _compare_bits(load_arrays(path), weights_of(request.model))
 
 
 def _compare_bits(read: Arrays, weights: Arrays) -> None:
@@ -197,7 +199,7 @@ def _write_peft(request: Request, path: Path) -> None:
 
 def _open_peft(request: Request, path: Path) -> None:
     """Like `_open_safetensors`, for a folder of adapters."""
-    read = safetensors().load_file(path / _ADAPTERS)
+    read = load_arrays(path / _ADAPTERS)
     _compare_bits(read, adapter_files(request.model)[1])
 
 

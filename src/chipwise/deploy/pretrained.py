@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..base import ChipwiseError, DataError, RecipeError, fact, library
+from ..base import ChipwiseError, DataError, RecipeError, fact, library, unreadable
 from ..base.annotations import as_annotated
 from ..base.figures import one_line
-from ..base.files import open_regular
+from ..base.files import may_be_whole, open_regular, system_errors
 from ..recipe.low_rank import lora
 from ..recipe.random_keys import as_data, as_keys
 from ..recipe.recipe import Recipe
@@ -302,6 +302,8 @@ def pretrained(
     except ChipwiseError:
         raise
     except Exception as error:  # readers of damaged files raise all kinds of exceptions
+        if may_be_whole(error):
+            raise unreadable(path, error) from error
         raise DataError("weights-damaged", path=path, reason=one_line(error, 160)) from error
     if classes:
         found["classes"] = tuple(classes)
@@ -322,9 +324,10 @@ def safetensors() -> Any:
 
 
 def load_arrays(file: Path) -> dict[str, np.ndarray]:
-    """The arrays of a `.safetensors` file. Raises `OSError` for a pipe or a device."""
+    """The arrays of a `.safetensors` file. Raises `OSError`, also for a pipe or a device."""
     open_regular(file).close()
-    return safetensors().load_file(file)
+    with system_errors(file):
+        return safetensors().load_file(file)
 
 
 def _folder_arrays(folder: Path) -> dict[str, np.ndarray]:
