@@ -619,3 +619,51 @@ def test_what_a_keras_model_was_compiled_with_is_shown():
     read = cw.keras.task(model, train=DATA).read
     assert read["loss"] == "SparseCategoricalCrossentropy(from_logits=True), as compiled"
     assert read["metrics"] == "acc (sparse_categorical_accuracy), mse"
+
+
+def of_one_mode(framework):
+    """Nets whose dropout draws, and whose batch norm stays, in training and evaluation: their own code says
+    it, or an attribute that no framework sets."""
+    from flax import linen, nnx
+
+    class OfLinen(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return linen.Dense(3)(linen.BatchNorm(use_running_average=True)(x))
+
+    class OfNNX(nnx.Module):
+        def __init__(self, rngs):
+            self.norm, self.head = nnx.BatchNorm(4, rngs=rngs), nnx.Linear(4, 3, rngs=rngs)
+            self.drop, self.trains = nnx.Dropout(0.5, rngs=rngs), True
+
+        def __call__(self, x):
+            x = self.norm(x, use_running_average=True)
+            return self.head(self.drop(x, deterministic=not self.trains))
+
+    def of_equinox(key):
+        eqx = pytest.importorskip("equinox")
+
+        class OfEquinox(eqx.Module):
+            norm: eqx.nn.BatchNorm
+            head: eqx.nn.Linear
+            drop: eqx.nn.Dropout
+
+            def __call__(self, x, state, key):
+                x, state = self.norm(x, state, inference=True)
+                return self.head(self.drop(x, key=key, inference=False)), state
+
+        norm = eqx.nn.BatchNorm(4, "batch", mode="batch")
+        return OfEquinox(norm, eqx.nn.Linear(4, 3, key=key), eqx.nn.Dropout(0.5))
+
+    made = {"linen": OfLinen(), "nnx": lambda rngs: OfNNX(rngs), "equinox": of_equinox}[framework]
+    return getattr(cw, framework).task(made, cw.losses.softmax_cross_entropy, **FLAT)
+
+
+@OF_JAX
+def test_a_net_that_stays_in_one_mode_is_told(framework):
+    said = {"draws": "in evaluation too", "statistics": "not moved in training"}
+    if framework == "linen":  # it refuses to draw without a key, as predictions are made
+        del said["draws"]
+    assert of_one_mode(framework).read.items() >= said.items()
+    usual = FRAMEWORKS[framework](train=DATA).read
+    assert not {"draws", "statistics"} & usual.keys()

@@ -24,7 +24,7 @@ from ..recipe import freezing
 from ..recipe.task import Task, Tree
 from . import adapter
 from .adapter import Data, Judging, Source, own_promotion, stated, with_loss
-from .modes import Mode, ask, in_mode, modes_of, parameters, shown
+from .modes import Mode, in_mode, modes_of, parameters, read_modes
 
 INSTALL = "pip install 'chipwise[equinox]'"
 AXIS = "batch"
@@ -110,10 +110,9 @@ def task(
         return outputs, _state(held), None
 
     columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better, eval_group)
-    if mode is None:
-        ask(kind, known, modes, columns, init, forward)
     built = columns.task("equinox", kind, init, with_loss(forward, loss, kind))
-    return stated(built, kind, loss, shown(modes))
+    read = read_modes(kind, built, known, modes, columns, forward, mode is not None)
+    return stated(built, kind, loss, read)
 
 
 @as_annotated
