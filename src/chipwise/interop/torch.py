@@ -13,6 +13,7 @@ for any other task. PyTorch itself runs once, in `task`, for a comparison.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,6 +35,7 @@ from .adapter import (
     own_promotion,
     stated,
 )
+from .modes import MODES
 from .torch_check import check as compare
 from .torch_optimizer import optimizer as optimizer
 from .torch_trace import Traced, is_torch, torch_library, totalled
@@ -72,9 +74,9 @@ def task(
     `Recipe(frozen=...)`. Other buffers are constants of the program.
 
     Raises `RecipeError` if PyTorch or torchax is missing or their versions do not fit, if the
-    module overrides methods for Lightning's Trainer, is on another device, uses an operation that
-    torchax lacks or control flow that depends on values, if tracing loses a buffer's update, or if
-    the step differs from eager PyTorch's.
+    module overrides methods for Lightning's Trainer or has an argument for its mode, is on another
+    device, uses an operation that torchax lacks or control flow that depends on values, if tracing
+    loses a buffer's update, or if the step differs from eager PyTorch's.
     """
     traced = Traced(module)
     _check_methods(traced.module)
@@ -107,9 +109,12 @@ def to_module(module: Any, params: Tree, state: Tree) -> Any:
 
 
 def _check_methods(module: Any) -> None:
-    """Raises `RecipeError` if the module's class overrides methods of Lightning besides
-    `forward`."""
+    """Raises `RecipeError` if the module's class overrides methods of Lightning besides `forward`,
+    or if that has an argument for the mode, which nothing would set."""
     kind = type(module)
+    known = inspect.signature(module.forward).parameters
+    if flags := [n for n in MODES if n in known and isinstance(known[n].default, bool)]:
+        raise RecipeError("torch-mode-argument", module=kind.__name__, names=flags)
     for base in kind.__mro__:
         if base.__name__ == "LightningModule":
             own = [n for n in dir(base) if getattr(base, n) is not getattr(kind, n)]
