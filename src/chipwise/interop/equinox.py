@@ -24,7 +24,7 @@ from ..recipe import freezing
 from ..recipe.task import Task, Tree
 from . import adapter
 from .adapter import Data, Judging, Source, own_promotion, stated, with_loss
-from .modes import Mode, in_mode, modes_of, parameters, read_modes
+from .modes import Mode, check_alike, in_mode, modes_of, parameters, read_modes
 
 INSTALL = "pip install 'chipwise[equinox]'"
 AXIS = "batch"
@@ -81,6 +81,7 @@ def task(
         )
     kind, signature = type(abstract).__name__, parameters(type(abstract))
     is_state = "state" in signature
+    check_alike(kind, _inference(abstract))
     known = parameters(type(abstract), "state", "key")
     modes = modes_of(kind, known, mode)
 
@@ -165,6 +166,20 @@ def _with_params(eqx: Any, module: Any, params: Tree) -> Any:
     names, _, structure = _names(own)
     flat = adapter.flattened(params, "/")
     return eqx.combine(jax.tree.unflatten(structure, [flat[name] for name in names]), fixed)
+
+
+def _inference(module: Any) -> dict[str, bool]:
+    """The layers that have a field `inference`, to whether it is False."""
+
+    def is_layer(part: Any) -> bool:
+        return part is not module and isinstance(getattr(part, "inference", None), bool)
+
+    parts = jax.tree_util.tree_leaves_with_path(module, is_leaf=is_layer)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): not part.inference
+        for path, part in parts
+        if is_layer(part)
+    }
 
 
 def _holding(eqx: Any, module: Any) -> Any:

@@ -68,6 +68,14 @@ def in_mode(
     return flags, given._replace(kwargs=arrays)
 
 
+def check_alike(model: str, training: Mapping[str, bool]) -> None:
+    """Raises `RecipeError` if some layers alone were made for evaluation, which training undoes.
+    *Arguments:* `training`: a layer's name to whether it was made to train."""
+    names = [name for name, trains in training.items() if not trains]
+    if 0 < len(names) < len(training):
+        raise RecipeError("mode-of-some", model=model, names=names)
+
+
 def read_modes(
     model: str,
     built: Task,

@@ -30,7 +30,7 @@ from .adapter import (
     stated,
     with_loss,
 )
-from .modes import Mode, in_mode, modes_of, parameters, read_modes
+from .modes import Mode, check_alike, in_mode, modes_of, parameters, read_modes
 
 #: Nested dictionaries with string keys and arrays as leaves.
 Tree = dict[str, Any]
@@ -213,6 +213,15 @@ def _abstract(make_model):
 
     with nnx.use_eager_sharding(False):  # `sharding` reads the annotations for a mesh
         model = nnx.eval_shape(build)
+    check_alike(
+        type(model).__name__,
+        {
+            _name(path): not getattr(part, name)
+            for path, part in nnx.iter_modules(model)
+            for name in ("deterministic", "use_running_average")
+            if isinstance(getattr(part, name, None), bool)
+        },
+    )
     graphs: dict[bool, nnx.GraphDef] = {}
     for train in (True, False):
         (model.train if train else model.eval)()

@@ -35,10 +35,10 @@ from .adapter import (
     own_promotion,
     stated,
 )
-from .modes import MODES
+from .modes import MODES, check_alike
 from .torch_check import check as compare
 from .torch_optimizer import optimizer as optimizer
-from .torch_trace import Traced, is_torch, torch_library, totalled
+from .torch_trace import Traced, flags, is_torch, torch_library, totalled
 
 
 @as_annotated
@@ -110,11 +110,16 @@ def to_module(module: Any, params: Tree, state: Tree) -> Any:
 
 def _check_methods(module: Any) -> None:
     """Raises `RecipeError` if the module's class overrides methods of Lightning besides `forward`,
-    or if that has an argument for the mode, which nothing would set."""
+    if that has an argument for the mode, which nothing would set, or if parts alone are in
+    evaluation mode."""
     kind = type(module)
     known = inspect.signature(module.forward).parameters
-    if flags := [n for n in MODES if n in known and isinstance(known[n].default, bool)]:
-        raise RecipeError("torch-mode-argument", module=kind.__name__, names=flags)
+    if names := [n for n in MODES if n in known and isinstance(known[n].default, bool)]:
+        raise RecipeError("torch-mode-argument", module=kind.__name__, names=names)
+    made = {name: part.training for name, part in module.named_modules()}
+    with flags(module, True):  # by its own `train`, which may leave some out
+        kept = {name for name, part in module.named_modules() if not part.training}
+    check_alike(kind.__name__, {name: made[name] for name in made if name not in kept})
     for base in kind.__mro__:
         if base.__name__ == "LightningModule":
             own = [n for n in dir(base) if getattr(base, n) is not getattr(kind, n)]
