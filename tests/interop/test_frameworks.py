@@ -580,6 +580,7 @@ READ = {
         "inputs": "image",
         "mode": "training=True in training",
         "loss": "SparseCategoricalCrossentropy(from_logits=True)",
+        "added losses": "in training alone",
     },
     "nnx": {"model": "Net of nnx", "inputs": "image", "loss": "softmax_cross_entropy"},
     "linen": {
@@ -619,3 +620,122 @@ def test_what_a_keras_model_was_compiled_with_is_shown():
     read = cw.keras.task(model, train=DATA).read
     assert read["loss"] == "SparseCategoricalCrossentropy(from_logits=True), as compiled"
     assert read["metrics"] == "acc (sparse_categorical_accuracy), mse"
+
+
+def of_one_mode(framework):
+    """Nets whose dropout draws, and whose batch norm stays, in training and evaluation: their own code says
+    it, or an attribute that no framework sets."""
+    from flax import linen, nnx
+
+    class OfLinen(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return linen.Dense(3)(linen.BatchNorm(use_running_average=True)(x))
+
+    class OfNNX(nnx.Module):
+        def __init__(self, rngs):
+            self.norm, self.head = nnx.BatchNorm(4, rngs=rngs), nnx.Linear(4, 3, rngs=rngs)
+            self.drop, self.trains = nnx.Dropout(0.5, rngs=rngs), True
+
+        def __call__(self, x):
+            x = self.norm(x, use_running_average=True)
+            return self.head(self.drop(x, deterministic=not self.trains))
+
+    def of_equinox(key):
+        eqx = pytest.importorskip("equinox")
+
+        class OfEquinox(eqx.Module):
+            norm: eqx.nn.BatchNorm
+            head: eqx.nn.Linear
+            drop: eqx.nn.Dropout
+
+            def __call__(self, x, state, key):
+                x, state = self.norm(x, state, inference=True)
+                return self.head(self.drop(x, key=key, inference=False)), state
+
+        norm = eqx.nn.BatchNorm(4, "batch", mode="batch")
+        return OfEquinox(norm, eqx.nn.Linear(4, 3, key=key), eqx.nn.Dropout(0.5))
+
+    made = {"linen": OfLinen(), "nnx": lambda rngs: OfNNX(rngs), "equinox": of_equinox}[framework]
+    return getattr(cw, framework).task(made, cw.losses.softmax_cross_entropy, **FLAT)
+
+
+@OF_JAX
+def test_a_net_that_stays_in_one_mode_is_told(framework):
+    said = {"draws": "in evaluation too", "statistics": "not moved in training"}
+    if framework == "linen":  # it refuses to draw without a key, as predictions are made
+        del said["draws"]
+    assert of_one_mode(framework).read.items() >= said.items()
+    usual = FRAMEWORKS[framework](train=DATA).read
+    assert not {"draws", "statistics"} & usual.keys()
+
+
+def of_two_layers(framework, held):
+    """Two dropouts and two batch norms. Those in `held` were made for evaluation."""
+    if framework == "torch":
+        torch = sys_torch()
+        pytest.importorskip("torchax")
+        nn = torch.nn
+        parts = {"drop": nn.Dropout(), "norm": nn.BatchNorm1d(4), "head": nn.Linear(4, 3)}
+        net = nn.Sequential(*parts.values())
+        for name in held:
+            parts[name].eval()
+        return lambda: cw.torch.task(net, nn.CrossEntropyLoss(), check=False, **FLAT)
+    if framework == "nnx":
+        from flax import nnx
+
+        class Net(nnx.Module):
+            def __init__(self, rngs):
+                self.drop = nnx.Dropout(0.5, deterministic="drop" in held, rngs=rngs)
+                self.norm = nnx.BatchNorm(4, use_running_average="norm" in held, rngs=rngs)
+                self.head = nnx.Linear(4, 3, rngs=rngs)
+
+            def __call__(self, x):
+                return self.head(self.norm(self.drop(x)))
+
+        return lambda: cw.nnx.task(lambda rngs: Net(rngs), cw.losses.softmax_cross_entropy, **FLAT)
+    eqx = pytest.importorskip("equinox")
+
+    class OfEquinox(eqx.Module):
+        drop: eqx.nn.Dropout
+        norm: eqx.nn.BatchNorm
+        head: eqx.nn.Linear
+
+        def __call__(self, x, state, key):
+            x, state = self.norm(self.drop(x, key=key), state)
+            return self.head(x), state
+
+    def make(key):
+        norm = eqx.nn.BatchNorm(4, "batch", mode="batch", inference="norm" in held)
+        return OfEquinox(eqx.nn.Dropout(0.5, inference="drop" in held), norm, eqx.nn.Linear(4, 3, key=key))
+
+    return lambda: cw.equinox.task(make, cw.losses.softmax_cross_entropy, **FLAT)
+
+
+@pytest.mark.parametrize("framework", ["torch", "nnx", "equinox"])
+@pytest.mark.parametrize("held", [(), ("drop",), ("norm",), ("drop", "norm")], ids=str)
+def test_layers_that_alone_were_put_in_evaluation_are_named(framework, held):
+    make = of_two_layers(framework, held)
+    if len(held) == 1 or (held and framework == "torch"):  # there `head` trains
+        numbers = {"drop": "0", "norm": "1"}
+        names = [numbers[one] if framework == "torch" else one for one in held]
+        with refused(cw.errors.RecipeError, "mode-of-some", names=names):
+            make()
+    else:
+        assert make().framework == framework
+
+
+def test_a_module_that_keeps_parts_in_evaluation_by_its_own_train_does_so():
+    torch = sys_torch()
+    pytest.importorskip("torchax")
+    nn = torch.nn
+
+    class Net(nn.Sequential):
+        def train(self, mode=True):
+            super().train(mode)
+            self[1].eval()
+            return self
+
+    net = Net(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).train()
+    task = cw.torch.task(net, nn.CrossEntropyLoss(), check=False, **FLAT)
+    assert not jax.tree.leaves(task.init(jax.random.key(0))[1])  # no statistics move

@@ -478,3 +478,18 @@ def test_a_mask_that_is_left_to_own_functions_is_told(zero, loss, metrics, left)
     data = cw.Arrays(x=TOKENS, y=MASKED["mse"])
     task = cw.keras.task(model, loss, train=data, target="y", metrics=metrics)
     assert task.read.get("mask") == (f"left to {left}" if left else None)
+
+
+@pytest.mark.parametrize(
+    ("layer", "told"),
+    [
+        (keras.layers.Dense(5, kernel_regularizer="l2"), True),
+        (keras.layers.Dense(5, activity_regularizer="l1"), True),
+        (keras.layers.Dense(5), False),
+    ],
+)
+def test_losses_that_layers_add_in_training_alone_are_told(layer, told):
+    """Keras' evaluation has them too, so its loss is another number."""
+    read = cw.keras.task(sequential(layer), train=cw.Arrays(x=A, label=LABEL, classes=3)).read
+    assert read.get("added losses") == ("in training alone" if told else None)
+    assert read["optimizer"] == "the recipe's, not the compiled RMSprop"

@@ -534,3 +534,15 @@ def test_a_lightning_module_of_a_forward_alone_is_a_network():
     module = type("Own", (LightningModule,), {"forward": lambda self, x: self.net(x)})()
     module.net = nn.Linear(4, 3)
     assert cw.torch.task(module, nn.CrossEntropyLoss(), train=ROWS, check=False).framework == "torch"
+
+
+@pytest.mark.parametrize("default", [True, False])
+@pytest.mark.parametrize("name", ["train", "training", "is_training", "deterministic", "inference"])
+def test_an_argument_for_the_mode_is_refused_by_name(name, default):
+    """PyTorch's own flag is set. Nothing would set this one."""
+    names = {"F": F, "nn": nn}
+    exec(f"def forward(self, x, {name}={default}):\n return self.net(F.dropout(x, training={name}))", names)
+    module = type("Own", (nn.Module,), {"forward": names["forward"]})()
+    module.net = nn.Linear(4, 3)
+    with refused(cw.errors.RecipeError, "torch-mode-argument", module="Own", names=[name]):
+        cw.torch.task(module, nn.CrossEntropyLoss(), train=ROWS)

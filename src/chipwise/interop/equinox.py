@@ -24,7 +24,7 @@ from ..recipe import freezing
 from ..recipe.task import Task, Tree
 from . import adapter
 from .adapter import Data, Judging, Source, own_promotion, stated, with_loss
-from .modes import Mode, ask, in_mode, modes_of, parameters, shown
+from .modes import Mode, check_alike, in_mode, modes_of, parameters, read_modes
 
 INSTALL = "pip install 'chipwise[equinox]'"
 AXIS = "batch"
@@ -81,6 +81,7 @@ def task(
         )
     kind, signature = type(abstract).__name__, parameters(type(abstract))
     is_state = "state" in signature
+    check_alike(kind, _inference(abstract))
     known = parameters(type(abstract), "state", "key")
     modes = modes_of(kind, known, mode)
 
@@ -110,10 +111,9 @@ def task(
         return outputs, _state(held), None
 
     columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better, eval_group)
-    if mode is None:
-        ask(kind, known, modes, columns, init, forward)
     built = columns.task("equinox", kind, init, with_loss(forward, loss, kind))
-    return stated(built, kind, loss, shown(modes))
+    read = read_modes(kind, built, known, modes, columns, forward, mode is not None)
+    return stated(built, kind, loss, read)
 
 
 @as_annotated
@@ -166,6 +166,20 @@ def _with_params(eqx: Any, module: Any, params: Tree) -> Any:
     names, _, structure = _names(own)
     flat = adapter.flattened(params, "/")
     return eqx.combine(jax.tree.unflatten(structure, [flat[name] for name in names]), fixed)
+
+
+def _inference(module: Any) -> dict[str, bool]:
+    """The layers that have a field `inference`, to whether it is False."""
+
+    def is_layer(part: Any) -> bool:
+        return part is not module and isinstance(getattr(part, "inference", None), bool)
+
+    parts = jax.tree_util.tree_leaves_with_path(module, is_leaf=is_layer)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): not part.inference
+        for path, part in parts
+        if is_layer(part)
+    }
 
 
 def _holding(eqx: Any, module: Any) -> Any:

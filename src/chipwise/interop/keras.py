@@ -90,7 +90,7 @@ def task(
     metrics = _metrics(keras, model, metrics)
     columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better, eval_group)
     trained, other, seeds = _variables(model)
-    masked: set[bool] = set()
+    seen: set[str] = set()
     has_mode = "training" in inspect.signature(model.call).parameters
     start = {name: np.asarray(v.value) for name, v in {**trained, **other}.items()}
 
@@ -115,7 +115,8 @@ def task(
             outputs, new, added = model.stateless_call(
                 trainable, rest, *args, **kwargs, **mode, return_losses=True
             )
-        masked.add(keras.src.backend.get_keras_mask(outputs) is not None)
+        seen.update({"mask"} if keras.src.backend.get_keras_mask(outputs) is not None else ())
+        seen.update({"added"} if added else ())
         if shapes := [shape for term in added if (shape := jnp.shape(term))]:
             raise RecipeError("keras-added-loss", model=kind, shape=shapes[0])
         values = {id(v): x for v, x in zip(fixed, new, strict=True)}
@@ -125,11 +126,12 @@ def task(
 
     kind = type(model).__name__
     built = columns.task("keras", kind, init, with_loss(forward, judge, kind))
-    compiled = {"loss": f"{adapter.shown_loss(given)}, as compiled"} if loss is None else {}
-    read = _read(keras, columns, built, has_mode) | compiled
+    read = _read(keras, columns, built, has_mode)
+    if loss is None:
+        read["loss"] = f"{adapter.shown_loss(given)}, as compiled"
+        read["optimizer"] = f"the recipe's, not the compiled {type(model.optimizer).__name__}"
     built = adapter.stated(built, kind, given, read)
-    own = [adapter.name_of(given)] * (judge is given)
-    return _with_mask(built, metrics, own) if True in masked else built
+    return _with_seen(built, seen, metrics, [adapter.name_of(given)] * (judge is given))
 
 
 @as_annotated
@@ -287,12 +289,15 @@ def _read(keras: Any, columns: Data, built: Task, has_mode: bool) -> dict[str, s
     return read | {"metrics": ", ".join(names)}
 
 
-def _with_mask(built: Task, metrics: Mapping[str, Any], own: list[str]) -> Task:
-    """`built` with the functions of `(outputs, target)` to which a mask is left, since Keras would
-    leave out what is masked. *Arguments:* `own`: the loss, if it is one."""
+def _with_seen(built: Task, seen: set[str], metrics: Mapping[str, Any], own: list[str]) -> Task:
+    """`built` with what its call has shown: losses that layers add, in training alone, and a mask,
+    which is left to functions of `(outputs, target)`. *Arguments:* `own`: the loss, if it is one.
+    """
     own = own + [n for n, one in metrics.items() if getattr(one, "func", None) is not _values]
-    read = {**built.read, "mask": f"left to {', '.join(own)}"} if own else built.read
-    return dataclasses.replace(built, read=read)
+    more = {"added losses": "in training alone"} if "added" in seen else {}
+    if own and "mask" in seen:  # Keras would leave out what is masked
+        more["mask"] = f"left to {', '.join(own)}"
+    return dataclasses.replace(built, read={**built.read, **more})
 
 
 def _is_accuracy(metric: Any) -> bool:

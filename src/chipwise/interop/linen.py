@@ -29,7 +29,7 @@ from .adapter import (
     stated,
     with_loss,
 )
-from .modes import Mode, ask, in_mode, modes_of, parameters, shown
+from .modes import Mode, in_mode, modes_of, parameters, read_modes
 
 
 @as_annotated
@@ -116,10 +116,9 @@ def task(
         outputs, new = out if train else (out, state)
         return outputs, dict(new), None
 
-    if mode is None:
-        ask(kind, {**call, **fields}, modes, columns, init, forward)
     built = columns.task("linen", kind, init, with_loss(forward, loss, kind))
-    return stated(built, kind, loss, shown(modes))
+    read = read_modes(kind, built, {**call, **fields}, modes, columns, forward, mode is not None)
+    return stated(built, kind, loss, read)
 
 
 def _fields(module: Any, call: Mapping[str, Any]) -> dict[str, inspect.Parameter]:

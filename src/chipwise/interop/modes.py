@@ -7,7 +7,6 @@ not with the other. Nobody would set it, so its value is asked for.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
@@ -16,6 +15,7 @@ import jax
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from ..base import RecipeError, invalid, unknown
+from ..recipe.task import Task
 from .adapter import Arguments, Data, own_promotion
 
 MODES = {
@@ -57,53 +57,58 @@ def modes_of(model: str, known: Mapping[str, Any], mode: str | Mapping[str, bool
     return {mode: MODES[mode]}
 
 
-def shown(modes: Mapping[str, bool]) -> dict[str, str]:
-    """The modes as a run shows them: `{"mode": "train=True in training"}`, or `{}`."""
-    said = ", ".join(f"{name}={value}" for name, value in modes.items())
-    return {"mode": f"{said} in training"} if said else {}
-
-
 def in_mode(
     modes: Mapping[str, bool], given: Arguments, train: bool
 ) -> tuple[dict[str, bool], Arguments]:
     """The arguments that say whether a model trains, and the arrays of `given`, which may have one
-    that `ask` tries."""
+    that `read_modes` tries."""
     tried = {name: value for name, value in given.kwargs.items() if isinstance(value, bool)}
     arrays = {name: value for name, value in given.kwargs.items() if name not in tried}
     flags = {**{name: value == train for name, value in modes.items()}, **tried}
     return flags, given._replace(kwargs=arrays)
 
 
-def ask(
+def check_alike(model: str, training: Mapping[str, bool]) -> None:
+    """Raises `RecipeError` if some layers alone were made for evaluation, which training undoes.
+    *Arguments:* `training`: a layer's name to whether it was made to train."""
+    names = [name for name, trains in training.items() if not trains]
+    if 0 < len(names) < len(training):
+        raise RecipeError("mode-of-some", model=model, names=names)
+
+
+def read_modes(
     model: str,
+    built: Task,
     known: Mapping[str, inspect.Parameter],
     modes: Mapping[str, bool],
     data: Data,
-    init: Callable,
     forward: Callable,
-) -> None:
-    """Raises `RecipeError` for an argument without a default that nobody gives, and for one that is
-    True or False, that nobody sets, and that decides whether `model` trains.
+    declared: bool,
+) -> dict[str, str]:
+    """What is known of how `model` trains and evaluates, for `Task.read`.
 
-    *Arguments:* `known`: the arguments. `modes`: those that are set. `forward`: that of
-    `with_loss`.
+    *Arguments:* `known`: its arguments. `modes`: those that are set. `forward`: that of
+    `with_loss`. `declared`: whether the user has named the modes.
+
+    Unless `declared`, raises `RecipeError` for an argument without a default that nothing gives,
+    and for one that is True or False, that nothing sets, and that decides whether it trains.
     """
     given = data.one()
     taken = {*list(known)[: len(given.args)], *given.kwargs, *modes}
-    unset = {n: one for n, one in known.items() if n not in taken and one.kind not in _ANY}
-    if missing := [n for n, one in unset.items() if one.default is inspect.Parameter.empty]:
+    unset = {n: p for n, p in known.items() if n not in taken and p.kind not in _ANY}
+    if missing := [n for n, p in unset.items() if p.default is inspect.Parameter.empty]:
         raise RecipeError("argument-ungiven", model=model, names=missing, first=missing[0])
+    said = ", ".join(f"{name}={value}" for name, value in modes.items())
+    read = {"mode": f"{said} in training"} if said else {}
 
-    @functools.cache
-    def effects(name: str = "", value: bool = False) -> tuple[bool, int]:
+    def effects(train: bool = True, **tried: bool) -> tuple[bool, int]:
         """Whether the model draws, and how many arrays of its state it moves."""
         key = jax.eval_shape(lambda: jax.random.key(0))
-        params, state = jax.eval_shape(init, key)
-        tried = {name: value} if name else {}
+        params, state = jax.eval_shape(built.init, key)
 
         def run(params: Any, state: Any, given: Any, key: Any) -> Any:
             more = given._replace(kwargs={**given.kwargs, **tried})
-            return forward(params, state, more, key, True)[:2]
+            return forward(params, state, more, key, train)[:2]
 
         with own_promotion():
             made = jax.make_jaxpr(run)(params, state, given, key)
@@ -112,14 +117,23 @@ def ask(
         after = results[len(results) - len(jax.tree.leaves(state)) :]
         return used[-1], sum(all(v is not old for old in inputs) for v in after)
 
-    for name, one in unset.items():
+    try:
+        usual, still = effects(), effects(False)
+    except Exception:  # `stated` says what fails
+        return read
+    for name, one in ({} if declared else unset).items():
         if isinstance(one.default, bool) or (one.default is None and "bool" in str(one.annotation)):
             try:
                 yes, no = (
-                    effects() if value is one.default else effects(name, value)
+                    usual if value is one.default else effects(**{name: value})
                     for value in (True, False)
                 )
             except Exception:  # what fails with one of them does not say whether it trains
                 continue
             if yes != no:
                 raise RecipeError("mode-unset", model=model, argument=name, value=yes > no)
+    if still[0]:
+        read["draws"] = "in evaluation too"
+    if built.has_batch_norm and not usual[1]:
+        read["statistics"] = "not moved in training"
+    return read

@@ -30,7 +30,7 @@ from .adapter import (
     stated,
     with_loss,
 )
-from .modes import Mode, ask, in_mode, modes_of, parameters, shown
+from .modes import Mode, check_alike, in_mode, modes_of, parameters, read_modes
 
 #: Nested dictionaries with string keys and arrays as leaves.
 Tree = dict[str, Any]
@@ -81,11 +81,10 @@ def task(
     name, known = kind.__name__, parameters(kind)
     modes = modes_of(name, known, mode)
     columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better, eval_group)
-    if mode is None:
-        ask(name, known, modes, columns, init, forward)
     built = columns.task("nnx", name, init, with_loss(forward, loss, name))
     built = dataclasses.replace(built, sharding=sharding(make_model))
-    return stated(built, name, loss, shown(modes))
+    read = read_modes(name, built, known, modes, columns, forward, mode is not None)
+    return stated(built, name, loss, read)
 
 
 @as_annotated
@@ -214,6 +213,15 @@ def _abstract(make_model):
 
     with nnx.use_eager_sharding(False):  # `sharding` reads the annotations for a mesh
         model = nnx.eval_shape(build)
+    check_alike(
+        type(model).__name__,
+        {
+            _name(path): not getattr(part, name)
+            for path, part in nnx.iter_modules(model)
+            for name in ("deterministic", "use_running_average")
+            if isinstance(getattr(part, name, None), bool)
+        },
+    )
     graphs: dict[bool, nnx.GraphDef] = {}
     for train in (True, False):
         (model.train if train else model.eval)()

@@ -14,6 +14,7 @@ for any other task. PyTorch itself runs once, in `task`, for a comparison.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,10 +36,11 @@ from .adapter import (
     own_promotion,
     stated,
 )
+from .modes import MODES, check_alike
 from .torch_check import check as compare
 from .torch_environment import torch_library
 from .torch_optimizer import optimizer as optimizer
-from .torch_trace import Traced, is_torch, totalled
+from .torch_trace import Traced, flags, is_torch, totalled
 
 
 @as_annotated
@@ -75,9 +77,9 @@ def task(
     `Task.frozen` says. Other buffers are constants of the program.
 
     Raises `RecipeError` if PyTorch or torchax is missing or their versions do not fit, if the
-    module overrides methods for Lightning's Trainer, is on another device, uses an operation that
-    torchax lacks or control flow that depends on values, if tracing loses a buffer's update, or if
-    the step differs from eager PyTorch's.
+    module overrides methods for Lightning's Trainer or has an argument for its mode, is on another
+    device, uses an operation that torchax lacks or control flow that depends on values, if tracing
+    loses a buffer's update, or if the step differs from eager PyTorch's.
     """
     traced = Traced(module)
     _check_methods(traced.module)
@@ -110,9 +112,17 @@ def to_module(module: Any, params: Tree, state: Tree) -> Any:
 
 
 def _check_methods(module: Any) -> None:
-    """Raises `RecipeError` if the module's class overrides methods of Lightning besides
-    `forward`."""
+    """Raises `RecipeError` if the module's class overrides methods of Lightning besides `forward`,
+    if that has an argument for the mode, which nothing would set, or if parts alone are in
+    evaluation mode."""
     kind = type(module)
+    known = inspect.signature(module.forward).parameters
+    if names := [n for n in MODES if n in known and isinstance(known[n].default, bool)]:
+        raise RecipeError("torch-mode-argument", module=kind.__name__, names=names)
+    made = {name: part.training for name, part in module.named_modules()}
+    with flags(module, True):  # by its own `train`, which may leave some out
+        kept = {name for name, part in module.named_modules() if not part.training}
+    check_alike(kind.__name__, {name: made[name] for name in made if name not in kept})
     for base in kind.__mro__:
         if base.__name__ == "LightningModule":
             own = [n for n in dir(base) if getattr(base, n) is not getattr(kind, n)]
