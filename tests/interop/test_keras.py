@@ -400,7 +400,7 @@ def test_accuracy_is_the_one_that_keras_takes(name, loss, last, target):
         keras.metrics.SparseTopKCategoricalAccuracy(k=2),
         keras.losses.SparseCategoricalCrossentropy(),
     ],
-    ids=str,
+    ids=["function", "metric", "top-k", "loss"],
 )
 def test_a_metric_of_keras_by_a_name_gets_the_target_first(metric):
     model = compiled([metric])
