@@ -70,6 +70,23 @@ def test_a_run_says_and_stores_what_was_joined(trained, chipwise, tmp_path):
     assert again.code == 5 and again.error.code == "ledger-of-other-data"
 
 
+def test_weights_of_a_run_are_joined_to_the_classes_of_the_next(trained, chipwise, tmp_path):
+    _, same = trained(("ant", "bee", "cat"))
+    (tmp_path / "train").rename(tmp_path / "old")
+    packed_at(tmp_path / "train", ("cat", "ant", "bee"))
+    start = ["--from", tmp_path / "run", "--devices", 1, "--lines"]
+    named = same[1]
+    said = chipwise("train", named, *start, "--run", tmp_path / "next", "--eval-data", tmp_path / "old")
+    assert said.code == 0, said.err
+    first = said.err[: said.err.index("step 1/1")]
+    assert "its head is joined by name to the classes cat, ant, bee" in first
+    assert "eval/accuracy 1.0000" in said.err
+    (tmp_path / "train").rename(tmp_path / "second")
+    packed_at(tmp_path / "train", ("ant", "bee", "dog"))
+    said = chipwise("train", named, *start, "--run", tmp_path / "last")
+    assert said.refused(2, "head-of-other-classes", classes=["dog"])
+
+
 def test_the_classes_of_the_training_outlive_its_folder(trained, chipwise, tmp_path):
     """Another class was added to the folder since, and one was taken away: numbers there have moved."""
     _, same = trained(("ant", "bee", "cat"))

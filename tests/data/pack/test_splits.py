@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from chipwise.base.errors import DataError
-from chipwise.data import PackedFolder
+from chipwise.data import ImageFolder, PackedFolder
 from chipwise.data.pack.packing import Packing, pack
 from chipwise.data.pack.splits import evaluated, split_of
 from chipwise.data.pack.tokenise import TextForm
@@ -129,6 +129,14 @@ def test_of_several_splits_one_is_declared(make, tmp_path, monkeypatch):
             }
         else:
             assert {name: len(one) for name, one in made.items()} == {"train": 6, "eval": SIZES[split]}
+
+
+@pytest.mark.parametrize("make", [a_folder, an_archive])
+def test_a_source_of_images_has_one_split(make, tmp_path):
+    source = make(tmp_path / "data")
+    with refused(DataError, "splits-several", first="validation"):
+        ImageFolder(source)
+    assert len(ImageFolder(source, split="test")) == 2
 
 
 @pytest.mark.parametrize("make", [a_folder, parquets, objects, texts])
