@@ -94,6 +94,12 @@ def test_what_each_call_writes_again_is_left_as_it_was(name):
         assert result.metrics["eval/loss"] == pytest.approx(float(own.detach()), abs=1e-5)
 
 
+def test_a_recurrent_layer_keeps_nothing_but_its_parameters():
+    net = made(lambda self, x: self.part(self.lin(x)[:, None])[0][:, 0], part=nn.GRU(8, 8))
+    cw.torch.task(net, nn.CrossEntropyLoss(), train=ROWS, check=False)
+    assert all(isinstance(w, nn.Parameter) for w in net.part._flat_weights)
+
+
 def averaged(self, x):
     self.last = self.last * 0.9 + x.mean()
     return self.lin(x) + self.last

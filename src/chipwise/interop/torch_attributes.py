@@ -45,5 +45,6 @@ def keeping(module: Any, kinds: Any) -> list[str]:
         f"{place}.{name}".lstrip(".")
         for place, part in module.named_modules()
         for name, value in vars(part).items()
+        if name != "_flat_weights"  # of recurrent layers, from their parameters
         if any(isinstance(x, kinds) for x in leaves(value))
     ]

@@ -1,24 +1,19 @@
-"""torchax' environment, in which PyTorch's operations become those of JAX, and all that is done
-otherwise than by torchax.
+"""torchax' environment, in which PyTorch's operations become those of JAX.
 
-Plain tensors are constants. Random operations are those of `torch_random`, recurrent layers those
-of `torch_recurrent`. Gradients stop in `torch.no_grad()`.
+Plain tensors are constants, there is one device, and gradients stop in `torch.no_grad()`. What
+torchax lacks or computes otherwise is in `torch_operations`, `torch_random` and `torch_recurrent`.
 """
 
 from __future__ import annotations
 
-import functools
 import warnings
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from ..base import RecipeError, library
 from ..base.figures import one_line
-from . import torch_random, torch_recurrent
+from . import torch_operations, torch_random, torch_recurrent
 
+_INTO_PLAIN = "{} writes into a tensor that was made without device=x.device"
 INSTALL = "pip install 'chipwise[torch]'"
 
 
@@ -42,59 +37,25 @@ def environment() -> Any:
             ) from error
 
     env = _class(torch, torchax)()
-    for operation, own in (
-        (torch.nn.functional.batch_norm, _batch_norm),
-        (torch.nn.functional.interpolate, _interpolate),
-    ):
-        env.override_op_definition(operation, functools.partial(own, env))
+    torch_operations.override(env, torch)
     torch_recurrent.override(env, torch)
     return env
 
 
-def _class(torch: Any, torchax: Any) -> Any:
-    from torchax.ops import op_base, ops_registry
-
+def _with_constants(torch: Any, torchax: Any) -> Any:
+    """torchax' class, with plain tensors as constants and random operations."""
     traced = (torchax.Tensor, torchax.View)
     for kind in traced:  # torchax' say yes, and PyTorch's trunc_normal_ leaves those as they are
         kind.is_meta = False
     pytree = torch.utils._pytree
-    creating = (torch.rand, torch.randn, torch.randint)
 
     class Environment(torchax.Environment):
         kinds = traced
-        cut = False
-        """Whether the module is in `torch.no_grad()`."""
 
-        def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-            given = (args, kwargs or {})
-            if func is torch._C._set_grad_enabled:
-                # A `torch.autograd.Function` is without a gradient already, and JAX makes its own
-                if args[0] or torch.is_grad_enabled():
-                    self.cut = not args[0]
-                return func(*args)
-            if func in creating:  # PyTorch calls their operations, which are below
-                raise torchax.OperatorNotFound
-            if getattr(func, "overloadpacket", None) in torch_random.operations():
-                return self.random(func, *given)
-            if self.holds(given):
-                given = pytree.tree_map_only(torch.Tensor, self.constant, given)
-            result = super().dispatch(func, types, *given)
-            if not self.cut:
-                return result
-            own = {id(x) for x in pytree.tree_leaves(given)}  # also what it writes into
-            return pytree.tree_map_only(
-                torchax.Tensor, lambda x: x if id(x) in own else x.detach(), result
-            )
-
-        def _get_op_or_decomp(self, func: Any) -> Any:
-            try:
-                return super()._get_op_or_decomp(func)
-            except torchax.OperatorNotFound:  # `floor_`: what `floor` returns, written back
-                name = getattr(getattr(func, "overloadpacket", None), "__name__", "")
-                if not (name.endswith("_") and hasattr(torch.ops.aten, name[:-1])):
-                    raise
-                written = op_base.InplaceOp(getattr(torch.ops.aten, name[:-1]))
-                return ops_registry.Operator(func, written, False, True, False, True)
+        def _to_copy(self, the_tensor: Any, new_dtype: Any, new_device: Any) -> Any:
+            """`x.cpu()` and the like stay in the program, which has one device."""
+            new_device = None if isinstance(the_tensor, traced) else new_device
+            return super()._to_copy(the_tensor, new_dtype, new_device)
 
         def holds(self, given: Any) -> bool:
             """Whether a traced tensor is among these arguments."""
@@ -133,57 +94,60 @@ def _class(torch: Any, torchax: Any) -> Any:
     return Environment
 
 
-def _interpolate(env, input, size=None, scale_factor=None, mode="nearest", *others, **more):
-    """`torch.nn.functional.interpolate` by the nearest pixel, also for a batch of any size."""
-    if mode != "nearest" or others or more.get("recompute_scale_factor"):
-        from torchax.tensor import OperatorNotFound
+def _class(torch: Any, torchax: Any) -> Any:
+    from torchax.ops import op_base, ops_registry
 
-        raise OperatorNotFound("interpolate")  # torchax has the other ones
-    x = input.jax()
-    given = scale_factor if size is None else size
-    each = given if isinstance(given, (tuple, list)) else (given,) * (x.ndim - 2)
-    for axis, want in enumerate(each, 2):
-        old = x.shape[axis]
-        new = int(old * want) if size is None else int(want)
-        step = np.float32(1 / want) if size is None else np.float32(old) / np.float32(new)
-        exact = np.floor(np.arange(new, dtype=np.float32) * step)
-        x = jnp.take(x, np.minimum(exact.astype(np.int32), old - 1), axis=axis)
-    return env.j2t_iso(x)
+    pytree = torch.utils._pytree
+    creating = (torch.rand, torch.randn, torch.randint)
 
+    base: Any = _with_constants(torch, torchax)
 
-def _batch_norm(
-    env,
-    input,
-    running_mean,
-    running_var,
-    weight=None,
-    bias=None,
-    training=False,
-    momentum=0.1,
-    eps=1e-5,
-):
-    """`torch.nn.functional.batch_norm`: normalises with the biased variance, stores the unbiased
-    one."""
-    x = input.jax()
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    axes = (0, *range(2, x.ndim))
-    spread = (1, -1, *[1] * (x.ndim - 2))
-    if training:
-        mean = jnp.mean(wide, axis=axes)
-        var = jnp.var(wide, axis=axes)
-        if running_mean is not None:
-            count = x.size // x.shape[1]
-            unbiased = var * (count / max(count - 1, 1))
-            for held, new in ((running_mean, mean), (running_var, unbiased)):
-                old = held.jax()
-                held._elem = ((1 - momentum) * old + momentum * new).astype(old.dtype)
-    else:
-        mean = running_mean.jax()
-        var = running_var.jax()
-    scale = jax.lax.rsqrt(var + eps)
-    if weight is not None:
-        scale = scale * weight.jax()
-    out = (wide - mean.reshape(spread)) * scale.reshape(spread)
-    if bias is not None:
-        out = out + bias.jax().reshape(spread)
-    return env.j2t_iso(out.astype(x.dtype))
+    class Environment(base):
+        cut = False
+        """Whether the module is in `torch.no_grad()`."""
+
+        def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            given = (args, kwargs or {})
+            if func is torch._C._set_grad_enabled:
+                # A `torch.autograd.Function` is without a gradient already, and JAX makes its own
+                if args[0] or torch.is_grad_enabled():
+                    self.cut = not args[0]
+                return func(*args)
+            if func in creating:  # PyTorch calls their operations, which are below
+                raise torchax.OperatorNotFound
+            if getattr(func, "overloadpacket", None) in torch_random.operations():
+                return self.random(func, *given)
+            overload = isinstance(func, torch._ops.OpOverload)
+            if self.holds(given):
+                if overload and type(torch_random.written_by(func, *given)) is torch.Tensor:
+                    raise TypeError(_INTO_PLAIN.format(func.name()))
+                args, kwargs = pytree.tree_map_only(torch.Tensor, self.constant, given)
+                names = torch_operations.names_of_arguments(torch).get(func, {})
+                given = (args, {names.get(name, name): value for name, value in kwargs.items()})
+            elif overload and not self.knows(func):  # such as hann_window
+                return func(*given[0], **{n: x for n, x in given[1].items() if n != "device"})
+            result = super().dispatch(func, types, *given)
+            if not self.cut:
+                return result
+            own = {id(x) for x in pytree.tree_leaves(given)}  # also what it writes into
+            return pytree.tree_map_only(
+                torchax.Tensor, lambda x: x if id(x) in own else x.detach(), result
+            )
+
+        def _get_op_or_decomp(self, func: Any) -> Any:
+            try:
+                return super()._get_op_or_decomp(func)
+            except torchax.OperatorNotFound:  # `floor_`: what `floor` returns, written back
+                name = getattr(getattr(func, "overloadpacket", None), "__name__", "")
+                if not (name.endswith("_") and hasattr(torch.ops.aten, name[:-1])):
+                    raise
+                written = op_base.InplaceOp(getattr(torch.ops.aten, name[:-1]))
+                return ops_registry.Operator(func, written, False, True, False, True)
+
+        def knows(self, func: Any) -> bool:
+            try:
+                return self._get_op_or_decomp(func) is not None
+            except torchax.OperatorNotFound:
+                return False
+
+    return Environment

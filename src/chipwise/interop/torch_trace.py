@@ -182,8 +182,14 @@ class Traced:
             warnings.filterwarnings("ignore", message="Explicitly requested dtype")
             warnings.filterwarnings("ignore", category=DeprecationWarning)  # torchax's own
             self.env.cut = False
-            with self._torch.enable_grad(), self.env:
-                yield
+            checked = self._torch.distributions.Distribution
+            before = checked._validate_args
+            checked.set_default_validate_args(False)  # it asks for values
+            try:
+                with self._torch.enable_grad(), self.env:
+                    yield
+            finally:
+                checked.set_default_validate_args(before)
 
     @contextlib.contextmanager
     def _traceable(self, what: str) -> Iterator[None]:

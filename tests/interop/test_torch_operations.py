@@ -1,0 +1,148 @@
+"""Operations of PyTorch that torchax lacks or computes otherwise: the comparison holds outputs in both modes,
+every gradient and buffers against eager PyTorch's."""
+
+import numpy as np
+import pytest
+
+import chipwise as cw
+from refusals import refused
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torchax")
+nn, F = torch.nn, torch.nn.functional
+
+RNG = np.random.default_rng(0)
+ROWS = cw.Arrays(x=RNG.normal(size=(8, 12)).astype(np.float32), label=RNG.integers(0, 3, 8))
+
+
+def made(f, part=None):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(12, 12)
+            self.head = nn.Linear(4, 3)
+            self.part = part
+
+        def forward(self, x):
+            y = f(self, self.lin(x))
+            return self.head(y.reshape(len(x), -1)[:, :4])
+
+    torch.manual_seed(0)
+    return Net()
+
+
+def image(x):
+    return x.reshape(-1, 1, 3, 4)
+
+
+def rows(x):
+    return x.reshape(-1, 3, 4)
+
+
+def attended(self, x):
+    blind = torch.tensor([[True, True, False], [False, False, False], [True, False, True]])
+    added = torch.zeros(3, 3).masked_fill(~blind, -torch.inf)
+    one, other = (F.scaled_dot_product_attention(rows(x), rows(x), rows(x), m) for m in (blind, added))
+    return one + other * 2
+
+
+def ctc(self, x):
+    log = rows(x).permute(1, 0, 2).log_softmax(-1)
+    targets = torch.tensor([[1, 2], [1, 1], [3, 0], [2, 2]]).repeat(2, 1)[: len(x)]
+    lengths = torch.tensor([2, 2, 1, 1]).repeat(2)[: len(x)]
+    whole = torch.full((len(x),), 3)
+    return F.ctc_loss(log, targets, whole, lengths, reduction="none")[:, None].repeat(1, 4)
+
+
+def in_bags(mode, **settings):
+    def f(self, x):
+        index = (x > 0).long() + (x > 0.5).long()
+        flat = self.part(index.reshape(-1), torch.arange(0, 12 * len(x), 12))
+        return self.part(index) + 2 * flat
+
+    return f, nn.EmbeddingBag(4, 4, mode=mode, **settings)
+
+
+def weighted_bags(self, x):
+    return self.part((x > 0).long(), per_sample_weights=x)
+
+
+def grouped(self, x):
+    both = torch.stack([self.lin.weight, self.lin.weight.T * 2])
+    return torch._grouped_mm(x, both, offs=torch.tensor([len(x) // 3, len(x)], dtype=torch.int32))
+
+
+def distributed(self, x):
+    normal = torch.distributions.Normal(x, F.softplus(x))
+    start = torch.distributions.Normal(torch.zeros_like(x), torch.ones_like(x))
+    drawn = torch.distributions.Categorical(logits=x)
+    return normal.log_prob(x.detach() / 2) + torch.distributions.kl_divergence(normal, start) + (
+        drawn.entropy()[:, None] + drawn.log_prob(torch.zeros(len(x)))[:, None]
+    )  # fmt: skip
+
+
+QUICK = {
+    "arguments of linear": lambda self, x: F.linear(input=x, weight=self.lin.weight, bias=self.lin.bias),
+    "on the CPU": lambda self, x: x.cpu() + x.to("cpu") + x.to(torch.device("cpu"), torch.float32),
+    "new_tensor": lambda self, x: x + x.new_tensor([1.0] * 12) * x.new_tensor(2.0),
+    "attention that sees nothing": attended,
+    "in place": lambda self, x: (x * 1).exp_() + (x.tanh() / 2).erfinv_(),
+}
+OPERATIONS = {
+    "arguments of tensor_split": lambda self, x: torch.tensor_split(x, indices=[4, 8], dim=1)[0],
+    "arguments of pad": lambda self, x: F.pad(input=x, pad=(1, 1)),
+    "arguments of max_pool2d": lambda self, x: F.max_pool2d(input=image(x), kernel_size=2, stride=1),
+    "fold": lambda self, x: F.fold(F.unfold(image(x), 2, padding=1), (3, 4), 2, padding=1),
+    "fold by strides": lambda self, x: F.fold(
+        F.unfold(image(x), 2, padding=(1, 0), stride=2), (3, 4), 2, padding=(1, 0), stride=2
+    ),
+    "fold dilated": lambda self, x: F.fold(F.unfold(image(x), 2, dilation=2), (3, 4), 2, dilation=2),
+    "adaptive_max_pool2d": lambda self, x: F.adaptive_max_pool2d(image(x), (2, 3)),
+    "adaptive_max_pool1d": lambda self, x: F.adaptive_max_pool1d(rows(x), 3),
+    "bags by mean": in_bags("mean"),
+    "bags by sum": in_bags("sum", padding_idx=1),
+    "bags by maximum": in_bags("max", padding_idx=1),
+    "weighted bags": (weighted_bags, nn.EmbeddingBag(4, 4, mode="sum")),
+    "ctc": ctc,
+    "stft": lambda self, x: torch.stft(
+        x, 4, hop_length=2, window=torch.hann_window(4), return_complex=True
+    ).abs(),
+    "instance norm": (
+        lambda self, x: self.part(rows(x)),
+        nn.InstanceNorm1d(3, affine=True, track_running_stats=True),
+    ),
+    "grouped_mm": grouped,
+    "distributions": distributed,
+    "index_add": lambda self, x: x.new_zeros(len(x), 4).index_add(
+        1, torch.tensor([0, 1, 2, 3] * 3), x, alpha=2
+    ),
+}
+
+
+def compared(given):
+    f, part = given if isinstance(given, tuple) else (given, None)
+    cw.torch.task(made(f, part), nn.CrossEntropyLoss(), train=ROWS)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_an_operation_has_pytorchs_numbers(name):
+    compared(QUICK[name])
+
+
+@pytest.mark.slow
+@pytest.mark.drawn(share=0.25)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_rarer_operation_has_pytorchs_numbers(name):
+    compared(OPERATIONS[name])
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_write_into_a_plain_tensor_is_not_lost(check):
+    def f(self, x):
+        out = torch.zeros(x.shape)
+        out[:, 0] = x[:, 0]
+        return out + x
+
+    with refused(cw.errors.RecipeError, "torch-not-traced") as caught:
+        cw.torch.task(made(f), nn.CrossEntropyLoss(), train=ROWS, check=check)
+    assert "device=x.device" in caught.value.facts["reason"]
