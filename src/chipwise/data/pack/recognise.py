@@ -76,14 +76,14 @@ def from_objects(
     names: Sequence[str] = (),
     columns: Mapping[str, str] | None = None,
     eval_split: str | None = None,
-    labels: str | None = None,
+    declared: str | None = None,
 ) -> Listing:
     """The entries of any object with `len` and `[i]`, or of a dict of them by split (`train`, and
     `test` or similar).
 
     An example is a dict of columns or a pair (image, label). The classes are `names`, by default
-    those of `train`. Labels of an object that states its own are joined to them by name. `columns`:
-    those of a Hugging Face data set. Raises `DataError` for other classes.
+    those of `train`. Labels of an object that states its own are joined to them by name. `columns`
+    and `declared`: those of a Hugging Face data set, and what its labels are. Raises `DataError` for other classes.
     """
     named = sources if isinstance(sources, Mapping) else {"train": sources}
     if "train" not in named:
@@ -92,7 +92,7 @@ def from_objects(
     by_split = {role: named[name] for name, role in roles.items()}
     if all(hasattr(source, "cast_column") for source in by_split.values()):
         kind = type(sources).__name__
-        return from_datasets(by_split, columns or {}, kind, {}, names, told, labels)
+        return from_datasets(by_split, columns or {}, kind, {}, names, told, declared)
     splits = {}
     known = tuple(names) or names_of(by_split["train"])
     classes = known
