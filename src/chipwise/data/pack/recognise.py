@@ -83,7 +83,8 @@ def from_objects(
 
     An example is a dict of columns or a pair (image, label). The classes are `names`, by default
     those of `train`. Labels of an object that states its own are joined to them by name. `columns`
-    and `declared`: those of a Hugging Face data set, and what its labels are. Raises `DataError` for other classes.
+    and `declared`: those of a Hugging Face data set, and what its labels are. Raises `DataError`
+    for other classes.
     """
     named = sources if isinstance(sources, Mapping) else {"train": sources}
     if "train" not in named:
