@@ -85,7 +85,7 @@ def pack(
         "A table's columns: image=img,label=fine_label,text=body,prompt=question.", "ROLE=NAME,..."
     ),
     labels: str | None = option(
-        "What the labels of a .csv are. [what all cells say]", "classes|several|numbers"
+        "What the labels of a table are. [what all cells say]", "classes|several|numbers"
     ),
     heading: str | None = option("The columns of a .csv without a heading.", "file,label"),
     verify: bool = flag("Read every byte of a pack, name damaged files (exit code 3)."),

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from chipwise.base.errors import DataError
+from chipwise.base.errors import DataError, RecipeError
 from chipwise.base.facts import fact
 from chipwise.data import PackedFolder
 from chipwise.data.pack.packing import Packing
@@ -134,6 +134,42 @@ def test_lists_of_numbers_are_numbers_and_lists_of_text_are_not(make, tmp_path):
     rows = {"x": [[1.0, 2.0]] * 3, "tags": [TEXT] * 3, "on": [True, False, True]}
     made, told = packed(make(tmp_path, **rows), tmp_path / "out")
     assert set(made.spec) == {"x", "on"} and told[1] == fact("columns-left", columns=["tags"])
+
+
+@OF_ROWS
+@pytest.mark.parametrize(
+    ("labels", "declared", "stored", "names"),
+    [
+        ([31, 40, 31], "numbers", [31.0, 40.0, 31.0], ()),
+        ([2, 0, 2], "classes", [2, 0, 2], ("0", "1", "2")),
+        ([2, 0, 2], None, [2, 0, 2], ("0", "1", "2")),
+        (["b", "a", "b"], "classes", [1, 0, 1], ("a", "b")),
+        (NUMBERS, "numbers", NUMBERS, ()),
+        (NUMBERS, None, NUMBERS, ()),
+    ],
+)
+def test_labels_are_what_is_declared(make, labels, declared, stored, names, tmp_path):
+    source = make(tmp_path, x=NUMBERS, label=labels)
+    job = Packing(source, tmp_path / "out", labels=declared)
+    job.run()
+    made = PackedFolder(tmp_path / "out")
+    assert [made[i]["label"].tolist() for i in range(3)] == stored and made.names == names
+    code = "classes-read" if names else "labels-read"
+    assert job.listing.told[-1].code == code
+
+
+@OF_ROWS
+@pytest.mark.parametrize(
+    ("labels", "declared", "error", "code"),
+    [
+        (TEXT, "numbers", DataError, "rows-label-declared"),
+        (NUMBERS, "classes", DataError, "rows-label-declared"),
+        ([2, 0, 2], "several", RecipeError, "pack-labels-several"),
+    ],
+)
+def test_labels_that_are_not_what_is_declared(make, labels, declared, error, code, tmp_path):
+    with refused(error, code):
+        Packing(make(tmp_path, x=NUMBERS, label=labels), tmp_path / "out", labels=declared)
 
 
 @OF_ROWS

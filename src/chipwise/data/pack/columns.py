@@ -60,9 +60,10 @@ def reading(
 
 
 def labels_of(
-    values: Mapping[str, list[Any]],
+    values: Mapping[str, list[Any]], declared: str | None = None
 ) -> tuple[dict[str, dict[str, np.ndarray]], tuple[str, ...]]:
-    """Labels by split, and the classes: sorted text, or integers from 0 to the largest."""
+    """Labels by split, and the classes: sorted text, or integers from 0 to the largest.
+    *Arguments:* `declared`: "classes" or "numbers", if the user says it."""
     every = [value for some in values.values() for value in some]
     if all(value is None for value in every):
         return {split: {} for split in values}, ()
@@ -70,6 +71,10 @@ def labels_of(
     if missing is not None:
         wrong = "Row {row} has no label, but others do: label it, or give --columns label=NAME."
         raise DataError("rows-label-missing", wrong, row=missing)
+    wrong = "--labels {declared}, and a label is {label:plain}: expected {expected}."
+    facts = {"declared": declared, "label": str(every[0])[:60]}
+    if declared == "numbers" and any(isinstance(value, str) for value in every):
+        raise DataError("rows-label-declared", wrong, expected="a number in each row", **facts)
     if all(isinstance(value, str) for value in every):
         classes = tuple(sorted(set(every)))
         number = {name: i for i, name in enumerate(classes)}
@@ -82,7 +87,11 @@ def labels_of(
     kinds = {column.dtype.kind for column in columns.values()}
     if not kinds <= set("biuf") or any(column.ndim > 2 for column in columns.values()):
         raise DataError("rows-label-kind", label=str(every[0])[:60])
-    if "f" in kinds or any(column.ndim > 1 for column in columns.values()):
+    values_alone = "f" in kinds or any(column.ndim > 1 for column in columns.values())
+    if declared == "classes" and values_alone:
+        expected = "text or one whole number in each row"
+        raise DataError("rows-label-declared", wrong, expected=expected, **facts)
+    if declared == "numbers" or values_alone:
         return {
             split: {"label": column.astype(np.float32)} for split, column in columns.items()
         }, ()

@@ -74,7 +74,10 @@ def files_at(path: Path) -> tuple[str, list[Path]] | None:
 
 
 def from_parquet(
-    files: Sequence[Path], columns: Mapping[str, str], eval_split: str | None = None
+    files: Sequence[Path],
+    columns: Mapping[str, str],
+    eval_split: str | None = None,
+    declared: str | None = None,
 ) -> Listing:
     """The rows of Parquet `files`. The names of the files say which split they are of.
 
@@ -105,7 +108,7 @@ def from_parquet(
         options = {"data_files": names, "split": "train", "cache_dir": f"{_cache()}/{known[:32]}"}
         with _library(by_split[split][0]) as datasets:
             splits[split] = datasets.load_dataset("parquet", **options)
-    return from_datasets(splits, columns, files[0], content, told=told)
+    return from_datasets(splits, columns, files[0], content, told=told, declared=declared)
 
 
 def text_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -184,6 +187,7 @@ def from_datasets(
     content: Mapping[str, str],
     names: Sequence[str] = (),
     told: Sequence[Fact] = (),
+    declared: str | None = None,
 ) -> Listing:
     """The rows of `datasets.Dataset`s by split, with images or numbers, and with labels if there
     are any. Beside an image, and of columns that are no numbers, nothing is read.
@@ -191,7 +195,8 @@ def from_datasets(
     *Arguments:* `columns`: the names of "image" and "label", if they are not the usual ones.
     `path`: the source, for errors. `content`: a digest of each split, where the library's own is
     not enough. `names`: the classes, by default those of the first split that states them. Labels
-    of the others are joined to them by name. `told`: how the splits were read.
+    of the others are joined to them by name. `told`: how the splits were read. `declared`: as in
+    `labels_of`.
     """
     read: dict[str, Any] = {}
     values: dict[str, list[Any]] = {}
@@ -226,7 +231,8 @@ def from_datasets(
             told_now = reading({"image": image, "label": label}, others, left)
             read_as += [one for one in told_now if one not in read_as]
             read[split] = _reader(data.select_columns([image] if image else others), image, path)
-    labels, found = labels_of(values)
+    classes = () if declared == "numbers" else classes
+    labels, found = labels_of(values, declared)
     entries = {}
     for split, data in splits.items():
         known = content.get(split, data._fingerprint)

@@ -36,7 +36,7 @@ from .documents import is_text
 from .examples import Entry, Form, pieces_of, records
 from .folders import divided
 from .hub import on_hub
-from .recognise import listing_of
+from .recognise import has_rows, listing_of
 from .tables import LABELS
 from .tokenise import TextForm, text_listing
 from .writer import SHARD_BYTES, Writer
@@ -87,7 +87,7 @@ class PackSettings:
     Parquet or TFRecord."""
     labels: str | None = None
     """What the labels of a table are: `"classes"`, `"several"` classes each or `"numbers"`. `None`
-    takes what all cells say."""
+    takes what all cells say. Of Parquet and TFRecord, whole numbers are classes then."""
     heading: str | None = None
     """The names of the columns of a table without a heading, such as `"file,label"`."""
     pixels: tuple[float, float] | None = None
@@ -169,12 +169,18 @@ class Packing:
         if text is not None and path is None:
             wrong = "text= with a {kind}: expected a path; leave text= out for an object of tokens."
             raise RecipeError("pack-text-of-object", wrong, kind=self.src)
-        table = {"labels": given.labels, "heading": given.heading}
-        if any(table.values()) and (text or not str(path).lower().endswith(".csv")):
-            wrong = "--labels and --heading are for a .csv of files and labels, not {src:plain}."
+        is_table = not text and str(path).lower().endswith(".csv")
+        other = not is_table and (given.heading or (given.labels and (text or not has_rows(src))))
+        if other:
+            wrong = "--labels is for tables, --heading for a .csv, not for {src:plain}."
             raise RecipeError("pack-table-option", wrong, src=self.src)
+        if given.labels == "several" and not is_table:
+            wrong = "--labels several is for a .csv, not for {src:plain}: give a list in each row."
+            raise RecipeError("pack-labels-several", wrong, src=self.src)
         if text is None or path is None:
-            self.listing = listing_of(src, given.names, columns, given.eval_split, **table)
+            self.listing = listing_of(
+                src, given.names, columns, given.eval_split, given.labels, given.heading
+            )
             if given.split is not None:
                 self.listing = divided(self.listing, given.split)
         else:

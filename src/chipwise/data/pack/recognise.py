@@ -30,17 +30,17 @@ def listing_of(
     names: Sequence[str] = (),
     columns: Mapping[str, str] | None = None,
     eval_split: str | None = None,
-    **table: str | None,
+    labels: str | None = None,
+    heading: str | None = None,
 ) -> Listing:
-    """The entries of `src`, whatever its kind. A URL is fetched. *Arguments:* `eval_split`: as in
-    `PackSettings`. `table`: the `labels` and the `heading` of a table.
+    """The entries of `src`, whatever its kind. A URL is fetched. *Arguments:* as in `PackSettings`.
 
     Raises `DataError` if it cannot be packed.
     """
     if on_hub(src):
         src = from_hub(src)
     if not isinstance(src, (str, os.PathLike)):
-        return from_objects(src, names, columns, eval_split)
+        return from_objects(src, names, columns, eval_split, labels)
     path = remote.local(src if isinstance(src, str) else Path(src))
     if path.name in ("", ".."):
         path = path.resolve()  # "." in a message looks like the end of a sentence
@@ -50,17 +50,25 @@ def listing_of(
         if (rows := files_at(path)) is not None:
             kind, found = rows
             read = from_tfrecords if kind == "tfrecord" else from_parquet
-            return read(found, dict(columns or {}), eval_split)
+            return read(found, dict(columns or {}), eval_split, labels)
         if path.is_dir():
             return arrange(path, walk(path), eval_split)
         other = other_form(path) if path.is_file() else None
     except OSError as error:
         raise unreadable(path, error) from error
     if path.name.lower().endswith(".csv"):
-        return listed_by(read_table(path, columns, eval_split=eval_split, **table))
+        return listed_by(read_table(path, columns, labels, heading, eval_split))
     if path.name.lower().endswith(TARS):
         return arrange(path, list_tar(path), eval_split)
     raise other or DataError("pack-source-unknown", path=path)
+
+
+def has_rows(src: Any) -> bool:
+    """Whether the labels of `src` are a column of rows: of Parquet, TFRecord or `datasets`."""
+    if isinstance(src, (str, os.PathLike)):
+        return on_hub(src) or files_at(remote.local(str(src))) is not None
+    sources = src.values() if isinstance(src, Mapping) else [src]
+    return all(hasattr(source, "cast_column") for source in sources)
 
 
 def from_objects(
@@ -68,13 +76,15 @@ def from_objects(
     names: Sequence[str] = (),
     columns: Mapping[str, str] | None = None,
     eval_split: str | None = None,
+    declared: str | None = None,
 ) -> Listing:
     """The entries of any object with `len` and `[i]`, or of a dict of them by split (`train`, and
     `test` or similar).
 
     An example is a dict of columns or a pair (image, label). The classes are `names`, by default
-    those of `train`. Labels of an object that states its own are joined to them by name. `columns`:
-    those of a Hugging Face data set. Raises `DataError` for other classes.
+    those of `train`. Labels of an object that states its own are joined to them by name. `columns`
+    and `declared`: those of a Hugging Face data set, and what its labels are. Raises `DataError`
+    for other classes.
     """
     named = sources if isinstance(sources, Mapping) else {"train": sources}
     if "train" not in named:
@@ -82,7 +92,8 @@ def from_objects(
     roles, told = evaluated(list(named), eval_split, "The data")
     by_split = {role: named[name] for name, role in roles.items()}
     if all(hasattr(source, "cast_column") for source in by_split.values()):
-        return from_datasets(by_split, columns or {}, type(sources).__name__, {}, names, told)
+        kind = type(sources).__name__
+        return from_datasets(by_split, columns or {}, kind, {}, names, told, declared)
     splits = {}
     known = tuple(names) or names_of(by_split["train"])
     classes = known

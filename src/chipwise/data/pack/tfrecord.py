@@ -74,7 +74,10 @@ def _values(feature: Any) -> Value:
 
 
 def from_tfrecords(
-    files: Sequence[Path], columns: Mapping[str, str], eval_split: str | None = None
+    files: Sequence[Path],
+    columns: Mapping[str, str],
+    eval_split: str | None = None,
+    declared: str | None = None,
 ) -> Listing:
     """The examples of TFRecord `files`, with images or numbers, and with labels if there are any.
 
@@ -129,7 +132,7 @@ def from_tfrecords(
 
         return read
 
-    labels, classes = labels_of(values)
+    labels, classes = labels_of(values, declared)
     splits = {
         split: Split.numbered(len(at), reader(at), labels[split], content=digests[split])
         for split in ("train", "eval")
