@@ -122,6 +122,69 @@ def test_a_random_layer_that_tracing_changes_is_refused(f):
         cw.torch.task(made(f), nn.CrossEntropyLoss(), train=ROWS)
 
 
+def layers(decide, draw=lambda: torch.rand([])):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = decide(layer, x, draw() if self.training else 1.0)
+            return self.head(F.relu(x))
+
+    torch.manual_seed(0)
+    return Net()
+
+
+def as_transformers(layer, x, drawn):
+    skipped = drawn < 0.4
+    if not skipped:
+        x = layer(x)
+    return x
+
+
+def as_bart(layer, x, drawn):
+    dropped = False
+    if drawn < 0.4:
+        dropped = True
+    return x if dropped else layer(x)
+
+
+@pytest.mark.parametrize("decide", [as_transformers, as_bart])
+def test_a_layer_that_is_left_out_by_chance_passes(decide):
+    task = cw.torch.task(layers(decide), nn.CrossEntropyLoss(), train=ROWS, eval=ROWS)
+    params, state = task.init(jax.random.key(0))
+    batch = {name: jnp.asarray(column) for name, column in ROWS.columns.items()}
+    value = jax.jit(lambda key: task.loss(params, state, batch, key, True)[0]["loss"].total)
+    values = {float(value(jax.random.key(i))) for i in range(60)}
+    assert 6 <= len(values) <= 8  # each of three layers is there or not
+
+
+def other_branch(layer, x, drawn):
+    if drawn < 0.4:
+        x = x * 2
+    return layer(x)
+
+
+def unlike_its_input(layer, x, drawn):
+    return x if drawn < 0.4 else F.relu(layer(x))
+
+
+@pytest.mark.parametrize("decide", [other_branch, unlike_its_input])
+def test_another_choice_by_chance_is_refused(decide):
+    with refused(cw.errors.RecipeError, "torch-step-differs"):
+        cw.torch.task(layers(decide), nn.CrossEntropyLoss(), train=ROWS)
+
+
+def test_a_layer_is_left_out_only_after_a_comparison():
+    task = cw.torch.task(layers(as_bart), nn.CrossEntropyLoss(), train=ROWS)
+    assert task.predict is not None
+    with refused(cw.errors.RecipeError, "torch-depends-on-values"):
+        cw.torch.task(layers(as_bart), nn.CrossEntropyLoss(), train=ROWS, check=False)
+
+
 def gated_by(least, eager_only=0.0):
     """A gate on a sum of large terms that is 0 but for rounding: float32 opens it by chance."""
 

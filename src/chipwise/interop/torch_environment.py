@@ -72,12 +72,15 @@ def _with_constants(torch: Any, torchax: Any) -> Any:
                 raise torch_random.HostDraw
             given = pytree.tree_map_only(torch.Tensor, self.constant, (args, kwargs))
             with self._dispatch_mode:
-                return torch_random.result(self.draw, func, *given)
+                result = torch_random.result(self.draw, func, *given)
+            result.drawn = not result.shape  # by which a layer may be left out
+            return result
 
         def draw(self, kind: str, shape: Any, *limits: Any) -> Any:
             """The numbers of `jax.random`'s function `kind`, of the next key."""
-            repeated = self.param.prng is torch_random.REPEATED
-            key = torch_random.repeated_key() if repeated else self.get_and_rotate_prng_key()
+            if self.param.prng is torch_random.REPEATED:
+                return self.j2t_iso(torch_random.repeated(kind, shape, *limits))
+            key = self.get_and_rotate_prng_key()
             return self.j2t_iso(torch_random.values(key, kind, shape, *limits))
 
         def constant(self, x: Any) -> Any:
@@ -99,12 +102,17 @@ def _class(torch: Any, torchax: Any) -> Any:
 
     pytree = torch.utils._pytree
     creating = (torch.rand, torch.randn, torch.randint)
+    less = (torch.ops.aten.lt.Scalar, torch.ops.aten.le.Scalar)
 
     base: Any = _with_constants(torch, torchax)
 
     class Environment(base):
         cut = False
         """Whether the module is in `torch.no_grad()`."""
+        skips = asked = False
+        """Whether layers may be left out by chance, and whether one was asked for."""
+        pending: Any = None
+        """The choice to leave out the next layer."""
 
         def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             given = (args, kwargs or {})
@@ -113,6 +121,11 @@ def _class(torch: Any, torchax: Any) -> Any:
                 if args[0] or torch.is_grad_enabled():
                     self.cut = not args[0]
                 return func(*args)
+            if func is torch.Tensor.__bool__ and self.skips and hasattr(args[0], "chosen"):
+                # No: the layer is called, and what it returns is chosen where it returns
+                if not args[0].chosen:
+                    self.asked, args[0].chosen, self.pending = True, True, args[0]
+                return False
             if func in creating:  # PyTorch calls their operations, which are below
                 raise torchax.OperatorNotFound
             if getattr(func, "overloadpacket", None) in torch_random.operations():
@@ -127,6 +140,8 @@ def _class(torch: Any, torchax: Any) -> Any:
             elif overload and not self.knows(func):  # such as hann_window
                 return func(*given[0], **{n: x for n, x in given[1].items() if n != "device"})
             result = super().dispatch(func, types, *given)
+            if overload and func in less and getattr(given[0][0], "drawn", False):
+                result.chosen = False
             if not self.cut:
                 return result
             own = {id(x) for x in pytree.tree_leaves(given)}  # also what it writes into

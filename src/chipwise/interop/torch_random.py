@@ -8,12 +8,14 @@ PyTorch's generator, so that both draw the same numbers.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..base import library
@@ -30,11 +32,30 @@ class HostDraw(Exception):
     """A draw that only PyTorch's own generator can make, as its numbers go into a plain tensor."""
 
 
-def repeated_key() -> jax.Array:
-    """A key from PyTorch's own generator, which a checkpoint that computes again sets back."""
+_FORCED: list[Callable[[int], bool]] = []
+
+
+@contextlib.contextmanager
+def forcing(least: Callable[[int], bool]) -> Iterator[None]:
+    """A context in which a single number that is repeated is 0 or nearly 1, as `least` says of a
+    whole number that the draw has by chance."""
+    _FORCED.append(least)
+    try:
+        yield
+    finally:
+        _FORCED.pop()
+
+
+def repeated(kind: str, shape: Any, *limits: Any) -> jax.Array:
+    """The numbers of a key from PyTorch's own generator, which a checkpoint that computes again
+    sets back."""
     torch = library("torch", "adapter-library")
     with torch.utils._mode_utils.no_dispatch(), torch._C.DisableTorchFunction():
-        return jax.random.key(int(torch.randint(2**31 - 1, ())))
+        seed = int(torch.randint(2**31 - 1, ()))
+    numbers = values(jax.random.key(seed), kind, shape, *limits)
+    if numbers.shape or not _FORCED:
+        return numbers
+    return jnp.full_like(numbers, 0.0 if _FORCED[-1](seed) else 1 - 2**-20)
 
 
 def values(key: jax.Array, kind: str, shape: Any, *limits: Any) -> jax.Array:
@@ -175,7 +196,7 @@ def repeating() -> Any:
     torch = library("torch", "adapter-library")
 
     def draw(kind: str, shape: Any, *limits: Any) -> Any:
-        return torch.from_numpy(np.array(values(repeated_key(), kind, shape, *limits)))
+        return torch.from_numpy(np.array(repeated(kind, shape, *limits)))
 
     mode: Any = torch.utils._python_dispatch.TorchDispatchMode
 

@@ -149,7 +149,7 @@ class Traced:
         with (
             self._running(key),
             flags(self.module, train),
-            _scopes(self.module),
+            _scopes(self.module, self.env),
             unchanged(self.module),
         ):
             held = self.wrapped({**trained, **fixed, **flattened(state, ".")})
@@ -157,6 +157,8 @@ class Traced:
                 wrapped = self.wrapped(given)
                 outputs = self._torch.func.functional_call(self.module, held, *wrapped)
                 names = keeping(self.module, type(self.env).kinds)
+                if self.env.pending is not None:
+                    raise TypeError("a random choice that leaves no layer out: use torch.where")
                 if names and not self.forgets:
                     raise RecipeError("torch-attribute-moves", module=self.name, names=names)
             if then is not None:
@@ -181,7 +183,7 @@ class Traced:
             # Int64 is int32 here
             warnings.filterwarnings("ignore", message="Explicitly requested dtype")
             warnings.filterwarnings("ignore", category=DeprecationWarning)  # torchax's own
-            self.env.cut = False
+            self.env.cut, self.env.pending = False, None
             checked = self._torch.distributions.Distribution
             before = checked._validate_args
             checked.set_default_validate_args(False)  # it asks for values
@@ -243,24 +245,36 @@ def flags(module: Any, train: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _scopes(module: Any) -> Iterator[None]:
+def _scopes(module: Any, env: Any) -> Iterator[None]:
     """A context in which the operations of each part of `module` carry its path.
-    `chipwise audit A B` shows the path. Scopes are names only, so no bit depends on them."""
-    entered: list[tuple[str, Any]] = []
+    `chipwise audit A B` shows the path. Scopes are names only, so no bit depends on them. A part
+    that is left out by chance returns its first argument."""
+    entered: list[tuple[str, Any, Any]] = []
 
-    def enter(place: str, *_: Any) -> None:
+    def enter(place: str, part: Any, args: Any, kwargs: Any) -> None:
         around = f"{entered[-1][0]}." if entered else ""
         scope = jax.named_scope(place.removeprefix(around))
         scope.__enter__()
-        entered.append((place, scope))
+        choice, env.pending = env.pending, None
+        first = None if choice is None else next(iter((*args, *kwargs.values())))
+        entered.append((place, scope, (choice, first)))
 
-    def leave(*_: Any) -> None:
-        entered.pop()[1].__exit__(None, None, None)
+    def leave(part: Any, args: Any, output: Any) -> Any:
+        _, scope, (choice, first) = entered.pop()
+        scope.__exit__(None, None, None)
+        if choice is None or output is None:
+            return None
+        whole, *rest = output if isinstance(output, tuple) else (output,)
+        if whole.shape != first.shape:
+            raise TypeError("a layer that is left out by chance has another shape than its input")
+        chosen = torch_library().where(choice, first, whole)
+        return (chosen, *rest) if isinstance(output, tuple) else chosen
 
     with contextlib.ExitStack() as hooks:
         for place, part in module.named_modules():
             if place:
-                before = part.register_forward_pre_hook(functools.partial(enter, place))
+                called = functools.partial(enter, place)
+                before = part.register_forward_pre_hook(called, with_kwargs=True)
                 after = part.register_forward_hook(leave, always_call=True)
                 hooks.callback(after.remove)
                 hooks.callback(before.remove)
