@@ -72,6 +72,13 @@ def test_what_is_made_has_its_name_only_whole_and_leaves_the_pack_of_that_name_a
     assert sorted(path.name for path in tmp_path.iterdir()) == [".flowers.partial", "flowers.npz"]
 
 
+def test_a_pipe_is_no_place_for_a_whole_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="neither a file nor a folder"), replaced(tmp_path / "pipe"):
+        raise AssertionError
+    assert [(one.name, one.is_fifo()) for one in tmp_path.iterdir()] == [("pipe", True)]
+
+
 def test_one_that_is_there_is_not_replaced_unasked(tmp_path):
     (tmp_path / "made").write_text("old")
     with pytest.raises(FileExistsError), replaced(tmp_path / "made", fresh=False) as whole:

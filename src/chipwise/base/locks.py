@@ -253,7 +253,7 @@ def replaced(path: Path, fresh: bool = True) -> Iterator[Path]:
     left.
 
     Raises `RunError` while another process makes `path`, and `FileExistsError` if there is one,
-    unless `fresh`.
+    unless `fresh`. Raises `OSError` for a device or a pipe, which would be gone.
     """
     beside = path.parent / f".{path.name}.making"  # not .partial, which is a pack's
     check_inside(path.parent, beside.name)
@@ -265,6 +265,8 @@ def replaced(path: Path, fresh: bool = True) -> Iterator[Path]:
         try:
             if path.exists() and not fresh:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                raise OSError(errno.EINVAL, "neither a file nor a folder", str(path))
             made = Path(tempfile.mkdtemp(dir=beside)) / f"whole{path.suffix}"
             yield made
             put_on_disk(made)
