@@ -38,13 +38,15 @@ def _copied(value: Any) -> Any:
     return [_copied(x) for x in value] if type(value) is list else value
 
 
-def keeping(module: Any, kinds: Any) -> list[str]:
-    """The names of attributes of `module` and its parts that hold a tensor of these `kinds`."""
+def kept(module: Any, kinds: Any) -> dict[int, str]:
+    """The tensors of these `kinds` in attributes of `module` and its parts: identity to the
+    attribute's name."""
     leaves = library("torch", "adapter-library").utils._pytree.tree_leaves
-    return [
-        f"{place}.{name}".lstrip(".")
+    return {
+        id(x): f"{place}.{name}".lstrip(".")
         for place, part in module.named_modules()
         for name, value in vars(part).items()
         if name != "_flat_weights"  # of recurrent layers, from their parameters
-        if any(isinstance(x, kinds) for x in leaves(value))
-    ]
+        for x in leaves(value)
+        if isinstance(x, kinds)
+    }

@@ -32,7 +32,7 @@ from .adapter import (
     uncalled,
     unjudged,
 )
-from .torch_attributes import unchanged
+from .torch_attributes import kept, unchanged
 from .torch_environment import torch_library
 from .torch_random import REPEATED, forcing, repeating
 from .torch_trace import Traced, as_numpy, flags, plain, totalled
@@ -181,15 +181,21 @@ class _Both:
         given = self.given
         other = jax.tree.map(lambda x: jnp.repeat(x[:1], len(x), axis=0), given)
 
-        def last(train: bool, *calls: Arguments) -> dict[str, np.ndarray]:
-            with unchanged(self.traced.module):
-                for one in calls:
-                    with self._held(train):
-                        outputs = _floating(self._call(one))
-            return outputs
+        module, torch = self.traced.module, torch_library()
+
+        def outputs(given: Arguments, train: bool) -> dict[str, np.ndarray]:
+            with self._held(train):
+                return _floating(self._call(given))
 
         for train in (True, False):
-            alone, after = last(train, other), last(train, given, other)
+            with unchanged(module):
+                before = kept(module, torch.Tensor)
+                alone = outputs(other, train)
+                if kept(module, torch.Tensor).keys() <= before.keys():
+                    continue
+            with unchanged(module):
+                outputs(given, train)
+                after = outputs(other, train)
             if not all(np.array_equal(x, after[name], True) for name, x in alone.items()):
                 return False
         return True

@@ -26,7 +26,7 @@ from ..recipe.task import Tree
 from ..recipe.user_code import BY_VALUE, line_of
 from . import host_random, torch_random
 from .adapter import Arguments, flattened, nested, not_a_model, own_promotion
-from .torch_attributes import keeping, unchanged
+from .torch_attributes import kept, unchanged
 from .torch_environment import environment, torch_library
 
 _EXPECTED = "a torch.nn.Module or a function that makes one"
@@ -156,7 +156,7 @@ class Traced:
             with self._traceable(self.name):
                 wrapped = self.wrapped(given)
                 outputs = self._torch.func.functional_call(self.module, held, *wrapped)
-                names = keeping(self.module, type(self.env).kinds)
+                names = sorted(set(kept(self.module, type(self.env).kinds).values()))
                 if self.env.pending is not None:
                     raise TypeError("a random choice that leaves no layer out: use torch.where")
                 if names and not self.forgets:
