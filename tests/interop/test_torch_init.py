@@ -8,6 +8,7 @@ import pytest
 
 import chipwise as cw
 from chipwise.interop.adapter import flattened
+from chipwise.step.state import first_digest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchax")
@@ -110,3 +111,13 @@ def test_constants_of_a_maker_depend_on_no_earlier_draw():
         return task.predict(params, state, {"x": ROWS.columns["x"]})
 
     np.testing.assert_array_equal(outputs(), outputs())
+
+
+def test_the_digest_of_a_first_state_depends_on_the_initialiser():
+    def digested(std):
+        make = maker(lambda w: init.normal_(w, std=std))
+        task = cw.torch.task(make, nn.CrossEntropyLoss(), train=ROWS, check=False)
+        settings = {"batch": 8, "duration": "1st", "optimizer": cw.sgd(lr=0.1)}
+        return first_digest(cw.Recipe(task=task, **settings, seed=3))
+
+    assert digested(1.0) == digested(1.0) != digested(5.0)
