@@ -185,12 +185,11 @@ class Traced:
             # Int64 is int32 here
             warnings.filterwarnings("ignore", message="Explicitly requested dtype")
             warnings.filterwarnings("ignore", category=DeprecationWarning)  # torchax's own
-            self.env.cut = False
             checked = self._torch.distributions.Distribution
             before = checked._validate_args
             checked.set_default_validate_args(False)  # it asks for values
             try:
-                with self._torch.enable_grad(), self.env:
+                with self.env.tracing():
                     yield
             finally:
                 checked.set_default_validate_args(before)
