@@ -548,6 +548,12 @@ class LightningModule(nn.Module):
 
     def configure_callbacks(self): ...
 
+    @classmethod
+    def load_from_checkpoint(cls, path): ...
+
+    @property
+    def automatic_optimization(self): ...
+
 
 @pytest.mark.parametrize("name", [n for n in vars(LightningModule) if not n.startswith("__")])
 def test_what_only_lightning_s_trainer_calls_is_refused_by_name(name):
