@@ -248,10 +248,28 @@ class Doubled(torch.autograd.Function):
         return slope * 2.0
 
 
+class DoubledWithModes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        with torch.enable_grad():
+            y = x * 1.0
+            with torch.no_grad():
+                y = y * 1.0
+        with torch.no_grad():
+            y = y * 1.0
+        return y * 2.0
+
+    @staticmethod
+    def backward(ctx, slope):
+        return slope * 2.0
+
+
 STOPPED = {
     "no_grad": without_gradient,
     "a decorator": lambda self, x: of_another(self.lin, x) + self.lin(x) * 0.5,
     "a true backward": lambda self, x: Doubled.apply(self.lin(x)),
+    "modes before a backward": lambda self, x: self.lin(x) + DoubledWithModes.apply(self.lin(x)),
+    "modes on a constant": lambda self, x: DoubledWithModes.apply(torch.ones(3)) + self.lin(x),
 }
 
 
@@ -259,6 +277,16 @@ STOPPED = {
 def test_the_gradient_stops_where_pytorch_stops_it(name):
     """The comparison holds every gradient against eager PyTorch's."""
     cw.torch.task(module_of(STOPPED[name]), nn.CrossEntropyLoss(), train=ROWS)
+
+
+def test_the_classes_of_others_are_left_as_they_were():
+    import torchax.tensor
+
+    kinds = (torchax.tensor.Tensor, torchax.tensor.View, torch.autograd.Function)
+    before = [dict(vars(kind)) for kind in kinds]
+    cw.torch.task(module_of(STOPPED["a true backward"]), nn.CrossEntropyLoss(), train=ROWS)
+    assert before == [dict(vars(kind)) for kind in kinds]
+    assert all("is_meta" not in names for names in before)
 
 
 def test_a_backward_of_ones_own_is_refused():
@@ -519,6 +547,12 @@ class LightningModule(nn.Module):
     def on_before_optimizer_step(self, optimizer): ...
 
     def configure_callbacks(self): ...
+
+    @classmethod
+    def load_from_checkpoint(cls, path): ...
+
+    @property
+    def automatic_optimization(self): ...
 
 
 @pytest.mark.parametrize("name", [n for n in vars(LightningModule) if not n.startswith("__")])

@@ -160,3 +160,16 @@ def test_parameters_without_a_gradient_stay_and_the_others_move():
     whole = cw.torch.task(net, nn.CrossEntropyLoss(), train=ROWS)
     with refused(cw.errors.RecipeError, "all-frozen"):
         cw.fit(cw.Recipe(task=whole, **settings), on=cw.On(devices=1), run=None, progress="none")
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
+@pytest.mark.parametrize("check", [True, False])
+def test_parameters_of_whole_numbers_stay(dtype, check):
+    net = made(lambda self, x: self.lin(x[:, self.order.long()]))
+    net.order = nn.Parameter(torch.tensor([1, 0, 1, 1, 0, 0, 1, 0]).to(dtype), requires_grad=False)
+    task = cw.torch.task(net, nn.CrossEntropyLoss(), train=ROWS, check=check)
+    recipe = cw.Recipe(task=task, batch=8, replicas=2, duration="2st", optimizer=cw.sgd(lr=0.1))
+    result = cw.fit(recipe, on=cw.On(devices=1), run=None, progress="none")
+    assert result.params["order"].tolist() == net.order.tolist()
+    assert torch.equal(result.to_torch(net).order, net.order)
+    assert not np.array_equal(result.params["lin"]["weight"], task.init(None)[0]["lin"]["weight"])

@@ -1,6 +1,9 @@
 """A function that makes modules: PyTorch's own initialisers, seeded by the recipe."""
 
+import contextlib
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -8,6 +11,8 @@ import pytest
 
 import chipwise as cw
 from chipwise.interop.adapter import flattened
+from chipwise.interop.torch_trace import Traced
+from chipwise.step.state import first_digest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchax")
@@ -110,3 +115,31 @@ def test_constants_of_a_maker_depend_on_no_earlier_draw():
         return task.predict(params, state, {"x": ROWS.columns["x"]})
 
     np.testing.assert_array_equal(outputs(), outputs())
+
+
+def test_the_digest_of_a_first_state_depends_on_the_initialiser():
+    def digested(std):
+        make = maker(lambda w: init.normal_(w, std=std))
+        task = cw.torch.task(make, nn.CrossEntropyLoss(), train=ROWS, check=False)
+        settings = {"batch": 8, "duration": "1st", "optimizer": cw.sgd(lr=0.1)}
+        return first_digest(cw.Recipe(task=task, **settings, seed=3))
+
+    assert digested(1.0) == digested(1.0) != digested(5.0)
+
+
+def test_functions_that_make_modules_at_once_keep_their_seeds():
+    both = threading.Barrier(2)
+
+    def make():
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.3)  # until the other one is here, if that can be
+        return nn.Linear(4, 3)
+
+    def drawn(_):
+        return Traced(make).params["weight"]
+
+    alone = [drawn(0), drawn(0)]
+    both.reset()
+    with ThreadPoolExecutor(2) as threads:
+        together = list(threads.map(drawn, range(2)))
+    np.testing.assert_array_equal(together, alone)

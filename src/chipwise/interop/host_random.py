@@ -11,6 +11,7 @@ import functools
 import pickle
 import random
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,12 +22,16 @@ from ..base import RecipeError
 from ..recipe.user_code import is_framework, own_line
 
 
+_LOCK = threading.RLock()
+"""The generators are the process' own. So only one function that makes a module runs at a time."""
+
+
 @contextlib.contextmanager
 def seeded(torch: Any, seed: int) -> Iterator[None]:
     """A context with all generators seeded by `seed`, below 2^32, and one thread, since the last
     bits of LAPACK depend on their number. All are restored afterwards."""
-    threads, before = torch.get_num_threads(), (random.getstate(), np.random.get_state())
-    with torch.random.fork_rng(devices=[]):
+    with _LOCK, torch.random.fork_rng(devices=[]):
+        threads, before = torch.get_num_threads(), (random.getstate(), np.random.get_state())
         try:
             torch.set_num_threads(1)
             torch.manual_seed(seed)

@@ -123,10 +123,10 @@ def _check_methods(module: Any) -> None:
     with flags(module, True):  # by its own `train`, which may leave some out
         kept = {name for name, part in module.named_modules() if not part.training}
     check_alike(kind.__name__, {name: made[name] for name in made if name not in kept})
-    for base in kind.__mro__:
+    for depth, base in enumerate(kind.__mro__):
         if base.__name__ == "LightningModule":
-            own = [n for n in dir(base) if getattr(base, n) is not getattr(kind, n)]
-            if names := [n for n in own if n[0] != "_" and n != "forward"]:
+            own = {name for above in kind.__mro__[:depth] for name in vars(above)}
+            if names := [n for n in dir(base) if n in own and n[0] != "_" and n != "forward"]:
                 raise RecipeError("torch-own-step", module=kind.__name__, names=names)
 
 

@@ -152,8 +152,8 @@ class _Both:
 
     @contextlib.contextmanager
     def _held(self, train: bool) -> Iterator[dict[str, Any]]:
-        """A context in which the module computes with copies of its parameters, which it gives, and
-        of its buffers. It is left as it was."""
+        """A context in which the module computes with copies of its parameters and buffers. It
+        gives the copies that have a gradient, and leaves the module as it was."""
         torch = torch_library()
         module = self.traced.module
 
@@ -161,8 +161,9 @@ class _Both:
             new = tensor.detach().clone()
             return new.double() if self.exact and new.is_floating_point() else new
 
-        params = {n: copied(p).requires_grad_() for n, p in module.named_parameters()}
-        held = params | {n: copied(b) for n, b in module.named_buffers()}
+        own = {n: copied(p) for n, p in module.named_parameters()}
+        params = {n: p.requires_grad_() for n, p in own.items() if p.is_floating_point()}
+        held = own | {n: copied(b) for n, b in module.named_buffers()}
         # A checkpoint calls the module again in the backward pass: also then with these
         held_by = torch.nn.utils.stateless._reparametrize_module(module, held, tie_weights=True)
         with flags(module, train), torch.random.fork_rng(devices=[]), repeating(), held_by:
@@ -250,7 +251,9 @@ class _Both:
 
         own = self.traced.own()
         own = jax.tree.map(_in_float64, own) if self.exact else own
-        compiled = jax.jit(jax.value_and_grad(value, has_aux=True) if train else value)
+        # Whole numbers have an empty gradient
+        slope = jax.value_and_grad(value, has_aux=True, allow_int=True)
+        compiled = jax.jit(slope if train else value)
         with jax.default_matmul_precision("highest"):
             got = compiled(*own, self.given, self.judged)
         (mean, (outputs, state)), slopes = got if train else (got, {})
@@ -275,7 +278,8 @@ def _difference(
     traced: Traced, eager: tuple[_Step, _Step], ours: tuple[_Step, _Step]
 ) -> RecipeError | None:
     """The error for the first array that differs."""
-    half = _HALF if any(p.dtype.itemsize < 4 for p in traced.params.values()) else 1
+    floats = [p.dtype for p in traced.params.values() if jnp.issubdtype(p.dtype, jnp.floating)]
+    half = _HALF if any(dtype.itemsize < 4 for dtype in floats) else 1
     moved = {name: eager[0].buffers[name] for name in ours[0].buffers}
     pairs = [
         ("outputs in evaluation", eager[1].outputs, ours[1].outputs, _OUTPUTS),

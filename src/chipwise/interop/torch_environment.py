@@ -6,7 +6,9 @@ torchax lacks or computes otherwise is in `torch_operations`, `torch_random` and
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from ..base import RecipeError, library
@@ -42,11 +44,22 @@ def environment() -> Any:
     return env
 
 
+@contextlib.contextmanager
+def _replaced(kind: Any, name: str, value: Any) -> Iterator[None]:
+    """A context in which the class `kind` has the attribute `name` with this `value`."""
+    own = {key: held for key, held in vars(kind).items() if key == name}
+    setattr(kind, name, value)
+    try:
+        yield
+    finally:
+        delattr(kind, name)
+        for held in own.values():
+            setattr(kind, name, held)
+
+
 def _with_constants(torch: Any, torchax: Any) -> Any:
     """torchax' class, with plain tensors as constants and random operations."""
     traced = (torchax.Tensor, torchax.View)
-    for kind in traced:  # torchax' say yes, and PyTorch's trunc_normal_ leaves those as they are
-        kind.is_meta = False
     pytree = torch.utils._pytree
 
     class Environment(torchax.Environment):
@@ -113,12 +126,36 @@ def _class(torch: Any, torchax: Any) -> Any:
         """Whether layers may be left out by chance, and whether one was asked for."""
         pending: Any = None
         """The choice to leave out the next layer."""
+        inside = False
+        """Whether it is in the forward pass of a `torch.autograd.Function`. That is without a
+        gradient already, and JAX makes its own, so there the two modes change nothing."""
+
+        @contextlib.contextmanager
+        def tracing(self) -> Iterator[None]:
+            """A context in which a module may be traced."""
+
+            def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+                before, self.inside = self.inside, True
+                try:
+                    return own(cls, *args, **kwargs)
+                finally:
+                    self.inside = before
+
+            function = torch.autograd.Function
+            own = vars(function)["apply"].__func__
+            self.cut, self.inside, self.pending = False, False, None
+            with contextlib.ExitStack() as patched:
+                # torchax' say yes, and PyTorch's trunc_normal_ leaves those as they are
+                for kind in self.kinds:
+                    patched.enter_context(_replaced(kind, "is_meta", False))
+                patched.enter_context(_replaced(function, "apply", classmethod(apply)))
+                with torch.enable_grad(), self:
+                    yield
 
         def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             given = (args, kwargs or {})
             if func is torch._C._set_grad_enabled:
-                # A `torch.autograd.Function` is without a gradient already, and JAX makes its own
-                if args[0] or torch.is_grad_enabled():
+                if not self.inside:
                     self.cut = not args[0]
                 return func(*args)
             if func is torch.Tensor.__bool__ and self.skips and hasattr(args[0], "chosen"):
