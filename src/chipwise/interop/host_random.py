@@ -21,7 +21,6 @@ import numpy as np
 from ..base import RecipeError
 from ..recipe.user_code import is_framework, own_line
 
-
 _LOCK = threading.RLock()
 """The generators are the process' own. So only one function that makes a module runs at a time."""
 

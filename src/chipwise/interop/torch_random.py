@@ -30,6 +30,10 @@ class HostDraw(Exception):
     """A draw that only PyTorch's own generator can make, as its numbers go into a plain tensor."""
 
 
+class DrawDecides(Exception):
+    """A branch on numbers that the step draws."""
+
+
 def repeated_key() -> jax.Array:
     """A key from PyTorch's own generator, which a checkpoint that computes again sets back."""
     torch = library("torch", "adapter-library")
