@@ -1,5 +1,7 @@
 """What a PyTorch module keeps beside parameters and buffers, and parameters that ask for no gradient."""
 
+import collections
+
 import numpy as np
 import pytest
 
@@ -92,6 +94,31 @@ def test_what_each_call_writes_again_is_left_as_it_was(name):
             mine(torch.from_numpy(ROWS.columns["x"])), torch.from_numpy(ROWS.columns["label"]).long()
         )
         assert result.metrics["eval/loss"] == pytest.approx(float(own.detach()), abs=1e-5)
+
+
+def noted(self, x):
+    self.info["l"].append(3)
+    self.info["last"] = self.seen.copy()
+    for container in (self.pair[0], *self.others[:2]):
+        container.clear()
+    for container in self.others[2:]:
+        container["now"] = 3
+    return self.lin(x)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_what_is_kept_in_two_places_stays_one(check):
+    seen, other = [1.0, 2.0], []
+    info = {"l": other}
+    info["itself"] = info
+    others = [{1}, collections.deque([1]), collections.OrderedDict(), collections.defaultdict(list)]
+    kept = {"pair": (seen, other), "deep": [[other]], "others": others}
+    net = made(noted, seen=seen, info=info, **kept)
+    cw.torch.task(net, nn.CrossEntropyLoss(), train=ROWS, check=check)
+    assert net.seen is seen and net.pair[0] is seen and seen == [1.0, 2.0]
+    assert net.info is info and list(info) == ["l", "itself"] and info["itself"] is info
+    assert info["l"] is net.deep[0][0] is net.pair[1] is other and other == []
+    assert others[:2] == [{1}, collections.deque([1])] and others[2:] == [{}, {}]
 
 
 def test_a_recurrent_layer_keeps_nothing_but_its_parameters():

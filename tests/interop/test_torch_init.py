@@ -143,3 +143,14 @@ def test_functions_that_make_modules_at_once_keep_their_seeds():
     with ThreadPoolExecutor(2) as threads:
         together = list(threads.map(drawn, range(2)))
     np.testing.assert_array_equal(together, alone)
+
+
+def test_generators_of_other_devices_are_not_seeded(monkeypatch):
+    def seeded(seed):
+        raise AssertionError(seed)
+
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded)
+    net = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))
+    for module in (net, maker(init.orthogonal_)):
+        task = cw.torch.task(module, nn.CrossEntropyLoss(), train=ROWS)
+    task.init(jax.random.key(0))

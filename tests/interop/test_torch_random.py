@@ -119,8 +119,48 @@ def test_a_draw_that_is_repeated_until_it_fits_is_refused_and_not_left_out():
     def drawn(self, x):
         return self.lin(x) + nn.init.trunc_normal_(torch.empty_like(x))[:, :3]
 
-    with refused(cw.errors.RecipeError, "torch-depends-on-values"):
+    with refused(cw.errors.RecipeError, "torch-draw-decides"):
         cw.torch.task(made(drawn), nn.CrossEntropyLoss(), train=ROWS, check=False)
+
+
+def dropped_by_a_number(self, x):
+    p = torch.rand([])
+    return -self.lin(x) if p < self.rate else self.lin(x)
+
+
+def dropped_by_an_item(self, x):
+    return -self.lin(x) if torch.rand(1, device=x.device).item() < self.rate else self.lin(x)
+
+
+def dropped_by_some(self, x):
+    gone = 1 - torch.bernoulli(torch.full((4,), 1 - self.rate))
+    return -self.lin(x) if (gone > 0).any() else self.lin(x)
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("f", [dropped_by_a_number, dropped_by_an_item, dropped_by_some])
+def test_a_branch_on_a_drawn_number_is_refused_as_that(f, check):
+    lines, first = inspect.getsourcelines(f)
+    where = f"{__file__.rpartition('/')[2]}:{first + len(lines) - 1}"
+    with refused(cw.errors.RecipeError, "torch-draw-decides", where=where):
+        cw.torch.task(made(f, rate=0.5), nn.CrossEntropyLoss(), train=ROWS, check=check)
+
+
+def test_a_branch_on_values_beside_drawn_numbers_is_refused_as_one_on_values():
+    def dropped(self, x):
+        return -self.lin(x) if (x + torch.rand([])).sum() > 0 else self.lin(x)
+
+    with refused(cw.errors.RecipeError, "torch-depends-on-values"):
+        cw.torch.task(made(dropped), nn.CrossEntropyLoss(), train=ROWS)
+
+
+def test_a_branch_on_a_drawn_number_that_a_rate_of_zero_guards_passes():
+    def dropped(self, x):
+        return -self.lin(x) if self.rate > 0 and torch.rand([]) < self.rate else self.lin(x)
+
+    cw.torch.task(made(dropped, rate=0.0), nn.CrossEntropyLoss(), train=ROWS)
+    with refused(cw.errors.RecipeError, "torch-draw-decides"):
+        cw.torch.task(made(dropped, rate=0.5), nn.CrossEntropyLoss(), train=ROWS)
 
 
 def noisy(self, x):

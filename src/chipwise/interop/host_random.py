@@ -33,7 +33,7 @@ def seeded(torch: Any, seed: int) -> Iterator[None]:
         threads, before = torch.get_num_threads(), (random.getstate(), np.random.get_state())
         try:
             torch.set_num_threads(1)
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # that of the CPU alone, as is restored
             np.random.seed(seed)
             random.seed(seed)
             yield

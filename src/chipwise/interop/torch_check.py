@@ -167,7 +167,7 @@ class _Both:
         # A checkpoint calls the module again in the backward pass: also then with these
         held_by = torch.nn.utils.stateless._reparametrize_module(module, held, tie_weights=True)
         with flags(module, train), torch.random.fork_rng(devices=[]), repeating(), held_by:
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)
             yield params
 
     def _call(self, given: Arguments) -> Any:
@@ -241,7 +241,7 @@ class _Both:
 
         def value(params: Tree, state: Tree, given: Arguments, judged: Any) -> Any:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
+                torch.default_generator.manual_seed(0)
                 total, outputs, state = self.scored(params, state, given, judged, REPEATED, train)
             if self.loss is None:
                 mean = _weighted(torch.utils._pytree.tree_leaves(plain(outputs)))

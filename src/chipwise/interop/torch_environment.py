@@ -13,6 +13,7 @@ from typing import Any
 
 from ..base import RecipeError, library
 from ..base.figures import one_line
+from ..recipe.user_code import BY_VALUE
 from . import torch_operations, torch_random, torch_recurrent
 
 _INTO_PLAIN = "{} writes into a tensor that was made without device=x.device"
@@ -153,6 +154,26 @@ def _class(torch: Any, torchax: Any) -> Any:
                     yield
 
         def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            """The result of `func`. A tensor that depends on nothing given has an attribute
+            `drawn`: whether it depends on a draw."""
+            held = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, self.kinds)]
+            origins = {getattr(x, "drawn", None) for x in held}
+            drawn = None if None in origins else True in origins
+            try:
+                result = self._dispatched(func, types, args, kwargs)
+            except BY_VALUE as error:
+                if drawn:
+                    raise torch_random.DrawDecides from error
+                raise
+            if getattr(func, "overloadpacket", None) in torch_random.operations():
+                drawn = True
+            inner = isinstance(func, torch._ops.OpOverload)  # a function ends in one of these
+            for x in pytree.tree_leaves(result):
+                if isinstance(x, self.kinds) and (inner or not hasattr(x, "drawn")):
+                    x.drawn = drawn
+            return result
+
+        def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             given = (args, kwargs or {})
             if func is torch._C._set_grad_enabled:
                 if not self.inside:

@@ -32,6 +32,10 @@ class HostDraw(Exception):
     """A draw that only PyTorch's own generator can make, as its numbers go into a plain tensor."""
 
 
+class DrawDecides(Exception):
+    """A branch on numbers that the step draws."""
+
+
 _FORCED: list[Callable[[int], bool]] = []
 
 

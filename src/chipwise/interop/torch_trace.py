@@ -220,6 +220,8 @@ def _refused(what: str, error: Exception) -> RecipeError:
         return RecipeError("torch-operation-missing", **facts, operation=operation)
     if isinstance(error, torch_random.HostDraw):
         return RecipeError("torch-draws-once", module=what, where=where)
+    if isinstance(error, torch_random.DrawDecides):
+        return RecipeError("torch-draw-decides", module=what, where=where)
     if isinstance(error, BY_VALUE):
         return RecipeError("torch-depends-on-values", **facts)
     return RecipeError(
