@@ -181,7 +181,7 @@ def test_another_choice_by_chance_is_refused(decide):
 def test_a_layer_is_left_out_only_after_a_comparison():
     task = cw.torch.task(layers(as_bart), nn.CrossEntropyLoss(), train=ROWS)
     assert task.predict is not None
-    with refused(cw.errors.RecipeError, "torch-depends-on-values"):
+    with refused(cw.errors.RecipeError, "torch-draw-decides"):
         cw.torch.task(layers(as_bart), nn.CrossEntropyLoss(), train=ROWS, check=False)
 
 

@@ -271,7 +271,7 @@ def _scopes(module: Any, env: Any) -> Iterator[None]:
             return None
         whole, *rest = output if isinstance(output, tuple) else (output,)
         if whole.shape != first.shape:
-            raise TypeError("a layer that is left out by chance has another shape than its input")
+            raise torch_random.DrawDecides  # a layer that is left out would pass its input on
         chosen = torch_library().where(choice, first, whole)
         return (chosen, *rest) if isinstance(output, tuple) else chosen
 
