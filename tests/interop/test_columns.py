@@ -48,6 +48,11 @@ def keras(**columns):
     return cw.keras.task(model, loss, train=DATA, **columns)
 
 
+def trained(task):
+    recipe = cw.Recipe(task=task, batch=8, replicas=1, duration="1st", optimizer=cw.sgd(lr=0.1))
+    return cw.fit(recipe, on=cw.On(devices=1), progress="none")
+
+
 def own(batch):
     return {}["x"]
 
@@ -80,7 +85,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
+EVERY = pytest.mark.parametrize(
     "make",
     [
         nnx,
@@ -91,15 +96,38 @@ CASES = {
         ),
     ],
 )
+
+
+@EVERY
 @pytest.mark.parametrize(("columns", "code", "facts"), CASES.values(), ids=CASES)
 def test_columns_that_are_not_there(make, columns, code, facts):
     with refused(RecipeError, code, **facts) as caught:
-        recipe = cw.Recipe(
-            task=make(**columns), batch=8, replicas=1, duration="1st", optimizer=cw.sgd(lr=0.1)
-        )
-        cw.fit(recipe, on=cw.On(devices=1), progress="none")
+        trained(make(**columns))
     if code == "task-fails" and facts.get("error"):
         assert "test_columns.py" in caught.value.facts["where"]
+
+
+def doubled(example, key):
+    return {**example, "twice": example["label"] % 3}
+
+
+def halved(batch, key):
+    return {**batch, "twice": batch["label"] % 3}
+
+
+@EVERY
+@pytest.mark.parametrize("more", [{"augment": doubled}, {"mix": halved}], ids=str)
+@pytest.mark.parametrize("target", ["twice", lambda batch: batch["twice"]], ids=str)
+def test_a_target_made_by_augment_or_mix(make, more, target):
+    metrics = ["accuracy"] if make is keras else {"accuracy": cw.losses.correct}
+    assert trained(make(inputs="x", target=target, metrics=metrics, **more)).steps == 1
+
+
+@EVERY
+@pytest.mark.parametrize("place", ["augment", "mix"])
+def test_an_augment_or_mix_that_fails_is_named(make, place):
+    with refused(RecipeError, "task-column", what=f"Task.{place}", near="label"):
+        trained(make(**{place: lambda batch, key: {**batch, "label": batch["labels"]}}))
 
 
 @pytest.mark.parametrize("inputs", [("x", "label"), {"inputs": "x", "kind": "label"}])
