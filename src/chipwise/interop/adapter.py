@@ -421,8 +421,11 @@ def _read(function: Any, batch: Batch, what: str) -> Any:
                 raise
             raise _absent(batch, error.args[0]) from error
     leaves = jax.tree.leaves(given) or [given]
-    if wrong := [type(leaf).__name__ for leaf in leaves if not hasattr(leaf, "dtype")]:
-        raise RecipeError("adapter-returned", what=what, kind=wrong[0])
+    # A model takes arrays. A loss may also read a number of its target, or nothing
+    kinds = (int, float, complex, dict, tuple, list) if what == "target" else ()
+    for leaf in leaves:
+        if not (hasattr(leaf, "dtype") or isinstance(leaf, kinds)):
+            raise RecipeError("adapter-returned", what=what, kind=type(leaf).__name__)
     return given
 
 
