@@ -207,6 +207,9 @@ def test_the_optimizer_is_not_joined(tmp_path):
         weights.start(recipe(source(OWN)).task)
 
 
+ODD = [{"1": "ant", "2": "bee"}, ["ant", "bee"], {"0": "ant", "2": "bee"}, {"a": "ant"}, "ant", 2]
+
+
 @pytest.mark.parametrize(
     ("stated", "names"),
     [
@@ -215,10 +218,21 @@ def test_the_optimizer_is_not_joined(tmp_path):
         ({"0": "LABEL_0", "1": "LABEL_1"}, ()),
         ({}, ()),
         (None, ()),
+        *((odd, ()) for odd in ODD),
     ],
 )
 def test_classes_of_a_config(stated, names):
     assert classes_in({} if stated is None else {"id2label": stated}) == names
+
+
+@pytest.mark.parametrize("classes", [(), ("ant", "bee")])
+@pytest.mark.parametrize("stated", ODD, ids=str)
+def test_weights_whose_config_numbers_its_classes_otherwise(stated, classes, tmp_path):
+    """These arrays are whole."""
+    numpy = pytest.importorskip("safetensors.numpy")
+    numpy.save_file({"x.weight": np.zeros((2, 2), np.float32)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "id2label": stated}))
+    assert cw.pretrained(tmp_path, classes=classes).classes == classes
 
 
 def test_a_run_says_and_stores_how_its_head_was_read(tmp_path, capfd):
