@@ -183,6 +183,24 @@ def test_a_head_that_cannot_be_found_is_refused_in_another_order(make):
     assert as_read(cw.pretrained(given, classes=OWN).start(mine)) == []
 
 
+@pytest.mark.parametrize("named", ["weights", "task"])
+def test_no_model_is_made_where_one_side_states_no_names(named):
+    task, made = plain(1), []
+
+    def init(key):
+        made.append(isinstance(key, jax.core.Tracer))
+        return task.init(key)
+
+    given = dict(
+        zip(("params", "state"), jax.tree.map(np.asarray, task.init(jax.random.key(1))), strict=True)
+    )
+    mine = dataclasses.replace(task, init=init)
+    if named == "task":
+        mine = dataclasses.replace(mine, train=Renamed(task.train, OWN))
+    begun = cw.pretrained(given, classes=KNOWN if named == "weights" else ()).start(mine)
+    assert as_read(begun) == ["head-by-number"] and made and all(made)
+
+
 def test_what_is_no_head_of_classes_is_left_alone():
     """A new head, outputs of another number, and arrays that happen to be as wide."""
     task = dataclasses.replace(plain(1), train=Renamed(plain(1).train, OWN))
