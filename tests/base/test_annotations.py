@@ -427,6 +427,20 @@ DOORS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("function", "given", "own"),
+    [
+        (cw.predict, "batch_size", "batch="),
+        (cw.evaluate, "batch_size", "batch="),
+        (cw.find_lr, "steps_per_epoch", "steps="),
+        (cw.predict, "epochs", elsewhere.HERE["epochs"]),
+    ],
+)
+def test_a_function_s_own_name_for_an_argument_comes_first(function, given, own):
+    with refused(RecipeError, "argument-elsewhere", name=given, here=own):
+        function("run", **{given: 2})
+
+
 @pytest.mark.parametrize("given", elsewhere.HERE)
 @pytest.mark.parametrize("door", DOORS)
 def test_what_other_frameworks_call_an_argument_is_told_by_name(door, given):

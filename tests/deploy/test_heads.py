@@ -183,6 +183,24 @@ def test_a_head_that_cannot_be_found_is_refused_in_another_order(make):
     assert as_read(cw.pretrained(given, classes=OWN).start(mine)) == []
 
 
+@pytest.mark.parametrize("named", ["weights", "task"])
+def test_no_model_is_made_where_one_side_states_no_names(named):
+    task, made = plain(1), []
+
+    def init(key):
+        made.append(isinstance(key, jax.core.Tracer))
+        return task.init(key)
+
+    given = dict(
+        zip(("params", "state"), jax.tree.map(np.asarray, task.init(jax.random.key(1))), strict=True)
+    )
+    mine = dataclasses.replace(task, init=init)
+    if named == "task":
+        mine = dataclasses.replace(mine, train=Renamed(task.train, OWN))
+    begun = cw.pretrained(given, classes=KNOWN if named == "weights" else ()).start(mine)
+    assert as_read(begun) == ["head-by-number"] and made and all(made)
+
+
 def test_what_is_no_head_of_classes_is_left_alone():
     """A new head, outputs of another number, and arrays that happen to be as wide."""
     task = dataclasses.replace(plain(1), train=Renamed(plain(1).train, OWN))
@@ -207,6 +225,9 @@ def test_the_optimizer_is_not_joined(tmp_path):
         weights.start(recipe(source(OWN)).task)
 
 
+ODD = [{"1": "ant", "2": "bee"}, ["ant", "bee"], {"0": "ant", "2": "bee"}, {"a": "ant"}, "ant", 2]
+
+
 @pytest.mark.parametrize(
     ("stated", "names"),
     [
@@ -215,10 +236,21 @@ def test_the_optimizer_is_not_joined(tmp_path):
         ({"0": "LABEL_0", "1": "LABEL_1"}, ()),
         ({}, ()),
         (None, ()),
+        *((odd, ()) for odd in ODD),
     ],
 )
 def test_classes_of_a_config(stated, names):
     assert classes_in({} if stated is None else {"id2label": stated}) == names
+
+
+@pytest.mark.parametrize("classes", [(), ("ant", "bee")])
+@pytest.mark.parametrize("stated", ODD, ids=str)
+def test_weights_whose_config_numbers_its_classes_otherwise(stated, classes, tmp_path):
+    """These arrays are whole."""
+    numpy = pytest.importorskip("safetensors.numpy")
+    numpy.save_file({"x.weight": np.zeros((2, 2), np.float32)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "id2label": stated}))
+    assert cw.pretrained(tmp_path, classes=classes).classes == classes
 
 
 def test_a_run_says_and_stores_how_its_head_was_read(tmp_path, capfd):

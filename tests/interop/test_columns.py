@@ -14,31 +14,32 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 DATA = cw.Arrays(x=np.zeros((16, 5), np.float32), label=np.arange(16) % 3, classes=3)
 
 
-def nnx(**columns):
+def nnx(loss=cw.losses.softmax_cross_entropy, **columns):
     from flax import nnx
 
     def net(rngs):
         return nnx.Linear(5, 3, rngs=rngs)
 
-    return cw.nnx.task(net, cw.losses.softmax_cross_entropy, train=DATA, **columns)
+    return cw.nnx.task(net, loss, train=DATA, **columns)
 
 
-def linen(**columns):
+def linen(loss=cw.losses.softmax_cross_entropy, **columns):
     from flax import linen
 
-    return cw.linen.task(linen.Dense(3), cw.losses.softmax_cross_entropy, train=DATA, **columns)
+    return cw.linen.task(linen.Dense(3), loss, train=DATA, **columns)
 
 
-def equinox(**columns):
+def equinox(loss=cw.losses.softmax_cross_entropy, **columns):
     eqx = pytest.importorskip("equinox")
     net = eqx.nn.Linear(5, 3, key=jax.random.key(0))
-    return cw.equinox.task(net, cw.losses.softmax_cross_entropy, train=DATA, **columns)
+    return cw.equinox.task(net, loss, train=DATA, **columns)
 
 
-def torch(**columns):
+def torch(loss=None, **columns):
     torch = pytest.importorskip("torch")
     pytest.importorskip("torchax")
-    return cw.torch.task(torch.nn.Linear(5, 3), torch.nn.CrossEntropyLoss(), train=DATA, **columns)
+    loss = loss or torch.nn.CrossEntropyLoss()
+    return cw.torch.task(torch.nn.Linear(5, 3), loss, train=DATA, **columns)
 
 
 def keras(**columns):
@@ -46,6 +47,11 @@ def keras(**columns):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
     return cw.keras.task(model, loss, train=DATA, **columns)
+
+
+def trained(task):
+    recipe = cw.Recipe(task=task, batch=8, replicas=1, duration="1st", optimizer=cw.sgd(lr=0.1))
+    return cw.fit(recipe, on=cw.On(devices=1), progress="none")
 
 
 def own(batch):
@@ -80,7 +86,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
+EVERY = pytest.mark.parametrize(
     "make",
     [
         nnx,
@@ -91,15 +97,64 @@ CASES = {
         ),
     ],
 )
+
+
+@EVERY
 @pytest.mark.parametrize(("columns", "code", "facts"), CASES.values(), ids=CASES)
 def test_columns_that_are_not_there(make, columns, code, facts):
     with refused(RecipeError, code, **facts) as caught:
-        recipe = cw.Recipe(
-            task=make(**columns), batch=8, replicas=1, duration="1st", optimizer=cw.sgd(lr=0.1)
-        )
-        cw.fit(recipe, on=cw.On(devices=1), progress="none")
+        trained(make(**columns))
     if code == "task-fails" and facts.get("error"):
         assert "test_columns.py" in caught.value.facts["where"]
+
+
+def doubled(example, key):
+    return {**example, "twice": example["label"] % 3}
+
+
+def halved(batch, key):
+    return {**batch, "twice": batch["label"] % 3}
+
+
+@EVERY
+@pytest.mark.parametrize("more", [{"augment": doubled}, {"mix": halved}], ids=str)
+@pytest.mark.parametrize("target", ["twice", lambda batch: batch["twice"]], ids=str)
+def test_a_target_made_by_augment_or_mix(make, more, target):
+    metrics = ["accuracy"] if make is keras else {"accuracy": cw.losses.correct}
+    assert trained(make(inputs="x", target=target, metrics=metrics, **more)).steps == 1
+
+
+def scaled(outputs, target):
+    """A loss that reads only how much its target has."""
+    return (1 + len(jax.tree.leaves(target))) * (outputs**2).sum(1)
+
+
+@pytest.mark.parametrize(
+    "make", [nnx, linen, *(pytest.param(one, marks=pytest.mark.slow) for one in (equinox, torch))]
+)
+@pytest.mark.parametrize(
+    "target",
+    [
+        lambda batch: (batch["label"], 0.5),
+        lambda batch: {"from": batch["label"], "to": 2},
+        lambda batch: 3,
+        lambda batch: {},
+        lambda batch: (),
+        lambda batch: (batch["label"], None),
+    ],
+    ids=["a number beside", "a number by name", "a number", "a dict", "a tuple", "nothing beside"],
+)
+def test_a_target_of_numbers_or_of_nothing(make, target):
+    assert trained(make(scaled, inputs="x", target=target)).steps == 1
+    with refused(RecipeError, "adapter-returned", what="inputs"):
+        make(scaled, inputs=lambda batch: (batch["x"], 0.5))
+
+
+@EVERY
+@pytest.mark.parametrize("place", ["augment", "mix"])
+def test_an_augment_or_mix_that_fails_is_named(make, place):
+    with refused(RecipeError, "task-column", what=f"Task.{place}", near="label"):
+        trained(make(**{place: lambda batch, key: {**batch, "label": batch["labels"]}}))
 
 
 @pytest.mark.parametrize("inputs", [("x", "label"), {"inputs": "x", "kind": "label"}])

@@ -521,11 +521,63 @@ class Net(linen.Module):
 """
     net = _written(body, linen=linen, __name__=__name__)(**{name: given})
     loss = cw.losses.softmax_cross_entropy
-    if name == "frozen" and given is not None:  # without a value Flax itself asks for one
-        with refused(cw.errors.RecipeError, "mode-unset", argument=name, value=False):
+    if name == "frozen" and given:  # an option of the architecture, which stays
+        task = cw.linen.task(net, loss, **FLAT)
+        assert not draws(task, True) and not draws(task, False)
+    if name == "frozen" and given is False:  # it would draw in evaluation
+        with refused(cw.errors.RecipeError, "mode-unset", argument=name, value=False, set="{}"):
             cw.linen.task(net, loss, **FLAT)
     task = cw.linen.task(net, loss, mode={name: False}, **FLAT)
     assert draws(task, True) and not draws(task, False)
+
+
+@OF_JAX
+@pytest.mark.parametrize("default", [True, False])
+def test_an_option_beside_a_mode_is_no_mode(framework, default):
+    """`scaled` decides whether there is dropout at all, and `train` whether it is on."""
+    made = {"linen": _linen, "nnx": _nnx, "equinox": _equinox}[framework](
+        f", train=False, scaled={default}", "not (train and scaled)"
+    )
+
+    def make(**more):
+        return getattr(cw, framework).task(made, cw.losses.softmax_cross_entropy, **FLAT, **more)
+
+    if default:
+        task = make()
+        assert draws(task, True) and not draws(task, False)
+    else:  # a net that never draws could with the other value
+        facts = {"both": "{'train': True, 'scaled': True}", "set": "{'train': True}"}
+        with refused(cw.errors.RecipeError, "mode-unset", argument="scaled", **facts):
+            make()
+    for mode, on in (
+        ({"train": True}, default),
+        ("train", default),
+        ({"scaled": True}, True),
+        ({"train": True, "scaled": True}, True),
+        ({}, False),
+    ):
+        task = make(mode=mode)
+        assert draws(task, True) is on and not draws(task, False)
+
+
+def test_a_field_of_linen_with_a_value_is_an_option():
+    from flax import linen
+
+    class Net(linen.Module):
+        training: dict
+        use_dropout: bool = True
+
+        @linen.compact
+        def __call__(self, x, train=False):
+            x = linen.BatchNorm(use_running_average=not train)(x)
+            if self.use_dropout:
+                x = linen.Dropout(0.5, deterministic=not train)(x)
+            return linen.Dense(self.training["classes"])(x)
+
+    for used in (True, False):
+        task = cw.linen.task(Net({"classes": 3}, used), cw.losses.softmax_cross_entropy, **FLAT)
+        assert draws(task, True) is used and not draws(task, False)
+        assert task.read["mode"] == "train=True in training" and "statistics" not in task.read
 
 
 @OF_JAX

@@ -59,7 +59,8 @@ def as_annotated(called: Called) -> Called:
         try:
             bound = signature.bind_partial(*args, **kwargs)
         except TypeError:  # an argument that there is not: Python says which
-            refuse(name_of, (name for name in kwargs if name not in signature.parameters))
+            known = signature.parameters
+            refuse(name_of, (name for name in kwargs if name not in known), known)
             return called(*args, **kwargs)
         for name, value in bound.arguments.items():
             hint, kind = hints().get(name, Any), signature.parameters[name].kind

@@ -34,14 +34,17 @@ HERE = {
 """Names of Keras, Lightning and Hugging Face's Trainer, to what takes their place."""
 
 
-def refuse(function: str, names: Iterable[str]) -> None:
-    """Raises `RecipeError` for the first of `names` that is called otherwise here."""
+def refuse(function: str, names: Iterable[str], known: Iterable[str] = ()) -> None:
+    """Raises `RecipeError` for the first of `names` that is called otherwise here: as the first
+    word of it if that is `known` to the function, such as `batch` for `batch_size`."""
+    own = {*known}
     for name in names:
         if name in HERE:
+            first = name.partition("_")[0]
             raise RecipeError(
                 "argument-elsewhere",
                 "{function} has no {name}: here it is {here}. docs/coming_from.md lists more.",
                 function=function,
                 name=name,
-                here=HERE[name],
+                here=f"{first}=" if first in own else HERE[name],
             )

@@ -50,11 +50,12 @@ def joined_head(
     wide = [name for name, a in used.items() if count in a.shape and a.ndim < 3]
     if not (theirs or ours) or not wide:
         return {}, None
-    head = _head(task, used, count)
+    both = bool(theirs and ours)
+    head = _head(task, used, count) if both or _is_new(task, used, count) else {}
     filled = [name for name in head or wide if name in used]
     if not filled:
         return {}, None
-    if not theirs or not ours:
+    if not both:
         names = theirs or ours[0]
         numbers = [f"{name}={i}" for i, name in enumerate(names)]
         side = "the model" if theirs else path
@@ -93,6 +94,16 @@ def _classes(task: Task) -> int | None:
         made = jax.eval_shape(task.predict, *first, columns)
     shape: tuple[int, ...] = getattr(made, "shape", ())
     return shape[1] if len(shape) == 2 else None
+
+
+def _is_new(task: Task, used: Mapping[str, np.ndarray], count: int) -> bool:
+    """Whether an array that may be a head's is none of `used`. Computes shapes alone."""
+
+    def tree(key: jax.Array) -> Any:
+        return as_data(dict(zip(("params", "state"), task.init(key), strict=True)))
+
+    shapes = flatten(jax.eval_shape(tree, jax.eval_shape(lambda: jax.random.key(0))))
+    return any(count in a.shape and name not in used for name, a in shapes.items())
 
 
 def _head(task: Task, used: Mapping[str, np.ndarray], count: int) -> dict[str, int]:

@@ -359,11 +359,15 @@ def names_of(path: Path, config: Mapping[str, Any]) -> str:
 
 
 def classes_in(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the classes that a `config.json` states, in the order of their numbers. Those
-    that transformers puts for none are none. Raises `KeyError` if a number is missing."""
-    stated = config.get("id2label") or {}
-    names = tuple(str(stated[str(i)]) for i in range(len(stated)))
-    return () if names == tuple(f"LABEL_{i}" for i in range(len(names))) else names
+    """The names of the classes that a `config.json` states for the numbers from 0 on, in their
+    order, or `()`. Those that transformers puts for none are none."""
+    stated = config.get("id2label")
+    stated = stated if isinstance(stated, Mapping) else {}
+    numbers = range(len(stated))
+    if {*stated} != {*map(str, numbers)}:
+        return ()
+    names = tuple(str(stated[str(i)]) for i in numbers)
+    return () if names == tuple(f"LABEL_{i}" for i in numbers) else names
 
 
 def weight_files(folder: Path) -> Iterator[tuple[Path, set[str] | None]]:

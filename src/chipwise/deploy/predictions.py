@@ -108,7 +108,8 @@ def predict(
     - `top`: the number of classes in a row.
     - `probabilities`: also write the probabilities of all classes.
     - `fresh`: replace an existing file.
-    - `say`: called with warnings and progress.
+    - `say`: called with warnings and progress. If neither the task nor its last operation states
+      what a classifier's outputs are, they are taken for logits, and this says so.
 
     Raises `RecipeError` for a task without `predict`, `RunError`, `DataError` or `DeviceError`.
     """
@@ -143,10 +144,11 @@ def predict(
         shapes = {n: s.shape for n, s in predictor.outputs.items()}
         classifier = returns != "values" and shapes == {"outputs": (classes,)}
         names = known.class_names if classifier else ()
+        if returns is None:
+            say(fact("outputs-unstated"))
+            returns = "logits"
         if file is None:
             outputs, actual = _whole(predictor, classifier)
-            if classifier:
-                _check_stated(returns, outputs)
             right = None if actual is None else _right(outputs, actual)
         else:
             outputs = actual = None
@@ -163,16 +165,8 @@ def predict(
         seconds=seconds,
         actual=actual,
         class_names=names,
-        returns=returns or "logits",
+        returns=returns,
     )
-
-
-def _check_stated(returns: str | None, outputs: np.ndarray) -> None:
-    """Raises `RecipeError` if nothing says what a classifier's outputs are, and all are from 0 to
-    1, so that they may be probabilities."""
-    if returns is None and outputs.min() >= 0 and outputs.max() <= 1:
-        low, high = (float(end(outputs.sum(axis=1))) for end in (np.min, np.max))
-        raise RecipeError("outputs-unstated", low=low, high=high)
 
 
 def _whole(predictor: Predictor, classifier: bool) -> tuple[Any, np.ndarray | None]:
@@ -201,8 +195,6 @@ def _written(
         first = 0
         names = name_of(predictor.source)
         for beside, outputs in _parts(predictor):
-            if columns.classifier and not first:
-                _check_stated(columns.returns, outputs["outputs"])
             last = first + len(next(iter(outputs.values())))
             label = _labels(beside, columns.classifier)
             rights.append(None if label is None else _right(outputs["outputs"], label))

@@ -287,7 +287,9 @@ def pretrained(
             raise DataError("weights-without-optimizer", path=path)
         elif path.is_dir():
             config = read_config(path)
-            found = {"config": config, "texts": read_texts(path), "classes": classes_in(config)}
+            found = {"config": config, "texts": read_texts(path)}
+            if not classes:
+                found["classes"] = classes_in(config)
             names = names_of(path, config) if names is None and config else names
             arrays = _folder_arrays(path)
         elif path.suffix == ".safetensors":

@@ -30,7 +30,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return (odds / odds.sum(axis=-1, keepdims=True)).astype(np.float32)
 
 
-def chances(outputs: np.ndarray, returns: str | None) -> np.ndarray:
+def chances(outputs: np.ndarray, returns: str) -> np.ndarray:
     """Probabilities `(n, classes)` float32 of a classifier's outputs, "logits" or
     "probabilities"."""
     return outputs.astype(np.float32) if returns == "probabilities" else softmax(outputs)
@@ -40,9 +40,9 @@ def chances(outputs: np.ndarray, returns: str | None) -> np.ndarray:
 class Columns:
     """The columns of a table."""
 
-    returns: str | None
+    returns: str
     """The kind of the outputs: "logits" or "probabilities" of a classifier, "values" of other
-    models. None for what is taken for logits, since nothing says it."""
+    models."""
     class_names: tuple[str, ...] = ()
     """`()` if unknown."""
     top: int = 1

@@ -106,6 +106,18 @@ class Data:
         named = isinstance(self.target, str)
         return _column(batch, self.target) if named else _read(self.target, batch, "target")
 
+    def prepared(self, batch: Mapping[str, Any]) -> Batch:
+        """A batch after `augment` and `mix`, with keys that are always the same."""
+        batch = {name: jnp.asarray(column) for name, column in batch.items()}
+        keys = jax.random.split(jax.random.key(0), 1 + len(next(iter(batch.values()))))
+        if self.augment is not None:
+            with user_code("Task.augment", batch):
+                batch = jax.vmap(self.augment)(batch, keys[1:])
+        if self.mix is not None:
+            with user_code("Task.mix", batch):
+                batch = self.mix(batch, keys[0])
+        return batch
+
     def read(self) -> dict[str, str]:
         """The columns and the metrics, as a run shows and stores them."""
         names = self.inputs
@@ -117,9 +129,14 @@ class Data:
 
     def one(self) -> Arguments:
         """The shapes of the model's arguments for one example."""
+        self.judged()  # if its column is not there, the model would get it
         one = rows_of(spec_of(self.train), 1)
-        jax.eval_shape(self.wanted, one)  # if its column is not there, the model would get it
         return jax.eval_shape(lambda batch: self.arguments(batch, {}), one)
+
+    def judged(self) -> Any:
+        """The shapes of the target of two examples in training."""
+        two = rows_of(spec_of(self.train), 2)
+        return jax.eval_shape(lambda batch: self.wanted(self.prepared(batch)), two)
 
     def task(self, framework: str, model: str, init: Callable, scored: Scored) -> Task:
         """The `Task`. Messages and comparisons of runs name it by the framework and the model's
@@ -404,8 +421,11 @@ def _read(function: Any, batch: Batch, what: str) -> Any:
                 raise
             raise _absent(batch, error.args[0]) from error
     leaves = jax.tree.leaves(given) or [given]
-    if wrong := [type(leaf).__name__ for leaf in leaves if not hasattr(leaf, "dtype")]:
-        raise RecipeError("adapter-returned", what=what, kind=wrong[0])
+    # A model takes arrays. A loss may also read a number of its target, or nothing
+    kinds = (int, float, complex, dict, tuple, list) if what == "target" else ()
+    for leaf in leaves:
+        if not (hasattr(leaf, "dtype") or isinstance(leaf, kinds)):
+            raise RecipeError("adapter-returned", what=what, kind=type(leaf).__name__)
     return given
 
 

@@ -281,7 +281,7 @@ def _read(keras: Any, columns: Data, built: Task, has_mode: bool) -> dict[str, s
         return read
     model = jax.eval_shape(built.init, jax.eval_shape(lambda: jax.random.key(0)))
     rows = rows_of(spec_of(columns.train), 2)
-    target = jax.eval_shape(columns.wanted, rows)
+    target = columns.judged()
     inputs = {name: column for name, column in rows.items() if name != "label"}
     assert built.predict is not None  # `Data.task` has made one
     taken = _accuracy_of(keras, target, jax.eval_shape(built.predict, *model, inputs))

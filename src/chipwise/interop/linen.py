@@ -57,12 +57,13 @@ def task(
     - `loss`: `(outputs, target)`. It returns values `(batch,)`, their mean, or a `Sum`.
     - `mode`: the argument of the module's `__call__`, or its field, that says whether it trains:
       `{"is_train": True}`, with its value in training, or a usual name such as "deterministic"
-      (`interop.modes.MODES`). None: those with a usual name.
+      (`interop.modes.MODES`). Those with a usual name are set beside it. `{}`: none is set.
     - `rngs`: the random streams of its layers. Each gets its own key in every step and replica.
     - The others: as in `interop.adapter.Data`.
 
     Raises `RecipeError` if it is not a module, has no argument `mode`, or has another one that
-    decides whether it draws random numbers or moves its state.
+    decides whether it draws random numbers or moves its state. A field with a value is an option of
+    the architecture and stays as it is, unless the module would draw in evaluation.
     """
     from flax import linen
 
@@ -117,7 +118,9 @@ def task(
         return outputs, dict(new), None
 
     built = columns.task("linen", kind, init, with_loss(forward, loss, kind))
-    read = read_modes(kind, built, {**call, **fields}, modes, columns, forward, mode is not None)
+    set_by = {name for name, one in fields.items() if one.default is not None}
+    asked = {**call, **fields}
+    read = read_modes(kind, built, asked, modes, columns, forward, mode is not None, set_by)
     return stated(built, kind, loss, read)
 
 

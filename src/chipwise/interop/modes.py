@@ -8,7 +8,7 @@ not with the other. Nobody would set it, so its value is asked for.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any
 
 import jax
@@ -23,6 +23,7 @@ MODES = {
     **dict.fromkeys(("deterministic", "inference", "use_running_average", "eval"), False),
 }
 """The usual names of these arguments, to their values in training."""
+_NONE = inspect.Parameter.empty
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 Mode = Annotated[
@@ -37,24 +38,32 @@ def parameters(kind: type, *without: str) -> dict[str, inspect.Parameter]:
     return {name: one for name, one in known if name not in without}
 
 
-def modes_of(model: str, known: Mapping[str, Any], mode: str | Mapping[str, bool] | None) -> Any:
+def modes_of(
+    model: str,
+    known: Mapping[str, inspect.Parameter],
+    mode: str | Mapping[str, bool] | None,
+) -> dict[str, bool]:
     """The arguments that say whether `model` trains, to their values in training.
 
-    *Arguments:* `known`: the model's arguments by name. `mode`: the user's. None: those of `MODES`.
+    *Arguments:* `known`: the model's arguments by name. `mode`: the user's, beside those of
+    `MODES`. `{}`: none.
 
     Raises `RecipeError` for a name that is no argument, and for one that does not say its value.
     """
-    if mode is None:
-        return {name: MODES[name] for name in MODES if name in known}
+    # What has another value, such as `training: dict`, is no mode
+    may = {n for n, p in known.items() if isinstance(p.default, bool | None) or p.default is _NONE}
+    usual = {name: value for name, value in MODES.items() if name in may}
+    if not mode:
+        return usual if mode is None else {}
     for name in [mode] if isinstance(mode, str) else mode:
         if name not in known:
             raise unknown("mode-unknown", f"argument of {model}", name, list(known))
     if not isinstance(mode, str):
-        return dict(mode)
+        return {**usual, **mode}
     if mode not in MODES:
         expected = f"its value in training, mode={{'{mode}': True}} or {{'{mode}': False}}"
         raise invalid("mode-without-value", "mode", mode, expected)
-    return {mode: MODES[mode]}
+    return {**usual, mode: MODES[mode]}
 
 
 def in_mode(
@@ -84,19 +93,22 @@ def read_modes(
     data: Data,
     forward: Callable,
     declared: bool,
+    options: Collection[str] = (),
 ) -> dict[str, str]:
     """What is known of how `model` trains and evaluates, for `Task.read`.
 
     *Arguments:* `known`: its arguments. `modes`: those that are set. `forward`: that of
-    `with_loss`. `declared`: whether the user has named the modes.
+    `with_loss`. `declared`: whether the user has named the modes. `options`: those that a
+    constructor has set, which are asked for if the model draws in evaluation.
 
-    Unless `declared`, raises `RecipeError` for an argument without a default that nothing gives,
-    and for one that is True or False, that nothing sets, and that decides whether it trains.
+    Raises `RecipeError` for an argument without a default that nothing gives, and, unless
+    `declared`, for one that is True or False, that nothing sets, and that decides whether the model
+    trains.
     """
     given = data.one()
     taken = {*list(known)[: len(given.args)], *given.kwargs, *modes}
     unset = {n: p for n, p in known.items() if n not in taken and p.kind not in _ANY}
-    if missing := [n for n, p in unset.items() if p.default is inspect.Parameter.empty]:
+    if missing := [n for n, p in unset.items() if p.default is _NONE]:
         raise RecipeError("argument-ungiven", model=model, names=missing, first=missing[0])
     said = ", ".join(f"{name}={value}" for name, value in modes.items())
     read = {"mode": f"{said} in training"} if said else {}
@@ -130,8 +142,11 @@ def read_modes(
                 )
             except Exception:  # what fails with one of them does not say whether it trains
                 continue
-            if yes != no:
-                raise RecipeError("mode-unset", model=model, argument=name, value=yes > no)
+            option = name in options or usual == max(yes, no)  # the others switch it in training
+            if yes != no and (any(still) or not option):
+                facts = {"argument": name, "value": yes > no, "set": str(dict(modes))}
+                both = str({**modes, name: yes > no})
+                raise RecipeError("mode-unset", model=model, both=both, **facts)
     if still[0]:
         read["draws"] = "in evaluation too"
     if built.has_batch_norm and not usual[1]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..base import RecipeError
 from ..data.sources import take
-from ..recipe.source import spec_of
+from ..recipe.source import rows_of, spec_of
 from ..recipe.task import Task, Tree
 from .adapter import (
     Arguments,
@@ -62,10 +62,9 @@ def check(traced: Traced, scored: Scored, loss: Any, data: Data, task: Task, com
     """
     if compare:
         count = min(EXAMPLES, len(task.train))
-        batch = _prepared(task, take(task.train, np.arange(count)))
+        batch = data.prepared(take(task.train, np.arange(count)))
     else:
-        spec = {n: jnp.zeros((EXAMPLES, *s.shape), s.dtype) for n, s in spec_of(task.train).items()}
-        batch = jax.eval_shape(lambda batch: _prepared(task, batch), spec)
+        batch = jax.eval_shape(data.prepared, rows_of(spec_of(task.train), EXAMPLES))
     shapes = {name: jax.ShapeDtypeStruct(p.shape, p.dtype) for name, p in traced.params.items()}
     params = nested(shapes, ".")
 
@@ -111,14 +110,6 @@ class _Step:
     outputs: dict[str, np.ndarray]
     gradients: dict[str, np.ndarray]
     buffers: dict[str, np.ndarray]
-
-
-def _prepared(task: Task, batch: Any) -> dict[str, jax.Array]:
-    batch = {name: jnp.asarray(column) for name, column in batch.items()}
-    keys = jax.random.split(jax.random.key(0), 1 + len(next(iter(batch.values()))))
-    if task.augment is not None:
-        batch = jax.vmap(task.augment)(batch, keys[1:])
-    return task.mix(batch, keys[0]) if task.mix is not None else batch
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,21 @@ from jax.extend.core import Literal
 
 _SHAPES = ("broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "transpose")
 _PRODUCTS = ("dot_general", "conv_general_dilated")
+_SUMS = ("reduce_sum", "reduce_window_sum")
 PROBABILITIES = ("softmax", "sigmoid")
 """The activations whose results are probabilities."""
 
 
 def last_activation(jaxpr: Any, value: Any = None) -> str | None:
     """The activation that computed `value`, by default a model's first output: "softmax",
-    "sigmoid", "log-softmax", "linear" (a product with a bias), or None."""
+    "sigmoid", "log-softmax", "linear" (a product with a bias, or its sum or mean over positions),
+    or None."""
     value = jaxpr.outvars[0] if value is None else value
-    name, below = _opened(_made(jaxpr, value, []))
+    return _activation(_made(jaxpr, value, []))
+
+
+def _activation(made: Any) -> str | None:
+    name, below = _opened(made)
     parts = [_opened(one) for one in below]
     kinds = [kind for kind, _ in parts]
     if name == "div" and kinds == ["exp", "reduce_sum"]:
@@ -27,6 +33,9 @@ def last_activation(jaxpr: Any, value: Any = None) -> str | None:
         return "sigmoid"
     if name == "sub" and kinds == ["sub", "log"]:
         return "log-softmax" if _opened(parts[1][1][0])[0] == "reduce_sum" else None
+    constant = name in ("div", "mul") and isinstance(made[0].invars[1], Literal)
+    if name in _SUMS or (constant and kinds[0] in _SUMS):  # also as a mean
+        return "linear" if _activation(below[0]) == "linear" else None
     return (
         "linear" if name in _PRODUCTS or (name == "add" and set(kinds) & set(_PRODUCTS)) else None
     )

@@ -132,6 +132,23 @@ def test_pixels_outside_of_what_is_declared(value, pixels):
         stored_image(value, Form(pixels=pixels))
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("kind", ["bool", "int8", "uint16", "int16", "int32", "uint32", "int64", "float16"])
+def test_pixels_of_every_kind_of_number(kind, turned):
+    """Also those whose differences the kind itself cannot hold."""
+    if np.dtype(kind).kind in "bf":
+        ends = (0, 1)
+    else:
+        ends = (np.iinfo(kind).min, np.iinfo(kind).max)
+    value = np.array([ends, ends[::-1]], kind)
+    low, high = (255, 0) if turned else (0, 255)
+    made = stored_image(value, Form(pixels=ends[::-1] if turned else ends))
+    np.testing.assert_array_equal(made.data, [[low, high], [high, low]])
+    if kind == "bool":
+        with refused(DataError, "image-array-values", dtype="bool"):
+            stored_image(value, RAW)
+
+
 def test_dark_images_of_floats_are_not_taken_for_others(tmp_path):
     """From 0 to 255: one of them is nearly black, and would be from 0 to 1."""
     images = np.stack([np.full((4, 4, 3), value, np.float32) for value in (0, 1, 120, 255)])

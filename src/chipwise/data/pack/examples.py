@@ -274,12 +274,13 @@ def _array(value: Any, pixels: tuple[float, float] | None) -> np.ndarray:
         return array
     # An image of 0 to 1 may be one of 0 to 255 that is dark: values do not say which
     facts = {"dtype": array.dtype.name, "low": array.min().item(), "high": array.max().item()}
-    if pixels is None or array.dtype.kind not in "iuf":
+    if pixels is None or array.dtype.kind not in "biuf":
         raise DataError("image-array-values", **facts)
     black, white = pixels
     if not min(pixels) <= facts["low"] <= facts["high"] <= max(pixels):
         raise DataError("image-array-outside", black=black, white=white, **facts)
-    return np.rint((array - black) * (255 / (white - black))).astype(np.uint8)
+    shifted = array.astype(np.float64) - black  # in the array's own dtype it may wrap around
+    return np.rint(shifted * (255 / (white - black))).astype(np.uint8)
 
 
 def _resized(array: np.ndarray, size: tuple[int, int]) -> np.ndarray:
