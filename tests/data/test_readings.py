@@ -1,5 +1,6 @@
 """How data was read when it was packed is kept in the pack, and said in the first lines of a run."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,6 +10,7 @@ import chipwise as cw
 from chipwise.base.facts import fact
 from chipwise.data import PackedFolder, Renamed, write_packed
 from chipwise.data.class_names import names_of
+from chipwise.data.manifest import MANIFEST, render
 from chipwise.data.pack.packing import Packing
 from chipwise.data.readings import classes_of, readings
 from chipwise.run.folder.run_folder import recorded
@@ -97,7 +99,8 @@ def test_what_was_read_is_kept_and_said(make, tmp_path):
     job.run()
     sides = {split: PackedFolder(tmp_path / "out", split) for split in job.listing.splits}
     for side in sides.values():
-        kept = side.manifest["settings"]["read"]
+        kept = side.manifest["read"]
+        assert "read" not in side.manifest["settings"]  # or another wording were another pack
         assert [one["code"] for one in kept] == codes
         assert side.readings == tuple(str(one) for one in job.listing.told)
         assert str(tmp_path) not in json.dumps(kept)  # or the same source elsewhere gave other bytes
@@ -142,9 +145,41 @@ def test_a_run_of_a_pack_says_and_stores_how_it_was_read(tmp_path, capfd):
     assert cw.result(tmp_path / "run", mine).steps == 1
 
 
+def test_a_pack_that_was_begun_with_another_wording_is_finished(tmp_path):
+    given = {"train": source(THINGS), "eval": source(THINGS)}
+
+    def stop(done):
+        if done.split == "eval":
+            raise KeyboardInterrupt
+
+    whole, begun, finished = (Packing(given, tmp_path / name) for name in ("whole", "out", "out"))
+    whole.run()
+    begun.listing = dataclasses.replace(begun.listing, told=())
+    with pytest.raises(KeyboardInterrupt):
+        begun.run(stop)
+    finished.run()
+    for split, said in (("train", ()), ("eval", PackedFolder(tmp_path / "whole", "eval").readings)):
+        made, known = (PackedFolder(tmp_path / name, split) for name in ("out", "whole"))
+        assert made.readings == said and made.manifest["identity"] == known.manifest["identity"]
+        assert made.manifest["shards"] == known.manifest["shards"]
+
+
+def test_a_pack_with_what_was_read_among_its_settings(tmp_path):
+    Packing(source(THINGS), tmp_path / "a").run()
+    made = PackedFolder(tmp_path / "a")
+    older = dict(made.manifest)
+    older["settings"] = {**older["settings"], "read": older.pop("read")}
+    (tmp_path / "a" / "train" / MANIFEST).write_text(render(older))
+    again = PackedFolder(tmp_path / "a")
+    assert again.readings == made.readings != () and "read" not in again.manifest
+
+
 def test_a_pack_of_before_says_nothing(tmp_path):
     write_packed(tmp_path / "a", [columns(THINGS)], classes=5, names=THINGS)
+    older = dict(PackedFolder(tmp_path / "a").manifest)
+    assert older.pop("read") == []
+    (tmp_path / "a" / "train" / MANIFEST).write_text(render(older))
     made = PackedFolder(tmp_path / "a")
-    assert made.readings == () and made.manifest["settings"].get("read") is None
+    assert made.readings == () and "read" not in made.manifest
     assert readings(recipe(made).task) == []
     assert np.shape(made[0]["x"]) == (5,)

@@ -152,7 +152,8 @@ class PackedFolder(ByBatch):
             isinstance(text, str) for text in texts
         ):
             raise ValueError("settings, splits or skipped entries")
-        self.readings = tuple(str(one["text"]) for one in manifest["settings"].get("read", ()))
+        has_read = manifest if "read" in manifest else manifest["settings"]  # of an older pack
+        self.readings = tuple(str(one["text"]) for one in has_read.get("read", ()))
         text = manifest["settings"].get("text") or {}
         self.document_ends: dict[str, Any] = {}
         if text.get("tokenizer") is not None:  # an older pack does not name its begin: none

@@ -76,6 +76,7 @@ class Writer:
     - `names`: the classes.
     - `below`: column of integers to their exclusive upper bound.
     - `settings`: stored in the manifest.
+    - `read`: the facts on how the source was read, also stored. Their wording is no setting.
     - `splits`: the splits of the pack, so that a missing one is noticed.
     - `identity`: a digest of the source and the settings. A folder with the same identity is
       resumed.
@@ -99,6 +100,7 @@ class Writer:
         names: Sequence[str] = (),
         below: Mapping[str, int] | None = None,
         settings: Mapping[str, Any] | None = None,
+        read: Sequence[Mapping[str, Any]] = (),
         identity: str,
         name_bytes: int,
         shard_bytes: int = SHARD_BYTES,
@@ -112,6 +114,7 @@ class Writer:
         self.names = tuple(names)
         self.below = dict(below or {})
         self.settings = dict(settings or {})
+        self.read = list(read)
         self.splits = tuple(splits)
         self.shard_bytes = shard_bytes
         self.total = total
@@ -357,6 +360,7 @@ class Writer:
         return manifest | {
             "source": {**source, "skipped": progress.skipped},
             "settings": self.settings,
+            "read": self.read,
             "record": np.lib.format.dtype_to_descr(self._line),
             "shards": progress.shards,
         }
