@@ -232,3 +232,21 @@ def test_a_model_of_transformers_with_its_dropouts_passes(name):
 
     data = cw.Arrays(ids=ids, label=RNG.integers(0, 2, 8))
     cw.torch.task(model(config), loss, train=data, inputs={"input_ids": "ids"})
+
+
+def test_eager_pytorch_runs_once_in_each_mode_unless_a_tensor_is_kept():
+    calls = []
+
+    def counted(self, x):
+        calls.append((type(x) is torch.Tensor, self.training))
+        return x
+
+    def keeping(self, x):
+        self.last = counted(self, x)
+        return self.last
+
+    for f, more in ((counted, 0), (keeping, 6)):
+        calls.clear()
+        cw.torch.task(made(f), nn.CrossEntropyLoss(), train=ROWS)
+        eager = [training for is_eager, training in calls if is_eager]
+        assert len(eager) == 2 + more and eager[:2] == [True, False]
