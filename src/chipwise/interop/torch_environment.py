@@ -108,7 +108,8 @@ def _with_constants(torch: Any, torchax: Any) -> Any:
     return Environment
 
 
-def _class(torch: Any, torchax: Any) -> Any:
+def _with_operations(torch: Any, torchax: Any) -> Any:
+    """The class above, with gradients that stop and the operations that torchax lacks."""
     from torchax.ops import op_base, ops_registry
 
     pytree = torch.utils._pytree
@@ -123,49 +124,7 @@ def _class(torch: Any, torchax: Any) -> Any:
         """Whether it is in the forward pass of a `torch.autograd.Function`. That is without a
         gradient already, and JAX makes its own, so there the two modes change nothing."""
 
-        @contextlib.contextmanager
-        def tracing(self) -> Iterator[None]:
-            """A context in which a module may be traced."""
-
-            def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-                before, self.inside = self.inside, True
-                try:
-                    return own(cls, *args, **kwargs)
-                finally:
-                    self.inside = before
-
-            function = torch.autograd.Function
-            own = vars(function)["apply"].__func__
-            self.cut = self.inside = False
-            with contextlib.ExitStack() as patched:
-                # torchax' say yes, and PyTorch's trunc_normal_ leaves those as they are
-                for kind in self.kinds:
-                    patched.enter_context(_replaced(kind, "is_meta", False))
-                patched.enter_context(_replaced(function, "apply", classmethod(apply)))
-                with torch.enable_grad(), self:
-                    yield
-
         def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-            """The result of `func`. A tensor that depends on nothing given has an attribute
-            `drawn`: whether it depends on a draw."""
-            held = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, self.kinds)]
-            origins = {getattr(x, "drawn", None) for x in held}
-            drawn = None if None in origins else True in origins
-            try:
-                result = self._dispatched(func, types, args, kwargs)
-            except BY_VALUE as error:
-                if drawn:
-                    raise torch_random.DrawDecides from error
-                raise
-            if getattr(func, "overloadpacket", None) in torch_random.operations():
-                drawn = True
-            inner = isinstance(func, torch._ops.OpOverload)  # a function ends in one of these
-            for x in pytree.tree_leaves(result):
-                if isinstance(x, self.kinds) and (inner or not hasattr(x, "drawn")):
-                    x.drawn = drawn
-            return result
-
-        def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             given = (args, kwargs or {})
             if func is torch._C._set_grad_enabled:
                 if not self.inside:
@@ -207,5 +166,58 @@ def _class(torch: Any, torchax: Any) -> Any:
                 return self._get_op_or_decomp(func) is not None
             except torchax.OperatorNotFound:
                 return False
+
+    return Environment
+
+
+def _class(torch: Any, torchax: Any) -> Any:
+    """The class above, which can be entered and knows what is drawn."""
+    pytree = torch.utils._pytree
+    base: Any = _with_operations(torch, torchax)
+
+    class Environment(base):
+        inside: bool
+
+        @contextlib.contextmanager
+        def tracing(self) -> Iterator[None]:
+            """A context in which a module may be traced."""
+
+            def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+                before, self.inside = self.inside, True
+                try:
+                    return own(cls, *args, **kwargs)
+                finally:
+                    self.inside = before
+
+            function = torch.autograd.Function
+            own = vars(function)["apply"].__func__
+            self.cut = self.inside = False
+            with contextlib.ExitStack() as patched:
+                # torchax' say yes, and PyTorch's trunc_normal_ leaves those as they are
+                for kind in self.kinds:
+                    patched.enter_context(_replaced(kind, "is_meta", False))
+                patched.enter_context(_replaced(function, "apply", classmethod(apply)))
+                with torch.enable_grad(), self:
+                    yield
+
+        def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            """The result of `func`. A tensor that depends on nothing given has an attribute
+            `drawn`: whether it depends on a draw."""
+            held = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, self.kinds)]
+            origins = {getattr(x, "drawn", None) for x in held}
+            drawn = None if None in origins else True in origins
+            try:
+                result = super().dispatch(func, types, args, kwargs)
+            except BY_VALUE as error:
+                if drawn:
+                    raise torch_random.DrawDecides from error
+                raise
+            if getattr(func, "overloadpacket", None) in torch_random.operations():
+                drawn = True
+            inner = isinstance(func, torch._ops.OpOverload)  # a function ends in one of these
+            for x in pytree.tree_leaves(result):
+                if isinstance(x, self.kinds) and (inner or not hasattr(x, "drawn")):
+                    x.drawn = drawn
+            return result
 
     return Environment
