@@ -86,9 +86,7 @@ def _with_constants(torch: Any, torchax: Any) -> Any:
                 raise torch_random.HostDraw
             given = pytree.tree_map_only(torch.Tensor, self.constant, (args, kwargs))
             with self._dispatch_mode:
-                result = torch_random.result(self.draw, func, *given)
-            result.drawn = not result.shape  # by which a layer may be left out
-            return result
+                return torch_random.result(self.draw, func, *given)
 
         def draw(self, kind: str, shape: Any, *limits: Any) -> Any:
             """The numbers of `jax.random`'s function `kind`, of the next key."""
@@ -111,25 +109,80 @@ def _with_constants(torch: Any, torchax: Any) -> Any:
     return Environment
 
 
-def _class(torch: Any, torchax: Any) -> Any:
+def _with_operations(torch: Any, torchax: Any) -> Any:
+    """The class above, with gradients that stop and the operations that torchax lacks."""
     from torchax.ops import op_base, ops_registry
 
     pytree = torch.utils._pytree
     creating = (torch.rand, torch.randn, torch.randint)
-    less = (torch.ops.aten.lt.Scalar, torch.ops.aten.le.Scalar)
 
     base: Any = _with_constants(torch, torchax)
 
     class Environment(base):
         cut = False
         """Whether the module is in `torch.no_grad()`."""
+        inside = False
+        """Whether it is in the forward pass of a `torch.autograd.Function`. That is without a
+        gradient already, and JAX makes its own, so there the two modes change nothing."""
+
+        def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            given = (args, kwargs or {})
+            if func is torch._C._set_grad_enabled:
+                if not self.inside:
+                    self.cut = not args[0]
+                return func(*args)
+            if func in creating:  # PyTorch calls their operations, which are below
+                raise torchax.OperatorNotFound
+            if getattr(func, "overloadpacket", None) in torch_random.operations():
+                return self.random(func, *given)
+            overload = isinstance(func, torch._ops.OpOverload)
+            if self.holds(given):
+                if overload and type(torch_random.written_by(func, *given)) is torch.Tensor:
+                    raise TypeError(_INTO_PLAIN.format(func.name()))
+                args, kwargs = pytree.tree_map_only(torch.Tensor, self.constant, given)
+                names = torch_operations.names_of_arguments(torch).get(func, {})
+                given = (args, {names.get(name, name): value for name, value in kwargs.items()})
+            elif overload and not self.knows(func):  # such as hann_window
+                return func(*given[0], **{n: x for n, x in given[1].items() if n != "device"})
+            result = super().dispatch(func, types, *given)
+            if not self.cut:
+                return result
+            own = {id(x) for x in pytree.tree_leaves(given)}  # also what it writes into
+            return pytree.tree_map_only(
+                torchax.Tensor, lambda x: x if id(x) in own else x.detach(), result
+            )
+
+        def _get_op_or_decomp(self, func: Any) -> Any:
+            try:
+                return super()._get_op_or_decomp(func)
+            except torchax.OperatorNotFound:  # `floor_`: what `floor` returns, written back
+                name = getattr(getattr(func, "overloadpacket", None), "__name__", "")
+                if not (name.endswith("_") and hasattr(torch.ops.aten, name[:-1])):
+                    raise
+                written = op_base.InplaceOp(getattr(torch.ops.aten, name[:-1]))
+                return ops_registry.Operator(func, written, False, True, False, True)
+
+        def knows(self, func: Any) -> bool:
+            try:
+                return self._get_op_or_decomp(func) is not None
+            except torchax.OperatorNotFound:
+                return False
+
+    return Environment
+
+
+def _class(torch: Any, torchax: Any) -> Any:
+    """The class above, which can be entered, knows what is drawn, and leaves out layers by it."""
+    pytree = torch.utils._pytree
+    less = (torch.ops.aten.lt.Scalar, torch.ops.aten.le.Scalar)
+    base: Any = _with_operations(torch, torchax)
+
+    class Environment(base):
+        inside: bool
         skips = asked = False
         """Whether layers may be left out by chance, and whether one was asked for."""
         pending: Any = None
         """The choice to leave out the next layer."""
-        inside = False
-        """Whether it is in the forward pass of a `torch.autograd.Function`. That is without a
-        gradient already, and JAX makes its own, so there the two modes change nothing."""
 
         @contextlib.contextmanager
         def tracing(self) -> Iterator[None]:
@@ -156,11 +209,16 @@ def _class(torch: Any, torchax: Any) -> Any:
         def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             """The result of `func`. A tensor that depends on nothing given has an attribute
             `drawn`: whether it depends on a draw."""
+            if func is torch.Tensor.__bool__ and self.skips and hasattr(args[0], "chosen"):
+                # No: the layer is called, and what it returns is chosen where it returns
+                if not args[0].chosen:
+                    self.asked, args[0].chosen, self.pending = True, True, args[0]
+                return False
             held = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, self.kinds)]
             origins = {getattr(x, "drawn", None) for x in held}
             drawn = None if None in origins else True in origins
             try:
-                result = self._dispatched(func, types, args, kwargs)
+                result = super().dispatch(func, types, args, kwargs)
             except BY_VALUE as error:
                 if drawn:
                     raise torch_random.DrawDecides from error
@@ -171,56 +229,8 @@ def _class(torch: Any, torchax: Any) -> Any:
             for x in pytree.tree_leaves(result):
                 if isinstance(x, self.kinds) and (inner or not hasattr(x, "drawn")):
                     x.drawn = drawn
-            return result
-
-        def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-            given = (args, kwargs or {})
-            if func is torch._C._set_grad_enabled:
-                if not self.inside:
-                    self.cut = not args[0]
-                return func(*args)
-            if func is torch.Tensor.__bool__ and self.skips and hasattr(args[0], "chosen"):
-                # No: the layer is called, and what it returns is chosen where it returns
-                if not args[0].chosen:
-                    self.asked, args[0].chosen, self.pending = True, True, args[0]
-                return False
-            if func in creating:  # PyTorch calls their operations, which are below
-                raise torchax.OperatorNotFound
-            if getattr(func, "overloadpacket", None) in torch_random.operations():
-                return self.random(func, *given)
-            overload = isinstance(func, torch._ops.OpOverload)
-            if self.holds(given):
-                if overload and type(torch_random.written_by(func, *given)) is torch.Tensor:
-                    raise TypeError(_INTO_PLAIN.format(func.name()))
-                args, kwargs = pytree.tree_map_only(torch.Tensor, self.constant, given)
-                names = torch_operations.names_of_arguments(torch).get(func, {})
-                given = (args, {names.get(name, name): value for name, value in kwargs.items()})
-            elif overload and not self.knows(func):  # such as hann_window
-                return func(*given[0], **{n: x for n, x in given[1].items() if n != "device"})
-            result = super().dispatch(func, types, *given)
-            if overload and func in less and getattr(given[0][0], "drawn", False):
+            if func in less and getattr(args[0], "drawn", False) and not args[0].shape:
                 result.chosen = False
-            if not self.cut:
-                return result
-            own = {id(x) for x in pytree.tree_leaves(given)}  # also what it writes into
-            return pytree.tree_map_only(
-                torchax.Tensor, lambda x: x if id(x) in own else x.detach(), result
-            )
-
-        def _get_op_or_decomp(self, func: Any) -> Any:
-            try:
-                return super()._get_op_or_decomp(func)
-            except torchax.OperatorNotFound:  # `floor_`: what `floor` returns, written back
-                name = getattr(getattr(func, "overloadpacket", None), "__name__", "")
-                if not (name.endswith("_") and hasattr(torch.ops.aten, name[:-1])):
-                    raise
-                written = op_base.InplaceOp(getattr(torch.ops.aten, name[:-1]))
-                return ops_registry.Operator(func, written, False, True, False, True)
-
-        def knows(self, func: Any) -> bool:
-            try:
-                return self._get_op_or_decomp(func) is not None
-            except torchax.OperatorNotFound:
-                return False
+            return result
 
     return Environment
