@@ -125,8 +125,8 @@ class Task:
     - `context`: the most positions that `decode` takes.
     - `returns`: the kind of these outputs: "logits", "probabilities" or "values". By default, with
       `classes`, an array `(batch, classes)` is probabilities if a softmax or sigmoid is the last
-      operation of `predict`, else logits, but asked for if all are from 0 to 1 and no linear layer
-      or log-softmax is the last. All else is values.
+      operation of `predict`, else logits. Where no linear layer or log-softmax is the last,
+      `predict` says so. All else is values.
     - `class_names`: the names of the classes, in order, for predictions. By default those of
       `train`. Other names than `train` states are allowed, the same names in another order are not.
     - `better`: which way metrics are better, such as `{"bpb": "lower", "top5": "higher"}`. It
