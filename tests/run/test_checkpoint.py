@@ -4,12 +4,14 @@ import contextlib
 import errno
 import hashlib
 import json
+import logging
 import os
 import random
 import resource
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +30,7 @@ from chipwise.base.files import system_number
 from chipwise.run.folder import checkpoint as module
 from chipwise.run.folder import run_reader
 from chipwise.run.folder.checkpoint import KEEP, Checkpoints, digest, restore_run
+from chipwise.run.folder.quiet_orbax import QuietOrbax
 from chipwise.run.folder.run_folder import RunFolder
 from chipwise.step.state import abstract_state
 from refusals import refused
@@ -278,6 +281,25 @@ def test_a_folder_that_cannot_be_made_ends_the_process_and_no_thread_waits(tmp_p
     code, checkpoint = done.stdout.split()
     assert code == "run-disk-full" and checkpoint in ("None", "10")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("failed", [True, False])
+@pytest.mark.parametrize("file", ["/site-packages/orbax/checkpoint/writer.py", "/mine/orbax_like.py"])
+def test_a_thread_of_orbax_says_nothing_beside_the_error_of_a_save(failed, file, monkeypatch):
+    said = []
+    monkeypatch.setattr(threading, "excepthook", said.append)
+    quiet = QuietOrbax()
+    quiet.expected = failed
+    quiet.close()  # it may fail later than that
+    names = {}
+    exec(compile("def write():\n    raise ValueError('NOT_FOUND: Failed to rename')", file, "exec"), names)
+    thread = threading.Thread(target=names["write"])
+    thread.start()
+    thread.join()
+    assert len(said) == (not failed or "/orbax/" not in file)
+    if failed:  # what stays then
+        logging.getLogger("absl").removeFilter(quiet._log)
+        sys.unraisablehook = quiet._unraisable
 
 
 def test_reading_leaves_alone_what_is_damaged_or_just_being_written(run, template, tmp_path):

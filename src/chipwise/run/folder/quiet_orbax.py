@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+import traceback
+from pathlib import Path
 from typing import Any
 
 
@@ -14,16 +17,16 @@ class QuietOrbax:
     itself.
 
     Orbax writes arrays concurrently in an event loop. When one fails, its error is raised and the
-    loop is closed while other operations run. Each of these then reports the closed loop, some of
-    them only after the checkpoints are closed. After a failure (`expected`), these reports are
-    suppressed.
+    loop is closed while other operations run. Each of these then reports the closed loop, or that
+    its folder is gone, some of them only after the checkpoints are closed. After a failure
+    (`expected`), these reports are suppressed.
     """
 
     def __init__(self) -> None:
         self.expected = False
         logging.getLogger("absl").addFilter(self._log)
-        self._before = sys.unraisablehook
-        sys.unraisablehook = self._hook
+        self._unraisable, self._uncaught = sys.unraisablehook, threading.excepthook
+        sys.unraisablehook, threading.excepthook = self._hook, self._in_thread
 
     def _hook(self, event: Any) -> None:
         closed = (
@@ -31,12 +34,25 @@ class QuietOrbax:
             and str(event.exc_value) == "Event loop is closed"
         )
         if not closed:
-            self._before(event)
+            self._unraisable(event)
+
+    def _in_thread(self, event: Any) -> None:
+        files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(event.exc_traceback)]
+        if not (self.expected and any(map(_of_orbax, files))):
+            self._uncaught(event)
 
     def _log(self, record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.CRITICAL
+        return record.levelno >= logging.CRITICAL or not _of_orbax(record.pathname)
 
     def close(self) -> None:
+        if self.expected:
+            return
         logging.getLogger("absl").removeFilter(self._log)
-        if sys.unraisablehook == self._hook and not self.expected:
-            sys.unraisablehook = self._before
+        if sys.unraisablehook == self._hook:
+            sys.unraisablehook = self._unraisable
+        if threading.excepthook == self._in_thread:
+            threading.excepthook = self._uncaught
+
+
+def _of_orbax(file: str) -> bool:
+    return "orbax" in Path(file).parts
