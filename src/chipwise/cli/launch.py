@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base import DeviceError, Fact, RecipeError, fact, say
 from ..explain.terminal import console, grid
+from ..recipe.described import title
 from . import options
 from .options import flag, option
 from .standard_output import print_json
@@ -128,7 +129,13 @@ def about(recipe: Recipe, plan: Plan, where: Place, spot: bool) -> tuple[Fact, .
     """The head of every job file: recipe and target, predicted time and cost."""
     from importlib.metadata import version
 
-    lines = [fact("launch-job", recipe=recipe.name, target=plan.target)]
+    lines = [
+        fact(
+            "launch-job",
+            recipe=title({"name": recipe.name, "source": recipe.source}),
+            target=plan.target,
+        )
+    ]
     if plan.wall_seconds is not None:
         today = datetime.date.today().isoformat()
         wall = plan.wall_seconds

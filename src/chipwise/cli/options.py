@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -109,7 +109,8 @@ class Given:
     def load(self) -> recipes.Recipe:
         from ..recipes.load import load
 
-        return load(self.recipe, self.settings, self.data, self.synthetic)
+        loaded = load(self.recipe, self.settings, self.data, self.synthetic)
+        return replace(loaded, source={"recipe": self.recipe})
 
     def words(self, settings: Sequence[str] | None = None) -> list[str]:
         """The command line after a recipe: `settings`, by default its own, and its data."""

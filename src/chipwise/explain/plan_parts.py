@@ -17,6 +17,7 @@ from ..base import fact, plain
 from ..base.figures import byte_size, digits, dollars, duration, price, share, spread
 from ..planner.plans import SCHEMA, Plan
 from ..planner.ranking import judge
+from ..recipe.described import title
 from ..recipe.recipe import Recipe
 from . import plan_kernels, terminal
 from .charts import Panel, Trace
@@ -43,7 +44,7 @@ def document(recipe: Recipe, plans: Sequence[Plan]) -> dict[str, Any]:
     answer = {
         **terminal.heading(SCHEMA),
         "recipe": {
-            "name": recipe.name,
+            "name": title({"name": recipe.name, "source": recipe.source}),
             "parameters": plans[0].parameters,
             "batch": recipe.batch,
             "replicas": recipe.replicas,

@@ -12,6 +12,7 @@ from pathlib import Path
 from ..base import DeviceError, Fact, RecipeError, invalid
 from ..chips.targets import Target
 from ..machine.host_facts import installed
+from ..recipe.described import title
 from .carried import Carried
 
 PINNED = ("jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -73,9 +74,9 @@ class LaunchJob:
 def name_of(recipe: str) -> str:
     """A name that every place accepts: lower case, a letter first, at most 40 characters."""
     path, _, attribute = recipe.partition(":")
-    stem = (
-        f"{Path(path).stem}-{attribute}" if attribute and attribute != "recipe" else Path(path).stem
-    )
+    stem = title({"name": "recipe", "source": {"recipe": recipe}}) if attribute else path
+    if attribute not in ("", "recipe"):
+        stem = f"{stem}-{attribute}"
     clean = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")
     return f"chipwise-{clean}"[:40].rstrip("-")
 

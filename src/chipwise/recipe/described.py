@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ..base.figures import counted, known, one_line, printable
@@ -10,6 +11,24 @@ from .duration import Clock
 from .schedules import as_typed
 
 _MORE = ("blocks", "shards", "precision", "seed", "ema", "adapters")
+
+
+_UNNAMED = ("recipe", "__init__")  # names that say nothing of what is inside
+
+
+def title(described: Mapping[str, Any]) -> str:
+    """What people call a recipe: its name, or that of its file, or of the folder around it.
+
+    *Arguments:* `described`: has the `name` of a recipe and its `source`, as `recipe.json` does.
+    Nothing in it is trusted.
+    """
+    name, source = str(described.get("name") or ""), _part(described, "source")
+    file, _, _ = str(source.get("recipe") or "").rpartition(":")
+    if name.removesuffix("-synthetic") not in _UNNAMED or not file:
+        return name
+    place = Path(file).absolute()
+    found = place.stem if place.stem not in _UNNAMED else place.parent.name
+    return found + name.removeprefix("recipe") if found else name
 
 
 def described_rows(described: Mapping[str, Any], clock: Clock | None) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from typing import Any
 from ...base import Fact, RunError, fact, plain, say
 from ...base.figures import one_line
 from ...machine.fingerprint import stated
-from ...recipe.described import described_rows
+from ...recipe.described import described_rows, title
 from ...run.folder.run_reader import (
     StoredRun,
     holes,
@@ -77,7 +77,7 @@ def run_document(run: StoredRun) -> dict[str, Any]:
         **heading(SCHEMA),
         "kind": "run",
         "run": one_line(run.path),
-        "name": one_line(run.recipe.get("name") or run.path.name),
+        "name": one_line(title(run.recipe) or run.path.name),
         "about": [one.json() for one in _about(run, devices or {}, total)],
         "status": status,
         "metrics": metrics,
