@@ -3,6 +3,10 @@
 What the built-in models need, what jax2onnx would translate otherwise, and loops and branches.
 """
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -124,6 +128,22 @@ def test_an_operation_gives_what_jax_gives(name):
             (found,) = session.run(None, {"x": x})
             assert found.dtype == expected.dtype and found.shape == expected.shape
             np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+
+
+FUNCTIONS = """
+import jax, jax.numpy as jnp, numpy as np
+before = [{name: value for name, value in vars(m).items() if callable(value)} for m in (jnp, jax.lax, jax.nn)]
+from chipwise.deploy.onnx import to_onnx
+spec = {"x": jax.ShapeDtypeStruct((3,), np.float32)}
+to_onnx(lambda c: {"y": jnp.cumsum(c["x"], -1)}, spec, {"y": "y"}, {})
+for module, own in zip((jnp, jax.lax, jax.nn), before):
+    assert [name for name, value in own.items() if getattr(module, name) is not value] == []
+"""
+
+
+@pytest.mark.slow
+def test_an_export_leaves_the_functions_of_jax_alone():
+    subprocess.run([sys.executable, "-c", FUNCTIONS], check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
 
 
 def test_what_has_no_counterpart_is_refused():

@@ -8,8 +8,9 @@ Code that depends on the platform uses the default branch.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,6 +29,18 @@ _NO_CALLS = ("while", "scan", "reduce")
 _LONGEST_UNROLLED = 128  # turns of a loop
 
 
+@contextlib.contextmanager
+def _own_functions() -> Iterator[None]:
+    """A context after which JAX's functions are its own again: jax2onnx puts others in the place of
+    some, such as `jnp.cumsum`, from its import on, for everybody in the process."""
+    before = [(module, dict(vars(module))) for module in (jnp, lax, jax.nn)]
+    try:
+        yield
+    finally:
+        for module, functions in before:
+            vars(module).update(functions)
+
+
 def to_onnx(
     function: Callable, inputs: Spec, outputs: Mapping[str, str], about: Mapping[str, str]
 ) -> Any:
@@ -38,7 +51,8 @@ def to_onnx(
     output names to the model's. `about`: texts to store as metadata. Raises `RecipeError` for a
     function that cannot be translated.
     """
-    jax2onnx = library("jax2onnx", "export-library", extra="onnx")
+    with _own_functions():
+        jax2onnx = library("jax2onnx", "export-library", extra="onnx")
     import onnx
 
     (batch,) = jax.export.symbolic_shape("batch")
@@ -56,6 +70,7 @@ def to_onnx(
             warnings.catch_warnings(action="ignore"),
             jax.numpy_rank_promotion("allow"),
             jax.numpy_dtype_promotion("standard"),
+            _own_functions(),
         ):
             model = jax2onnx.to_onnx(again, list(shapes.values()), model_name="chipwise", **named)
     except Exception as error:  # each operation raises what it likes
