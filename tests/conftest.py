@@ -74,6 +74,8 @@ def pytest_collection_modifyitems(items):
     compiled in one way come first, then mixed ones, then the others; within a file the marked tests, whose
     fixtures the others may share. Long files come first among equals. (`make test` keeps this order:
     `--no-loadscope-reorder`.)"""
+    if unlike := [item.nodeid for item in items if " at 0x" in item.nodeid]:  # in each worker another
+        raise pytest.UsageError(f"name the cases of {unlike[0]}: an address is another one in each process")
     ways = collections.defaultdict(set)
     for item in items:
         ways[item.path].add(compiles_as_users(item))

@@ -117,8 +117,8 @@ def halved(batch, key):
 
 
 @EVERY
-@pytest.mark.parametrize("more", [{"augment": doubled}, {"mix": halved}], ids=str)
-@pytest.mark.parametrize("target", ["twice", lambda batch: batch["twice"]], ids=str)
+@pytest.mark.parametrize("more", [{"augment": doubled}, {"mix": halved}], ids=["augment", "mix"])
+@pytest.mark.parametrize("target", ["twice", lambda batch: batch["twice"]], ids=["named", "computed"])
 def test_a_target_made_by_augment_or_mix(make, more, target):
     metrics = ["accuracy"] if make is keras else {"accuracy": cw.losses.correct}
     assert trained(make(inputs="x", target=target, metrics=metrics, **more)).steps == 1
