@@ -120,4 +120,5 @@ raise SystemExit(9)
 """
     search = processes.os.pathsep.join([processes.search(), str(processes.HERE / "step")])
     ended = processes.ends(processes.start(program, 2, 1, PYTHONPATH=search))
-    assert [code for code, _, _ in ended] == [4, 4] and "host-differs 1" in ended[0][1], ended
+    # Each meets the error and ends as it likes, unless the end of the other one comes first
+    assert {code for code, _, _ in ended} <= {0, 4} and "host-differs 1" in ended[0][1], ended
