@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..base import DeviceError, Fact, RecipeError, fact, say
 from ..explain.terminal import console, grid
-from ..recipe.described import title
 from . import options
 from .options import flag, option
 from .standard_output import print_json
@@ -128,6 +127,8 @@ def _planned(recipe: Recipe, given: str, target: str, prices: str | None) -> Pla
 def about(recipe: Recipe, plan: Plan, where: Place, spot: bool) -> tuple[Fact, ...]:
     """The head of every job file: recipe and target, predicted time and cost."""
     from importlib.metadata import version
+
+    from ..recipe.described import title
 
     lines = [
         fact(
