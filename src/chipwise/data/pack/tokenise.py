@@ -291,7 +291,8 @@ class _Spool:
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with self._telling():  # it writes what is left
+                self._file.close()
         if self.mask is not None:
             self.mask.close()
 
