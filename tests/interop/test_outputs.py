@@ -253,6 +253,7 @@ def test_a_partial_keras_loss_says_what_it_takes():
         cw.keras.task(keras_net("softmax"), loss, train=DATA)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [None, ".csv", ".jsonl"])
 def test_outputs_of_which_nothing_says_what_they_are(tmp_path, suffix):
     """A mixture of two softmaxes has the shape of logits, and is none. The answer depends on the
