@@ -184,8 +184,13 @@ def unjoined(
     its own."""
     if given or split == "train" or bool(known) == bool(own):
         return None
-    numbers = [f"{name}={i}" for i, name in enumerate(known or own)]
-    return fact("labels-by-number", side=split if known else "train", numbers=numbers)
+    return _by_number(split if known else "train", known or own)
+
+
+def _by_number(side: str, names: Sequence[str]) -> Fact:
+    """The fact that one side, which states no names, is taken by the numbers of the other's."""
+    numbers = [f"{name}={i}" for i, name in enumerate(names)]
+    return fact("labels-by-number", side=side, numbers=numbers)
 
 
 def told(task: Any, source: Any = None) -> Fact | None:
@@ -201,8 +206,7 @@ def told(task: Any, source: Any = None) -> Fact | None:
         side = side if known and not own else "train" if own and not names_in(task) else None
         if side is None or "label" not in spec_of(source):
             return None
-        numbers = [f"{name}={i}" for i, name in enumerate(known or own)]
-        return fact("labels-by-number", side=side, numbers=numbers)
+        return _by_number(side, known or own)
     lacking = sorted(set(source.names) - set(source.own))
     code = "labels-joined" if lacking else "labels-joined-all"
     return fact(code, data=called(source.source), own=source.own, lacking=lacking)
