@@ -12,7 +12,7 @@ from pathlib import Path
 from ..base import DeviceError, Fact, RecipeError, invalid
 from ..chips.targets import Target
 from ..machine.host_facts import installed
-from ..recipe.described import title
+from ..recipe.described import title_of_file
 from .carried import Carried
 
 PINNED = ("jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -74,7 +74,7 @@ class LaunchJob:
 def name_of(recipe: str) -> str:
     """A name that every place accepts: lower case, a letter first, at most 40 characters."""
     path, _, attribute = recipe.partition(":")
-    stem = title({"name": "recipe", "source": {"recipe": recipe}}) if attribute else path
+    stem = title_of_file(path) if attribute else path
     if attribute not in ("", "recipe"):
         stem = f"{stem}-{attribute}"
     clean = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")

@@ -13,7 +13,7 @@ from .schedules import as_typed
 _MORE = ("blocks", "shards", "precision", "seed", "ema", "adapters")
 
 
-_UNNAMED = ("recipe", "__init__")  # names that say nothing of what is inside
+_UNNAMED = ("recipe", "__init__")  # names of files that say nothing of what is inside
 
 
 def title(described: Mapping[str, Any]) -> str:
@@ -24,11 +24,15 @@ def title(described: Mapping[str, Any]) -> str:
     """
     name, source = str(described.get("name") or ""), _part(described, "source")
     file, _, _ = str(source.get("recipe") or "").rpartition(":")
-    if name.removesuffix("-synthetic") not in _UNNAMED or not file:
-        return name
+    unnamed = name.removesuffix("-synthetic") == "recipe" and file
+    return title_of_file(file) + name.removeprefix("recipe") if unnamed else name
+
+
+def title_of_file(file: str) -> str:
+    """The name of a recipe's file without its ending, or that of the folder around it if the file's
+    says nothing."""
     place = Path(file).absolute()
-    found = place.stem if place.stem not in _UNNAMED else place.parent.name
-    return found + name.removeprefix("recipe") if found else name
+    return place.stem if place.stem not in _UNNAMED else place.parent.name or place.stem
 
 
 def described_rows(described: Mapping[str, Any], clock: Clock | None) -> list[tuple[str, str]]:
