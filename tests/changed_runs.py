@@ -490,7 +490,7 @@ CHANGES: dict[str, dict[str, tuple[Change, Any]]] = {
         ),
         "a hole in the ledger": (
             with_ledger(of_step(8, lambda row: [])),
-            "ledger.jsonl: 1 steps without a row, the first is 8",
+            ("ledger-rows-missing", None),
         ),
         "a ledger without digests of parameters": (
             with_ledger(lambda rows: [{k: v for k, v in row.items() if k != "parameters"} for row in rows]),
@@ -610,7 +610,7 @@ CHANGES: dict[str, dict[str, tuple[Change, Any]]] = {
     },
     "best/": {
         "no best checkpoint": (gone("best"), "best/"),
-        "the best checkpoint of another run": (of_other("best"), (BEST, END)),
+        "the best checkpoint of another run": (of_other("best"), (BEST, None)),
         "another step's checkpoint as the best": (
             all_of(gone("best"), renamed("checkpoints/14", "best/14")),
             (BEST, 14),
