@@ -91,6 +91,12 @@ def test_a_number_in_the_digits_of_another_script_is_refused(number, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("words", [["--prompt", "١٩٩٩"], ["--prompt=١٩٩٩"], ["--stop", "１"]])
+def test_a_text_may_be_digits_of_another_script(words, capsys):
+    assert main(["generate", "no-such-run", *words]) != 0
+    assert "0 to 9" not in capsys.readouterr().err
+
+
 def test_settings_that_would_hang_are_refused():
     one_line(command("devices", NPROC="999999"))
     one_line(command("devices", NPROC="many"))

@@ -222,6 +222,15 @@ def test_a_pack_is_joined_by_the_names_of_its_classes(tmp_path, make, names, sha
         make(tmp_path / "strange")
 
 
+def test_a_pack_of_torchvisions_mnist_is_taken(tmp_path):
+    split = Packable(datasets.MNIST_IN_TORCHVISION, (28, 28))
+    cw.pack({"train": split, "eval": split}, tmp_path / "pack")
+    data = mnist(tmp_path / "pack")
+    for source in (data.train, data.eval):
+        np.testing.assert_array_equal(materialize(source)["label"], np.arange(10))
+    assert data.class_names == tuple("0123456789")
+
+
 def test_originals_are_preferred(tmp_path, monkeypatch):
     image_folder(tmp_path / "cifar10-jpeg")
     write(tmp_path, monkeypatch)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import pkgutil
 import re
@@ -191,13 +192,16 @@ def _check_addresses() -> None:
 
 
 _NUMBERS = re.compile(r"(--?[\w-]+=)?[\d.,:%٪٫٬+eE_-]+")
+_TEXTS = ("--prompt", "--stop")
+"""Options whose values are text, which may be digits of any script."""
 
 
 def _check_digits(arguments: list[str]) -> None:
     """Raises `RecipeError` for a number in the digits of another script, which Python would read
     in some places and not in others."""
-    for one in arguments:
-        if not one.isascii() and _NUMBERS.fullmatch(one):
+    for before, one in itertools.pairwise(["", *arguments]):
+        text = before in _TEXTS or one.partition("=")[0] in _TEXTS
+        if not text and not one.isascii() and _NUMBERS.fullmatch(one):
             raise errors.invalid("digits-of-another-script", "a number", one, "the digits 0 to 9")
 
 

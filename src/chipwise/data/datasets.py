@@ -27,7 +27,7 @@ from ..base.figures import one_line
 from ..base.files import home
 from ..recipe.source import Source
 from . import originals
-from .class_names import joined
+from .class_names import Renamed, joined, names_of
 from .image_folder import ImageFolder
 from .manifest import MANIFEST
 from .packed import PackedFolder
@@ -116,7 +116,7 @@ def mnist(data: str | Path | None = None) -> Dataset:
         Dataset, classes=10, mean=(33.318,), std=(78.567,), name="mnist", class_names=names
     )
     if (packed := _packed(data, (28, 28), names)) is not None:
-        return made(*(joined(names, source) for source in packed))
+        return made(*(joined(names, _called_as_digits(source)) for source in packed))
     files = _look(data, _find_mnist, "mnist-missing", files=list(originals.MNIST_FILES))
 
     def read(part: str) -> Callable[[], Columns]:
@@ -324,6 +324,29 @@ def _packed(
             )
         splits.append(source)
     return splits
+
+
+MNIST_IN_TORCHVISION = (
+    "0 - zero",
+    "1 - one",
+    "2 - two",
+    "3 - three",
+    "4 - four",
+    "5 - five",
+    "6 - six",
+    "7 - seven",
+    "8 - eight",
+    "9 - nine",
+)
+"""The classes of torchvision's MNIST, by https://github.com/pytorch/vision
+torchvision/datasets/mnist.py."""
+
+
+def _called_as_digits(source: Source) -> Source:
+    """`source`, whose classes are called `0` to `9` if it is a pack of torchvision's MNIST."""
+    if names_of(source) != MNIST_IN_TORCHVISION:
+        return source
+    return Renamed(source, tuple("0123456789"))
 
 
 def _find_mnist(root: Path) -> dict[str, Path] | None:

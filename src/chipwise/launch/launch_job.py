@@ -20,7 +20,8 @@ PINNED = ("jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 libtpu."""
 
 _SLURM = re.compile(r"[\w.,@+-]+", re.ASCII)
-_SBATCH = re.compile(r"(?!--job-name|-J)(--[a-z]|-[A-Za-z]).*")  # `scancel` is given the job's name
+# `scancel` is given the job's name, and `tail` that of the log
+_SBATCH = re.compile(r"(?!--job-name|-J|--output|-o)(--[a-z]|-[A-Za-z]).*")
 _URL = re.compile(r"[a-z][a-z0-9+]*://")
 BUCKET = re.compile(r"(gs|s3)://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[A-Za-z0-9._=-]+)*")
 
@@ -132,7 +133,7 @@ def check(job: LaunchJob) -> None:
                 "launch-sbatch",
                 "--sbatch",
                 one,
-                "an option of sbatch but the name: --sbatch=--constraint=a100",
+                "an option of sbatch but the name and the log: --sbatch=--constraint=a100",
             )
     paths = [("--data", job.data), ("RECIPE", job.file)]
     given = [("--zone", job.zone), *(("--package", one) for one in job.packages)]
