@@ -8,14 +8,11 @@ compiles and is left out. A row has the median of the others, of three children 
 """
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
-HERE = Path(__file__).parents[1]
+from turns import answer, by_turns
+
 NETS = {
     "digits": [],
     "mnist": [],
@@ -40,19 +37,12 @@ with tempfile.TemporaryDirectory() as folder:
 ends = {row["step"]: [] for row in rows}
 for row in rows:
     ends[row["step"]].append(row["seconds"])
-print("seconds", json.dumps([max(both) - min(both) for both in ends.values()][1:]))
+print("answer", json.dumps([max(both) - min(both) for both in ends.values()][1:]))
 """
 
 
-def seconds(checkout: Path, *given) -> float:
-    environment = os.environ | {"PYTHONPATH": str(checkout / "src"), "JAX_PLATFORMS": "cpu"}
-    environment |= {"JAX_NUM_CPU_DEVICES": "8"}
-    program = [sys.executable, "-c", CHILD, json.dumps(given)]
-    said = subprocess.run(program, env=environment, capture_output=True, text=True)
-    line = next((line for line in said.stdout.splitlines() if line.startswith("seconds")), None)
-    if line is None:
-        raise SystemExit(said.stderr)
-    return statistics.median(json.loads(line.removeprefix("seconds")))
+def milliseconds(checkout: Path, *given: object) -> float:
+    return 1e3 * statistics.median(answer(checkout, CHILD, given, JAX_NUM_CPU_DEVICES="8"))
 
 
 def main() -> None:
@@ -64,12 +54,10 @@ def main() -> None:
     for name, settings in NETS.items():
         for devices in (1, 8):
             data = given.mnist if name == "mnist" else None
-            sides = {given.beside: [], HERE: []}
-            for _ in range(3):
-                for checkout, found in sides.items():
-                    found.append(1e3 * seconds(checkout, name, settings, data, devices, EXAMPLES.get(name)))
-            shown = [f"{statistics.median(v):.1f} ({min(v):.1f} to {max(v):.1f})" for v in sides.values()]
-            before, now = (statistics.median(v) for v in sides.values())
+            child = (name, settings, data, devices, EXAMPLES.get(name))
+            sides = by_turns(given.beside, 3, milliseconds, *child)
+            shown = [f"{statistics.median(v):.1f} ({min(v):.1f} to {max(v):.1f})" for v in sides]
+            before, now = map(statistics.median, sides)
             print(f"| `{name}` | {devices} | {' | '.join(shown)} | {before / now:.2f} |", flush=True)
 
 

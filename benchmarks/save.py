@@ -9,15 +9,12 @@ left out. A row has the median of the others, of three children by turns, and th
 """
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).parents[1]
+from turns import answer, by_turns
+
 SAVES = {"`digits`": 6, "500 MB": 3}
 CHILD = """
 import json, sys, time
@@ -42,20 +39,15 @@ for step in range(1, saves + 2):
     checkpoints.wait()
     seconds.append((started - began, time.perf_counter() - began))
 checkpoints.close()
-print("seconds", json.dumps(seconds[1:]))
+print("answer", json.dumps(seconds[1:]))
 """
 
 
 def seconds(checkout: Path, name: str, disk: Path) -> tuple[float, float]:
     """Until the loop goes on, and until the checkpoint is complete."""
-    environment = os.environ | {"PYTHONPATH": str(checkout / "src"), "JAX_PLATFORMS": "cpu"}
     with tempfile.TemporaryDirectory(dir=disk) as folder:
-        program = [sys.executable, "-c", CHILD, json.dumps([name, SAVES[name], folder])]
-        said = subprocess.run(program, env=environment, capture_output=True, text=True)
-    line = next((line for line in said.stdout.splitlines() if line.startswith("seconds")), None)
-    if line is None:
-        raise SystemExit(said.stderr)
-    waited, whole = zip(*json.loads(line.removeprefix("seconds")), strict=True)
+        saves = answer(checkout, CHILD, [name, SAVES[name], folder])
+    waited, whole = zip(*saves, strict=True)
     return statistics.median(waited), statistics.median(whole)
 
 
@@ -66,12 +58,9 @@ def main() -> None:
     given = parser.parse_args()
     print("| state | seconds | before | now | now / before |\n|---|---|---|---|---|")
     for name in SAVES:
-        sides = {given.beside: [], HERE: []}
-        for _ in range(3):
-            for checkout, found in sides.items():
-                found.append(seconds(checkout, name, given.on))
+        sides = by_turns(given.beside, 3, seconds, name, given.on)
         for i, what in enumerate(("the training waits", "until it is complete")):
-            each = [[pair[i] for pair in found] for found in sides.values()]
+            each = [[pair[i] for pair in found] for found in sides]
             shown = [f"{statistics.median(v):.3f} ({min(v):.3f} to {max(v):.3f})" for v in each]
             before, now = map(statistics.median, each)
             print(f"| {name} | {what} | {' | '.join(shown)} | {now / before:.2f} |", flush=True)

@@ -9,14 +9,11 @@ children by turns, the range, and the median of the five ratios.
 """
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
-HERE = Path(__file__).parents[1]
+from turns import answer, by_turns
+
 TURNS = 5
 NETS = {
     "digits": ([], 2000, 8),
@@ -41,18 +38,12 @@ for row in rows:
     ends.setdefault(row["step"], row["seconds"])
 steps = sorted(step for step in ends if step)
 rates = [(b - a) / (ends[b] - ends[a]) for a, b in zip(steps[1:], steps[2:], strict=False)]
-print("rates", json.dumps(rates))
+print("answer", json.dumps(rates))
 """
 
 
-def rate(checkout: Path, *given) -> float:
-    environment = os.environ | {"PYTHONPATH": str(checkout / "src"), "JAX_PLATFORMS": "cpu"}
-    program = [sys.executable, "-c", CHILD, json.dumps(given)]
-    said = subprocess.run(program, env=environment, capture_output=True, text=True)
-    line = next((line for line in said.stdout.splitlines() if line.startswith("rates")), None)
-    if line is None:
-        raise SystemExit(said.stderr)
-    return statistics.median(json.loads(line.removeprefix("rates")))
+def rate(checkout: Path, *given: object) -> float:
+    return statistics.median(answer(checkout, CHILD, given))
 
 
 def main() -> None:
@@ -65,11 +56,7 @@ def main() -> None:
     for name in given.nets:
         settings, every, rows = NETS[name]
         data = given.mnist if name == "mnist" else None
-        sides = {given.beside: [], HERE: []}
-        for _ in range(TURNS):
-            for checkout, rates in sides.items():
-                rates.append(rate(checkout, name, settings, data, every, rows))
-        before, now = sides.values()
+        before, now = by_turns(given.beside, TURNS, rate, name, settings, data, every, rows)
         shown = [f"{statistics.median(v):.4g} ({min(v):.4g} to {max(v):.4g})" for v in (before, now)]
         ratio = statistics.median(b / a for a, b in zip(before, now, strict=True))
         print(f"| `{name}` | {' | '.join(shown)} | {ratio:.2f} |", flush=True)
