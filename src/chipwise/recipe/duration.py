@@ -111,7 +111,10 @@ class Marks:
     but: int | None = None
 
     def __contains__(self, step: object) -> bool:
-        return step == self.also or (isinstance(step, int) and self.after(step - 1) == step)
+        if step == self.also:
+            return True
+        inside = isinstance(step, int) and step <= self.total and step != self.but
+        return inside and self._next(step - 1) == step
 
     def __iter__(self) -> Iterator[int]:
         step = self.after(0)
@@ -128,9 +131,13 @@ class Marks:
         return min(marks, default=None)
 
     def _next(self, step: int) -> int:
-        if self.length < 1:  # every step ends some interval
+        # In whole numbers, since a loop asks this several times a step. A fraction takes as long as
+        # the step of a small net
+        steps, parts = self.length.numerator, self.length.denominator
+        if steps < parts:  # every step ends some interval
             return step + 1
-        return _half_up(math.ceil((step + Fraction(1, 2)) / self.length) * self.length)
+        intervals = -(-(2 * step + 1) * parts // (2 * steps))
+        return (2 * intervals * steps + parts) // (2 * parts)
 
 
 Length = Annotated[str, Duration, "a duration such as '24ep', '9360st' or '1.2e6ex'"]
