@@ -113,8 +113,9 @@ class Marks:
     def __contains__(self, step: object) -> bool:
         if step == self.also:
             return True
-        inside = isinstance(step, int) and step <= self.total and step != self.but
-        return inside and self._next(step - 1) == step
+        if not isinstance(step, int) or step > self.total or step == self.but:
+            return False
+        return self._next(step - 1) == step
 
     def __iter__(self) -> Iterator[int]:
         step = self.after(0)
