@@ -394,7 +394,10 @@ chmod +x "$4"/bin/*
 
 @pytest.mark.parametrize(
     "option",
-    ["", "constraint=a100", "--a\n#SBATCH --b", "--", "-1", "-J other", "--job-name=other", "-o log", "--output=log"],
+    [
+        *("", "constraint=a100", "--a\n#SBATCH --b", "--", "-1"),
+        *("-J other", "--job-name=other", "-o log", "--output=log"),
+    ],
 )
 def test_what_is_no_option_of_sbatch_is_refused(option):
     with refused(RecipeError, "launch-sbatch", value=option):

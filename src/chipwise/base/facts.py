@@ -150,6 +150,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "way": lambda way: f", {way} is better" if way else "",  # nothing of None
     # Hosts 1, 3
     "hosts": lambda numbers: f"host{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}",
+    "adapted": lambda rank: f" by adapters of rank {rank}" if rank else "",
     "plain": lambda text: figures.printable(str(text)),  # foreign text, safe on one line
 }
 """The formats of `{number:...}`, besides those of Python and `{n:count step}`."""

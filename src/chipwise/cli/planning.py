@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 import gc
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..base import RecipeError, invalid
+from ..base import RecipeError, fact, invalid
 from ..explain.terminal import answer
 from . import options
 from .options import flag, option
+
+if TYPE_CHECKING:
+    from ..recipe.recipe import Recipe
 
 EVERYTHING = "v2-8,v3-8,v4-8,v5e-8,v5p-8,v6e-8,tpu7x-8,t4,v100,a100,h100"
 
@@ -24,6 +28,7 @@ def plan(
     prices: str | None = options.PRICES,
     largest_batch: bool = flag("Also search for the largest batch that fits each target."),
     host_cores: int | None = option("Cores of the feeding hosts. [this host's]", "N", min=1),
+    lora: int | None = option("Of a published model: train adapters of rank N alone.", "N", min=1),
     like: Path | None = option("A run with --noise: plan to a --target, at each --batch.", "RUN"),
     target: str | None = option("Goal of --like, such as eval/accuracy=0.99.", "METRIC=VALUE"),
     better: options.Better,
@@ -34,6 +39,8 @@ def plan(
 ) -> None:
     """Predict before renting: whether a recipe fits, how fast it is, and the cost.
 
+    RECIPE may be hf://OWNER/NAME or a folder with a config.json: fine-tuning of that model.
+
     \b
     Examples:
       chipwise plan mnist --on v5e-8,v6e-8,v3-8,a100,h100:8,t4,v100
@@ -41,6 +48,7 @@ def plan(
       chipwise plan mnist --like runs/mnist --target eval/accuracy=0.99 --batch 64..4096 \
 --on t4,v5e-1
       chipwise plan gpt2-124m --on v5e-8,h100 --kernels
+      chipwise plan hf://Qwen/Qwen3-0.6B --set context=2048 --lora 16 --on t4,rtx-4090
     """
     options.only_look()
     from ..explain import plan_kernels
@@ -50,7 +58,7 @@ def plan(
     from ..planner.plan_to_target import plan_like
 
     gc.set_threshold(20_000)  # a seventh of the time to trace a net is collecting objects that stay
-    loaded = recipe.load()
+    loaded = _loaded(recipe, lora)
     targets = _names(on)
     batches = [] if batch is None else _batches(batch)
     if (like, target, batch).count(None) not in (0, 3) or (like is None and better.given):
@@ -76,6 +84,34 @@ def plan(
     answer(report, [*parts(report), *tables], html, json_, page(report))
     for one in plans:
         one.check()
+
+
+def _loaded(given: options.Given, rank: int | None) -> Recipe:
+    """The recipe, or the one that fine-tunes the published model that is named in its place."""
+    from ..data.sources import described
+    from ..deploy.fine_tuning import fine_tuning, is_described
+    from ..recipe.source import spec_of
+
+    if not is_described(given.recipe):
+        if rank is not None:
+            raise RecipeError("plan-lora", recipe=given.recipe, rank=rank, alpha=2 * rank)
+        return given.load()
+    if given.synthetic:
+        raise RecipeError("plan-described-synthetic", path=given.recipe)
+    recipe = fine_tuning(given.recipe, given.settings, given.data, rank)
+    columns = described(spec_of(recipe.task.train))
+    options.say(
+        fact(
+            "plan-described",
+            path=given.recipe,
+            batch=recipe.batch,
+            replicas=recipe.replicas,
+            columns=columns,
+            duration=str(recipe.duration),
+            rank=rank,
+        )
+    )
+    return recipe
 
 
 def _batches(text: str) -> list[int]:

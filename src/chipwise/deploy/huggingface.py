@@ -315,16 +315,19 @@ def _json(value: Any) -> bytes:
 # ---- reading
 
 
-def from_hub(name: str) -> Path:
-    """The folder of `hf://OWNER/NAME`, from `huggingface_hub`'s cache where the network does not
-    answer."""
+def from_hub(name: str, file: str | None = None) -> Path:
+    """The folder of `hf://OWNER/NAME`, with `file` alone if one is named, from `huggingface_hub`'s
+    cache where the network does not answer."""
     hub = library("huggingface_hub", "export-library", extra="pack")
     bare = name.removeprefix(HUB)
     try:
-        wanted = ["*.json", "*.safetensors", _TEMPLATE]
+        wanted = ["*.json", "*.safetensors", _TEMPLATE] if file is None else [file]
         return Path(hub.snapshot_download(bare, allow_patterns=wanted))
     except Exception as error:  # its errors, and those of HTTP, have no common base class
-        raise DataError("weights-hub", path=name, name=bare, reason=one_line(error, 160)) from error
+        typed = bare if file is None else f"{bare} {file}"
+        raise DataError(
+            "weights-hub", path=name, name=typed, reason=one_line(error, 160)
+        ) from error
 
 
 def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
@@ -425,9 +428,9 @@ def unread(config: Mapping[str, Any], texts: Mapping[str, Any]) -> dict[str, str
     }
 
 
-def check_config(path: str, config: Mapping[str, Any], task: Task) -> None:
-    """Raises `RecipeError` if a folder's `config.json` uses its arrays in another way than the
-    built-in model of `task`."""
+def unlike(config: Mapping[str, Any], task: Task) -> Iterator[dict[str, Any]]:
+    """The settings by which a `config.json` uses its arrays in another way than the built-in model
+    of `task`: each with what is `there` and `here`."""
     family, (kind, net), given = (
         FAMILIES.get(str(config.get("model_type"))),
         kind_of(task),
@@ -439,6 +442,10 @@ def check_config(path: str, config: Mapping[str, Any], task: Task) -> None:
         # A text or a flag is left out at its default
         there = given.get(setting, None if known(here) else here)
         if there != here and not (there in _TANH and here in _TANH):
-            raise RecipeError(
-                "huggingface-setting", path=path, setting=setting, there=there, here=here
-            )
+            yield {"setting": setting, "there": there, "here": here}
+
+
+def check_config(path: str, config: Mapping[str, Any], task: Task) -> None:
+    """Raises `RecipeError` for the first of the settings that are `unlike`."""
+    for one in unlike(config, task):
+        raise RecipeError("huggingface-setting", path=path, **one)
