@@ -66,21 +66,25 @@ class Sequences:
     def files(self):
         """The sequences of each file, `(n, context + 1)`, as views of the file."""
         if self.folder is None:
-            raise FileNotFoundError("the tokens are not given: --data DIR, or --synthetic for random ones")
-        files = []
-        for path in sorted(Path(self.folder).glob(f"fineweb_{self.split}_*.bin")):
-            magic, version, tokens = np.fromfile(path, "<i4", 3).tolist()
-            if (magic, version) != (20240520, 1):
-                raise ValueError(f"{path} begins with {magic}, {version}: expected 20240520, 1")
-            content = np.memmap(path, "<u2", "r", offset=256 * 4, shape=(tokens,))
+            text = "No tokens are given: type --data DIR, or --synthetic for random ones."
+            raise cw.errors.DataError("tokens-absent", text)
+        files, name = [], f"fineweb_{self.split}_*.bin"
+        for path in sorted(Path(self.folder).glob(name)):
+            header = np.fromfile(path, "<i4", 256)
+            if header[:2].tolist() != [20240520, 1] or path.stat().st_size != 1024 + 2 * header[2]:
+                text = (
+                    "{path} is damaged or no file of tokens: expected 20240520, 1, their number, and as many."
+                )
+                raise cw.errors.DataError("tokens-header", text, path=path, header=header[:3].tolist())
+            content = np.memmap(path, "<u2", "r", offset=1024)
             length = self.spec["token"].shape[0]
-            whole = (tokens - 2) // (self.batch * (length - 1)) * self.batch
+            whole = (len(content) - 2) // (self.batch * (length - 1)) * self.batch
             windows = np.lib.stride_tricks.sliding_window_view(content, length)
             files.append(windows[:: length - 1][:whole])
         if (found := sum(map(len, files))) < self.count:
-            raise ValueError(
-                f"{self.folder} has {found:,} sequences to {self.split}: {self.count:,} expected"
-            )
+            text = "{folder} has {found} of {count} sequences in {name}: add files, or --set fewer steps."
+            facts = {"folder": self.folder, "found": found, "count": self.count, "name": name}
+            raise cw.errors.DataError("tokens-few", text, **facts)
         return files
 
     @functools.cached_property
@@ -275,6 +279,9 @@ def recipe(
 ) -> cw.Recipe:
     """*Arguments:* `batch`: sequences a step. `head`: entries of a head. `iterated_in`: the type of
     Newton-Schulz iterations."""
+    if optimizer not in OPTIMIZERS:
+        facts = {"given": optimizer, "known": list(OPTIMIZERS)}
+        raise cw.errors.RecipeError("optimizer-unknown", "{given} is none of {known:or}.", **facts)
     init, apply = cw.nnx.functional(lambda rngs: GPT(vocabulary, depth, width, head, rngs))
 
     def loss(params, state, batch, key, train):

@@ -14,6 +14,7 @@ import chipwise as cw
 from chipwise.recipe.duration import Clock
 from chipwise.recipe.task import by_path
 from chipwise.step.state import abstract_state, count
+from refusals import refused
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "gpt2_track3.py")
 CONTEXT, VOCABULARY, BATCH, STEPS = 16, 64, 8, 5
@@ -238,12 +239,23 @@ def test_files_are_cut_into_the_tracks_sequences(tmp_path):
     assert rows.dtype == np.uint16 and source[4]["token"].tolist() == [20, 21, 22, 23] and len(source) == 6
 
 
-@pytest.mark.parametrize("magic, count", [(20240520, 7), (20240521, 6)])
-def test_too_few_tokens_and_other_files_are_refused(tmp_path, magic, count):
-    for number in range(3):
-        written(tmp_path / f"fineweb_train_{number:06}.bin", range(14), magic)
-    with pytest.raises(ValueError, match="expected"):
-        sequences(tmp_path, count + 6 * (magic == 20240520))[0]
+@pytest.mark.parametrize(
+    "code, magic, cut, count",
+    [("tokens-few", 20240520, 0, 7), ("tokens-header", 20240521, 0, 6), ("tokens-header", 20240520, 1, 6)],
+)
+def test_too_few_tokens_and_other_files_are_refused(tmp_path, code, magic, cut, count):
+    path = tmp_path / "fineweb_train_000001.bin"
+    written(path, range(20), magic)
+    path.write_bytes(path.read_bytes()[: 1024 + 2 * 20 - cut])
+    with refused(cw.errors.DataError, code):
+        sequences(tmp_path, count)[0]
+
+
+def test_no_tokens_and_unknown_optimizers_are_refused():
+    with refused(cw.errors.DataError, "tokens-absent"):
+        cw.load(EXAMPLE).task.train[0]
+    with refused(cw.errors.RecipeError, "optimizer-unknown", known=["muon", "adamw"]):
+        cw.load(EXAMPLE, ["optimizer=adam"])
 
 
 @pytest.mark.slow
