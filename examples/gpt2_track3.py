@@ -53,7 +53,7 @@ class Sequences:
         return self.count
 
     def __getitem__(self, index):
-        return {"token": self.take([index])["token"][0]}
+        return {name: column[0] for name, column in self.take([index]).items()}
 
     def take(self, indices):
         files = np.searchsorted(self.starts, indices, side="right") - 1
@@ -72,9 +72,7 @@ class Sequences:
         for path in sorted(Path(self.folder).glob(name)):
             header = np.fromfile(path, "<i4", 256)
             if header[:2].tolist() != [20240520, 1] or path.stat().st_size != 1024 + 2 * header[2]:
-                text = (
-                    "{path} is damaged or no file of tokens: expected 20240520, 1, their number, and as many."
-                )
+                text = "{path} begins with {header}: expected 20240520, 1 and the number of its tokens."
                 raise cw.errors.DataError("tokens-header", text, path=path, header=header[:3].tolist())
             content = np.memmap(path, "<u2", "r", offset=1024)
             length = self.spec["token"].shape[0]
@@ -189,16 +187,21 @@ def steady_then_falling(peak):
 
 
 def part_of(path, leaf):
-    """The parameter's optimizer: that of the hidden layers' matrices, of words, head or vectors."""
+    """Which optimizer a parameter has: that of the hidden layers' matrices, of words, head or vectors."""
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     if leaf.ndim < 2:
         return "vectors"
-    return {"words": "words", "head": "head"}.get(name.split("/")[0], "matrices")
+    return {"words": "words", "head": "head"}.get(name.split("/")[0], "hidden")
 
 
-def each_part(tokens, **parts):
-    """An optimizer for each of `part_of`. The track's gradient is that of the sum over a step's tokens, which
-    matters for the epsilons. chipwise's is that of the mean."""
+def beside_adamw(hidden, decay, tokens, *, words_lr, head_lr, vectors_lr):
+    """`hidden` for the matrices of hidden layers, and AdamW for all else.
+
+    The track's gradient is that of the sum over a step's tokens, which matters for the epsilons. chipwise's
+    is that of the mean.
+    """
+    adamw = functools.partial(optax.adamw, b1=0.8, b2=0.95, eps=1e-10, weight_decay=decay)
+    parts = {"hidden": hidden, "words": adamw(words_lr), "head": adamw(head_lr), "vectors": adamw(vectors_lr)}
     labels = functools.partial(jax.tree_util.tree_map_with_path, part_of)
     return optax.chain(optax.scale(float(tokens)), optax.partition(parts, labels))
 
@@ -217,42 +220,31 @@ def orthogonal(matrix, dtype):
     return x.astype(matrix.dtype) * max(1, outputs / inputs) ** 0.5
 
 
-def by_muon(momentum, dtype):
-    """Nesterov momentum, orthogonalized."""
+def orthogonal_momentum(momentum, dtype):
+    """Nesterov momentum, made orthogonal."""
 
-    def update(grads, state, params=None):
-        def average(velocity, grad):
-            return momentum * velocity + (1 - momentum) * grad
+    def average(old, new):
+        return jax.tree.map(lambda a, b: momentum * a + (1 - momentum) * b, old, new)
 
-        state = jax.tree.map(average, state, grads)
-        ahead = jax.tree.map(average, state, grads)
-        return jax.tree.map(lambda x: orthogonal(x, dtype), ahead), state
+    def update(grads, velocity, params=None):
+        velocity = average(velocity, grads)
+        return jax.tree.map(lambda x: orthogonal(x, dtype), average(velocity, grads)), velocity
 
     return optax.GradientTransformation(lambda params: jax.tree.map(jnp.zeros_like, params), update)
 
 
-def muon(lr, words_lr, head_lr, vectors_lr, *, tokens, iterated_in):
-    beside = functools.partial(optax.adamw, b1=0.8, b2=0.95, eps=1e-10, weight_decay=0.001)
-    return each_part(
-        tokens,
-        matrices=optax.chain(
-            by_muon(0.95, iterated_in), optax.add_decayed_weights(0.05), optax.scale_by_learning_rate(lr)
-        ),
-        words=beside(words_lr),
-        head=beside(head_lr),
-        vectors=beside(vectors_lr),
+def muon(lr, *, tokens, iterated_in, **rates):
+    hidden = optax.chain(
+        orthogonal_momentum(0.95, iterated_in),
+        optax.add_decayed_weights(0.05),
+        optax.scale_by_learning_rate(lr),
     )
+    return beside_adamw(hidden, 0.001, tokens, **rates)
 
 
-def adamw(lr, words_lr, head_lr, vectors_lr, *, tokens, iterated_in):
-    beside = functools.partial(optax.adamw, b1=0.8, b2=0.95, eps=1e-10, weight_decay=0.0)
-    return each_part(
-        tokens,
-        matrices=optax.adamw(lr, b1=0.9, b2=0.95, eps=1e-10, weight_decay=0.1),
-        words=beside(words_lr),
-        head=beside(head_lr),
-        vectors=beside(vectors_lr),
-    )
+def adamw(lr, *, tokens, iterated_in, **rates):
+    hidden = optax.adamw(lr, b1=0.9, b2=0.95, eps=1e-10, weight_decay=0.1)
+    return beside_adamw(hidden, 0.0, tokens, **rates)
 
 
 OPTIMIZERS = {

@@ -155,7 +155,7 @@ def torch_steps(optimizer, token, first, rates):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("default:.* never reaches its inner schedule")  # five steps of 250
+@pytest.mark.filterwarnings("ignore:.* never reaches its inner schedule")  # five steps of 250
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_five_steps_in_float32_are_those_of_pytorch(optimizer):
     recipe, token, first = small(optimizer)
@@ -168,7 +168,7 @@ def test_five_steps_in_float32_are_those_of_pytorch(optimizer):
         moved = by_path(stepper.state()[0])
     np.testing.assert_allclose(found, losses, rtol=1e-5)
     for name, expected in params.items():
-        np.testing.assert_allclose(moved[name], expected, rtol=1e-3, atol=1e-3, err_msg=name)
+        np.testing.assert_allclose(moved[name], expected, rtol=1e-4, atol=1e-4, err_msg=name)
 
 
 @pytest.mark.slow
