@@ -89,7 +89,7 @@ def test_make_targets_exist():
 
 
 RACES = ("cifar10_airbench.py", "gpt2_track3.py")
-"""Races are run with whole programs: net, data and optimizer are in one file, which is shorter than theirs."""
+"""Races are run with whole programs: net, data and optimizer are in one file, shorter than the race's own."""
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
