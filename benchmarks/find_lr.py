@@ -87,6 +87,9 @@ def trained(recipe: cw.Recipe, rate: float, seed: int) -> tuple[float, float]:
 def measured(case: Case, data: str | None) -> tuple[list[str], list[str]]:
     """The row of the summary, and the section with the grid."""
     recipe = loaded(case, data)
+    of = ""
+    if case.recipe.startswith("cifar10") and (note := cw.datasets.cifar10(data).note):
+        of = f" of the {note}"
     began = time.perf_counter()
     found = find_lr(recipe, steps=case.steps, on=On(devices=1))
     seconds = time.perf_counter() - began
@@ -115,7 +118,7 @@ def measured(case: Case, data: str | None) -> tuple[list[str], list[str]]:
         "",
         f"{name}, batch {recipe.batch}, {case.steps} steps, {recipe.optimizer!r}; the sweep: "
         f"{found.stopped or 'went to its end.'} Grid, mean of {case.seeds} "
-        f"seed{'s' * (case.seeds > 1)}, {len(recipe.task.eval)} held-out examples:",
+        f"seed{'s' * (case.seeds > 1)}, {len(recipe.task.eval)} held-out examples{of}:",
         "",
         "| peak rate | loss | accuracy |",
         "|---|---|---|",

@@ -114,7 +114,8 @@ def trainings_child(name: str, data: str) -> dict[str, Any]:
     import chipwise as cw
 
     recipe = cw.load(name, (), data or None)
-    made: dict[str, Any] = {"total_steps": recipe.clock.total}
+    note = cw.datasets.cifar10(data).note if name.startswith("cifar10") else ""
+    made: dict[str, Any] = {"total_steps": recipe.clock.total, "note": note}
 
     def told(result: Any) -> dict[str, Any]:
         known = {key: result.seconds.get(key) for key in ("train", "compile", "total", "wait_data")}
@@ -352,11 +353,13 @@ def page(made: dict[str, Any], plans: dict[str, Any]) -> str:
             )
     for name, one in made["trained"].items():
         if "error" not in one:
-            ways = [way for way in one if way != "total_steps"]
+            ways = [way for way in one if way not in ("total_steps", "note")]
             bits = {one[way]["bits"] for way in ways}
             result = one[ways[0]]["metrics"]["eval/accuracy"]
             lines += ["", f"{name}, {one['total_steps']} steps, {', '.join(ways)}: {len(bits)} fingerprint, "]
-            lines[-1] += f"{100 * result:.2f} % of the held-out examples."
+            lines[-1] += (
+                f"{100 * result:.2f} % of the held-out examples{one['note'] and ' of the '}{one['note']}."
+            )
     missing = [f"{n}, {k}" for k in ("trained", "compiled") for n, one in made[k].items() if "error" in one]
     if missing:
         lines += ["", "Not measured, for lack of time or as told below: " + "; ".join(missing) + "."]

@@ -88,8 +88,12 @@ def test_make_targets_exist():
     assert set(re.findall(r"^make ([\w-]+)", README, re.MULTILINE)) <= targets
 
 
+RACES = ("cifar10_airbench.py", "gpt2_track3.py")
+"""Races are run with whole programs: net, data and optimizer are in one file, shorter than the race's own."""
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
 def test_an_example_is_short_and_says_what_to_expect(path):
     text = path.read_text()
     assert text.startswith('"""')
-    assert path.name == "demo.py" or len(text.splitlines()) < 100
+    assert len(text.splitlines()) < (320 if path.name in RACES else 100)

@@ -89,6 +89,16 @@ def test_the_gradient_of_a_frequent_word_keeps_growing():
     np.testing.assert_array_equal(grad.astype(jnp.float32), [[0, 0], [1000, 1000], [0, 0]])
 
 
+def test_the_gradient_of_a_float64_table_is_summed_in_float64():
+    random = np.random.default_rng(0)
+    tokens, g = random.integers(0, VOCABULARY, 40), random.normal(size=(40, WIDTH))
+    expected = np.zeros((VOCABULARY, WIDTH))
+    np.add.at(expected, tokens, g)
+    with jax.enable_x64(True):
+        _, back = jax.vjp(lambda table: embed(table, jnp.asarray(tokens)), jnp.ones((VOCABULARY, WIDTH)))
+        np.testing.assert_allclose(back(jnp.asarray(g))[0], expected, rtol=1e-13)
+
+
 @pytest.mark.parametrize("n", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 37))])
 def test_sorted_rows_are_added_as_scattered_ones(n):
     # Whole numbers: exact in any order. Tokens repeat, and some are outside the vocabulary.

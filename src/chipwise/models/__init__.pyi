@@ -9,8 +9,10 @@ from .conv_layers import (
     global_mean as global_mean,
 )
 from .large import fsdp as fsdp
+from .pool import max_pool_2x2 as max_pool_2x2
 from .remat import remat as remat
 from .resnet50 import ResNet50 as ResNet50
+from .tied import embed as embed
 from .transformer import GPT2 as GPT2
 
 def wide(dtype: typing.Any) -> jnp.dtype: ...

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from . import wide
 from .chip_traits import by_platform, on_gpu
 from .large import fsdp
 
@@ -26,7 +27,8 @@ gradient."""
 def embed(table: jax.Array, tokens: jax.Array) -> jax.Array:
     """The rows of `table` `(vocabulary, width)` at integer `tokens`: `(*tokens.shape, width)`.
 
-    A token outside the vocabulary gives NaN. The gradient is summed in float32.
+    A token outside the vocabulary gives NaN. The gradient is summed in float32 or wider, on every
+    chip in a fixed order.
     """
     return table.at[tokens].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
@@ -37,7 +39,7 @@ def _embed_forward(table, tokens):
 
 def _embed_backward(residuals, g):
     tokens, like = residuals
-    rows = g.astype(jnp.float32).reshape(-1, g.shape[-1])
+    rows = g.astype(wide(g.dtype)).reshape(-1, g.shape[-1])
     sums = by_platform(
         tokens.reshape(-1),
         rows,
