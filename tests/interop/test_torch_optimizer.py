@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import chipwise as cw
+import tasks
 from chipwise.recipe.duration import Clock
 from chipwise.recipe.schedules import from_json, tabulated
 from refusals import refused
@@ -212,6 +213,27 @@ def test_the_same_updates(name):
     assert read.elementwise == (not name.startswith(("groups", "a part")))
     json.dumps(read.describe())
     assert "0x" not in str(read.describe())
+
+
+@pytest.mark.slow
+@pytest.mark.as_users_compile
+@pytest.mark.parametrize("kind, own", [("NAdam", {"betas": (0.5, 0.8)}), ("ASGD", {"lambd": 0.1})])
+def test_groups_have_the_bits_of_one_device_on_three(kind, own):
+    module = torch.nn.Module()
+    for name in ("w", "scale", "v"):  # not "shift", which stays as it is
+        module.register_parameter(name, torch.nn.Parameter(torch.zeros(1)))
+    parts = [{"params": [module.w]}, {"params": [module.scale, module.v], "lr": 0.01, **own}]
+    read = cw.torch.optimizer(getattr(torch.optim, kind)(parts, weight_decay=0.01), module=module)
+    recipe = tasks.quick(optimizer=read, duration="6st")
+    one, *three = (
+        cw.fit(recipe, on=cw.On(devices=n, shard_optimizer=shard), progress="none")
+        for n, shard in ((1, False), (3, True), (3, False))
+    )
+    assert [run.devices["update"] for run in three] == ["sharded", "whole"]
+    assert {run.fingerprint for run in three} == {one.fingerprint}
+    begun = jax.device_get(recipe.task.init(jax.random.key(0))[0])
+    moved = {name for name, leaf in begun.items() if not np.array_equal(leaf, one.params[name])}
+    assert moved == {"w", "scale", "v"}
 
 
 INPUTS = np.sin(np.arange(60.0)).reshape(20, 3)
