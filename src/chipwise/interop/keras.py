@@ -16,9 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,13 +24,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..base import RecipeError, invalid, library
+from ..base import RecipeError
 from ..base.annotations import as_annotated
 from ..recipe import freezing
 from ..recipe.source import rows_of, spec_of
 from ..recipe.task import Task, Tree
 from . import adapter
 from .adapter import Arguments, Data, Source, own_promotion, with_loss
+from .keras_library import keras_library
 from .keras_losses import (
     accuracy_of,
     chosen_judge,
@@ -42,8 +41,7 @@ from .keras_losses import (
     shown,
     values_of,
 )
-
-INSTALL = "pip install 'chipwise[keras]'"
+from .keras_optimizer import optimizer as optimizer
 
 
 @as_annotated
@@ -70,9 +68,9 @@ def task(
       data's shapes.
     - `loss`: a Keras loss, its name ("sparse_categorical_crossentropy"), a list or dict of these
       for several outputs, or a function `(outputs, target)` such as
-      `cw.losses.softmax_cross_entropy`. None: the losses that the model was compiled with, with
-      their weights. A function that the model was compiled with is called as Keras calls it: with
-      the target first, in float32, and `(b, 1)` if the outputs are.
+      `cw.losses.softmax_cross_entropy`. None: what the model was compiled with, with its
+      weights. A compiled function is called as Keras calls it: with the target first, in float32,
+      and `(b, 1)` if the outputs are.
     - `target`: of several outputs a function that returns a list, or a dict by their names.
     - `metrics`: also a list, as in `model.compile`. None: the metrics that the model was compiled
       with. Keras' own and those of a list are called as Keras calls them, with the target first,
@@ -81,10 +79,10 @@ def task(
       order, or as the model's list or dict.
 
     Losses that layers add, such as `kernel_regularizer`, are added to the mean loss in training.
-    The compiled optimizer is not used, since the recipe has its own. Raises `RecipeError` if Keras
-    is missing or does not run on JAX, if a loss sums over the batch, if a compiled metric is no
-    mean over examples, if losses do not fit the outputs, or if Keras' own loop would do what the
-    step does not (`_check_methods`, `_check`).
+    The recipe names the optimizer: the compiled one is `cw.keras.optimizer(model)`. Raises
+    `RecipeError` if Keras is missing or does not run on JAX, if losses sum over the batch or do not
+    fit the outputs, if a compiled metric is no mean over examples, or if Keras' own loop would do
+    what the step does not (`_check_methods`, `_check`).
     """
     keras = keras_library()
     if not isinstance(model, keras.Model):
@@ -110,9 +108,8 @@ def task(
         weights = adapter.flattened(params, "/")
         held = adapter.flattened(state, "/")
         key = jax.random.key(0) if key is None else key
-        drawn = {
-            id(v): jax.random.key_data(jax.random.fold_in(key, i)) for i, v in enumerate(seeds)
-        }
+        words = [jax.random.key_data(jax.random.fold_in(key, i)) for i in range(len(seeds))]
+        drawn = dict(zip(map(id, seeds), words, strict=True))
         names = {id(v): name for name, v in other.items()}
         fixed = model.non_trainable_variables
         rest = [drawn[id(v)] if id(v) in drawn else held[names[id(v)]] for v in fixed]
@@ -135,8 +132,7 @@ def task(
     kind = type(model).__name__
     built = columns.task("keras", kind, init, with_loss(forward, judge, kind))
     read = _read(keras, columns, built, has_mode)
-    if loss is None:
-        read |= _compiled(keras, model, given)
+    read |= _compiled(keras, model, given) if loss is None else {}
     built = adapter.stated(built, kind, given, read)
     return _with_seen(built, seen, metrics, [adapter.name_of(given)] * (judge is given))
 
@@ -157,17 +153,6 @@ def to_model(model: Any, params: Tree, state: Tree) -> Any:
     for variable, value in new:
         variable.assign(value)
     return model
-
-
-def keras_library() -> Any:
-    """Keras on JAX. Raises `RecipeError` if it is missing or runs on another backend."""
-    if "keras" not in sys.modules:
-        os.environ.setdefault("KERAS_BACKEND", "jax")
-    keras = library("keras", "adapter-library", command=INSTALL)
-    if (backend := keras.backend.backend()) != "jax":
-        expected = "jax: set KERAS_BACKEND=jax before keras is imported"
-        raise invalid("keras-backend", "the backend of Keras", backend, expected)
-    return keras
 
 
 @contextlib.contextmanager
