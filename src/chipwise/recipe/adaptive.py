@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -25,10 +25,11 @@ class _Adaptive(_Elementwise):
     """L2 in the gradient, and a rule after it."""
 
     lr: Any
-    l2: Any = field(default=0.0, kw_only=True)
-    decay: str | Callable[[str, Any], bool] = field(default="all", kw_only=True)
-    clip: Any = field(default=None, kw_only=True)
-    maximize: bool = field(default=False, kw_only=True)
+    _: KW_ONLY
+    l2: Any = 0.0
+    decay: str | Callable[[str, Any], bool] = "all"
+    clip: Any = None
+    maximize: bool = False
 
     def _moving(self, hyper: Scalars, decay: _Parts) -> _Parts:
         return [*self._rule(hyper), *decay]
@@ -42,7 +43,8 @@ class _Adaptive(_Elementwise):
 class _Decoupled(_Adaptive):
     """The rates are multiples of `lr`, and so is a decay beside them."""
 
-    weight_decay: Any = field(default=0.0, kw_only=True)
+    _: KW_ONLY
+    weight_decay: Any = 0.0
 
 
 class _OwnRate(_Adaptive):
