@@ -416,6 +416,37 @@ def test_given_losses_of_each_output():
         )
 
 
+def both(batch):
+    return batch["y"], batch["y"]
+
+
+def test_given_metrics_of_each_output():
+    batch = {"x": A, "y": A[:, :3]}
+    model = of_outputs(2, loss="mse")
+    task = cw.keras.task(model, train=cw.Arrays(**batch), inputs="x", target=both, metrics=[["mae"], ["mse"]])
+    sums, _ = task.loss(*task.init(jax.random.key(0)), batch, None, False)
+    first, second = model.output_names
+    assert set(sums) == {"loss", *(f"{n}_loss" for n in (first, second)), f"{first}_mae", f"{second}_mse"}
+    np.testing.assert_allclose(sums[f"{second}_mse"].total, sums[f"{second}_loss"].total, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "metrics, code",
+    [
+        ({"mine": keras.metrics.MeanSquaredError()}, "keras-loss-of-outputs"),  # of which output?
+        ([["AUC"], []], "keras-metric"),
+        (["mae", "mae", "mae"], "keras-loss-of-outputs"),
+    ],
+)
+def test_metrics_that_do_not_fit_the_outputs_are_refused(metrics, code):
+    batch = {"x": A, "y": A[:, :3]}
+    with refused(cw.errors.RecipeError, code):
+        task = cw.keras.task(
+            of_outputs(2, loss="mse"), train=cw.Arrays(**batch), inputs="x", target=both, metrics=metrics
+        )
+        task.loss(*task.init(jax.random.key(0)), batch, None, False)
+
+
 @pytest.mark.slow
 @pytest.mark.as_users_compile
 def test_several_outputs_train_to_the_bits_of_one_device_on_three():

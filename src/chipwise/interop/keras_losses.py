@@ -120,9 +120,9 @@ def chosen_metrics(
     metrics: dict[str, Callable] = {}
     lists = [given]
     if given is None and (compiled := getattr(model, "_compile_metrics", None)) is not None:
-        if several is not None:
-            return _metrics_of_outputs(keras, model, several)
         lists = [compiled._user_metrics, compiled._user_weighted_metrics]
+    if several is not None and not isinstance(given, Mapping):
+        return _metrics_of_outputs(keras, model, several, *lists)
     lists = [one if isinstance(one, (list, tuple)) else [one] for one in lists if one is not None]
     listed: list[Any] = [
         (one if isinstance(one, str) else None, one) for one in itertools.chain(*lists)
@@ -152,22 +152,23 @@ def _metric(keras: Any, model: Any, one: Any, name: str | None = None) -> functo
     return functools.partial(values_of, keras, call, better)
 
 
-def _metrics_of_outputs(keras: Any, model: Any, several: tuple[Any, Any]) -> dict[str, Callable]:
-    """The metrics that a model with several outputs was compiled with, named as Keras does."""
-    own = model._compile_metrics
-    compiled = type(own)(
-        own._user_metrics, own._user_weighted_metrics, output_names=own.output_names
-    )
-    _symbolic(keras, model, compiled.update_state, several)
+def _metrics_of_outputs(
+    keras: Any, model: Any, several: tuple[Any, Any], given: Any, weighted: Any = None
+) -> dict[str, Callable]:
+    """The metrics of a model with several outputs, fitted to them and named as Keras does."""
+    names = getattr(model, "output_names", None)
+    fitted = keras.src.trainers.compile_utils.CompileMetrics(given, weighted, output_names=names)
+    _symbolic(keras, model, fitted.update_state, several)
 
-    def one(number: int, metric: Any, outputs: Any, target: Any) -> Sum:
-        both = (compiled._flatten_y(tree)[number] for tree in (outputs, target))
-        return _metric(keras, model, metric)(*both)
+    def one(number: int, metric: Callable, outputs: Any, target: Any) -> Sum:
+        return metric(*(fitted._flatten_y(tree)[number] for tree in (outputs, target)))
 
-    lists = (compiled._flat_metrics, compiled._flat_weighted_metrics)
     return {
-        "_".join(filter(None, (of.output_name, metric.name))): functools.partial(one, i, metric)
-        for i, of in itertools.chain(*map(enumerate, lists))
+        "_".join(filter(None, (of.output_name, metric.name))): functools.partial(
+            one, number, _metric(keras, model, metric)
+        )
+        for lists in (fitted._flat_metrics, fitted._flat_weighted_metrics)
+        for number, of in enumerate(lists)
         for metric in (of.metrics if of else ())
     }
 
@@ -207,6 +208,9 @@ def is_accuracy(metric: Any) -> bool:
 
 def values_of(keras: Any, metric: Callable, better: str | None, outputs: Any, target: Any) -> Sum:
     """The sum of a metric's values over what is not masked, as Keras counts them."""
+    if len(keras.tree.flatten(outputs)) > 1:  # a mean of both would hide one behind the other
+        facts = {"model": "The model", "reason": "several outputs, one metric"}
+        raise RecipeError("keras-loss-of-outputs", **facts)
     mask = keras.src.backend.get_keras_mask(outputs) if hasattr(outputs, "dtype") else None
     if mask is None:
         return dataclasses.replace(_summed(keras, metric, target, outputs), better=better)
