@@ -54,7 +54,7 @@ def main() -> None:
         "",
         "`python benchmarks/track3.py`: `examples/gpt2_track3.py`, a step of 524,288 tokens in milliseconds, "
         f"planned by the compilers of JAX {jax.__version__} for GPUs that were not there, with the 90 % "
-        "interval. No GPU has run this recipe. Several devices share the update of the matrices.",
+        "interval. No GPU has run this recipe. On several devices each updates a part of the matrices.",
         "",
         "Published: modded-nanogpt's own PyTorch program, by its logs "
         f"(`records/track_3_optimization/results` at f411b3d3) from step {FIRST} to the last, without "

@@ -1,4 +1,4 @@
-"""CIFAR-10 to 94 % in 476 steps: airbench94, the least arithmetic known for it (0.36 PFLOP a run).
+"""CIFAR-10 to 94 % in 476 steps: airbench94, which takes 0.36 PFLOP a run.
 
     chipwise train examples/cifar10_airbench.py:recipe --data DIR
     chipwise train examples/cifar10_airbench.py:recipe --data DIR --set replicas=8   # on up to 8 devices

@@ -74,8 +74,10 @@ class Sequences:
             if header[:2].tolist() != [20240520, 1] or path.stat().st_size != 1024 + 2 * header[2]:
                 text = "{path} begins with {header}: expected 20240520, 1 and the number of its tokens."
                 raise cw.errors.DataError("tokens-header", text, path=path, header=header[:3].tolist())
-            content = np.memmap(path, "<u2", "r", offset=1024)
             length = self.spec["token"].shape[0]
+            if header[2] <= length:  # not one sequence
+                continue
+            content = np.memmap(path, "<u2", "r", offset=1024)
             whole = (len(content) - 2) // (self.batch * (length - 1)) * self.batch
             windows = np.lib.stride_tricks.sliding_window_view(content, length)
             files.append(windows[:: length - 1][:whole])

@@ -65,7 +65,7 @@ def test_the_sizes_are_those_of_the_config_and_settings_come_after_them(tmp_path
     assert spec_of(short.task.train)["token"].shape == (65,)
 
 
-@pytest.mark.parametrize(("stated", "dtype"), [("bfloat16", jnp.bfloat16), ("float32", jnp.float32)])
+@pytest.mark.parametrize(("stated", "dtype"), [*module.TYPES.items(), (None, jnp.float32)])
 def test_adapters_alone_are_trained_beside_weights_as_stated(tmp_path, stated, dtype):
     path = folder(tmp_path, QWEN3 | {"torch_dtype": stated})
     recipe = fine_tuning(path, ["context=16"], rank=2)
@@ -81,6 +81,38 @@ def test_an_epsilon_costs_nothing_and_an_activation_does(tmp_path):
     assert fine_tuning(folder(tmp_path, VIT, "vit")).batch == 64
     with refused(RecipeError, "huggingface-setting", setting="hidden_act", there="relu"):
         fine_tuning(folder(tmp_path, VIT | {"hidden_act": "relu"}, "relu"))
+
+
+@pytest.mark.parametrize(
+    "more", [{"torch_dtype": "float8_e4m3fn"}, {"dtype": {"text": "bfloat16"}}, {"quantization_config": {}}]
+)
+def test_weights_of_a_type_that_is_not_planned_are_refused(tmp_path, more):
+    path = folder(tmp_path, QWEN3 | more)
+    with refused(DataError, "config-type", known=list(module.TYPES)):
+        fine_tuning(path, rank=2)
+
+
+@pytest.mark.parametrize("context", ["40960", [4], 0, True])
+def test_a_context_is_a_number_of_tokens(tmp_path, context):
+    with refused(DataError, "config-context"):
+        fine_tuning(folder(tmp_path, QWEN3 | {"max_position_embeddings": context}))
+
+
+RESNET = {"model_type": "resnet", "embedding_size": 64, "depths": [3, 4, 6, 3], "layer_type": "bottleneck"}
+BERT = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 32, "vocab_size": 100}
+
+
+@pytest.mark.parametrize("config", [RESNET, BERT, GPT2, VIT, QWEN3], ids=lambda one: one["model_type"])
+def test_every_family_is_planned_for_a_short_run(tmp_path, config):
+    assert fine_tuning(folder(tmp_path, config)).duration.text == "1000st"
+
+
+def test_a_built_in_recipe_is_not_hidden_by_a_folder(tmp_path, monkeypatch):
+    folder(tmp_path, GPT2, "gpt2-124m")
+    monkeypatch.chdir(tmp_path)
+    assert not is_described("gpt2-124m") and is_described("./gpt2-124m")
+    assert not is_described("x" * 300)
 
 
 def test_other_families_and_damaged_files_are_refused(tmp_path):

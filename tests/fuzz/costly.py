@@ -11,6 +11,7 @@ import pickle
 import random
 import shutil
 import struct
+import subprocess
 import threading
 import zipfile
 import zlib
@@ -410,6 +411,8 @@ def trees(root: Path, draw: random.Random) -> Iterator[Case]:
             f"run in {about}",
             ("train", "digits", "--data", str(folder), "--run", f"{root}/never2", "--quiet"),
         )
+    # Deeper than Python's own removal can go, which pytest uses for what tests leave
+    subprocess.run(["rm", "-rf", deep], check=True)
 
 
 class Slow(http.server.BaseHTTPRequestHandler):

@@ -134,9 +134,9 @@ def test_a_compiled_metric_that_is_no_mean_is_refused_by_name(metric):
 # ---- what Keras' own loop does around the network: done, or refused by name
 
 
-def sequential(*layers, of=keras.Sequential, **compile):
+def sequential(*layers, of=keras.Sequential, batch=None, **compile):
     keras.utils.set_random_seed(0)
-    model = of([keras.Input((4,)), *layers, keras.layers.Dense(3, "softmax")])
+    model = of([keras.Input((4,), batch), *layers, keras.layers.Dense(3, "softmax")])
     model.compile(**{"loss": "sparse_categorical_crossentropy", **compile})
     return model
 
@@ -186,6 +186,8 @@ DONE = {
     "loss_weights in a list": lambda: sequential(loss_weights=[0.1]),
     "a function that takes the target first": lambda: sequential(loss=by_the_target),
     "such a function with a weight": lambda: sequential(loss=by_the_target, loss_weights=0.5),
+    "a loss in a list": lambda: sequential(loss=["sparse_categorical_crossentropy"]),
+    "metrics in a list of lists": lambda: sequential(metrics=[["accuracy"]]),
     "weighted_metrics": lambda: sequential(weighted_metrics=["accuracy"]),
     "both metrics": lambda: sequential(
         metrics=["accuracy"], weighted_metrics=["sparse_categorical_crossentropy"]
@@ -232,6 +234,12 @@ REFUSED = {
         "keras-mixed-precision",
     ),
     "run_eagerly": (lambda: sequential(run_eagerly=True), "keras-eager"),
+    "memory": (
+        lambda: sequential(
+            keras.layers.Reshape((2, 2)), keras.layers.GRU(3, stateful=True, name="memory"), batch=24
+        ),
+        "keras-stateful",
+    ),
 }
 
 
@@ -239,8 +247,10 @@ REFUSED = {
 @pytest.mark.parametrize("loss", [None, LOSS], ids=["compiled", "given"])
 def test_what_only_keras_does_is_refused_by_name(name, case, loss):
     made, code = case
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        model = made()
     with refused(cw.errors.RecipeError, code) as found:
-        cw.keras.task(made(), loss, train=cw.Arrays(x=A, label=LABEL, classes=3))
+        cw.keras.task(model, loss, train=cw.Arrays(x=A, label=LABEL, classes=3))
     (named,) = found.value.facts["names"]
     assert named.endswith(name)
 
@@ -256,11 +266,9 @@ def test_a_model_of_its_own_step_alone_is_refused_before_it_is_called():
     "made, code",
     [
         (under_a_policy, "keras-mixed-precision"),
-        (
-            lambda: of_outputs(2, loss=["mse", "mae"], loss_weights=[1.0, 0.3]),
-            "keras-loss-of-outputs",
-        ),
-        (lambda: sequential(loss=["mse"]), "keras-loss-of-outputs"),
+        (lambda: of_outputs(2, loss=["mse", "mae", "mae"]), "keras-loss-of-outputs"),
+        (lambda: of_outputs(2, loss={"wrong": "mse"}), "keras-loss-of-outputs"),
+        (lambda: of_outputs(2, loss="mse", metrics={"wrong": ["mae"]}), "keras-loss-of-outputs"),
         (lambda: sequential(loss_weights=[0.1, 0.2]), "keras-loss-of-outputs"),
         (lambda: sequential(Adding(lambda x: keras.ops.mean(x, axis=1))), "keras-added-loss"),
     ],
@@ -309,20 +317,202 @@ def test_a_compiled_function_leaves_out_what_is_masked(loss):
 
 
 @pytest.mark.parametrize("loss", [None, "mse"], ids=["compiled", "given"])
-def test_one_loss_for_several_outputs_is_refused(loss):
-    """Keras would add the loss of each. A list of one output is that output."""
+def test_a_list_of_one_output_is_that_output(loss):
     batch = {"x": A, "y": A[:, :3]}
-
-    def lost(model):
-        task = cw.keras.task(model, loss, train=cw.Arrays(**batch), target="y")
-        return task.loss(*task.init(jax.random.key(0)), batch, None, False)[0]["loss"]
-
     one = of_outputs(1, loss="mse")
+    task = cw.keras.task(one, loss, train=cw.Arrays(**batch), target="y")
+    lost = task.loss(*task.init(jax.random.key(0)), batch, None, False)[0]["loss"]
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         own = one.evaluate(A, batch["y"], batch_size=24, verbose=0)
-    np.testing.assert_allclose(lost(one).total / lost(one).count, own, rtol=1e-5)
+    np.testing.assert_allclose(lost.total / lost.count, own, rtol=1e-5)
+
+
+class OfNone(keras.Model):
+    """Keras does not know its outputs beforehand."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, x):
+        return [self.dense(x), self.dense(x)]
+
+
+def test_one_loss_of_outputs_that_nothing_names_is_refused():
+    model, batch = OfNone(), {"x": A, "y": A[:, :3]}
+    model.compile(loss="mse")
+    task = cw.keras.task(model, train=cw.Arrays(**batch), target="y")
     with refused(cw.errors.RecipeError, "keras-loss-of-outputs"):
-        lost(of_outputs(2, loss="mse"))
+        task.loss(*task.init(jax.random.key(0)), batch, None, False)
+
+
+def by_twice(y_true, y_pred):
+    return keras.ops.mean(2 * (y_pred - y_true) ** 2, axis=-1)
+
+
+EACH = {"kind": "sparse_categorical_crossentropy", "where": "mse"}
+BY_OUTPUT = {
+    "a dict": {"loss": EACH},
+    "a list": {"loss": [*EACH.values()], "loss_weights": [0.3, 2.0]},
+    "weights": {"loss": EACH, "loss_weights": {"kind": 0.3, "where": 2.0}},
+    "metrics": {"loss": EACH, "metrics": {"kind": ["accuracy"], "where": ["mae", "mse"]}},
+    "metrics in a list": {"loss": EACH, "metrics": [["accuracy"], ["mae"]]},
+    "weighted metrics": {"loss": EACH, "weighted_metrics": {"where": ["mae"]}},
+    "objects": {"loss": {"kind": keras.losses.SparseCategoricalCrossentropy(), "where": by_twice}},
+    "of one output alone": {"loss": {"kind": EACH["kind"], "where": None}},
+    "one for all": {"loss": "mae", "metrics": {"where": "mse"}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["list", "dict"])
+@pytest.mark.parametrize("outputs", ["list", "dict", "turned"])
+@pytest.mark.parametrize("name", BY_OUTPUT)
+@pytest.mark.drawn(share=0.25)
+def test_losses_and_metrics_of_each_output_are_those_of_keras(name, outputs, target):
+    keras.utils.set_random_seed(0)
+    x = keras.Input((4,), name="x")
+    kind = keras.layers.Dense(3, "softmax", name="kind")(x)
+    where = keras.layers.Dense(2, name="where")(x)
+    returned = {"list": [kind, where], "dict": {"kind": kind, "where": where}}
+    model = keras.Model(x, returned.get(outputs, {"where": where, "kind": kind}))
+    model.compile(**BY_OUTPUT[name])
+    first = ONE_HOT if name == "one for all" else LABEL
+    targets = [first, C] if target == "list" else {"kind": first, "where": C}
+
+    def wanted(batch):
+        both = [batch["kind"], batch["where"]]
+        return both if target == "list" else dict(zip(("kind", "where"), both, strict=True))
+
+    batch = {"x": A, "kind": first, "where": C}
+    task = cw.keras.task(model, train=cw.Arrays(**batch), inputs="x", target=wanted)
+    sums, _ = task.loss(*task.init(jax.random.key(0)), batch, None, False)
+    ours = {name: float(s.total / s.count) for name, s in sums.items()}
+    assert ours == pytest.approx(own_numbers(model, A, targets), rel=1e-5)
+    assert {s.better for n, s in sums.items() if n.endswith("_loss")} <= {"lower"}
+
+
+def test_given_losses_of_each_output():
+    model = of_outputs(2)
+    task = cw.keras.task(
+        model,
+        [keras.losses.MeanSquaredError(), "mae"],
+        train=cw.Arrays(x=A, y=A[:, :3]),
+        inputs="x",
+        target=lambda batch: (batch["y"], batch["y"]),
+    )
+    sums, _ = task.loss(*task.init(jax.random.key(0)), {"x": A, "y": A[:, :3]}, None, False)
+    first, second = (layer.weights for layer in model.layers[1:])
+    outputs = [A @ np.asarray(w.value) + np.asarray(b.value) for w, b in (first, second)]
+    expected = np.mean((outputs[0] - A[:, :3]) ** 2) + np.mean(np.abs(outputs[1] - A[:, :3]))
+    np.testing.assert_allclose(sums["loss"].total / sums["loss"].count, expected, rtol=1e-5)
+    with refused(cw.errors.RecipeError, "keras-loss-summed"):
+        cw.keras.task(
+            model,
+            ["mse", keras.losses.MeanSquaredError(reduction="sum")],
+            train=cw.Arrays(x=A, y=A[:, :3]),
+            inputs="x",
+            target=lambda batch: (batch["y"], batch["y"]),
+        )
+
+
+def both(batch):
+    return batch["y"], batch["y"]
+
+
+def test_given_metrics_of_each_output():
+    batch = {"x": A, "y": A[:, :3]}
+    model = of_outputs(2, loss="mse")
+    task = cw.keras.task(model, train=cw.Arrays(**batch), inputs="x", target=both, metrics=[["mae"], ["mse"]])
+    sums, _ = task.loss(*task.init(jax.random.key(0)), batch, None, False)
+    first, second = model.output_names
+    assert set(sums) == {"loss", *(f"{n}_loss" for n in (first, second)), f"{first}_mae", f"{second}_mse"}
+    np.testing.assert_allclose(sums[f"{second}_mse"].total, sums[f"{second}_loss"].total, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "metrics, code",
+    [
+        ({"mine": keras.metrics.MeanSquaredError()}, "keras-loss-of-outputs"),  # of which output?
+        ([["AUC"], []], "keras-metric"),
+        (["mae", "mae", "mae"], "keras-loss-of-outputs"),
+    ],
+)
+def test_metrics_that_do_not_fit_the_outputs_are_refused(metrics, code):
+    batch = {"x": A, "y": A[:, :3]}
+    with refused(cw.errors.RecipeError, code):
+        task = cw.keras.task(
+            of_outputs(2, loss="mse"), train=cw.Arrays(**batch), inputs="x", target=both, metrics=metrics
+        )
+        task.loss(*task.init(jax.random.key(0)), batch, None, False)
+
+
+@pytest.mark.slow
+@pytest.mark.as_users_compile
+def test_several_outputs_train_to_the_bits_of_one_device_on_three():
+    keras.utils.set_random_seed(0)
+    x = keras.Input((4,), name="x")
+    outputs = [keras.layers.Dense(3, "softmax", name="kind")(x), keras.layers.Dense(2, name="where")(x)]
+    model = keras.Model(x, outputs)
+    model.compile(loss=EACH, metrics={"kind": ["accuracy"]})
+    data = cw.Arrays(x=A, kind=LABEL.astype(np.int32), where=C)
+    task = cw.keras.task(
+        model, train=data, eval=data, inputs="x", target=lambda batch: (batch["kind"], batch["where"])
+    )
+    recipe = cw.Recipe(task=task, batch=12, replicas=4, duration="5st", optimizer=cw.sgd(lr=0.1))
+    one, three = (cw.fit(recipe, on=cw.On(devices=n), progress="none") for n in (1, 3))
+    assert one.fingerprint == three.fingerprint and one.metrics == three.metrics
+    own = own_numbers(one.to_keras(model), A, [LABEL, C])
+    assert {n: one.metrics[f"eval/{n}"] for n in own} == pytest.approx(own, rel=1e-4)
+
+
+# ---- names within the model, and weights that come back
+
+
+WRAPPED = {
+    "bidirectional": lambda of: of.Bidirectional(of.GRU(3)),
+    "two cells": lambda of: of.Bidirectional(of.RNN([of.GRUCell(3), of.LSTMCell(2)])),
+    "another way back": lambda of: of.Bidirectional(of.LSTM(3), backward_layer=of.GRU(3, go_backwards=True)),
+    "time distributed": lambda of: of.TimeDistributed(of.Dense(3)),
+    "a model": lambda of: of.TimeDistributed(keras.Sequential([of.Dense(3), of.Dense(2)])),
+    "spectral": lambda of: of.SpectralNormalization(of.Conv1D(3, 2)),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_layers_in_wrappers_are_numbered_within_the_model(name):
+    def make():
+        layers = [WRAPPED[name](keras.layers), keras.layers.Dense(3)]
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            return keras.Sequential([keras.Input((7, 4)), *layers, keras.layers.Flatten()])
+
+    data = cw.Arrays(x=RNG.normal(size=(4, 7, 4)).astype(np.float32), label=np.zeros((4, 1), np.float32))
+
+    def begun(model):
+        task = cw.keras.task(model, lambda p, y: keras.ops.mean((p - y) ** 2), train=data)
+        return task.init(jax.random.key(0))
+
+    first, second = begun(make()), begun(make())
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    back = cw.keras.to_model(make(), *first)
+    jax.tree.map(np.testing.assert_array_equal, begun(back), first)
+
+
+@pytest.mark.parametrize("frozen, after", [(True, False), (False, True), (True, True)])
+def test_layers_come_back_whatever_was_frozen(frozen, after):
+    def make(holds):
+        layers = keras.layers
+        body = keras.Sequential([layers.Dense(5), layers.BatchNormalization()])
+        model = keras.Sequential([keras.Input((4,)), body, layers.Dense(3)])
+        body.trainable = not holds
+        return model
+
+    model = make(frozen)
+    task = cw.keras.task(model, LOSS, train=cw.Arrays(x=A, label=LABEL, classes=3))
+    params, state = (jax.tree.map(lambda x: x + 1, tree) for tree in task.init(jax.random.key(0)))
+    back = cw.keras.to_model(make(after), params, state)
+    for ours, theirs in zip(back.variables, model.variables, strict=True):
+        np.testing.assert_array_equal(ours.value, np.asarray(theirs.value) + 1)
 
 
 def test_a_given_loss_does_not_take_the_compiled_weight():

@@ -3,11 +3,13 @@
 import json
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import chipwise as cw
+import tasks
 from chipwise.recipe.duration import Clock
 from chipwise.recipe.schedules import from_json, tabulated
 from refusals import refused
@@ -28,6 +30,10 @@ def groups(module, **other):
     return [{"params": module[0].parameters()}, {"params": module[2].parameters(), **other}]
 
 
+def made(kind, **settings):
+    return lambda module: getattr(torch.optim, kind)(module.parameters(), **settings)
+
+
 OPTIMIZERS = {
     "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
     "momentum and decay": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=0.03),
@@ -45,6 +51,50 @@ OPTIMIZERS = {
     ),
     "groups of adamw": lambda m: torch.optim.AdamW(groups(m, lr=0.001, weight_decay=0.0), lr=0.01),
     "a part": lambda m: torch.optim.SGD(m[2].parameters(), lr=0.1, momentum=0.9),
+    "maximized sgd": made("SGD", lr=0.01, momentum=0.9, weight_decay=0.03, maximize=True),
+    "dampened sgd": made("SGD", lr=0.1, momentum=0.9, dampening=0.3, weight_decay=0.03),
+    "amsgrad": made("Adam", lr=0.01, amsgrad=True),
+    "amsgrad with L2": made("Adam", lr=0.01, amsgrad=True, weight_decay=0.1, maximize=True),
+    "adamw with amsgrad": made("AdamW", lr=0.01, betas=(0.8, 0.9), amsgrad=True),
+    "maximized adamw": made("AdamW", lr=0.01, maximize=True),
+    "adagrad": made("Adagrad", lr=0.1),
+    "adagrad, all": made(
+        "Adagrad", lr=0.1, lr_decay=0.02, weight_decay=0.1, initial_accumulator_value=0.3, maximize=True
+    ),
+    "adadelta": made("Adadelta"),
+    "adadelta, all": made("Adadelta", lr=0.5, rho=0.8, eps=1e-4, weight_decay=0.1),
+    "adamax": made("Adamax", lr=0.01),
+    "adamax, all": made("Adamax", lr=0.01, betas=(0.8, 0.95), eps=1e-4, weight_decay=0.1),
+    "nadam": made("NAdam", lr=0.01),
+    "nadam with L2": made("NAdam", lr=0.01, weight_decay=0.1, momentum_decay=0.1),
+    "nadam with decay": made("NAdam", lr=0.01, weight_decay=0.1, decoupled_weight_decay=True),
+    "radam": made("RAdam", lr=0.01),
+    "radam with L2": made("RAdam", lr=0.01, betas=(0.8, 0.9), weight_decay=0.1),
+    "radam with decay": made("RAdam", lr=0.01, weight_decay=0.1, decoupled_weight_decay=True),
+    "radam of few steps": made("RAdam", lr=0.01, betas=(0.9, 0.5)),
+    "rmsprop": made("RMSprop", lr=0.01),
+    "rmsprop with momentum": made("RMSprop", lr=0.01, alpha=0.9, momentum=0.9, weight_decay=0.1),
+    "centered rmsprop": made("RMSprop", lr=0.01, centered=True, eps=1e-3),
+    "rmsprop, all": made("RMSprop", lr=0.01, centered=True, momentum=0.5, weight_decay=0.1, maximize=True),
+    "asgd": made("ASGD", lr=0.1),
+    "asgd, all": made("ASGD", lr=0.1, lambd=0.02, alpha=0.9, weight_decay=0.1),
+    "rprop": made("Rprop", lr=0.01),
+    "rprop, all": made("Rprop", lr=0.02, etas=(0.4, 1.3), step_sizes=(1e-3, 0.1), maximize=True),
+    "groups of rmsprop": lambda m: torch.optim.RMSprop(
+        groups(m, lr=0.002, momentum=0.5, centered=True, weight_decay=0.1, maximize=True), lr=0.01
+    ),
+    "groups of adam": lambda m: torch.optim.Adam(
+        groups(m, betas=(0.5, 0.8), amsgrad=True, weight_decay=0.1), lr=0.01
+    ),
+    "groups of nadam": lambda m: torch.optim.NAdam(
+        groups(m, betas=(0.5, 0.99), decoupled_weight_decay=True), lr=0.01, weight_decay=0.1
+    ),
+    "groups of radam": lambda m: torch.optim.RAdam(groups(m, betas=(0.5, 0.8), lr=0.1), lr=0.01),
+    "groups of adagrad": lambda m: torch.optim.Adagrad(groups(m, lr_decay=0.1, lr=0.1), lr=0.01),
+    "groups of adadelta": lambda m: torch.optim.Adadelta(groups(m, rho=0.5), weight_decay=0.1),
+    "groups of adamax": lambda m: torch.optim.Adamax(groups(m, weight_decay=0.1), lr=0.01),
+    "groups of asgd": lambda m: torch.optim.ASGD(groups(m, lambd=0.1, lr=0.2), lr=0.01),
+    "groups of rprop": lambda m: torch.optim.Rprop(groups(m, etas=(0.2, 1.1), lr=0.02), lr=0.01),
 }
 SCHEDULERS = {
     "one cycle": (lambda o: sched.OneCycleLR(o, max_lr=0.2, total_steps=STEPS), "step"),
@@ -88,6 +138,10 @@ class Doubling(sched.LRScheduler):
         for group in self.optimizer.param_groups:
             group["weight_decay"] *= 0.5
         return [group["lr"] * 1.1 for group in self.optimizer.param_groups]
+
+
+class Own(torch.optim.SGD):
+    """A user's own."""
 
 
 def slope(number, i, shape):
@@ -150,13 +204,86 @@ def test_the_same_updates(name):
         "momentum and decay": cw.sgd,
         "nesterov": cw.sgd,
         "adam": cw.adam,
+        "adam with L2": cw.adam,
         "adamw": cw.adamw,
+        "rmsprop": cw.recipe.rmsprop,
     }
     if name in known:
         assert isinstance(read, known[name])
     assert read.elementwise == (not name.startswith(("groups", "a part")))
     json.dumps(read.describe())
     assert "0x" not in str(read.describe())
+
+
+@pytest.mark.slow
+@pytest.mark.as_users_compile
+@pytest.mark.parametrize("kind, own", [("NAdam", {"betas": (0.5, 0.8)}), ("ASGD", {"lambd": 0.1})])
+def test_groups_have_the_bits_of_one_device_on_three(kind, own):
+    module = torch.nn.Module()
+    for name in ("w", "scale", "v"):  # not "shift", which stays as it is
+        module.register_parameter(name, torch.nn.Parameter(torch.zeros(1)))
+    parts = [{"params": [module.w]}, {"params": [module.scale, module.v], "lr": 0.01, **own}]
+    read = cw.torch.optimizer(getattr(torch.optim, kind)(parts, weight_decay=0.01), module=module)
+    recipe = tasks.quick(optimizer=read, duration="6st")
+    one, *three = (
+        cw.fit(recipe, on=cw.On(devices=n, shard_optimizer=shard), progress="none")
+        for n, shard in ((1, False), (3, True), (3, False))
+    )
+    assert [run.devices["update"] for run in three] == ["sharded", "whole"]
+    assert {run.fingerprint for run in three} == {one.fingerprint}
+    begun = jax.device_get(recipe.task.init(jax.random.key(0))[0])
+    moved = {name for name, leaf in begun.items() if not np.array_equal(leaf, one.params[name])}
+    assert moved == {"w", "scale", "v"}
+
+
+INPUTS = np.sin(np.arange(60.0)).reshape(20, 3)
+TARGETS = np.cos(np.arange(40.0)).reshape(20, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.drawn(share=0.25)
+def test_a_small_net_trains_to_the_same_weights_in_float64(name):
+    torch.set_default_dtype(torch.float64)
+    try:
+        module = net()
+        optimizer = OPTIMIZERS[name](module)
+        read = cw.torch.optimizer(optimizer, module=module)
+        begun = {n: p.detach().numpy().copy() for n, p in module.named_parameters()}
+        x, y = torch.from_numpy(INPUTS), torch.from_numpy(TARGETS)
+        for _ in range(50):
+            optimizer.zero_grad()
+            ((module(x) - y) ** 2).mean().backward()
+            optimizer.step()
+        theirs = {n: p.detach().numpy() for n, p in module.named_parameters()}
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+    def loss(params):
+        hidden = jnp.tanh(INPUTS @ params["0"]["weight"].T + params["0"]["bias"][None])
+        outputs = hidden @ params["2"]["weight"].T + params["2"]["bias"][None]
+        return ((outputs - TARGETS) ** 2).mean()
+
+    def step(_, state):
+        return read.update(jax.grad(loss)(state[0]), state[1], state[0], hyper)
+
+    with jax.enable_x64(True):
+        params = {head: {} for head in ("0", "2")}
+        for path, value in begun.items():
+            head, tail = path.split(".")
+            params[head][tail] = jnp.asarray(value)
+        hyper = {setting: jnp.float64(schedule.value) for setting, schedule in read.hyper.items()}
+        params, _ = jax.jit(lambda state: jax.lax.fori_loop(0, 50, step, state))((params, read.init(params)))
+        for path, value in theirs.items():
+            head, tail = path.split(".")
+            assert np.abs(value - begun[path]).max() > 1e-3 or name == "a part"
+            np.testing.assert_allclose(params[head][tail], value, rtol=1e-10, atol=1e-10, err_msg=path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dampened sgd", "nadam", "radam", "rmsprop with momentum", "asgd", "rprop"])
+def test_the_same_updates_with_a_scheduler(name):
+    check(OPTIMIZERS[name], *SCHEDULERS["cosine"])
 
 
 @pytest.mark.slow
@@ -191,10 +318,18 @@ def test_the_scheduler_itself_stays_as_it_was():
 @pytest.mark.parametrize(
     ("optimizer", "schedule", "given", "code"),
     [
-        (lambda m: torch.optim.RMSprop(m.parameters()), None, {}, "torch-optimizer-unknown"),
-        (lambda m: torch.optim.Adam(m.parameters(), amsgrad=True), None, {}, "torch-optimizer-setting"),
-        (lambda m: torch.optim.SGD(m.parameters(), maximize=True), None, {}, "torch-optimizer-setting"),
-        (lambda m: torch.optim.SGD(m.parameters(), dampening=0.5), None, {}, "torch-optimizer-setting"),
+        (lambda m: Own(m.parameters()), None, {}, "torch-optimizer-unknown"),
+        (lambda m: torch.optim.LBFGS(m.parameters()), None, {}, "torch-optimizer-evaluates"),
+        (lambda m: torch.optim.SparseAdam(m.parameters()), None, {}, "torch-optimizer-sparse"),
+        (lambda m: torch.optim.Muon([m[0].weight]), None, {}, "torch-optimizer-other"),
+        (lambda m: torch.optim.Adafactor(m.parameters()), None, {}, "torch-optimizer-other"),
+        (lambda m: torch.optim.ASGD(m.parameters(), t0=0), None, {}, "torch-optimizer-averages"),
+        (
+            lambda m: torch.optim.Adam(groups(m, decoupled_weight_decay=True)),
+            None,
+            {},
+            "torch-optimizer-setting",
+        ),
         (OPTIMIZERS["groups of sgd"], None, {}, "torch-groups-unnamed"),
         (OPTIMIZERS["sgd"], None, {"module": torch.nn.Linear(1, 1)}, "torch-optimizer-foreign"),
         (OPTIMIZERS["sgd"], lambda o: sched.CosineAnnealingLR(o, 5), {}, "torch-scheduler-step"),
@@ -248,6 +383,9 @@ def test_what_has_been_used_is_refused():
     optimizer.step(), scheduler.step()
     with refused(cw.errors.RecipeError, "torch-scheduler-used", kind="StepLR", steps=1):
         cw.torch.optimizer(optimizer, scheduler, step="step")
+    theirs(module, adagrad := OPTIMIZERS["adagrad"](module), None, None)
+    with refused(cw.errors.RecipeError, "torch-optimizer-used"):
+        cw.torch.optimizer(adagrad)
     theirs(module, adam := OPTIMIZERS["adam"](module), None, None)
     with refused(cw.errors.RecipeError, "torch-optimizer-used"):
         cw.torch.optimizer(adam)

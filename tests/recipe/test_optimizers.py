@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from chipwise.base.errors import RecipeError
+from chipwise.recipe.adaptive import adadelta, adagrad, adamax, asgd, nadam, radam, rmsprop, rprop
 from chipwise.recipe.duration import Clock
 from chipwise.recipe.optimizers import adam, adamw, decays, from_optax, sgd
 from chipwise.recipe.schedules import constant, cosine, one_cycle, warmup
@@ -41,6 +42,17 @@ EVERY = [
     lamb(cosine(1e-2), decay="kernels", clip=1.0),
     lars(0.1, weight_decay=1e-3, trust=0.02),
     lars(0.1, momentum=0, stacked=""),
+    sgd(0.1, dampening=0.5, maximize=True),
+    adam(1e-3, l2=cosine(0.1), decay="kernels", amsgrad=True),
+    adamw(1e-3, amsgrad=True, maximize=True),
+    adagrad(0.1, lr_decay=0.1, l2=0.1),
+    adadelta(cosine(1.0), rho=0.8, weight_decay=0.1),
+    rmsprop(0.01, momentum=cosine(0.9), centered=True, eps=1e-3, clip=1.0),
+    adamax(0.01, l2=0.1, decay="kernels", maximize=True),
+    nadam(cosine(0.01), b1=cosine(0.9), l2=0.1, weight_decay=0.1),
+    radam(0.01, b2=0.9),
+    asgd(cosine(0.1), lambd=0.1),
+    rprop(cosine(0.01), etas=(0.4, 1.3), step_sizes=(1e-3, 0.1)),
 ]
 each = pytest.mark.parametrize("optimizer", EVERY, ids=repr)
 
@@ -139,7 +151,7 @@ def test_clipping_is_by_the_norm_of_the_whole_gradient(clip):
     assert_close(params, jax.tree.leaves(expected))
 
 
-@pytest.mark.parametrize("make", [sgd, adamw])
+@pytest.mark.parametrize("make", [sgd, adamw, adagrad, adadelta, rmsprop, adamax, nadam, radam])
 def test_decay_is_applied_once_after_the_reduction(make):
     # The mean gradient is zero whatever the number of replicas: all that moves is the decay, lr * wd.
     optimizer = make(0.1, weight_decay=0.5)
@@ -243,6 +255,15 @@ def test_what_is_described():
     }
 
 
+def test_settings_that_came_later_are_described_where_they_are_set():
+    """Runs that were stored before are of the same recipe."""
+    assert not {"l2", "decay", "amsgrad", "maximize"} & adam(0.1).describe().keys()
+    assert not {"amsgrad", "maximize"} & adamw(0.1).describe().keys()
+    set_ = adam(0.1, l2=cosine(0.1), amsgrad=True).describe()
+    assert set_["l2"]["schedule"] == "cosine" and set_["amsgrad"] is True and "maximize" not in set_
+    assert sgd(0.1, dampening=0.5).describe()["dampening"] == 0.5
+
+
 def test_which_leaves_decay():
     assert jax.tree.leaves(decays(PARAMS, "all")) == [True, True, True]
     assert decays(PARAMS, "kernels") == {"conv": {"kernel": True, "bias": False}, "scale": False}
@@ -334,6 +355,8 @@ def test_warnings_name_the_setting():
         (lambda: adamw(0.1, weight_decay=None), "not-a-schedule", {"what": "adamw's weight_decay"}),
         (lambda: lars(0.1, trust=-1), "setting-below-zero", {"what": "lars's trust", "name": "trust"}),
         (lambda: lamb(0.1, b1=1.0), "average-range", {"what": "lamb's b1", "name": "b1"}),
+        (lambda: rmsprop(0.1, rho=1.0), "average-range", {"what": "rmsprop's rho", "name": "rho"}),
+        (lambda: nadam(0.1, l2=-1), "setting-below-zero", {"what": "nadam's l2", "name": "l2"}),
         (lambda: sgd(0.1).replace(rate=1), "no-such-setting", {"name": "rate", "optimizer": "sgd"}),
         (
             lambda: sgd(0.1).update(GRADS[0], sgd(0.1).init(PARAMS), PARAMS, {"lr": 0.1}),

@@ -50,6 +50,26 @@ def test_a_group_is_an_optimizer_of_its_own(make):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make, factors",
+    [
+        (cw.recipe.nadam, {"lr": 0.5, "b1": 0.9}),
+        (cw.recipe.radam, {"b1": 0.9, "b2": 0.9}),
+        (cw.recipe.asgd, {"lr": 0.5}),
+        (cw.recipe.rprop, {"lr": 0.5}),
+    ],
+)
+def test_what_values_share_is_that_of_the_group(make, factors):
+    """Such as the product of momenta of NAdam."""
+    several = cw.recipe.grouped(make(lr=0.1), {"*/bias": factors})
+    own = {name: make(lr=0.1).settings[name] * factor for name, factor in factors.items()}
+    moved, of_group = run(several, params(), 12), run(make(**{"lr": 0.1, **own}), params(), 12)
+    others = run(make(lr=0.1), params(), 12)
+    np.testing.assert_allclose(moved["norm"]["bias"], of_group["norm"]["bias"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(moved["conv"]["kernel"], others["conv"]["kernel"], rtol=1e-5, atol=1e-6)
+
+
 def test_the_first_pattern_that_fits_counts():
     optimizer = cw.recipe.grouped(cw.sgd(lr=0.1), {"norm/*": {"lr": 2}, "*/bias": {"lr": 3}})
     numbers = optimizer.members(params())

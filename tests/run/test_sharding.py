@@ -23,6 +23,21 @@ OPTIMIZERS = {
     "sgd": cw.sgd(lr=RATE, momentum=0.9, nesterov=True, weight_decay=5e-4),
     "grouped": cw.recipe.grouped(cw.sgd(lr=RATE, clip=0.5), {"w*": {"lr": 0.5}}),
 }
+FURTHER = {
+    "dampened sgd": cw.sgd(lr=RATE, momentum=0.9, dampening=0.3, weight_decay=5e-4, maximize=True),
+    "amsgrad": cw.adam(lr=RATE, l2=0.01, amsgrad=True, clip=0.5, decay="kernels"),
+    "adagrad": cw.recipe.adagrad(lr=RATE, lr_decay=0.1, l2=0.01, decay="kernels"),
+    "adadelta": cw.recipe.adadelta(lr=1.0, weight_decay=0.01, clip=0.5),
+    "rmsprop": cw.recipe.rmsprop(lr=RATE, momentum=0.9, centered=True, eps=1e-3, l2=0.01),
+    "adamax": cw.recipe.adamax(lr=RATE, weight_decay=0.01, decay="kernels"),
+    "nadam": cw.recipe.nadam(lr=RATE, weight_decay=0.01, l2=0.01, clip=0.5),
+    "radam": cw.recipe.radam(lr=RATE, b2=0.9, weight_decay=0.01),
+    "asgd": cw.recipe.asgd(lr=RATE, lambd=0.01, clip=0.5),
+    "rprop": cw.recipe.rprop(lr=0.01),
+    "grouped nadam": cw.recipe.grouped(cw.recipe.nadam(lr=RATE, l2=0.01), {"w*": {"lr": 0.5, "b1": 0.9}}),
+    "grouped radam": cw.recipe.grouped(cw.recipe.radam(lr=RATE, b2=0.9), {"w*": {"lr": 0.5, "b2": 0.9}}),
+    "grouped asgd": cw.recipe.grouped(cw.recipe.asgd(lr=RATE), {"w*": {"lr": 0.5}}),
+}
 
 
 def trained(recipe, shard, devices, **more):
@@ -43,6 +58,19 @@ def test_the_bits_are_those_of_the_whole_update(name, counts):
             assert shared.metrics == whole.metrics
         jax.tree.map(np.testing.assert_array_equal, shared.params, whole.params)  # the averages
         jax.tree.map(np.testing.assert_array_equal, shared.state, whole.state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FURTHER)
+@pytest.mark.drawn(share=0.25)
+def test_further_optimizers_have_the_bits_of_one_device_on_three(name):
+    recipe = tasks.quick(optimizer=FURTHER[name], ema=0.9, duration="12st")
+    one, *three = (trained(recipe, shard, n) for shard, n in ((False, 1), (True, 3), (False, 3)))
+    assert [run.devices["update"] for run in three] == ["sharded", "flat"]
+    assert {run.fingerprint for run in three} == {one.fingerprint}
+    for run in three:
+        jax.tree.map(np.testing.assert_array_equal, run.params, one.params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(one.params))
 
 
 @pytest.mark.parametrize("shard", [pytest.param(True, marks=pytest.mark.slow), False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,20 +16,23 @@ from ..base.figures import one_line
 from ..recipe.low_rank import lora
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
+from ..recipes import BUILT_IN
 from ..recipes.load import load
 from .huggingface import CONFIG, HUB, from_hub, read_config, settings_of, unlike
 
 _LANGUAGE = ("batch=8", "replicas=8", "shards=1", "duration=1000st")
-_IMAGES = ("batch=64", "duration=1000st")
 USUAL = {
-    "gpt2-124m": _LANGUAGE,
+    "gpt2-124m": (*_LANGUAGE, "warmup=20st"),
     "llama-8b": _LANGUAGE,
-    "vit-s16": _IMAGES,
-    "imagenet-resnet50": _IMAGES,
+    "bert-base": ("batch=32", "duration=1000st"),
+    "vit-s16": ("batch=64", "duration=1000st"),
+    "imagenet-resnet50": ("batch=64", "duration=1000st"),
 }
 """Settings by default in the place of a built-in recipe's, which trains from nothing."""
 CONTEXT = 2048
 """The longest context by default, in tokens."""
+TYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+"""The types of weights that `config.json` may state."""
 EPSILONS = ("layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps")
 """Settings that may differ from the built-in model's, since they cost neither time nor memory."""
 MATRICES = "blocks/stack/*kernel"
@@ -36,8 +40,9 @@ MATRICES = "blocks/stack/*kernel"
 
 
 def is_described(path: str) -> bool:
-    """Whether `path` is `hf://OWNER/NAME` or a folder with a `config.json`."""
-    return path.startswith(HUB) or (Path(path) / CONFIG).is_file()
+    """Whether `path` is `hf://OWNER/NAME` or a folder with a `config.json`. A folder with the name
+    of a built-in recipe is `./NAME`."""
+    return path.startswith(HUB) or (path not in BUILT_IN and os.path.isfile(f"{path}/{CONFIG}"))
 
 
 def fine_tuning(
@@ -67,25 +72,30 @@ def fine_tuning(
     name, sizes = settings_of(path, config)
     usual = [*sizes, *USUAL.get(name, ())]
     if name in ("gpt2-124m", "llama-8b"):
-        longest = config.get("max_position_embeddings") or config.get("n_positions") or CONTEXT
+        longest = config.get("max_position_embeddings", config.get("n_positions", CONTEXT))
+        if type(longest) is not int or longest < 1:
+            raise DataError("config-context", path=path, context=one_line(repr(longest), 40))
         usual.append(f"context={min(CONTEXT, longest)}")
     recipe = load(name, [*usual, *settings], data)
     for one in unlike(config, recipe.task):
         if one["setting"] not in EPSILONS:
             raise RecipeError("huggingface-setting", path=path, **one)
     recipe = dataclasses.replace(recipe, name=Path(path).name)
-    return recipe if rank is None else _adapted(recipe, config, rank)
+    return recipe if rank is None else _adapted(recipe, config, path, rank)
 
 
-def _adapted(recipe: Recipe, config: Mapping[str, Any], rank: int) -> Recipe:
+def _adapted(recipe: Recipe, config: Mapping[str, Any], path: str, rank: int) -> Recipe:
     """`recipe` with adapters of `rank` alone, and weights in the type that `config` states."""
-    stated = config.get("dtype") or config.get("torch_dtype")
-    dtype = jnp.bfloat16 if stated == "bfloat16" else jnp.float32
+    stated = config.get("dtype", config.get("torch_dtype")) or "float32"
+    packed = config.get("quantization_config") is not None
+    if packed or not isinstance(stated, str) or stated not in TYPES:
+        shown = "quantization_config" if packed else one_line(repr(stated), 40)
+        raise DataError("config-type", path=path, stated=shown, known=list(TYPES))
     first = recipe.task.init
 
     def init(key: jax.Array) -> tuple[Tree, Tree]:
         params, state = first(key)
-        return jax.tree.map(lambda leaf: leaf.astype(dtype), params), state
+        return jax.tree.map(lambda leaf: leaf.astype(TYPES[stated]), params), state
 
     return dataclasses.replace(
         recipe,

@@ -415,7 +415,12 @@ def settings_of(path: str, config: Mapping[str, Any]) -> tuple[str, list[str]]:
         for name, there in family.settings.items()
         if given.get(there) is not None
     ]
-    return family.recipe, [f"{name}={value}" for name, value in there]
+    return family.recipe, [f"{name}={_typed(value)}" for name, value in there]
+
+
+def _typed(value: Any) -> str:
+    """A value of `config.json` as `--set` takes it: a list by its commas."""
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def unread(config: Mapping[str, Any], texts: Mapping[str, Any]) -> dict[str, str]:

@@ -127,11 +127,11 @@ class Data:
         shown = {"inputs": names, "target": self.target, "metrics": list(self.metrics or ())}
         return {name: text for name, one in shown.items() if (text := _shown(one))}
 
-    def one(self) -> Arguments:
-        """The shapes of the model's arguments for one example."""
+    def one(self, rows: int = 1) -> Arguments:
+        """The shapes of the model's arguments for one example, or several."""
         self.judged()  # if its column is not there, the model would get it
-        one = rows_of(spec_of(self.train), 1)
-        return jax.eval_shape(lambda batch: self.arguments(batch, {}), one)
+        batch = rows_of(spec_of(self.train), rows)
+        return jax.eval_shape(lambda batch: self.arguments(batch, {}), batch)
 
     def judged(self) -> Any:
         """The shapes of the target of two examples in training."""

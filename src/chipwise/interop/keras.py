@@ -15,12 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import inspect
-import itertools
-import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,17 +24,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..base import RecipeError, invalid, library
+from ..base import RecipeError
 from ..base.annotations import as_annotated
-from ..base.figures import one_line
 from ..recipe import freezing
-from ..recipe.direction import HIGHER, LOWER
 from ..recipe.source import rows_of, spec_of
-from ..recipe.task import Sum, Task, Tree
+from ..recipe.task import Task, Tree
 from . import adapter
 from .adapter import Arguments, Data, Source, own_promotion, with_loss
-
-INSTALL = "pip install 'chipwise[keras]'"
+from .keras_library import keras_library
+from .keras_losses import (
+    accuracy_of,
+    chosen_judge,
+    chosen_loss,
+    chosen_metrics,
+    is_accuracy,
+    shown,
+    values_of,
+)
+from .keras_optimizer import optimizer as optimizer
 
 
 @as_annotated
@@ -63,10 +66,12 @@ def task(
 
     - `model`: its weights are the initial values for every seed. An unbuilt model is built for the
       data's shapes.
-    - `loss`: a Keras loss, its name ("sparse_categorical_crossentropy"), or a function
-      `(outputs, target)` such as `cw.losses.softmax_cross_entropy`. None: the loss that the model
-      was compiled with, with its weight. A function that the model was compiled with is called as
-      Keras calls it: with the target first, in float32, and `(b, 1)` if the outputs are.
+    - `loss`: a Keras loss, its name ("sparse_categorical_crossentropy"), a list or dict of these
+      for several outputs, or a function `(outputs, target)` such as
+      `cw.losses.softmax_cross_entropy`. None: what the model was compiled with, with its
+      weights. A compiled function is called as Keras calls it: with the target first, in float32,
+      and `(b, 1)` if the outputs are.
+    - `target`: of several outputs a function that returns a list, or a dict by their names.
     - `metrics`: also a list, as in `model.compile`. None: the metrics that the model was compiled
       with. Keras' own and those of a list are called as Keras calls them, with the target first,
       and leave out what is masked. "accuracy" is the one that Keras takes for the shapes.
@@ -74,10 +79,10 @@ def task(
       order, or as the model's list or dict.
 
     Losses that layers add, such as `kernel_regularizer`, are added to the mean loss in training.
-    The compiled optimizer is not used, since the recipe has its own. Raises `RecipeError` if Keras
-    is missing or does not run on JAX, if the loss sums over the batch, if a compiled metric is no
-    mean over examples, or if Keras' own loop would do what the step does not (`_check_methods`,
-    `_check`). Its loss raises it for several outputs if Keras would add a loss of each.
+    The recipe names the optimizer: the compiled one is `cw.keras.optimizer(model)`. Raises
+    `RecipeError` if Keras is missing or does not run on JAX, if losses sum over the batch or do not
+    fit the outputs, if a compiled metric is no mean over examples, or if Keras' own loop would do
+    what the step does not (`_check_methods`, `_check`).
     """
     keras = keras_library()
     if not isinstance(model, keras.Model):
@@ -85,9 +90,10 @@ def task(
     _check_methods(keras, model)  # before it is built: it may have no `call`
     _build(keras, model, Data(train, inputs=inputs, target=target))
     _check(keras, model)
-    given = _loss(keras, model, loss)
-    judge = _judge(keras, model, given, compiled=loss is None)
-    metrics = _metrics(keras, model, metrics)
+    given = chosen_loss(keras, model, loss)
+    several = _several(keras, model, given, Data(train, None, inputs, target, {}, augment, mix))
+    judge, each = chosen_judge(keras, model, given, compiled=loss is None, several=several)
+    metrics = each | chosen_metrics(keras, model, metrics, several)
     columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better, eval_group)
     trained, other, seeds = _variables(model)
     seen: set[str] = set()
@@ -102,9 +108,8 @@ def task(
         weights = adapter.flattened(params, "/")
         held = adapter.flattened(state, "/")
         key = jax.random.key(0) if key is None else key
-        drawn = {
-            id(v): jax.random.key_data(jax.random.fold_in(key, i)) for i, v in enumerate(seeds)
-        }
+        words = [jax.random.key_data(jax.random.fold_in(key, i)) for i in range(len(seeds))]
+        drawn = dict(zip(map(id, seeds), words, strict=True))
         names = {id(v): name for name, v in other.items()}
         fixed = model.non_trainable_variables
         rest = [drawn[id(v)] if id(v) in drawn else held[names[id(v)]] for v in fixed]
@@ -127,9 +132,7 @@ def task(
     kind = type(model).__name__
     built = columns.task("keras", kind, init, with_loss(forward, judge, kind))
     read = _read(keras, columns, built, has_mode)
-    if loss is None:
-        read["loss"] = f"{adapter.shown_loss(given)}, as compiled"
-        read["optimizer"] = f"the recipe's, not the compiled {type(model.optimizer).__name__}"
+    read |= _compiled(keras, model, given) if loss is None else {}
     built = adapter.stated(built, kind, given, read)
     return _with_seen(built, seen, metrics, [adapter.name_of(given)] * (judge is given))
 
@@ -142,24 +145,14 @@ def to_model(model: Any, params: Tree, state: Tree) -> Any:
     """
     keras_library()
     trained, other, _ = _variables(model)
-    new = []
-    for kind, variables, tree in (("parameters", trained, params), ("state", other, state)):
-        values = adapter.fitting(tree, "/", {n: tuple(v.shape) for n, v in variables.items()}, kind)
-        new += [(variable, np.asarray(values[name])) for name, variable in variables.items()]
+    variables = trained | other  # other layers may be frozen than in training
+    tree = adapter.flattened(params, "/") | adapter.flattened(state, "/")
+    shapes = {name: tuple(v.shape) for name, v in variables.items()}
+    values = adapter.fitting(adapter.nested(tree, "/"), "/", shapes, "weights")
+    new = [(variable, np.asarray(values[name])) for name, variable in variables.items()]
     for variable, value in new:
         variable.assign(value)
     return model
-
-
-def keras_library() -> Any:
-    """Keras on JAX. Raises `RecipeError` if it is missing or runs on another backend."""
-    if "keras" not in sys.modules:
-        os.environ.setdefault("KERAS_BACKEND", "jax")
-    keras = library("keras", "adapter-library", command=INSTALL)
-    if (backend := keras.backend.backend()) != "jax":
-        expected = "jax: set KERAS_BACKEND=jax before keras is imported"
-        raise invalid("keras-backend", "the backend of Keras", backend, expected)
-    return keras
 
 
 @contextlib.contextmanager
@@ -198,170 +191,63 @@ def _check(keras: Any, model: Any) -> None:
             layer.name for layer in layers if layer.compute_dtype != layer.variable_dtype
         ],
         "keras-eager": ["run_eagerly"] * model.run_eagerly,
+        "keras-stateful": [layer.name for layer in layers if getattr(layer, "stateful", False)],
     }
     for code, names in beside.items():
         if names:
             raise RecipeError(code, model=type(model).__name__, names=names)
 
 
-def _loss(keras: Any, model: Any, loss: Any) -> Any:
-    """The given or compiled loss, as an object or a function."""
-    given = loss if loss is not None else getattr(model, "loss", None)
-    if given is None:
-        raise RecipeError("keras-no-loss", model=type(model).__name__)
-    return _named(keras.losses, given, "keras-loss-unknown")
+def _several(keras: Any, model: Any, loss: Any, columns: Data) -> tuple[Any, Any] | None:
+    """The target and the outputs, as Keras' shapes of two examples, of a model with several outputs
+    or settings by output. Of others it is `None`."""
+    by_output = [keras.tree.is_nested(loss), len(getattr(model, "outputs", "")) > 1]
+    if (metrics := getattr(model, "_compile_metrics", None)) is not None:
+        own = [metrics._user_metrics or (), metrics._user_weighted_metrics or ()]
+        by_output += [isinstance(of, Mapping) or any(map(keras.tree.is_nested, of)) for of in own]
+    if (losses := getattr(model, "_compile_loss", None)) is not None:
+        by_output.append(keras.tree.is_nested(losses._user_loss_weights))
+    if not any(by_output):
+        return None
 
+    def shaped(tree: Any) -> Any:
+        return jax.tree.map(lambda x: keras.KerasTensor(x.shape, x.dtype), tree)
 
-def _named(module: Any, given: Any, code: str) -> Any:
-    """A loss or metric by its name or class, as Keras makes it, or what is `given`."""
-    if not isinstance(given, (str, type)):
-        return given
-    try:
-        return module.get(given)
-    except ValueError as error:
-        raise RecipeError(code, name=str(given), reason=one_line(error)) from error
-
-
-_BETTER = {"up": HIGHER, "down": LOWER}
-"""The `_direction` of metrics in Keras."""
-
-
-def _metrics(keras: Any, model: Any, given: Any) -> dict[str, Callable]:
-    """Metrics `given`, else those that the model was compiled with, as `(outputs, target) ->
-    values`. Without sample weights the weighted ones are like the others."""
-    metrics: dict[str, Callable] = {}
-    lists = [given]
-    if given is None and (compiled := getattr(model, "_compile_metrics", None)) is not None:
-        lists = [compiled._user_metrics, compiled._user_weighted_metrics]
-    lists = [one if isinstance(one, (list, tuple)) else [one] for one in lists if one is not None]
-    listed: list[Any] = [
-        (one if isinstance(one, str) else None, one) for one in itertools.chain(*lists)
-    ]
-    for name, one in given.items() if isinstance(given, Mapping) else listed:
-        if isinstance(given, Mapping) and not _is_keras(keras, one):
-            metrics[name] = one  # of (outputs, target)
-            continue
-        if str(one).lower() in ("accuracy", "acc"):
-            one = functools.partial(_accuracy, keras)
-        one = _named(keras.metrics, one, "keras-metric-unknown")
-        name = name or getattr(one, "name", adapter.name_of(one))
-        better = _BETTER.get(getattr(one, "_direction", ""))
-        mean = keras.metrics.MeanMetricWrapper
-        if isinstance(one, mean) and type(one).update_state is mean.update_state:
-            one = functools.partial(one._fn, **one._fn_kwargs)
-        if not callable(one) or isinstance(one, keras.metrics.Metric):
-            raise RecipeError("keras-metric", model=type(model).__name__, metric=str(name))
-        metrics[name] = functools.partial(_values, keras, one, better)
-    return metrics
-
-
-def _is_keras(keras: Any, one: Any) -> bool:
-    """Whether a loss or metric is Keras' own, which takes the target first."""
-    own = isinstance(one, (keras.metrics.Metric, keras.losses.Loss))
-    return own or str(getattr(one, "__module__", "")).startswith("keras")
-
-
-def _accuracy(keras: Any, target: Any, outputs: Any) -> Any:
-    return getattr(keras.metrics, _accuracy_of(keras, target, outputs))(target, outputs)
-
-
-def _accuracy_of(keras: Any, target: Any, outputs: Any) -> str:
-    """The accuracy that Keras takes for these shapes: the binary, categorical or sparse one."""
-    choose = keras.src.trainers.compile_utils.is_binary_or_sparse_categorical
-    binary, sparse = choose(target, outputs)
-    kind = "binary" if binary else "sparse_categorical" if sparse else "categorical"
-    return f"{kind}_accuracy"
+    args, kwargs = _arranged(keras, model, shaped(columns.one(2)))
+    return shaped(columns.judged()), model.compute_output_spec(*args, **kwargs)
 
 
 def _read(keras: Any, columns: Data, built: Task, has_mode: bool) -> dict[str, str]:
     """The mode, and the names of the metrics with the accuracy that "accuracy" is."""
     read = {"mode": "training=True in training"} if has_mode else {}
     metrics = columns.metrics or {}
-    if not any(map(_is_accuracy, metrics.values())):
+    if not any(map(is_accuracy, metrics.values())):
         return read
     model = jax.eval_shape(built.init, jax.eval_shape(lambda: jax.random.key(0)))
     rows = rows_of(spec_of(columns.train), 2)
     target = columns.judged()
     inputs = {name: column for name, column in rows.items() if name != "label"}
     assert built.predict is not None  # `Data.task` has made one
-    taken = _accuracy_of(keras, target, jax.eval_shape(built.predict, *model, inputs))
-    names = [f"{n} ({taken})" if _is_accuracy(one) else n for n, one in metrics.items()]
+    taken = accuracy_of(keras, target, jax.eval_shape(built.predict, *model, inputs))
+    names = [f"{n} ({taken})" if is_accuracy(one) else n for n, one in metrics.items()]
     return read | {"metrics": ", ".join(names)}
+
+
+def _compiled(keras: Any, model: Any, loss: Any) -> dict[str, str]:
+    """What was read of a compiled model, and what not."""
+    optimizer = f"the recipe's, not the compiled {type(model.optimizer).__name__}"
+    return {"loss": f"{shown(keras, loss)}, as compiled", "optimizer": optimizer}
 
 
 def _with_seen(built: Task, seen: set[str], metrics: Mapping[str, Any], own: list[str]) -> Task:
     """`built` with what its call has shown: losses that layers add, in training alone, and a mask,
     which is left to functions of `(outputs, target)`. *Arguments:* `own`: the loss, if it is one.
     """
-    own = own + [n for n, one in metrics.items() if getattr(one, "func", None) is not _values]
+    own = own + [n for n, one in metrics.items() if getattr(one, "func", None) is not values_of]
     more = {"added losses": "in training alone"} if "added" in seen else {}
     if own and "mask" in seen:  # Keras would leave out what is masked
         more["mask"] = f"left to {', '.join(own)}"
     return dataclasses.replace(built, read={**built.read, **more})
-
-
-def _is_accuracy(metric: Any) -> bool:
-    """Whether it is a metric of `_metrics` whose kind follows from the shapes."""
-    inner = metric.args[1] if getattr(metric, "func", None) is _values else None
-    return getattr(inner, "func", None) is _accuracy
-
-
-def _values(keras: Any, metric: Callable, better: str | None, outputs: Any, target: Any) -> Sum:
-    """The sum of a metric's values over what is not masked, as Keras counts them."""
-    mask = keras.src.backend.get_keras_mask(outputs) if hasattr(outputs, "dtype") else None
-    if mask is None:
-        return dataclasses.replace(_summed(keras, metric, target, outputs), better=better)
-    values = _with_promotion(keras, metric, target, outputs)
-    with own_promotion():
-        values, weights = keras.src.metrics.reduction_metrics.reduce_to_samplewise_values(
-            values, mask, keras.ops.mean, "float32"
-        )
-    return Sum(jnp.sum(values), jnp.sum(weights), better=better)
-
-
-def _judge(keras: Any, model: Any, given: Any, compiled: bool) -> Callable:
-    """The loss as `(outputs, target) -> Sum`. Keras calls its own losses, and those that a model
-    was compiled with, with the target first, both in float32 and of one rank."""
-    weight = None
-    own = isinstance(given, keras.losses.Loss)
-    if own and given.reduction == "sum":
-        raise RecipeError("keras-loss-summed", loss=type(given).__name__)
-    if not (compiled or _is_keras(keras, given)):
-        return given
-    if compiled:
-        weights = keras.tree.flatten(model._compile_loss._user_loss_weights)
-        if not callable(given) or len(weights) != 1:
-            raise RecipeError("keras-loss-of-outputs", model=type(model).__name__)
-        (weight,) = weights
-    if not own:  # as Keras does: it leaves out what is masked, and (b,) - (b, 1) would be (b, b)
-        given = keras.src.losses.losses.LossFunctionWrapper(given)
-
-    def judge(outputs: Any, target: Any) -> Sum:
-        if compiled or not own:  # Keras would add the losses of several outputs
-            single = keras.tree.flatten((outputs, target))
-            if len(single) != 2:
-                raise RecipeError("keras-loss-of-outputs", model=type(model).__name__)
-            outputs, target = single
-        value = _summed(keras, given, target, outputs)
-        return value if weight is None else Sum(value.total * weight, value.count)
-
-    return judge
-
-
-def _summed(keras: Any, function: Callable, target: Any, outputs: Any) -> Sum:
-    examples = len(jax.tree.leaves(target)[0])
-    return adapter.as_sum(_with_promotion(keras, function, target, outputs), examples)
-
-
-def _with_promotion(keras: Any, loss: Callable, target: Any, outputs: Any) -> Any:
-    def widened(x: Any) -> Any:
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        keras.src.backend.set_keras_mask(wide, keras.src.backend.get_keras_mask(x))
-        return wide
-
-    wide = jax.tree.map(widened, outputs)
-    with own_promotion():
-        return loss(target, wide)
 
 
 def _build(keras: Any, model: Any, columns: Data) -> None:
@@ -422,7 +308,8 @@ def _variables(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
             r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(layer).__name__
         ).lower()
         plain = re.sub(r"_\d+$", "", layer.name)
-        if plain.replace("_", "") == kind.replace("_", ""):
+        own = re.sub("^(for|back)ward_", "", plain)  # of Bidirectional
+        if own.replace("_", "") == kind.replace("_", ""):
             number = seen.get(plain, 0)
             seen[plain] = number + 1
             shown.setdefault(layer.name, f"{plain}_{number}" if number else plain)

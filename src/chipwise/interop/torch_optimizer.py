@@ -4,9 +4,10 @@
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.4, total_steps=2000)
     recipe = cw.Recipe(..., optimizer=cw.torch.optimizer(optimizer, scheduler, step="step"))
 
-The result is `cw.sgd`, `cw.adam` or `cw.adamw` if these compute the same. Adam with L2, and groups
-with their own settings become an optax chain. A copy of the scheduler runs here once, and its
-settings become a table. So every scheduler is exact, also those that users write.
+The result is `cw.sgd`, `cw.adamw` or another optimizer of `cw.recipe`, which has PyTorch's
+`weight_decay` as `l2` where that adds it to the gradient. Groups with their own settings become an
+optax chain of these. A copy of the scheduler runs here once, and its settings become a table. So
+every scheduler is exact, also those that users write.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import copy
 import functools
 import sys
 import warnings
+from dataclasses import fields
 from typing import Any
 
 import jax
@@ -24,13 +26,34 @@ import optax
 from ..base import RecipeError, invalid, unknown
 from ..base.annotations import as_annotated
 from ..base.figures import one_line
+from ..recipe import adaptive
 from ..recipe.optimizers import Optimizer, adam, adamw, from_optax, sgd
 from ..recipe.schedules import tabulated
 from .torch_environment import torch_library
 
-_KINDS = ("SGD", "Adam", "AdamW")
-_INPUTS = ("lr", "momentum", "b1", "weight_decay")
+_KINDS: dict[str, Any] = {
+    "SGD": sgd,
+    "Adam": adam,
+    "AdamW": adamw,
+    "Adagrad": adaptive.adagrad,
+    "Adadelta": adaptive.adadelta,
+    "RMSprop": adaptive.rmsprop,
+    "Adamax": adaptive.adamax,
+    "NAdam": adaptive.nadam,
+    "RAdam": adaptive.radam,
+    "ASGD": adaptive.asgd,
+    "Rprop": adaptive.rprop,
+}
+_REFUSED = {
+    "LBFGS": "torch-optimizer-evaluates",
+    "SparseAdam": "torch-optimizer-sparse",
+    "Muon": "torch-optimizer-other",
+    "Adafactor": "torch-optimizer-other",
+}
+_INPUTS = ("lr", "momentum", "b1", "weight_decay", "l2")
 """Settings of a group that are inputs of the step. The others are fixed in its program."""
+_FLAGS = ("dampening", "amsgrad", "maximize")
+"""Settings that are stored with a run only where they are set."""
 
 
 @as_annotated
@@ -46,7 +69,8 @@ def optimizer(
 
     *Arguments:*
 
-    - `optimizer`: a new `torch.optim.SGD`, `Adam` or `AdamW`.
+    - `optimizer`: a new optimizer of `torch.optim`. `LBFGS`, `SparseAdam`, `Muon` and `Adafactor`
+      are refused by name.
     - `scheduler`: any new scheduler of `optimizer` whose `step()` needs no argument.
     - `step`: how often the training loop calls `scheduler.step()`: "step" or "epoch".
     - `length`: the run's length in these units. The scheduler is run here for this length.
@@ -62,7 +86,10 @@ def optimizer(
         expected = "a torch.optim.Optimizer, such as torch.optim.SGD(net.parameters(), lr=0.1)"
         raise invalid("torch-no-optimizer", "optimizer", optimizer, expected)
     kind = type(optimizer).__name__
-    if kind not in _KINDS or not type(optimizer).__module__.startswith("torch.optim"):
+    theirs = type(optimizer).__module__.startswith("torch.optim")
+    if theirs and kind in _REFUSED:
+        raise RecipeError(_REFUSED[kind], kind=kind)
+    if not theirs or kind not in _KINDS:
         raise unknown(
             "torch-optimizer-unknown",
             "optimizer of torch.optim",
@@ -70,7 +97,8 @@ def optimizer(
             _KINDS,
             instead="cw.from_optax",
         )
-    if optimizer.state:
+    # Adagrad makes its state, of step 0, when it is made itself
+    if any("step" not in one or one["step"] for one in optimizer.state.values()):
         raise RecipeError(
             "torch-optimizer-used", "This {kind} has made steps: give a new one.", kind=kind
         )
@@ -89,9 +117,11 @@ def optimizer(
     own = [_settings(kind, group) for group in optimizer.param_groups]
     if scheduler is not None:
         own = _scheduled(kind, scheduler, step, length)
+    own = [{k: v for k, v in one.items() if v or k not in _FLAGS} for one in own]
     names = _names(optimizer, module)
     if names is None:
-        return _single(kind, own[0])
+        made: Optimizer = _KINDS[kind](**own[0])
+        return made
     fixed = tuple({k: v for k, v in one.items() if k not in _INPUTS} for one in own)
     hyper = {
         f"{k}_{i}" if i else k: v
@@ -130,52 +160,34 @@ def groups(kind: str, fixed: tuple[dict[str, Any], ...], names: GroupNames, **in
         given = {
             k: inputs[f"{k}_{i}" if i else k] for k in _INPUTS if (f"{k}_{i}" if i else k) in inputs
         }
-        parts[str(i)] = chain(kind, **own, **given)
+        parts[str(i)] = _KINDS[kind](lr=0.0, **own)._transform({**own, **given}, True, None)
     return optax.partition(parts, labels)
-
-
-def _single(kind: str, group: dict[str, Any]) -> Optimizer:
-    given = dict(group)
-    if kind == "SGD":
-        return sgd(**given)
-    if kind == "AdamW":
-        return adamw(**given)
-    if kind == "Adam" and not group["weight_decay"]:
-        del given["weight_decay"]
-        return adam(**given)
-    fixed = {k: v for k, v in group.items() if k not in _INPUTS}
-    inputs = {k: v for k, v in group.items() if k in _INPUTS}
-    return from_optax(functools.partial(chain, kind, **fixed), elementwise=True, **inputs)
-
-
-def chain(kind: str, **group: Any) -> optax.GradientTransformation:
-    """The update rule of one group. *Arguments:* its settings, with the inputs as arrays."""
-    decay = optax.stateless(
-        lambda updates, params: jax.tree.map(
-            lambda u, p: u + group["weight_decay"] * p, updates, params
-        )
-    )
-    rate = optax.scale_by_learning_rate(group["lr"])
-    if kind == "SGD":
-        return optax.chain(decay, optax.trace(group["momentum"], group["nesterov"]), rate)
-    moments = optax.scale_by_adam(group["b1"], group["b2"], group["eps"])
-    return (
-        optax.chain(moments, decay, rate) if kind == "AdamW" else optax.chain(decay, moments, rate)
-    )
 
 
 def _settings(kind: str, group: dict[str, Any]) -> dict[str, Any]:
     """A group's settings by the names they have here. Raises `RecipeError` for one without a
     counterpart."""
-    for name in ("maximize", "amsgrad", "dampening"):
-        if group.get(name):
-            raise RecipeError("torch-optimizer-setting", kind=kind, name=name)
-    if kind == "SGD":
-        own = {name: group[name] for name in ("momentum", "nesterov")}
-    else:
-        own = {"b1": group["betas"][0], "b2": group["betas"][1], "eps": group["eps"]}
-    own |= {"lr": group["lr"], "weight_decay": group["weight_decay"]}
-    return {name: v if isinstance(v, bool) else float(v) for name, v in own.items()}
+    if group.get("t0", _NEVER) != _NEVER:
+        raise RecipeError("torch-optimizer-averages", kind=kind, t0=group["t0"])
+    named = dict(group)
+    if "betas" in group:
+        named["b1"], named["b2"] = group["betas"]
+    if kind == "RMSprop":
+        named["rho"] = group["alpha"]
+    if kind not in ("SGD", "AdamW") and not group.get("decoupled_weight_decay"):
+        named["l2"] = named.pop("weight_decay", 0.0)
+    known = [f.name for f in fields(_KINDS[kind]) if f.name in named]
+    return {name: _number(named[name]) for name in known}
+
+
+_NEVER = 1e6
+"""The default of `t0` of `torch.optim.ASGD`, the step at which its average begins."""
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(float, value))
+    return value if isinstance(value, bool) else float(value)
 
 
 def _scheduled(

@@ -1,4 +1,14 @@
 from . import losses as losses, metrics as metrics, schedules as schedules
+from .adaptive import (
+    adadelta as adadelta,
+    adagrad as adagrad,
+    adamax as adamax,
+    asgd as asgd,
+    nadam as nadam,
+    radam as radam,
+    rmsprop as rmsprop,
+    rprop as rprop,
+)
 from .check import Finding as Finding
 from .freezing import freeze as freeze
 from .low_rank import lora as lora

@@ -25,8 +25,8 @@ import inspect
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any, ClassVar
 
@@ -37,6 +37,7 @@ import optax
 
 from ..base import Fact, RecipeError, invalid, unknown
 from ..base.annotations import as_annotated
+from .by_value import by_value
 from .duration import Clock
 from .group_members import group_members
 from .random_keys import as_data, as_keys
@@ -151,14 +152,16 @@ class Optimizer(ABC):
         """The index in `patterns` that each leaf of `params` belongs to, -1 for none."""
         return group_members(params, self.patterns)
 
-    def init(self, params: Tree) -> Tree:
+    def init(self, params: Tree, varied: Iterable[str] = ()) -> Tree:
         """The state before the first step: arrays only, float32 where `params` are narrower, and
-        the words of random keys (`random_keys`)."""
+        the words of random keys (`random_keys`). `varied`: the settings with a value for each of
+        `params`, which is a vector then."""
         wide, _ = _widen(params)
         values = {
             name: s.value if isinstance(s, constant) else np.nan for name, s in self.hyper.items()
         }
-        hyper = {name: np.float32(value) for name, value in values.items()}
+        hyper: Scalars = {name: np.float32(value) for name, value in values.items()}
+        hyper |= {name: np.full(wide.shape, hyper[name]) for name in varied}
         with _optax_dtypes():
             return as_data(self._transform(hyper, True, None).init(wide))
 
@@ -291,8 +294,8 @@ def _widen(params: Tree) -> tuple[Tree, Any]:
 _Parts = list[optax.GradientTransformation]
 
 _INPUTS = ("lr", "b1", "b2")
-_AVERAGES = ("momentum", "b1", "b2")
-_OPTIONAL = ("momentum", "weight_decay", "clip", "adam_lr")
+_AVERAGES = ("momentum", "b1", "b2", "rho")
+_OPTIONAL = ("momentum", "weight_decay", "l2", "clip", "adam_lr")
 """Settings that are inputs of the step only where they are not None and not exactly 0."""
 
 STACKED = "*stack/*"
@@ -302,6 +305,11 @@ STACKED = "*stack/*"
 HIGHEST_ADAM = 0.03
 """The rate of Adam from which few nets train, since every weight may move by this much a step. A
 rule of thumb."""
+
+
+LATER = {"later": True}
+"""The metadata of fields that came after runs were stored without them. They are described where
+they are not their default."""
 
 
 class _Named(Optimizer):
@@ -327,23 +335,37 @@ class _Named(Optimizer):
     def _about(self) -> dict[str, Any]:
         return {"optimizer": type(self).__name__}
 
+    def describe(self) -> dict[str, Any]:
+        given = self.settings
+        usual = [f.name for f in fields(self) if f.metadata and given[f.name] == f.default]  # type: ignore[arg-type]
+        return {name: value for name, value in super().describe().items() if name not in usual}
+
 
 class _Elementwise(_Named):
-    """Clip, move, and take a step of `lr`."""
+    """Clip, add `l2`, move, and take a step of `lr`."""
+
+    maximize: bool
 
     @property
     def elementwise(self) -> bool:
         return True
 
     def _transform(self, hyper: Scalars, decaying: Tree, norm: Any) -> optax.GradientTransformation:
-        moving = self._moving(hyper, _decayed(hyper, decaying))
         return optax.chain(
-            *_clipped(hyper, norm), *moving, optax.scale_by_learning_rate(hyper["lr"])
+            *_clipped(hyper, norm),
+            *([optax.scale(-1.0)] if self.maximize else []),
+            *_decayed(hyper, decaying, "l2"),
+            *self._moving(hyper, _decayed(hyper, decaying)),
+            self._stepping(hyper),
         )
 
     @abstractmethod
     def _moving(self, hyper: Scalars, decay: _Parts) -> _Parts:
         """The transforms of the clipped gradient, with `decay` where it belongs."""
+
+    def _stepping(self, hyper: Scalars) -> optax.GradientTransformation:
+        """The last transform."""
+        return optax.scale_by_learning_rate(hyper["lr"])
 
 
 @as_annotated
@@ -360,6 +382,8 @@ class sgd(_Elementwise):
     - `decay`: which parameters decay (see `decays`).
     - `clip`: the largest global norm of the gradient, a number, a schedule or None. Clipping comes
       before the decay is added.
+    - `dampening`: `v = momentum * v + (1 - dampening) * g` after the first step.
+    - `maximize`: whether the loss is maximized.
 
     A `momentum` of exactly 0 keeps no velocity, and a `weight_decay` of exactly 0 adds nothing. In
     these cases they are not inputs of the step.
@@ -374,6 +398,8 @@ class sgd(_Elementwise):
     weight_decay: Any = 0.0
     decay: str | Callable[[str, Any], bool] = "all"
     clip: Any = None
+    dampening: float = field(default=0.0, metadata=LATER)
+    maximize: bool = field(default=False, metadata=LATER)
 
     usual_rates: ClassVar[tuple[float, float] | None] = (1e-3, 3.0)
     rate_power: ClassVar[float | None] = 1.0
@@ -381,7 +407,16 @@ class sgd(_Elementwise):
     def _moving(self, hyper: Scalars, decay: _Parts) -> _Parts:
         if "momentum" not in hyper:
             return decay
-        return [*decay, optax.trace(hyper["momentum"], nesterov=self.nesterov)]
+        momentum = hyper["momentum"]
+        if not self.dampening:
+            return [*decay, optax.trace(momentum, nesterov=self.nesterov)]
+
+        def move(time, _, gradient, value, before):
+            after = momentum * before + (1 - self.dampening) * gradient
+            after = jnp.where(time == 1, gradient, after)
+            return (gradient + momentum * after if self.nesterov else after), after
+
+        return [*decay, by_value(move, (0.0,))]
 
 
 @dataclass(frozen=True)
@@ -392,12 +427,30 @@ class _Adam(_Elementwise):
     b1: Any = 0.9
     b2: Any = 0.999
     eps: float = 1e-8
+    amsgrad: bool = field(default=False, kw_only=True, metadata=LATER)
+    maximize: bool = field(default=False, kw_only=True, metadata=LATER)
 
     usual_rates: ClassVar[tuple[float, float] | None] = (1e-6, HIGHEST_ADAM)
     rate_power: ClassVar[float | None] = 0.5
 
     def _moving(self, hyper: Scalars, decay: _Parts) -> _Parts:
-        return [optax.scale_by_adam(hyper["b1"], hyper["b2"], self.eps), *decay]
+        b1, b2, eps = hyper["b1"], hyper["b2"], self.eps
+        if not self.amsgrad:
+            return [optax.scale_by_adam(b1, b2, eps), *decay]
+
+        def move(time, _, gradient, value, mean, squares, most):
+            mean, squares = moments(hyper, gradient, mean, squares)
+            most = jnp.maximum(most, squares)
+            root = jnp.sqrt(most / (1 - b2**time))
+            return mean / (1 - b1**time) / (root + eps), mean, squares, most
+
+        return [by_value(move, (0.0, 0.0, 0.0)), *decay]
+
+
+def moments(hyper: Scalars, gradient: Any, mean: Any, squares: Any) -> tuple[Any, Any]:
+    """Adam's first and second moment after a step."""
+    b1, b2 = hyper["b1"], hyper["b2"]
+    return b1 * mean + (1 - b1) * gradient, b2 * squares + (1 - b2) * gradient * gradient
 
 
 @as_annotated
@@ -405,12 +458,21 @@ class _Adam(_Elementwise):
 class adam(_Adam):
     """Adam, as `torch.optim.Adam` (Kingma & Ba, 2015, https://arxiv.org/abs/1412.6980).
 
-    Arguments: `lr`, `b1` and `b2`: a number or a schedule each. `eps`: a number, added after the
-    square root. `clip` as in `sgd`. It has no weight decay, because L2 in the gradient of Adam is
-    not a decay. Use `adamw` for that.
+    Arguments:
+
+    - `lr`, `b1` and `b2`: a number or a schedule each.
+    - `eps`: a number, added after the square root.
+    - `clip` and `maximize` as in `sgd`.
+    - `l2`: L2 in the gradient, PyTorch's `weight_decay` here, a number or a schedule. It is not a
+      decay, since Adam divides by the gradient. Use `adamw` for that.
+    - `decay`: which parameters have `l2`.
+    - `amsgrad`: whether the largest second moment so far takes the place of the second moment
+      (Reddi et al., 2018, https://arxiv.org/abs/1904.09237).
     """
 
     clip: Any = None
+    l2: Any = field(default=0.0, metadata=LATER)
+    decay: str | Callable[[str, Any], bool] = field(default="all", metadata=LATER)
 
 
 @as_annotated
@@ -421,7 +483,7 @@ class adamw(_Adam):
     Each decaying parameter also shrinks by `lr * weight_decay` of itself a step, outside the
     moments (Loshchilov & Hutter, 2019, https://arxiv.org/abs/1711.05101). As in PyTorch and optax,
     and unlike in the paper, the decay is multiplied by the learning rate. Arguments are those of
-    `adam`, and `weight_decay` (a number or a schedule) and `decay` as in `sgd`.
+    `adam` but `l2`, and `weight_decay` (a number or a schedule) and `decay` as in `sgd`.
     """
 
     weight_decay: Any = 0.01
@@ -524,18 +586,18 @@ def _clipped(hyper: Scalars, norm: Any) -> _Parts:
     return [optax.stateless(clip)]
 
 
-def _decayed(hyper: Scalars, decaying: Tree) -> _Parts:
-    """Adds `weight_decay` times the parameter where it decays."""
-    if "weight_decay" not in hyper:
+def _decayed(hyper: Scalars, decaying: Tree, name: str = "weight_decay") -> _Parts:
+    """Adds `weight_decay` times the parameter where it decays, or another setting times it."""
+    if name not in hyper:
         return []
 
     def decay(updates: Tree, params: Tree) -> Tree:
         def one(does: Any, update: Any, param: Any) -> Any:
             if isinstance(does, bool):
-                return update + hyper["weight_decay"] * param if does else update
-            return jnp.where(does, update + hyper["weight_decay"] * param, update)
+                return update + hyper[name] * param if does else update
+            return jnp.where(does, update + hyper[name] * param, update)
 
-        return jax.tree.map(one, decaying, updates, params)
+        return jax.tree.map(one, jax.tree.broadcast(decaying, updates), updates, params)
 
     return [optax.stateless(decay)]
 
@@ -549,7 +611,7 @@ def _check(optimizer: Optimizer, given: dict[str, Any]) -> None:
     """Raises `RecipeError` unless each setting is a schedule, or a number in its range."""
     kind = type(optimizer).__name__
     optional = [name for name in ("adam_lr", "rms") if given.get(name) is not None]
-    for name in ("lr", "eps", "weight_decay", "trust", *_AVERAGES, *optional):
+    for name in ("lr", "eps", "weight_decay", "l2", "trust", *_AVERAGES, *optional):
         schedule = as_schedule(given.get(name, 0), f"{kind}'s {name}")
         value = schedule.value if isinstance(schedule, constant) else 0.0
         if value < 0:

@@ -6,7 +6,7 @@ It is elementwise, as the wrapped optimizer must be, so it works on the flat vec
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -134,8 +134,9 @@ class grouped(Optimizer):
     def _transform(self, hyper: Scalars, decaying: Tree, norm: Any) -> optax.GradientTransformation:
         raise NotImplementedError  # `_apply` calls the inner one's
 
-    def init(self, params: Tree) -> Tree:
-        return self.inner.init(ravel_pytree(params)[0])
+    def init(self, params: Tree, varied: Iterable[str] = ()) -> Tree:
+        varied = {name for _, factors in self.groups for name, _ in factors}
+        return self.inner.init(ravel_pytree(params)[0], varied)
 
     def _apply(self, grads, opt_state, params, scalars, decaying, norm, members):
         if members is None:  # trees, not the vector of a step
