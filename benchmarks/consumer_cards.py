@@ -183,7 +183,11 @@ def compiled_lines(answers: dict[str, dict[str, Any]]) -> list[str]:
             cell = told["problem"] or f"{told['value']:,.0f} ({told['memory_GB']:.1f} GB)"
             cells.append(cell)
         lines.append(f"| {card} | {' | '.join(cells)} |")
-    return [*lines, ""]
+    keys = [key(*question, card) for question in NETS.items() for card in CARDS]
+    told = [answers[one] for one in keys if one in answers]
+    fine = sum(one["problem"] is None for one in told)
+    count = f"{fine} of {len(told)} compile and fit; {len(keys) - len(told)} were not asked."
+    return [*lines, "", count, ""]
 
 
 def together(relative: dict[str, tuple[float, float]]) -> list[str]:
