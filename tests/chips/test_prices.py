@@ -130,6 +130,12 @@ GOOD = {"chip": "t4", "chips": "1", "usd_per_hour": "0.5", "includes": "whole VM
     ("row", "line", "code", "facts"),
     [
         (GOOD | {"chip": "a1000"}, 2, "price-chip-unknown", {"chip": "a1000", "hint": "a100"}),
+        (
+            GOOD | {"chip": "rtx-3080"},
+            2,
+            "price-chip-ambiguous",
+            {"names": ["rtx-3080-10gb", "rtx-3080-12gb"]},
+        ),
         (GOOD | {"chip": ""}, 2, "price-chip-unknown", {"chip": ""}),
         (GOOD | {"chips": "0"}, 2, "price-cell", {"column": "chips", "value": "0"}),
         (GOOD | {"chips": "1.5"}, 2, "price-cell", {"column": "chips", "value": "1.5"}),

@@ -47,6 +47,9 @@ from refusals import refused
         ("v100:8", "v100:8", 8, 8, 1),
         ("gb200:4", "gb200:4", 4, 4, 1),
         ("gb200:8", "gb200:8", 8, 8, 2),
+        ("gh200:2", "gh200:2", 2, 2, 2),
+        ("RTX 4070 Ti SUPER", "rtx-4070-ti-super", 1, 1, 1),
+        ("rtx-4060-ti-16gb:2", "rtx-4060-ti-16gb:2", 2, 2, 1),
         ("a100:1", "a100", 1, 1, 1),
         # letter case, spaces, underscores, makers
         ("V3-8", "v3-8", 4, 8, 1),
@@ -117,6 +120,8 @@ def test_one_core_is_a_plan_and_not_for_rent(typed, rented):
         ("h100:512", "gpu-count", {"near": ["h100:256"]}),
         ("h1000:8", "target-unknown", {"hint": "h100:8"}),
         ("cpu", "target-cpu", {"target": "cpu"}),
+        ("rtx-3080", "target-ambiguous", {"names": ["rtx-3080-10gb", "rtx-3080-12gb"]}),
+        ("5060Ti:2", "target-ambiguous", {"names": ["rtx-5060-ti-8gb", "rtx-5060-ti-16gb"]}),
     ],
 )
 def test_impossible_ones_say_why_and_what_is_near(typed, code, facts):

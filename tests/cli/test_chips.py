@@ -74,6 +74,8 @@ def test_your_own_prices(tmp_path):
 
 
 def test_a_wrong_name_says_the_nearest():
+    with refused(DeviceError, "target-ambiguous", names=["rtx-4060-ti-8gb", "rtx-4060-ti-16gb"]):
+        run("4060 Ti")
     with refused(DeviceError, "chip-unknown", name="a1000", hint="a100"):
         run("a1000")
     with refused(DeviceError, "slice-unknown", chip="v3"):

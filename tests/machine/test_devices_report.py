@@ -1,11 +1,16 @@
 """The report of `chipwise devices`: of this host, and of hosts described as values."""
 
+import csv
 import dataclasses
 import json
+import types
 
+import numpy as np
 import pytest
 
 from chipwise.base.facts import fact
+from chipwise.chips.catalogue import Chip, cell
+from chipwise.machine.detect import FRACTIONS
 from chipwise.machine.devices_report import DeviceLine, DevicesReport, GiB, look
 from chipwise.machine.host_facts import HostFacts, gather
 from chipwise.machine.limits import Cores, HostMemory
@@ -36,6 +41,60 @@ def test_a_good_host_has_none():
     assert listed() == []
     gpus = HostFacts(paths=GPU, packages=CUDA, nvidia_driver="580.65.06")
     assert listed(gpus, devices=kinds(*["NVIDIA L4"] * 8)) == []
+
+
+def pretended(kind, mib, cores=36, capability="12.0"):
+    """A GPU as JAX shows it, which may take three quarters of its memory."""
+    return types.SimpleNamespace(
+        id=0,
+        platform="gpu",
+        device_kind=kind,
+        process_index=0,
+        core_count=cores,
+        compute_capability=capability,
+        memory_stats=lambda: {"bytes_limit": int(mib * 2**20 * 0.75)} if mib else {},
+    )
+
+
+def looked(monkeypatch, *devices):
+    for name in FRACTIONS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("jax.local_devices", lambda: devices)
+    monkeypatch.setattr("jax.device_put", lambda value, device: np.asarray(value).view(Ready))
+    return look(HostFacts(packages=JAX))
+
+
+class Ready(np.ndarray):
+    def block_until_ready(self):
+        return self
+
+
+def test_of_an_unlisted_gpu_the_row_to_add_is_shown(monkeypatch):
+    kind = "NVIDIA GeForce RTX 5060"
+    report = looked(monkeypatch, *[pretended(kind, 8_151, cores=30)] * 2)
+    (told,) = [problem.fact for problem in report.problems if problem.fact.code == "chip-unlisted"]
+    assert told["kind"] == kind and told["row"] in str(report.to_json()["problems"])
+    types_of = {field.name: str(field.type) for field in dataclasses.fields(Chip)}
+    cells = dict(zip(types_of, next(csv.reader([told["row"]])), strict=True))
+    chip = Chip(**{name: cell(types_of[name], value) for name, value in cells.items()})
+    assert (chip.name, chip.names, chip.device_kinds) == ("RTX 5060", ("rtx-5060",), (kind,))
+    assert (chip.memory_GB, chip.cuda_MiB, chip.streaming_multiprocessors) == (8, 8_151, 30)
+    assert chip.compute_capability == "12.0" and chip.fp32_tflops is None and chip.verified
+
+
+@pytest.mark.parametrize(
+    ("kind", "mib", "chip", "row"),
+    [
+        ("NVIDIA GeForce RTX 5060 Ti", 16_311, "RTX 5060 Ti (16 GB)", False),
+        ("NVIDIA GeForce RTX 5060 Ti", 8_151, "RTX 5060 Ti (8 GB)", False),
+        ("NVIDIA GeForce RTX 5060 Ti", None, None, False),  # one of the two
+        ("NVIDIA GeForce RTX 3080", 20_054, None, True),  # neither of them
+        ("NVIDIA L4", 22_563, "L4", False),
+    ],
+)
+def test_cards_of_one_name_are_told_apart_by_their_memory(monkeypatch, kind, mib, chip, row):
+    (line,) = looked(monkeypatch, pretended(kind, mib)).devices
+    assert (line.chip, line.row is not None) == (chip, row)
 
 
 OLD = HostFacts(paths=GPU, packages=CUDA, nvidia_driver="470.82.01")
@@ -147,6 +206,7 @@ def test_the_json_has_its_keys_and_survives_json(report):
     assert (body["platform"], body["device_count"], body["simulated"]) == ("cpu", 8, True)
     assert set(body["devices"][0]) == {
         "id", "platform", "kind", "process", "chip", "memory_bytes", "memory_used_bytes", "error",
+        "row",
     }  # fmt: skip
     assert {d["error"] for d in body["devices"]} == {None}
     assert body["host"]["cores_usable"] > 0

@@ -1,9 +1,10 @@
 import jax.numpy as jnp
 import pytest
 
+import chipwise as cw
 import tasks
 from chipwise.base.errors import DeviceError
-from chipwise.chips.catalogue import named
+from chipwise.chips.catalogue import CHIPS, named
 from chipwise.chips.gpus import target_config
 from chipwise.chips.targets import parse
 from chipwise.compile import processes
@@ -126,3 +127,18 @@ def test_a_group_of_gpus_calls_cudnn_and_gathers_beside_products(chip):
     products = {kernel.name for kernel in kernels if kernel.kind == "matmul"}
     beside = [kernel for kernel in sent if products & set(kernel.beside)]
     assert sum(k.count * k.bytes for k in beside) > answers["replica"].wire_bytes / 3
+
+
+GPUS = [chip.names[0] for chip in CHIPS if chip.kind == "GPU" and chip.fp32_tflops]
+
+
+@pytest.mark.slow
+@pytest.mark.drawn
+@pytest.mark.skipif(not has_gpu_compiler(), reason="needs a compiler for GPUs")
+@pytest.mark.parametrize("card", GPUS)
+def test_a_recipe_for_each_gpu_of_the_catalogue(card, tmp_path):
+    (plan,) = cw.plan(load("digits"), [card], cache=tmp_path, measure_feed=False)
+    assert plan.problem is None and plan.memory.fits
+    assert plan.step_seconds.low < plan.step_seconds.value < plan.step_seconds.high
+    assert {note.code for note in plan.notes} >= {"kernels-timed"}
+    assert ("compiled-as-another" in {note.code for note in plan.notes}) == (card == "k80")

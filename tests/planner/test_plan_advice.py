@@ -97,7 +97,9 @@ def test_what_is_bound_by_launches_is_not_told_to_multiply_faster():
         ) is expected
 
 
-@pytest.mark.parametrize("needed, name", [(20, "rtx-3090"), (34, "a100"), (60, "a100-80gb"), (200, None)])
+@pytest.mark.parametrize(
+    "needed, name", [(20, "rtx-3090"), (34, "a100"), (60, "a100-80gb"), (200, "b300"), (300, None)]
+)
 def test_the_smallest_chip_that_would_hold_it(needed, name):
     t4 = parse("t4")
     recipe, _, programs = asked(t4, replicas=1)

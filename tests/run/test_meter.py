@@ -1,5 +1,6 @@
 import pytest
 
+from chipwise.chips import named
 from chipwise.run.meter import Meter, share_of_peak
 
 
@@ -46,8 +47,8 @@ def test_one_interval_is_better_than_none_and_none_is_said(clock):
 
 
 def test_share_of_peak_is_known_where_the_chip_is():
-    assert share_of_peak(1e12, 10.0, "NVIDIA A100-SXM4-40GB", "bf16") == pytest.approx(1e13 / 312e12)
-    assert share_of_peak(1e12, 10.0, "abacus", "bf16") is None
-    assert share_of_peak(1e12, None, "NVIDIA A100-SXM4-40GB", "bf16") is None
-    assert share_of_peak(None, 1.0, "TPU v5 lite", "bf16") is None
-    assert share_of_peak(1e12, 10.0, "TPU v5 lite", "f32") is None
+    assert share_of_peak(1e12, 10.0, named("a100"), "bf16") == pytest.approx(1e13 / 312e12)
+    assert share_of_peak(1e12, 10.0, None, "bf16") is None
+    assert share_of_peak(1e12, None, named("a100"), "bf16") is None
+    assert share_of_peak(None, 1.0, named("v5e"), "bf16") is None
+    assert share_of_peak(1e12, 10.0, named("v5e"), "f32") is None

@@ -110,8 +110,31 @@ def _normal(device_kind: str) -> str:
     return " ".join(words)
 
 
+# Of the memory that a row states, what CUDA may report: error correction takes up to a tenth. The
+# 10 GB of one card are five sixths of the 12 GB of its namesake.
+_REPORTED = 0.84, 1.05
+
+
+def _of_kind(device_kind: str, memory_bytes: float | None = None) -> tuple[Chip, ...]:
+    """The chips of a device name, without those that have another memory. Several if the driver
+    gives cards that differ in memory one name."""
+    name = _normal(device_kind)
+    known = {_normal(kind) for chip in CHIPS for kind in chip.device_kinds}
+    for kind in sorted(known - {name}, key=len, reverse=True) if name not in known else ():
+        words = name.removeprefix(kind + " ").split()
+        if name.startswith(kind + " ") and all(map(_HARMLESS.fullmatch, words)):
+            size = next((int(word[:-2]) * 2.0**30 for word in words if word.endswith("gb")), None)
+            return _of_kind(kind, memory_bytes or size)
+    low, high = _REPORTED
+    found = (chip for chip in CHIPS if name in map(_normal, chip.device_kinds))
+    size = (memory_bytes or 0) / 2**30
+    return tuple(
+        c for c in found if not (size and c.memory_GB) or low <= size / c.memory_GB <= high
+    )
+
+
 @cache
-def find(device_kind: str) -> Chip | None:
+def find(device_kind: str, memory_bytes: float | None = None) -> Chip | None:
     """The chip of JAX's `Device.device_kind`, or `None` if the catalogue does not have it.
 
     1. Exactly one of a row's `device_kinds`, leaving aside letter case and a leading `NVIDIA` or
@@ -122,16 +145,12 @@ def find(device_kind: str) -> Chip | None:
     Nothing looser: `A10` begins `A100`, `L4` begins `L40S`, `TPU v5` begins `TPU v5 lite`, a `4090
     Laptop GPU` is another chip and a `MIG 1g.5gb` is a seventh of one. Unknown is better than
     wrong.
+
+    *Arguments:* `memory_bytes`: all memory of a GPU. Drivers give an RTX 3080 of 10 GB and one of
+    12 GB the same name, so both are unknown without it. So is a card whose memory no row has.
     """
-    name = _normal(device_kind)
-    known = {_normal(kind): chip for chip in CHIPS for kind in chip.device_kinds}
-    if name in known:
-        return known[name]
-    for kind in sorted(known, key=len, reverse=True):
-        rest = name.removeprefix(kind + " ")
-        if rest != name and all(_HARMLESS.fullmatch(word) for word in rest.split()):
-            return known[kind]
-    return None
+    found = _of_kind(device_kind, memory_bytes)
+    return found[0] if len(found) == 1 else None
 
 
 def spelled(text: str) -> str:
@@ -142,18 +161,31 @@ def spelled(text: str) -> str:
     return re.sub(r"^tpu-?(?=v\d|7x)", "tpu" if re.match(r"tpu-?7x", word) else "", word)
 
 
+def called(text: str) -> tuple[Chip, ...]:
+    """The chips called `text`: one of their `names`, their `name`, or a `device_kind`. Several are
+    cards that differ in memory and are sold under one name."""
+    word = spelled(text).replace("-", "")  # h100sxm is h100-sxm
+    exact = (
+        chip
+        for chip in CHIPS
+        if word in (name.replace("-", "") for name in (*chip.names, spelled(chip.name)))
+    )
+    return tuple(exact) or _of_kind(text)
+
+
 @cache
 def named(text: str) -> Chip | None:
-    """The chip called `text`, or `None`: one of its `names`, its `name`, or a `device_kind`.
+    """The chip called `text`, or `None` if there is none, or more than one.
 
     Here an `a100` is the 40 GB SXM one and a `v100` the 16 GB SXM one: what clouds mean by the bare
-    name.
+    name. An `rtx-3080` is none of its two: type `rtx-3080-10gb`.
     """
-    word = spelled(text).replace("-", "")  # h100sxm is h100-sxm
-    for chip in CHIPS:
-        if word in (name.replace("-", "") for name in (*chip.names, spelled(chip.name))):
-            return chip
-    return find(text)
+    found = called(text)
+    return found[0] if len(found) == 1 else None
+
+
+NAMES = tuple(name for chip in CHIPS for name in chip.names if named(name) is chip)
+"""Every name that means one chip."""
 
 
 def peak_flops_per_device(chip: Chip, precision: str) -> float | None:

@@ -19,8 +19,9 @@ GENERATIONS = {row["compute_capability"]: row for row in rows("generations.csv")
 """The rows of `generations.csv` by compute capability, from "Technical Specifications per Compute
 Capability" and "Arithmetic Instructions" of https://docs.nvidia.com/cuda/cuda-c-programming-guide.
 They have the resident threads, bytes of shared memory and float32 multiply-adds per clock of a
-streaming multiprocessor. All generations have 65,536 registers. `ACCELERATED_FEATURES`: XLA
-compiles for the chip's own instructions (sm_90a), which later chips do not have."""
+streaming multiprocessor. All generations have 65,536 registers. For 12.0 CUDA states 102,400 bytes
+of shared memory, XLA's own text 131,072. `ACCELERATED_FEATURES`: XLA compiles for the chip's own
+instructions (sm_90a), which later chips do not have."""
 
 CUDNN = "dnn_version_info { major: 9 minor: 10 }"
 """The cuDNN whose calls programs may contain: the one that `jax[cuda12]` installs today, or a

@@ -32,7 +32,7 @@ from typing import Any
 from ..base import DataError, Fact, fact, near
 from ..base.annotations import as_annotated
 from ..base.files import read_regular
-from .catalogue import CHIPS, named
+from .catalogue import NAMES, called, named
 from .targets import Target, parse
 
 OWNED = "owned"
@@ -199,7 +199,10 @@ class _Line:
         includes = self.cell("includes")
         if chip is None:
             name = self.cell("chip")
-            hint = near(name, [name for chip in CHIPS for name in chip.names])
+            if several := [one.names[0] for one in called(name)]:
+                sentence = "{chip:plain} is {names:and}. Type {names:or}."
+                raise self.error("price-chip-ambiguous", sentence, chip=name, names=several)
+            hint = near(name, NAMES)
             sentence = "no chip is named '{chip:plain}'.{hint:near} `chipwise chips` lists them."
             raise self.error("price-chip-unknown", sentence, chip=name, hint=hint)
         if not re.fullmatch(r"[0-9]+", chips) or int(chips) < 1:

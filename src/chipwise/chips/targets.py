@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..base import ChipwiseError, DeviceError, Fact, fact, near
-from .catalogue import CHIPS, Chip, named, rows, spelled
+from .catalogue import CHIPS, Chip, called, named, rows, spelled
 
 MOST_CHIPS = 256
 """The largest target, in chips."""
@@ -76,9 +76,12 @@ def parse(text: str) -> Target:
     word = spelled(text)
     name, colon, count = (part.strip("- ") for part in word.partition(":"))
     name = re.sub(r"-core$", "-1", name)
-    if named(name) is None and not colon and (dashed := re.fullmatch(r"(.+)-(\d+)", name)):
+    if not called(name) and not colon and (dashed := re.fullmatch(r"(.+)-(\d+)", name)):
         name, count = dashed.groups()
     chip = named(name)
+    if chip is None and (several := [one.names[0] for one in called(name)]):
+        wrong = "{target}: that is {names:and}. Type {names:or}."
+        raise DeviceError("target-ambiguous", wrong, target=text, names=several)
     if chip is None:
         wrong = "{target}: no such target.{hint:near} Type one such as {examples:or}."
         raise DeviceError(
@@ -102,7 +105,7 @@ def names() -> tuple[str, ...]:
         if chip.kind == "TPU":
             listed += [f"{short}-{size}" for size in SLICES[short]]
         elif chip.kind == "GPU":
-            listed += [short, f"{short}:{chip.chips_per_host}"]
+            listed += dict.fromkeys((short, parse(f"{short}:{chip.chips_per_host}").name))
     return tuple(listed)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from ..base import DeviceError, Fact, fact, near, plain
-from ..chips.catalogue import CHIPS, Chip, named, rows as rows_of
+from ..chips.catalogue import CHIPS, NAMES, Chip, named, rows as rows_of
 from ..chips.prices import Price, load, prices_for
 from ..chips.targets import SLICES, Target, parse
 from ..explain.terminal import console, lines, table
@@ -81,9 +81,8 @@ def _find(name: str) -> tuple[Chip, Target | None]:
     except DeviceError as error:
         if error.code != "target-unknown":
             raise
-        known = [short for chip in CHIPS for short in chip.names]
         text = "{name}: no such chip.{hint:near} `chipwise chips` lists them."
-        raise DeviceError("chip-unknown", text, name=name, hint=near(name, known)) from None
+        raise DeviceError("chip-unknown", text, name=name, hint=near(name, NAMES)) from None
     return target.chip, target
 
 

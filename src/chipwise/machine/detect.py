@@ -12,11 +12,13 @@ import collections
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
 from ..base import DeviceError, near
 from ..base.annotations import as_annotated
+from ..chips import Chip, find
 from . import guard
 from .fingerprint import this_machine
 from .host_facts import HostFacts, gather
@@ -27,10 +29,11 @@ from .portable_cpu import active
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 FRACTIONS = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
-"""The old and the new name of the variable for the share of a GPU's free memory that JAX takes when
-it starts, by default 0.75 (https://docs.jax.dev/en/latest/gpu_memory_allocation.html). JAX refuses
-both together."""
+"""The old and the new name of the variable for the share of a GPU's memory that JAX takes when it
+starts, by default `JAX_SHARE` (https://docs.jax.dev/en/latest/gpu_memory_allocation.html). JAX
+refuses both together."""
 
+JAX_SHARE = 0.75
 GPU_SHARE = 0.9
 """The share that `detect` sets unless the user has: training has the GPU to itself, and the rest
 suffices for the context, the code of libraries and the buffers of collectives."""
@@ -45,6 +48,11 @@ class Machine:
     devices: tuple[jax.Device, ...]
     available: int  # number of all devices of the platform
     simulated: bool  # whether they are parts of a host's CPU
+
+    @property
+    def listed(self) -> Chip | None:
+        """Its chip in the catalogue."""
+        return find(self.kind, memory_of(self.devices[0]))
 
     @property
     def portable(self) -> bool:
@@ -120,6 +128,21 @@ def take_memory() -> None:
     share."""
     if not any(map(os.environ.get, FRACTIONS)):
         os.environ[FRACTIONS[0]] = str(GPU_SHARE)
+
+
+def memory_stats(device: jax.Device) -> dict[str, Any]:
+    """What JAX says of a device's memory. Empty if nothing, as of another host's device."""
+    try:
+        return device.memory_stats() or {}
+    except Exception:  # some backends lack it
+        return {}
+
+
+def memory_of(device: jax.Device) -> float | None:
+    """All bytes of a GPU's memory, by how many of them JAX may take. `None` if unknown."""
+    share = next(filter(None, map(os.environ.get, FRACTIONS)), JAX_SHARE)
+    limit = memory_stats(device).get("bytes_limit") if device.platform == "gpu" else None
+    return limit and limit / float(share)
 
 
 def no_devices(

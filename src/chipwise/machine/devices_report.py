@@ -17,8 +17,10 @@ import numpy as np
 
 from .. import chips
 from ..base import Fact, fact, text_of
+from ..chips import unlisted
+from ..chips.catalogue import called
 from . import guard
-from .detect import jax_errors
+from .detect import jax_errors, memory_of, memory_stats
 from .host_facts import LISTED, HostFacts, gather, installed
 from .hosts import joined
 from .jax_settings import setting
@@ -66,6 +68,7 @@ class DeviceLine:
     memory_bytes: int | None = None
     memory_used_bytes: int | None = None
     error: str | None = None  # from an attempt to store one number on it
+    row: str | None = None  # of a GPU that the catalogue lacks: the row to add to it
 
 
 @dataclass(frozen=True)
@@ -175,11 +178,9 @@ def _line(device: jax.Device) -> DeviceLine:
         jax.device_put(np.zeros(1, np.float32), device).block_until_ready()
     except Exception as raised:
         error = f"{type(raised).__name__}: {raised}"
-    try:
-        stats = device.memory_stats() or {}
-    except Exception:  # some backends lack it
-        stats = {}
-    chip = chips.find(device.device_kind)
+    stats = memory_stats(device)
+    memory = memory_of(device)
+    chip = chips.find(device.device_kind, memory)
     return DeviceLine(
         id=device.id,
         platform=device.platform,
@@ -189,7 +190,16 @@ def _line(device: jax.Device) -> DeviceLine:
         memory_bytes=stats.get("bytes_limit"),
         memory_used_bytes=stats.get("bytes_in_use"),
         error=error,
+        row=None if chip or device.platform != "gpu" else _row(device, memory),
     )
+
+
+def _row(device: jax.Device, memory: float | None) -> str | None:
+    """The row of an unlisted GPU. `None` if it may be a listed one, as its memory would tell."""
+    if memory is None and called(device.device_kind):
+        return None
+    capability = getattr(device, "compute_capability", "")
+    return unlisted.row(device.device_kind, getattr(device, "core_count", None), capability, memory)
 
 
 def _devices(s: DevicesReport) -> Iterator[tuple[str, Fact]]:
@@ -219,6 +229,8 @@ def _devices(s: DevicesReport) -> Iterator[tuple[str, Fact]]:
                 "error",
                 fact("device-broken", device=device.id, said=" ".join(device.error.split())[:400]),
             )
+    for row, kind in {device.row: device.kind for device in s.devices if device.row}.items():
+        yield "note", fact("chip-unlisted", kind=kind, row=row)
     old = guard.driver_too_old(s.facts)
     if old and s.platform == "gpu":
         yield "warning", fact("driver-old", reason=old)

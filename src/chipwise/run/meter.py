@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..chips import find, peak_flops_per_device
+from ..chips import Chip, peak_flops_per_device
 from ..machine.hosts import hosts
 
 NEGLIGIBLE = 1e-3  # seconds of code between steps
@@ -94,12 +94,11 @@ class Meter:
 def share_of_peak(
     flops_per_step_per_device: float | None,
     steps_per_second: float | None,
-    kind: str,
+    chip: Chip | None,
     precision: str,
 ) -> float | None:
     """Returns model FLOP/s over the chip's dense peak in this precision, or `None` if either is
     unknown."""
-    chip = find(kind)
     peak = peak_flops_per_device(chip, precision) if chip is not None else None
     if not peak or not flops_per_step_per_device or not steps_per_second:
         return None

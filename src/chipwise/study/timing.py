@@ -157,7 +157,7 @@ def account(session: Session, steps_per_second: float) -> dict[str, Any]:
     """How the session's devices share the work, the memory and FLOPs of a step, and the share of
     the chip's peak, as plain JSON values."""
     flops = session.programs.flops_per_step_per_device or None
-    share = share_of_peak(flops, steps_per_second, session.machine.kind, session.recipe.precision)
+    share = share_of_peak(flops, steps_per_second, session.machine.listed, session.recipe.precision)
     return {
         "batch": session.layout.batch,
         "replicas": session.layout.replicas,

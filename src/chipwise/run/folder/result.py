@@ -81,9 +81,9 @@ class Result(Displayed):
         session, meter, best = log.session, log.meter, saver.best
         recipe, state = session.recipe, session.snapshot()
         speed, feed = meter.summary(), {}
-        flops, kind = session.programs.flops_per_step_per_device, session.machine.kind
+        flops, chip = session.programs.flops_per_step_per_device, session.machine.listed
         speed["share_of_peak"] = share_of_peak(
-            flops, speed["steps_per_second"], kind, recipe.precision
+            flops, speed["steps_per_second"], chip, recipe.precision
         )
         if session.step > log.begin:
             meter.seconds["wait_data"] = session.watch.waited
