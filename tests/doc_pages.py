@@ -184,6 +184,11 @@ pyarrow.parquet.write_table(pyarrow.table(table), "reviews.parquet")
     "plan": "mnist()",
     "referee": """
 import subprocess
+rows = [(i, 3.278 + i % 3 / 1000, 3.272 + i % 2 / 1000) for i in range(7)]
+for name, column in (("muon", 1), ("soap", 2)):
+    Path(f"{name}.csv").write_text("seed,val_loss\\n" + "".join(f"{r[0]},{r[column]}\\n" for r in rows))
+sides = "".join(f"{name},{row[i]}\\n" for row in rows for i, name in ((1, "muon"), (2, "soap")))
+Path("all.csv").write_text("optimizer,val_loss\\n" + sides)
 recipe = Path("my_task.py").read_text()
 Path("base.py").write_text(recipe)
 Path("changed.py").write_text(recipe.replace("momentum=0.9", "momentum=0.8"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -12,6 +13,9 @@ from ..explain.terminal import console, lines
 from . import options
 from .options import argument, flag, option
 from .standard_output import print_json
+
+if TYPE_CHECKING:
+    from ..study.referee import Ruling
 
 EXITS = {"better": 0, "same": 10, "faster": 11, "slower": 12, "equal": 13, "worse": 14, "open": 15}
 """The exit code of each verdict: 0 is what a script may commit."""
@@ -23,7 +27,9 @@ _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 def referee(
     *,
     here: options.Here,
-    base: str = argument("A recipe: its name, path.py:name, or REVISION:path.py:name of git."),
+    base: str = argument(
+        "A recipe: its name, path.py:name, or REVISION:path.py:name of git; with --rows a .csv."
+    ),
     change: str | None = argument("What to compare it with. [BASE with --set]", default=None),
     head: bool = flag("BASE as it stands against BASE as it was committed last.", name="--here"),
     set_: list[str] | None = option("Change a setting of CHANGE; may be repeated.", "KEY=VALUE"),
@@ -33,7 +39,13 @@ def referee(
     margin: str | None = option(
         "A difference that does not matter: 0.001, or 0.1% of BASE.", "NUMBER|SHARE"
     ),
-    spend: str = option("Time after which no pair begins.", "TIME", default="30min"),
+    spend: str | None = option("Time after which no pair begins. [30min]", "TIME"),
+    rows: bool = flag("BASE and CHANGE are .csv files with a row for each run of any program."),
+    by: str | None = option(
+        "With --rows and one file, the column and the two values that say the sides.",
+        "COLUMN=BASE,CHANGE",
+    ),
+    paired: bool = flag("With --rows, compare runs with the same value in the column seed."),
     data: str | None = options.DATA,
     run: Path = option(
         "The folder of runs and of the book of tries.", "DIR", default=Path("runs/referee")
@@ -48,13 +60,30 @@ def referee(
       chipwise referee my_task.py:recipe --here --spend 10min
       chipwise referee HEAD~1:my_task.py:recipe my_task.py:recipe
       chipwise referee digits --set lr=0.01 --margin 0.1%
+      chipwise referee --rows base.csv changed.csv --metric val_loss
 
     Exit codes: 0 better, 10 the same to the bit, 11 only faster, 12 only slower, 13 equal within
     the margin, 14 worse, 15 not shown. Others are errors. The verdict is checked after each pair.
     All tries in --run together err in at most 5 % of their verdicts.
     """
-    from ..study.referee import referee as judge
+    from ..study.referee import referee as judge, rows as judge_rows
 
+    if rows or by or paired:
+        given = {"--set": set_, "--set-base": set_base, "--here": head, "--data": data}
+        wrong = [name for name, value in {**given, "--spend": spend}.items() if value]
+        if wrong or not rows:
+            raise RecipeError("referee-rows-alone", given=wrong or ["--by or --paired"])
+        verdict = judge_rows(
+            base,
+            change,
+            by=by,
+            metric=metric,
+            better=better.given,
+            paired=paired,
+            margin=margin,
+            run=run,
+        )
+        raise typer.Exit(_told(verdict, json_))
     if head:
         if change is not None:
             text = "--here compares {base} with its last commit: leave {change} out."
@@ -71,18 +100,23 @@ def referee(
         metric=metric,
         better=better.given,
         margin=margin,
-        spend=_seconds(spend),
+        spend=_seconds(spend or "30min"),
         data=data,
         run=run,
         on=here.on(),
         say=say,
     )
+    raise typer.Exit(_told(verdict, json_))
+
+
+def _told(verdict: Ruling, json_: bool) -> int:
+    """Prints a verdict. *Returns* its exit code."""
     if json_:
         print_json("referee/1", verdict.to_json())
     else:
         speed = verdict.speed and fact("referee-speed", ratio=verdict.speed[0], span=verdict.speed)
         lines(console(), verdict.fact, *([speed] if speed else []), verdict.tries)
-    raise typer.Exit(EXITS[verdict.verdict])
+    return EXITS[verdict.verdict]
 
 
 def _seconds(text: str) -> float:

@@ -1,1 +1,2 @@
+from .evidence import rows as rows
 from .ruling import Ruling as Ruling, referee as referee
