@@ -28,6 +28,7 @@ SMALL = {
     "bench mnist": "--steps 2 --warmup 2",
     "bench cifar10": "--steps 2 --warmup 2 --set batch=64",
     "referee digits": "--set duration=1ep --set-base duration=1ep --spend 20s",
+    "referee examples/techniques.py": "--set-base duration=1st --set hidden=false --spend 20s",
     "referee base.py": "--set duration=1ep --set-base duration=1ep --spend 20s",
 }
 """Settings that make the commands small that begin like this."""
@@ -134,6 +135,14 @@ task = cw.nnx.task(lambda rngs: Net(rngs), loss, train=digits.train, inputs="ima
 net = cw.fit(cw.Recipe(task=task, batch=64, duration="1st", optimizer=cw.sgd(lr=0.1)), progress="none")
 cw.export(net, "safetensors", "net.safetensors")
 data, sgd = cw.Arrays(image=np.zeros((64, 32, 32, 3), np.uint8), label=np.zeros(64, np.int32)), cw.sgd(lr=0.1)
+""",
+    "agents": """
+import subprocess
+edits = [("import chipwise as cw", "import chipwise as cw  # an idea")]
+commit = ["commit", "-qm", "The recipe"]
+named = (["config", "user.name", "A Reader"], ["config", "user.email", "reader@example.com"])
+for words in (["init", "-q"], *named, ["add", "my_task.py"], commit):
+    subprocess.run(["git", *words], check=True)
 """,
     "attention": "query, key, value = (rng.normal(size=(2, 6, h, 8)).astype(np.float32) for h in (4, 2, 2))",
     "augment": PLAIN,
