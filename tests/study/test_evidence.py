@@ -41,7 +41,7 @@ def test_two_files_are_judged_and_later_rows_continue_the_try():
     table("b.csv", val_loss=LESS)
     again = cw.referee.rows(base, change)
     assert again.level == first.level and again.digests == first.digests and again.tries["tries"] == 1
-    assert again.values[-1] == (None, 3.2735) and again.fact["spent"].numbers == {"base": 5, "n": 6}
+    assert again.values[-1] == (None, 3.2735) and again.fact["spent"].numbers == {"base": 5, "change": 6}
     table("b.csv", val_loss=[3.2721, *LESS[1:]])  # another experiment under the same name
     other = cw.referee.rows(base, change)
     assert other.level < first.level and other.tries["tries"] == 2

@@ -1,4 +1,4 @@
-"""A loop that tries edits and keeps the better ones: the program of docs/agents.md, and edits worth nothing."""
+"""A loop that tries edits and keeps the better ones: the program of docs/agents.md and null edits."""
 
 import runpy
 import subprocess

@@ -91,12 +91,14 @@ class Ruling:
         kind = "diverged" if self.diverged else self.verdict
         kind += "-unknown" * (kind == "open" and self.needed is None)
         pairs = len(self.values)
-        text, each, spent = "{n:count pair}", "{n:count pair}", {"n": pairs}
+        needed = self.needed
+        spent = fact("referee-pairs", "{pairs:count pair}", pairs=pairs)
+        takes = needed and fact("referee-takes-pairs", "{pairs:count pair}", pairs=needed)
         if self.rows is not None:
-            text, each = "{base} and {n:count run}", "{n:count run} of each"
-            spent = {"base": self.rows[0], "n": self.rows[1]}
-        takes = self.needed and fact("referee-takes", each, n=self.needed)
-        about |= {"pairs": pairs, "spent": fact("referee-spent", text, **spent), "takes": takes}
+            base, change = self.rows
+            spent = fact("referee-rows", "{base} and {change:count run}", base=base, change=change)
+            takes = needed and fact("referee-takes-rows", "{rows:count run} of each", rows=needed)
+        about |= {"pairs": pairs, "spent": spent, "takes": takes}
         return fact(f"referee-{kind}", **about)
 
     def entry(self, margin: float | str | None) -> dict[str, Any]:
