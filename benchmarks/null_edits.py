@@ -233,9 +233,16 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--for", dest="minutes", default="20min", help="no edit begins after this time")
     parser.add_argument("--folder", default="build/null_edits", help="the repository, its runs and results")
+    parser.add_argument("--first", choices=("nulls", "reals"), default="nulls", help="which begin")
     given = parser.parse_args()
     until = time.monotonic() + 60 * float(given.minutes.removesuffix("min"))
     with repository(Path(given.folder)), cached_in(Path(given.folder).absolute() / "programs"):
-        nulls = continued(Path("nulls.jsonl"), list(null_edits()), "runs/nulls", until, SPEND)
-        reals = continued(Path("reals.jsonl"), list(real_edits()), "runs/reals", until, 3 * SPEND)
-    page(nulls, reals)
+        kinds = {
+            "nulls": (list(null_edits()), SPEND),
+            "reals": (list(real_edits()), 3 * SPEND),
+        }
+        rows = {
+            name: continued(Path(f"{name}.jsonl"), edits, f"runs/{name}", until, spend)
+            for name, (edits, spend) in sorted(kinds.items(), key=lambda item: item[0] != given.first)
+        }
+    page(rows["nulls"], rows["reals"])
