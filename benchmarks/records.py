@@ -126,8 +126,8 @@ SIZES = {
 def by_simulation() -> None:
     print("## By simulation\n")
     write("""Normal values, no difference, looked at after every run of the change from the second to the
-        60th: the share of 20,000 sequences that were ever refuted, at 5 % and at 0.5 %. The deviation of
-        the base is so many times that of the change.""")
+        60th: the share of 20,000 sequences that were ever refuted, at 5 % and at 0.5 %. Columns: the
+        deviation of the base over that of the change.""")
     wide = (0.1, 0.3, 1, 3, 10)
     print("| runs of the base | level | " + " | ".join(f"{one:g}" for one in wide) + " |")
     print("|---|---|" + "---|" * len(wide))

@@ -79,6 +79,11 @@ def test_one_file_with_a_column_of_sides():
     assert (found.verdict, found.base, found.change, found.rows) == ("better", "muon", "soap", (5, 6))
     turned = cw.referee.rows(file, by="optimizer=soap,muon", metric="loss", better={"loss": "higher"})
     assert (turned.verdict, turned.better) == ("better", "higher")
+    seeds = [0, 1, 2, 3, 4, 4, 3, 2, 1, 0]
+    losses = [*BASE, *(value - 0.005 for value in reversed(BASE))]
+    file = table("paired.csv", seed=seeds, optimizer=["a"] * 5 + ["b"] * 5, loss=losses)
+    found = cw.referee.rows(file, by="optimizer=a,b", paired=True)
+    assert found.rows is None and [round(b - a, 6) for a, b in found.values] == [-0.005] * 5
 
 
 def test_a_margin_says_equal():
