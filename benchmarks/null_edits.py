@@ -198,6 +198,8 @@ def page(nulls: list[dict[str, Any]], reals: list[dict[str, Any]]) -> None:
         "faster".""")
     kept = [row for row in nulls if row["verdict"] in ("better", "faster")]
     print(f"## {len(nulls)} of {NULLS} null edits were run, {len(kept)} kept\n")
+    distinct = len({(row["old"], row["new"]) for row in nulls})
+    write(f"{distinct} of them differ in their text; the others continue an earlier try.")
     print("| kind | edits | kept | verdicts | pairs, most |")
     print("|---|---|---|---|---|")
     for kind in sorted({row["kind"] for row in nulls}):
@@ -212,9 +214,10 @@ def page(nulls: list[dict[str, Any]], reals: list[dict[str, Any]]) -> None:
     long = [row for row in drawn if len(row["values"]) >= FEWEST]
     alone = sum(ever_better(row["values"], 0.05) for row in long)
     print()
-    write(f"""Of the {len(drawn)} whose runs differ, {best} had the better loss with the first seed: what a
-        loop without a referee keeps. {len(long)} of them had {FEWEST} pairs or more; with a book for each,
-        at 5 %, {alone} of these would have been kept.""")
+    write(f"""Of the {len(drawn)} whose runs differ, {best} had the better loss with the first seed, which a
+        loop without a referee keeps; all are compared with one draw of the base, so it is half of them only
+        on average. {len(long)} of them had {FEWEST} pairs or more; with a book for each, at 5 %, {alone} of
+        these would have been kept.""")
     if not reals:
         return
     found = [row for row in reals if row["verdict"] in ("better", "worse")]
