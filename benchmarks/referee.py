@@ -32,7 +32,7 @@ LEVEL = 0.05
 
 def halves(most: int, level: float) -> np.ndarray:
     """Half the interval's width after 1, 2, ... values whose squared deviations add to 1."""
-    return np.array([_half(n, 1.0, level) if n > 1 else math.inf for n in range(1, most + 1)])
+    return np.array([_half(n, 1 / (n - 1), level) if n > 1 else math.inf for n in range(1, most + 1)])
 
 
 def looked_at(effect: float, sequences: int, most: int, level: float) -> tuple[np.ndarray, np.ndarray]:

@@ -28,6 +28,7 @@ SMALL = {
     "bench mnist": "--steps 2 --warmup 2",
     "bench cifar10": "--steps 2 --warmup 2 --set batch=64",
     "referee digits": "--set duration=1ep --set-base duration=1ep --spend 20s",
+    "referee examples/techniques.py": "--set-base duration=1st --set hidden=false --spend 20s",
     "referee base.py": "--set duration=1ep --set-base duration=1ep --spend 20s",
 }
 """Settings that make the commands small that begin like this."""
@@ -135,6 +136,14 @@ net = cw.fit(cw.Recipe(task=task, batch=64, duration="1st", optimizer=cw.sgd(lr=
 cw.export(net, "safetensors", "net.safetensors")
 data, sgd = cw.Arrays(image=np.zeros((64, 32, 32, 3), np.uint8), label=np.zeros(64, np.int32)), cw.sgd(lr=0.1)
 """,
+    "agents": """
+import subprocess
+edits = [("import chipwise as cw", "import chipwise as cw  # an idea")]
+commit = ["commit", "-qm", "The recipe"]
+named = (["config", "user.name", "A Reader"], ["config", "user.email", "reader@example.com"])
+for words in (["init", "-q"], *named, ["add", "my_task.py"], commit):
+    subprocess.run(["git", *words], check=True)
+""",
     "attention": "query, key, value = (rng.normal(size=(2, 6, h, 8)).astype(np.float32) for h in (4, 2, 2))",
     "augment": PLAIN,
     "bench": "mnist()",
@@ -184,6 +193,11 @@ pyarrow.parquet.write_table(pyarrow.table(table), "reviews.parquet")
     "plan": "mnist()",
     "referee": """
 import subprocess
+rows = [(i, 3.278 + i % 3 / 1000, 3.272 + i % 2 / 1000) for i in range(7)]
+for name, column in (("muon", 1), ("soap", 2)):
+    Path(f"{name}.csv").write_text("seed,val_loss\\n" + "".join(f"{r[0]},{r[column]}\\n" for r in rows))
+sides = "".join(f"{name},{row[i]}\\n" for row in rows for i, name in ((1, "muon"), (2, "soap")))
+Path("all.csv").write_text("optimizer,val_loss\\n" + sides)
 recipe = Path("my_task.py").read_text()
 Path("base.py").write_text(recipe)
 Path("changed.py").write_text(recipe.replace("momentum=0.9", "momentum=0.8"))

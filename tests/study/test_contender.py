@@ -74,3 +74,9 @@ def test_what_git_does_not_know(repository):
         checked_out("--output=x", "mine.py:recipe", folder)
     with refused(cw.errors.RecipeError, "revision-file-missing", path="yours.py"):
         checked_out("HEAD", "yours.py:recipe", folder)
+
+
+def test_settings_of_a_finished_recipe_are_refused():
+    recipe = cw.load("digits", ["duration=1ep"])
+    with refused(cw.errors.RecipeError, "recipe-is-finished"):
+        cw.referee.referee(recipe, set=["lr=0.1"])

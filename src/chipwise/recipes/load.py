@@ -61,6 +61,20 @@ def load(
     return apply(recipe, pairs, tuple(parameters))
 
 
+def switches(spec: str, settings: Sequence[str] = ()) -> list[str]:
+    """The parameters of a recipe's function that are `True`, by default or by `settings`."""
+    source = _find(spec)
+    if isinstance(source, Recipe):
+        return []
+    given = dict(parse(text) for text in settings)
+    values = {n: _default(one) for n, one in inspect.signature(source).parameters.items()}
+    return [
+        name
+        for name, value in values.items()
+        if isinstance(value, bool) and (typed(name, given[name], value) if name in given else value)
+    ]
+
+
 def _arguments(
     spec: str,
     parameters: Mapping[str, inspect.Parameter],

@@ -69,7 +69,7 @@ class LabelTable:
     """What was read, for the report."""
 
 
-class _Row(NamedTuple):
+class TableRow(NamedTuple):
     """A row and its position, for errors."""
 
     path: Path
@@ -99,29 +99,10 @@ def read_table(
 
     Raises `DataError` with the line if the table cannot be understood.
     """
-    try:
-        if other := other_form(path):
-            raise other
-        with io.TextIOWrapper(open_regular(path), "utf-8-sig", newline="") as stream:
-            if os.fstat(stream.fileno()).st_size > _MOST_BYTES:
-                raise _too_large(path, "file")
-            rows = _read(path, stream)
-    except UnicodeDecodeError as error:
-        wrong = "{path} is not UTF-8 text ({reason} at byte {byte}): save it as UTF-8."
-        raise DataError(
-            "table-no-text", wrong, path=path, reason=error.reason, byte=error.start
-        ) from error
-    except OSError as error:
-        raise unreadable(path, error) from error
-    if heading is not None:
-        rows.insert(0, _Row(path, 0, [name.strip() for name in heading.split(",")]))
-    top, *rows = rows or [_Row(path, 0, [])]
+    top, *rows = table_rows(path, heading)
     header = top.cells
     if not rows or len(header) < 2:
         raise top.wrong(header, "a heading such as file,label, and a row for each image")
-    for row in rows:
-        if len(row.cells) != len(header):
-            raise row.wrong(row.cells, f"{len(header)} cells")
     file_at, split_at, label_at = _roles(top, columns or {})
     files = [row.cells[file_at].replace("\\", "/").removeprefix("./") for row in rows]
     for row, name in zip(rows, files, strict=True):
@@ -149,7 +130,33 @@ def read_table(
     return LabelTable(path, files, values, classes, below, splits, (read, *told))
 
 
-def _roles(heading: _Row, columns: Mapping[str, str]) -> tuple[int, int | None, list[int]]:
+def table_rows(path: Path, heading: str | None = None) -> list[TableRow]:
+    """The rows of a `.csv` file that are not empty, as long as the first, which is its `heading`.
+    Raises `DataError`."""
+    try:
+        if other := other_form(path):
+            raise other
+        with io.TextIOWrapper(open_regular(path), "utf-8-sig", newline="") as stream:
+            if os.fstat(stream.fileno()).st_size > _MOST_BYTES:
+                raise _too_large(path, "file")
+            rows = _read(path, stream)
+    except UnicodeDecodeError as error:
+        wrong = "{path} is not UTF-8 text ({reason} at byte {byte}): save it as UTF-8."
+        raise DataError(
+            "table-no-text", wrong, path=path, reason=error.reason, byte=error.start
+        ) from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if heading is not None:
+        rows.insert(0, TableRow(path, 0, [name.strip() for name in heading.split(",")]))
+    rows = rows or [TableRow(path, 0, [])]
+    for row in rows:
+        if len(row.cells) != len(rows[0].cells):
+            raise row.wrong(row.cells, f"{len(rows[0].cells)} cells")
+    return rows
+
+
+def _roles(heading: TableRow, columns: Mapping[str, str]) -> tuple[int, int | None, list[int]]:
     """The columns of the files, the splits and the labels. Raises `DataError` if the heading names
     none or several, or if it is the first row of a table without one."""
     header = heading.cells
@@ -213,7 +220,7 @@ def other_form(path: Path) -> DataError | None:
     )
 
 
-def _read(path: Path, stream: io.TextIOWrapper) -> list[_Row]:
+def _read(path: Path, stream: io.TextIOWrapper) -> list[TableRow]:
     """The rows that are not empty. Raises `DataError` for an open quote, and for more than
     `_MOST_BYTES`."""
     reader = csv.reader(stream, strict=True, skipinitialspace=True)
@@ -222,7 +229,7 @@ def _read(path: Path, stream: io.TextIOWrapper) -> list[_Row]:
     line = 1
     try:
         for cells in reader:
-            row = _Row(path, line, [cell.strip() for cell in cells])
+            row = TableRow(path, line, [cell.strip() for cell in cells])
             if reader.line_num > line:
                 long = next(cell for cell in cells if "\n" in cell or "\r" in cell)
                 raise row.wrong(long[:60], "cells of one line: close the quote that opens there")
@@ -241,7 +248,7 @@ def _too_large(path: Path, what: str) -> DataError:
     return DataError("table-too-large", path=path, what=what, limit=_MOST_BYTES)
 
 
-def _split(row: _Row, column: int) -> str:
+def _split(row: TableRow, column: int) -> str:
     split = row.cells[column].lower()
     if split not in ("train", *EVAL):
         raise row.wrong(row.cells[column], "train or eval")
@@ -249,7 +256,7 @@ def _split(row: _Row, column: int) -> str:
 
 
 def _labels(
-    rows: list[_Row], names: list[str], cells: list[list[str]], labels: str | None
+    rows: list[TableRow], names: list[str], cells: list[list[str]], labels: str | None
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """The labels, as one of `LABELS`, and the classes."""
     if len(names) == 1:
@@ -258,7 +265,7 @@ def _labels(
         if labels != "numbers":
             return (_several if labels == "several" else _classes)(rows, values)
     for row, texts in zip(rows, cells, strict=True):
-        if (cell := next((cell for cell in texts if not _is_number(cell)), None)) is not None:
+        if (cell := next((cell for cell in texts if not is_number(cell)), None)) is not None:
             expected = "a finite number such as 1.5: leave out the row, or give --labels classes"
             if len(names) > 1:
                 expected = (
@@ -284,7 +291,7 @@ def _labels(
     return numbers.astype(np.uint8), tuple(nfc(name) for name in names)
 
 
-def _said(rows: list[_Row], values: list[str]) -> str:
+def _said(rows: list[TableRow], values: list[str]) -> str:
     """One of `LABELS`, which all cells of a column say. Raises `DataError` if they differ."""
     kinds = [_kind(value) for value in values]
     (most, _), *others = Counter(kinds).most_common()
@@ -304,7 +311,7 @@ def _said(rows: list[_Row], values: list[str]) -> str:
     )
 
 
-def _classes(rows: list[_Row], values: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+def _classes(rows: list[TableRow], values: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:
     if "" in values:
         raise rows[values.index("")].wrong("", "a class; --labels several, if there may be none")
     whole = all(_kind(value) == "whole numbers" for value in values)
@@ -313,7 +320,7 @@ def _classes(rows: list[_Row], values: list[str]) -> tuple[np.ndarray, tuple[str
     return np.asarray([number[value] for value in values], np.int32), classes
 
 
-def _several(rows: list[_Row], values: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+def _several(rows: list[TableRow], values: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:
     """The classes in the cells, as `(n, classes)` of 0 and 1."""
     separator = "|" if any("|" in value for value in values) else ";"
     sets = [{part.strip() for part in value.split(separator)} - {""} for value in values]
@@ -335,9 +342,9 @@ def _kind(cell: str) -> str:
     return next(k for k, (_, form) in _CELLS.items() if re.fullmatch(form, cell, flags))
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
     """Whether a cell is a number that float32 has."""
     try:
-        return "_" not in text and abs(float(text)) <= _MOST
+        return "_" not in text and text.isascii() and abs(float(text)) <= _MOST
     except ValueError:
         return False

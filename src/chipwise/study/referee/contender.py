@@ -57,7 +57,7 @@ class Contender:
         Raises `RecipeError` for a revision or a file that git does not know.
         """
         if isinstance(recipe, Recipe):
-            return cls(recipe.name, Origin(recipe), None)
+            return cls(recipe.name, Origin(recipe, tuple(settings), data), None)
         shown, (revision, colon, path) = " ".join([recipe, *settings]), recipe.partition(":")
         if (
             colon

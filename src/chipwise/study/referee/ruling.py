@@ -57,8 +57,11 @@ class Ruling:
     """The better values of the metric, "lower" or "higher"."""
     margin: float | None = None
     """In the metric's unit."""
-    values: list[tuple[float, float]] = field(default_factory=list)
-    """The values (base, change) of each pair, in the order of the seeds."""
+    values: Sequence[tuple[float | None, float | None]] = field(default_factory=list)
+    """The values (base, change) of each pair, in the order of the seeds. Those of unpaired rows
+    stand side by side."""
+    rows: tuple[int, int] | None = None
+    """The numbers of unpaired rows (base, change). `None` for pairs."""
     difference: float | None = None
     """The mean of change minus base."""
     low: float | None = None
@@ -68,7 +71,8 @@ class Ruling:
     speed: tuple[float, float | None, float | None] | None = None
     """Change over base as (ratio, low, high), from pairs that ran by turns in this call."""
     needed: int | None = None
-    """The number of pairs that an open verdict probably takes."""
+    """The number of pairs, or of unpaired rows of each side, that an open verdict probably
+    takes."""
     predicted: int | None = None
     """The number of pairs that the first two pairs predicted."""
     seconds: float = 0.0
@@ -86,7 +90,16 @@ class Ruling:
         about = {k: v for k, v in vars(self).items() if k not in ("values", "tries", "digests")}
         kind = "diverged" if self.diverged else self.verdict
         kind += "-unknown" * (kind == "open" and self.needed is None)
-        return fact(f"referee-{kind}", **{**about, "pairs": len(self.values)})
+        pairs = len(self.values)
+        needed = self.needed
+        spent = fact("referee-pairs", "{pairs:count pair}", pairs=pairs)
+        takes = needed and fact("referee-takes-pairs", "{pairs:count pair}", pairs=needed)
+        if self.rows is not None:
+            base, change = self.rows
+            spent = fact("referee-rows", "{base} and {change:count run}", base=base, change=change)
+            takes = needed and fact("referee-takes-rows", "{rows:count run} of each", rows=needed)
+        about |= {"pairs": pairs, "spent": spent, "takes": takes}
+        return fact(f"referee-{kind}", **about)
 
     def entry(self, margin: float | str | None) -> dict[str, Any]:
         """The row of the book of tries."""
@@ -152,8 +165,6 @@ def referee(
     if the base diverges. Raises `Stopped` after SIGTERM, SIGHUP or Ctrl-C. The same call then
     continues.
     """
-    if not 0 < error < 1:
-        raise invalid("referee-error", "error", error, "a probability, such as 0.05")
     folder, options = Path(to_write(run, "run")).absolute(), options_of(options)
     hosts().alone("referee")
     both = (base, base if change is None else change)
@@ -218,7 +229,7 @@ class _Trial:
     began: float = field(default_factory=time.monotonic)
 
     def run(self) -> Ruling:
-        size, longest = _size(self.margin), 0.0
+        size, longest = size_of(self.margin), 0.0
         with contextlib.closing(StopRequest()) as stop, compiled_once():
             for seed in itertools.count():
                 at = time.monotonic()
@@ -281,7 +292,7 @@ class _Trial:
         return None
 
     def _now(self, size: tuple[float, bool] | None) -> Ruling:
-        """The ruling after the pairs so far. *Arguments:* `size`: the margin's, from `_size`."""
+        """The ruling after the pairs so far. *Arguments:* `size`: the margin's, from `size_of`."""
         a, b = (run.metrics for run in self.pairs[-1])
         metric = next((name for name in self.directions if name in a and name in b), None)
         if metric is None:
@@ -291,15 +302,10 @@ class _Trial:
         better = self.directions[metric]["better"]
         values = [(float(a.metrics[metric]), float(b.metrics[metric])) for a, b in self.pairs]
         differences = [b - a for a, b in values]
-        room = None
-        if size is not None:
-            room = size[0] * (abs(statistics.fmean(a for a, _ in values)) if size[1] else 1)
+        room = room_of(size, [a for a, _ in values])
         asked = (*self.names["digests"], metric, self.margin)
         level = self.tries.level(dict(zip(KEY, asked, strict=True)))
-        steps = itertools.pairwise(sorted(x for pair in values for x in pair))
-        # An accuracy has few values
-        alike = len({round(d, 12) for d in differences}) < len(differences)
-        grain = min((b - a for a, b in steps if alike and b - a > 1e-12), default=0.0)
+        grain = grain_of(differences, values)
         low, high = interval(differences, level, grain)
         slow, fast = interval(self.speeds, level)
         same_bits = all(a.fingerprint == b.fingerprint for a, b in self.pairs) and not any(
@@ -311,10 +317,8 @@ class _Trial:
                 kind = "faster" if slow > 0 else "slower"
             elif max(abs(slow), abs(fast)) <= SAME_SPEED:
                 kind = "same"
-        elif room is not None and max(abs(low), abs(high)) <= room:
-            kind = "equal"
-        elif low > 0 or high < 0:
-            kind = "worse" if (high < 0) != (better == LOWER) else "better"
+        else:
+            kind = called(low, high, room, better)
         bounds: dict[str, Any] = (
             {"low": low, "high": high} if math.isfinite(high) and not same_bits else {}
         )
@@ -341,7 +345,29 @@ class _Trial:
         )
 
 
-def _size(margin: float | str | None) -> tuple[float, bool] | None:
+def called(low: float, high: float, room: float | None, better: str) -> str:
+    """The verdict of an interval. *Arguments:* `room`: the margin, in the metric's unit."""
+    if room is not None and max(abs(low), abs(high)) <= room:
+        return "equal"
+    if low <= 0 <= high:
+        return "open"
+    return "worse" if (high < 0) != (better == LOWER) else "better"
+
+
+def grain_of(compared: Sequence[float], values: Sequence[Sequence[float]]) -> float:
+    """The smallest step between `values` if some of the `compared` numbers are alike, otherwise 0.
+    An accuracy has few values."""
+    steps = itertools.pairwise(sorted(itertools.chain(*values)))
+    alike = len({round(number, 12) for number in compared}) < len(compared)
+    return min((b - a for a, b in steps if alike and b - a > 1e-12), default=0.0)
+
+
+def room_of(size: tuple[float, bool] | None, base: Sequence[float]) -> float | None:
+    """The margin in the metric's unit. *Arguments:* `size`: from `size_of`."""
+    return size and size[0] * (abs(statistics.fmean(base)) if size[1] else 1)
+
+
+def size_of(margin: float | str | None) -> tuple[float, bool] | None:
     """A margin's number, and whether it is a share of the base's mean."""
     if margin is None:
         return None

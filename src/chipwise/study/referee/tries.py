@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...base import Fact, RunError, fact
+from ...base import Fact, RunError, fact, invalid
 from ...base.figures import known
 from ...base.files import put_inside, read_inside
 from ...base.locks import hold
@@ -36,6 +36,8 @@ class Tries:
     """
 
     def __init__(self, folder: Path, error: float):
+        if not 0 < error < 1:
+            raise invalid("referee-error", "error", error, "a probability, such as 0.05")
         self.folder, self.error = folder, error
         self.rows: list[dict[str, Any]] = []
         with self._telling():
