@@ -105,7 +105,7 @@ GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positi
 
 @pytest.mark.parametrize("config", [RESNET, BERT, GPT2, VIT, QWEN3], ids=lambda one: one["model_type"])
 def test_every_family_is_planned_for_a_short_run(tmp_path, config):
-    assert fine_tuning(folder(tmp_path, config)).duration.text == "1000st"
+    assert fine_tuning(folder(tmp_path, config)).duration == "1000st"
 
 
 def test_a_built_in_recipe_is_not_hidden_by_a_folder(tmp_path, monkeypatch):
