@@ -14,7 +14,7 @@ from typing import Any
 from ..base import RecipeError, library
 from ..base.figures import one_line
 from ..recipe.user_code import BY_VALUE
-from . import torch_operations, torch_random, torch_recurrent
+from . import torch_operations, torch_random, torch_recurrent, torch_sizes
 
 _INTO_PLAIN = "{} writes into a tensor that was made without device=x.device"
 INSTALL = "pip install 'chipwise[torch]'"
@@ -104,7 +104,10 @@ def _with_constants(torch: Any, torchax: Any) -> Any:
             )
 
         def t2j_iso(self, torchtensors: Any) -> Any:
-            return super().t2j_iso(pytree.tree_map_only(torch.Tensor, self.constant, torchtensors))
+            sized = pytree.tree_map_only(
+                (torch.SymInt, torch.Size), torch_sizes.as_jax, torchtensors
+            )
+            return super().t2j_iso(pytree.tree_map_only(torch.Tensor, self.constant, sized))
 
     return Environment
 
@@ -133,10 +136,13 @@ def _with_operations(torch: Any, torchax: Any) -> Any:
                 return func(*args)
             if func in creating:  # PyTorch calls their operations, which are below
                 raise torchax.OperatorNotFound
+            sized = torch_sizes.among(torch, given)
+            if sized and func in torchax.TENSOR_CONSTRUCTORS:
+                given = (args, {**given[1], "device": "jax"})
             if getattr(func, "overloadpacket", None) in torch_random.operations():
                 return self.random(func, *given)
             overload = isinstance(func, torch._ops.OpOverload)
-            if self.holds(given):
+            if sized or self.holds(given):
                 if overload and type(torch_random.written_by(func, *given)) is torch.Tensor:
                     raise TypeError(_INTO_PLAIN.format(func.name()))
                 args, kwargs = pytree.tree_map_only(torch.Tensor, self.constant, given)
@@ -185,8 +191,8 @@ def _class(torch: Any, torchax: Any) -> Any:
         """The choice to leave out the next layer."""
 
         @contextlib.contextmanager
-        def tracing(self) -> Iterator[None]:
-            """A context in which a module may be traced."""
+        def tracing(self, any_size: bool) -> Iterator[None]:
+            """A context in which a module may be traced. `any_size`: with a batch of any size."""
 
             def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
                 before, self.inside = self.inside, True
@@ -200,8 +206,10 @@ def _class(torch: Any, torchax: Any) -> Any:
             self.cut, self.inside, self.pending = False, False, None
             with contextlib.ExitStack() as patched:
                 # torchax' say yes, and PyTorch's trunc_normal_ leaves those as they are
+                sizes = torch_sizes.attributes(torch) if any_size else {}
                 for kind in self.kinds:
-                    patched.enter_context(_replaced(kind, "is_meta", False))
+                    for name, value in {"is_meta": False, **sizes}.items():
+                        patched.enter_context(_replaced(kind, name, value))
                 patched.enter_context(_replaced(function, "apply", classmethod(apply)))
                 with torch.enable_grad(), self:
                     yield

@@ -151,7 +151,7 @@ class Traced:
             narrow = floats and jnp.issubdtype(value.dtype, jnp.floating)
             fixed[name] = jnp.asarray(value, floats[0] if narrow else None)
         with (
-            self._running(key),
+            self._running(key, given),
             flags(self.module, train),
             _scopes(self.module, self.env),
             unchanged(self.module),
@@ -176,7 +176,7 @@ class Traced:
         return self.env.j2t_iso(jax.tree.map(jnp.asarray, tree))
 
     @contextlib.contextmanager
-    def _running(self, key: Any) -> Iterator[None]:
+    def _running(self, key: Any, given: Arguments) -> Iterator[None]:
         prng = jax.random.key(0) if key is None else key
         with (
             _LOCK,
@@ -191,7 +191,8 @@ class Traced:
             before = checked._validate_args
             checked.set_default_validate_args(False)  # it asks for values
             try:
-                with self.env.tracing():
+                sizes = [n for x in jax.tree.leaves(given) for n in x.shape]
+                with self.env.tracing(not all(isinstance(n, int) for n in sizes)):
                     yield
             finally:
                 checked.set_default_validate_args(before)
