@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+
 from ..base import RecipeError, library
 from ..base.figures import one_line
 from ..recipe.user_code import BY_VALUE
@@ -97,11 +99,10 @@ def _with_constants(torch: Any, torchax: Any) -> Any:
 
         def constant(self, x: Any) -> Any:
             """A plain PyTorch tensor as a constant of the program."""
-            return (
-                self.j2t_iso(self.t2j_copy(x))
-                if type(x) in (torch.Tensor, torch.nn.Parameter)
-                else x
-            )
+            if type(x) not in (torch.Tensor, torch.nn.Parameter):
+                return x
+            with jax.ensure_compile_time_eval():  # a mask may say which elements there are
+                return self.j2t_iso(self.t2j_copy(x))
 
         def t2j_iso(self, torchtensors: Any) -> Any:
             sized = pytree.tree_map_only(
@@ -211,6 +212,9 @@ def _class(torch: Any, torchax: Any) -> Any:
                     for name, value in {"is_meta": False, **sizes}.items():
                         patched.enter_context(_replaced(kind, name, value))
                 patched.enter_context(_replaced(function, "apply", classmethod(apply)))
+                norm = torch.nn.modules.batchnorm._BatchNorm
+                forward = torch_operations.cumulative(vars(norm)["forward"])
+                patched.enter_context(_replaced(norm, "forward", forward))
                 with torch.enable_grad(), self:
                     yield
 

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import inspect
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -206,15 +207,15 @@ class Traced:
         except ChipwiseError:
             raise
         except Exception as error:
-            raise _refused(what, error) from error
+            raise _refused(what, self.module, error) from error
 
 
-def _refused(what: str, error: Exception) -> RecipeError:
-    """The error for `what`, a module or its loss, that cannot be traced."""
+def _refused(what: str, module: Any, error: Exception) -> RecipeError:
+    """The error for `what`, `module` or its loss, that cannot be traced."""
     import torchax.tensor
 
     at = line_of(error)
-    where = at[0] if at else "PyTorch's own code"
+    where = at[0] if at else _layer(module, error)
     facts = {"module": what, "where": where, "reason": one_line(error)}
     if isinstance(error, torchax.tensor.OperatorNotFound):
         operation = str(error).removeprefix("Operator with name ").removesuffix(" has no lowering")
@@ -228,6 +229,16 @@ def _refused(what: str, error: Exception) -> RecipeError:
     return RecipeError(
         "torch-not-traced", "{module} cannot be traced ({where}): {reason}.", **facts
     )
+
+
+def _layer(module: Any, error: Exception) -> str:
+    """The innermost part of `module` that `error` comes from."""
+    places = {id(part): place for place, part in module.named_modules()}
+    frames = reversed(list(traceback.walk_tb(error.__traceback__)))
+    for part in (frame.f_locals.get("self") for frame, _ in frames):
+        if places.get(id(part)):
+            return f"layer '{places[id(part)]}', {type(part).__name__}"
+    return "PyTorch's own code"
 
 
 @contextlib.contextmanager
