@@ -17,6 +17,7 @@ from ..base import RecipeError, library
 from ..base.figures import one_line
 from ..recipe.user_code import BY_VALUE
 from . import torch_operations, torch_random, torch_recurrent, torch_sizes
+from .torch_warnings import only_warns
 
 _INTO_PLAIN = "{} writes into a tensor that was made without device=x.device"
 INSTALL = "pip install 'chipwise[torch]'"
@@ -182,6 +183,7 @@ def _class(torch: Any, torchax: Any) -> Any:
     """The class above, which can be entered, knows what is drawn, and leaves out layers by it."""
     pytree = torch.utils._pytree
     less = (torch.ops.aten.lt.Scalar, torch.ops.aten.le.Scalar)
+    reads = (torch.Tensor.item, torch.ops.aten._local_scalar_dense.default)
     base: Any = _with_operations(torch, torchax)
 
     class Environment(base):
@@ -212,6 +214,9 @@ def _class(torch: Any, torchax: Any) -> Any:
                     for name, value in {"is_meta": False, **sizes}.items():
                         patched.enter_context(_replaced(kind, name, value))
                 patched.enter_context(_replaced(function, "apply", classmethod(apply)))
+                # What libraries leave out of a compiled program, such as a look at values
+                compiling = _replaced(torch.compiler, "_is_compiling_flag", True)
+                patched.enter_context(compiling)
                 norm = torch.nn.modules.batchnorm._BatchNorm
                 forward = torch_operations.cumulative(vars(norm)["forward"])
                 patched.enter_context(_replaced(norm, "forward", forward))
@@ -232,6 +237,8 @@ def _class(torch: Any, torchax: Any) -> Any:
             try:
                 result = super().dispatch(func, types, args, kwargs)
             except BY_VALUE as error:
+                if func in reads and only_warns():
+                    return False
                 if drawn:
                     raise torch_random.DrawDecides from error
                 raise

@@ -111,7 +111,7 @@ def _layers(
 
 
 def _where(step: Callable, states: list[jax.Array], over: Any) -> Any:
-    """A step of those examples that are as long; the others keep their states."""
+    """A step of those examples that are as long. The others keep their states."""
     x, there = over
     new, out = step(states, x)
     there = there[:, None]

@@ -28,7 +28,7 @@ from ..recipe.task import Tree
 from ..recipe.user_code import BY_VALUE, line_of
 from . import host_random, torch_random
 from .adapter import Arguments, flattened, nested, not_a_model, own_promotion
-from .torch_attributes import kept, unchanged
+from .torch_attributes import aliased, kept, unchanged
 from .torch_environment import environment, torch_library
 
 _EXPECTED = "a torch.nn.Module or a function that makes one"
@@ -158,10 +158,12 @@ class Traced:
             unchanged(self.module),
         ):
             held = self.wrapped({**trained, **fixed, **flattened(state, ".")})
-            with self._traceable(self.name):
+            with self._traceable(self.name), aliased(self.module, held):
                 wrapped = self.wrapped(given)
                 outputs = self._torch.func.functional_call(self.module, held, *wrapped)
-                names = sorted(set(kept(self.module, type(self.env).kinds).values()))
+                found = kept(self.module, type(self.env).kinds)
+                known = set(map(id, held.values()))
+                names = sorted({name for x, name in found.items() if x not in known})
                 if self.env.pending is not None:
                     raise TypeError("a random choice that leaves no layer out: use torch.where")
                 if names and not self.forgets:
@@ -292,10 +294,14 @@ def _scopes(module: Any, env: Any) -> Iterator[None]:
             if place:
                 called = functools.partial(enter, place)
                 before = part.register_forward_pre_hook(called, with_kwargs=True)
-                after = part.register_forward_hook(leave, always_call=True)
+                after = part.register_forward_hook(leave)
                 hooks.callback(after.remove)
                 hooks.callback(before.remove)
-        yield
+        try:
+            yield
+        finally:  # after an error
+            for _, scope, _ in reversed(entered):
+                scope.__exit__(None, None, None)
 
 
 def plain(outputs: Any) -> Any:
