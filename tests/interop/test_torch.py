@@ -172,7 +172,7 @@ class Output(collections.OrderedDict):
 
 def test_outputs_in_a_mapping_of_ones_own_are_a_dict():
     def forward(self, x):
-        return Output(logits=self.lin(x), first=x[:, :1] * 2)
+        return Output(logits=self.lin(x), first=x[:, :1] * 2, past_key_values=object())
 
     task = cw.torch.task(module_of(forward), lambda out, y: F.cross_entropy(out.logits, y), train=ROWS)
     params, state = task.init(jax.random.key(0))

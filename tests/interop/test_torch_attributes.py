@@ -258,8 +258,6 @@ def warns_of_values(self, x):
     if (x < -100).any() and self.training:
         logging.getLogger("layers").warning("small")
         print("small")
-    if not torch.compiler.is_compiling() and x.isnan().any():
-        raise ValueError("not a number")
     return self.lin(x)
 
 
@@ -280,7 +278,6 @@ def warns_or_doubles(self, x):
 
 def test_values_that_are_read_only_to_warn_are_not_asked_for():
     cw.torch.task(made(warns_of_values), nn.CrossEntropyLoss(), train=ROWS)
-    assert not torch.compiler.is_compiling()
 
 
 @pytest.mark.filterwarnings("ignore:large:UserWarning")

@@ -135,6 +135,8 @@ OPERATIONS = {
         align_corners=False,
     ),
     "bicubic, smoothed": lambda self, x: F.interpolate(image(x), (2, 3), mode="bicubic", antialias=True),
+    "repeat_interleave by names": lambda self, x: x.repeat_interleave(repeats=2, dim=-1),
+    "a copy of a view": lambda self, x: torch.zeros_like(x).copy_(x[:, :]),
     "a constant mask": lambda self, x: x[:, torch.tensor([True, False] * 6)],
     "repeated by a constant": lambda self, x: x.repeat_interleave(torch.tensor([2] * 12), 1),
     "gamma": lambda self, x: torch.distributions.Gamma(F.softplus(x) + 1, 2.0).log_prob(

@@ -214,9 +214,6 @@ def _class(torch: Any, torchax: Any) -> Any:
                     for name, value in {"is_meta": False, **sizes}.items():
                         patched.enter_context(_replaced(kind, name, value))
                 patched.enter_context(_replaced(function, "apply", classmethod(apply)))
-                # What libraries leave out of a compiled program, such as a look at values
-                compiling = _replaced(torch.compiler, "_is_compiling_flag", True)
-                patched.enter_context(compiling)
                 norm = torch.nn.modules.batchnorm._BatchNorm
                 forward = torch_operations.cumulative(vars(norm)["forward"])
                 patched.enter_context(_replaced(norm, "forward", forward))

@@ -32,6 +32,8 @@ def override(env: Any, torch: Any) -> None:
     }
     for operation, own in of_tensors.items():
         env.override_op_definition(operation, functools.partial(own, env))
+    copy = functools.partial(_copy, env, env._get_op_or_decomp(aten.copy_).func)
+    env.override_op_definition(aten.copy_, copy, is_view_op=True)
     # PyTorch compares the devices of their arguments, so plain ones become constants before
     for operation in (torch.stft, torch.istft):
         env.override_op_definition(operation, operation)
@@ -77,8 +79,11 @@ def names_of_arguments(torch: Any) -> dict[Any, dict[str, str]]:
     other[torch.tensor_split]["sections"] = "indices_or_sections"
     for function, operator in ops_registry.all_torch_functions.items():
         if function in theirs:
-            called = (inspect.signature(f).parameters for f in (theirs[function], operator.func))
-            pairs = {a: b for a, b in zip(*called, strict=False) if a != b}
+            # PyTorch's own list leaves out some: what torchax has by this name is no other one
+            named, called = (
+                inspect.signature(f).parameters for f in (theirs[function], operator.func)
+            )
+            pairs = {a: b for a, b in zip(named, called, strict=False) if a not in called}
             other[function] = {**other.get(function, {}), **pairs}
     return other
 
@@ -88,6 +93,11 @@ def _new_tensor(env, x, data, *, dtype=None, device=None, requires_grad=False):
     import torch
 
     return torch.as_tensor(data, dtype=dtype or x.dtype).clone()
+
+
+def _copy(env, theirs, x, y, *more):
+    """torchax' own one copies no views."""
+    return theirs(x, env.v2t_iso(y), *more, env=env)
 
 
 def _as_tensor(env, data, dtype=None, device=None):

@@ -39,6 +39,7 @@ _BACKWARD = {
     "_post_accumulate_grad_hooks": "register_post_accumulate_grad_hook",
 }
 """Where PyTorch keeps the hooks of its backward pass, and what registers them."""
+_CONTAINERS = (Mapping, tuple, list)
 _LOCK = threading.RLock()
 """A trace changes a module's training flags. So only one trace runs at a time."""
 
@@ -294,21 +295,21 @@ def _scopes(module: Any, env: Any) -> Iterator[None]:
             if place:
                 called = functools.partial(enter, place)
                 before = part.register_forward_pre_hook(called, with_kwargs=True)
-                after = part.register_forward_hook(leave)
+                after = part.register_forward_hook(leave, always_call=True)
                 hooks.callback(after.remove)
                 hooks.callback(before.remove)
-        try:
-            yield
-        finally:  # after an error
-            for _, scope, _ in reversed(entered):
-                scope.__exit__(None, None, None)
+        yield
 
 
 def plain(outputs: Any) -> Any:
     """Outputs with mappings of any kind, such as those of Hugging Face, as dicts in JAX's order of
-    names."""
+    names. They leave out what is neither an array nor a container of them, such as a cache of keys
+    and values for the next call."""
     if isinstance(outputs, Mapping):
-        return {name: plain(outputs[name]) for name in sorted(outputs)}
+        there = {
+            n: x for n, x in outputs.items() if isinstance(x, _CONTAINERS) or hasattr(x, "dtype")
+        }
+        return {name: plain(there[name]) for name in sorted(there)}
     return type(outputs)(map(plain, outputs)) if type(outputs) in (tuple, list) else outputs
 
 
