@@ -191,6 +191,38 @@ table = {"body": ["a text"] * 20, "label": [0, 1] * 10}
 pyarrow.parquet.write_table(pyarrow.table(table), "reviews.parquet")
 """,
     "plan": "mnist()",
+    "public_models": """
+photographs("photos")
+import sys, types
+import torch, transformers
+from torch import nn
+
+
+class Net(nn.Module):  # in the place of a ResNet, since neither library is here
+    def __init__(self, *_, num_classes=1000, **__):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 8, 3, stride=4), nn.Linear(8, num_classes)
+
+    def forward(self, x):
+        return self.fc(self.conv(x).relu().mean((2, 3)))
+
+
+for library in ("timm", "torchvision"):
+    sys.modules[library] = types.ModuleType(library)
+sys.modules["timm"].create_model = Net
+sys.modules["torchvision"].models = types.SimpleNamespace(resnet18=Net)
+torch.save(Net().state_dict(), "resnet18.pth")
+texts = [f"one morning he woke up and was {i % 2}" for i in range(32)]
+labels = np.arange(32) % 2
+test_texts, test_labels = texts[:8], labels[:8]
+words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(" ".join(texts).split()))]
+Path("words.txt").write_text("\\n".join(words))
+config = transformers.BertConfig(
+    vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+)
+transformers.BertForSequenceClassification(config).save_pretrained("bert")
+transformers.BertTokenizer("words.txt").save_pretrained("bert")
+""",
     "referee": """
 import subprocess
 rows = [(i, 3.278 + i % 3 / 1000, 3.272 + i % 2 / 1000) for i in range(7)]

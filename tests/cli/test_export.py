@@ -22,6 +22,15 @@ def test_a_run_leaves_as_weights(chipwise, digits, tmp_path):
     assert chipwise("export", digits, "--to", "safetensors", "--out", out).refused(3, "export-exists")
 
 
+@pytest.mark.slow
+def test_a_program_of_one_size_says_so(chipwise, digits, tmp_path):
+    pytest.importorskip("flatbuffers")
+    said = chipwise("export", digits, "--to", "stablehlo", "--batch", 8, "--out", tmp_path / "m")
+    assert str(fact("exported-batch", batch=8)) in said.out
+    said = chipwise("export", digits, "--to", "stablehlo", "--out", tmp_path / "any", "--json")
+    assert json.loads(said.out)["batch"] is None
+
+
 def test_bad_input_is_one_line(chipwise, digits, tmp_path):
     assert chipwise("export", digits, "--to", "tflite").refused(3, "export-format", name="tflite")
     assert chipwise("export", tmp_path, "--to", "onnx").refused(5, "not-a-run")

@@ -94,3 +94,38 @@ def test_a_recurrent_layer_of_keras_is_a_loop(kind):
     with jax.numpy_rank_promotion("allow"):  # in rules that JAX traces after the door has let it
         short, long = counted(3), counted(11)
     assert short == long and short[1] == 1
+
+
+def packed(**settings):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torchax")
+    nn, rnn = torch.nn, torch.nn.utils.rnn
+    torch.manual_seed(0)
+
+    class Net(nn.Module):
+        def __init__(self, kind, known, **more):
+            super().__init__()
+            self.layers = getattr(nn, kind)(3, 5, batch_first=True, bidirectional=True, **more)
+            self.head, self.known = nn.Linear(10, 2), known
+
+        def forward(self, x, length):
+            length = torch.tensor([4, 2, 3, 1] * 4)[: len(x)] if self.known else length.cpu()
+            x = rnn.pack_padded_sequence(x, length, batch_first=True, enforce_sorted=False)
+            out, last = self.layers(x)
+            out = rnn.PackedSequence(out.data.tanh(), *out[1:])
+            out, length = rnn.pad_packed_sequence(out, batch_first=True, total_length=5)
+            end = last[0] if isinstance(last, tuple) else last
+            return self.head(out.sum(1) / length[:, None]) + end.sum((0, 2))[:, None]
+
+    length = RNG.integers(1, 5, 16).astype(np.int32)
+    rows = cw.Arrays(x=data(5).columns["x"], length=length, label=RNG.integers(0, 2, 16))
+    return cw.torch.task(
+        Net(**settings), nn.CrossEntropyLoss(), train=rows, inputs=("x", "length"), classes=2
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("known", [True, False], ids=["constant lengths", "lengths of the data"])
+@pytest.mark.parametrize(("kind", "more"), [("LSTM", {}), ("GRU", {"num_layers": 2}), ("RNN", {})])
+def test_packed_sequences_are_those_of_pytorch(kind, more, known):
+    packed(kind=kind, known=known, **more)

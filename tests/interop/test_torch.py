@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 
 import chipwise as cw
+import doc_pages
 from chipwise.interop.adapter import flattened
 from refusals import refused
 
@@ -170,7 +172,7 @@ class Output(collections.OrderedDict):
 
 def test_outputs_in_a_mapping_of_ones_own_are_a_dict():
     def forward(self, x):
-        return Output(logits=self.lin(x), first=x[:, :1] * 2)
+        return Output(logits=self.lin(x), first=x[:, :1] * 2, past_key_values=object())
 
     task = cw.torch.task(module_of(forward), lambda out, y: F.cross_entropy(out.logits, y), train=ROWS)
     params, state = task.init(jax.random.key(0))
@@ -580,3 +582,27 @@ def test_an_argument_for_the_mode_is_refused_by_name(name, default):
     module.net = nn.Linear(4, 3)
     with refused(cw.errors.RecipeError, "torch-mode-argument", module="Own", names=[name]):
         cw.torch.task(module, nn.CrossEntropyLoss(), train=ROWS)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torchvision and timm
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_the_three_lines_of_the_page_take_the_real_library(library, tmp_path, monkeypatch):
+    """On the page itself another net stands in its place."""
+    kept = stubbed()
+    pytest.importorskip(library)
+    page = doc_pages.ROOT / "docs" / "public_models.md"
+    texts = [text for _, text in doc_pages.blocks(page, "python")]
+    for place in ("cat/0", "cat/1", "dog/0", "dog/1"):
+        file = tmp_path / "photos" / f"{place}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(RNG.integers(0, 255, (32, 32, 3), np.uint8)).save(file)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    lines = next(text for text in texts if text.startswith(f"import {library}"))
+    for text in (
+        texts[0].replace("size=64", "size=32"),
+        lines.replace("5ep", "1st").replace("batch=32", "batch=4, replicas=1"),
+    ):
+        exec(text, names)
+    assert np.isfinite(names["result"].metrics["train/loss"]) and kept

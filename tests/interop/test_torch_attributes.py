@@ -1,6 +1,8 @@
 """What a PyTorch module keeps beside parameters and buffers, and parameters that ask for no gradient."""
 
 import collections
+import logging
+import warnings
 
 import numpy as np
 import pytest
@@ -200,3 +202,86 @@ def test_parameters_of_whole_numbers_stay(dtype, check):
     assert result.params["order"].tolist() == net.order.tolist()
     assert torch.equal(result.to_torch(net).order, net.order)
     assert not np.array_equal(result.params["lin"]["weight"], task.init(None)[0]["lin"]["weight"])
+
+
+class Aliases(nn.Module):
+    """Uses its parameters and buffers where `keep` has put them."""
+
+    def __init__(self, keep, take):
+        super().__init__()
+        self.lin, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.register_buffer("mean", torch.zeros(8))
+        self.alias, self.take = keep(self.lin.weight, self.mean), take
+
+    def forward(self, x):
+        weight, mean = self.take(self.alias)
+        if self.training:
+            with torch.no_grad():
+                mean.mul_(0.5).add_(x.mean(0) * 0.5)
+        return self.head(F.linear(x - self.mean, weight))
+
+
+KEPT = {
+    "dict": (lambda w, m: {"w": w, "m": m}, lambda kept: kept.values()),
+    "list": (lambda w, m: [w, m], lambda kept: kept),
+    "tuple": (lambda w, m: (w, m), lambda kept: kept),
+    "nested": (lambda w, m: {"both": [(w,), m]}, lambda kept: (kept["both"][0][0], kept["both"][1])),
+    "deque": (lambda w, m: collections.deque([w, m]), lambda kept: kept),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KEPT)
+def test_parameters_and_buffers_in_containers_train_as_in_pytorch(name):
+    torch.manual_seed(0)
+    net = Aliases(*KEPT[name])
+    before = net.alias
+    task = cw.torch.task(net, nn.CrossEntropyLoss(), train=ROWS, eval=ROWS)
+    sgd = cw.sgd(lr=0.5, momentum=0.0)
+    recipe = cw.Recipe(task=task, batch=40, replicas=1, duration="3st", optimizer=sgd)
+    result = cw.fit(recipe, on=cw.On(devices=1), progress="none")
+    assert net.alias is before and KEPT[name][1](before) is not None
+    own = torch.optim.SGD(net.parameters(), lr=0.5)
+    x, y = (torch.from_numpy(np.array(ROWS.columns[n])) for n in ("x", "label"))
+    for _ in range(3):
+        own.zero_grad()
+        F.cross_entropy(net.train()(x), y.long()).backward()
+        own.step()
+    wanted = net.eval()(x).detach().numpy()
+    found = cw.predict(result, ROWS).outputs
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def warns_of_values(self, x):
+    if (x > 100).any():
+        warnings.warn("large", stacklevel=2)
+    if (x < -100).any() and self.training:
+        logging.getLogger("layers").warning("small")
+        print("small")
+    return self.lin(x)
+
+
+def doubles_and_warns(self, x):
+    if x.sum() > 0:
+        warnings.warn("large", stacklevel=2)
+        x = x * 2
+    return self.lin(x)
+
+
+def warns_or_doubles(self, x):
+    if x.sum() > 0:
+        warnings.warn("large", stacklevel=2)
+    else:
+        x = x * 2
+    return self.lin(x)
+
+
+def test_values_that_are_read_only_to_warn_are_not_asked_for():
+    cw.torch.task(made(warns_of_values), nn.CrossEntropyLoss(), train=ROWS)
+
+
+@pytest.mark.filterwarnings("ignore:large:UserWarning")
+@pytest.mark.parametrize("f", [doubles_and_warns, warns_or_doubles])
+def test_a_branch_that_does_more_than_warn_is_refused(f):
+    with refused(cw.errors.RecipeError, "torch-depends-on-values"):
+        cw.torch.task(made(f), nn.CrossEntropyLoss(), train=ROWS)

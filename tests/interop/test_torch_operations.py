@@ -81,7 +81,24 @@ def distributed(self, x):
     )  # fmt: skip
 
 
+def joined(self, x):
+    log = rows(x).permute(1, 0, 2).log_softmax(-1)
+    lengths = torch.tensor([2, 2, 1, 2]).repeat(2)[: len(x)]
+    targets = torch.tensor([1, 2, 1, 1, 3, 2, 2]).repeat(2)[: int(lengths.sum())]
+    whole = torch.full((len(x),), 3)
+    return F.ctc_loss(log, targets, whole, lengths, reduction="none")[:, None].repeat(1, 4)
+
+
+def unpooled(stride):
+    def f(self, x):
+        best, at = F.max_pool2d(image(x), 2, stride, return_indices=True)
+        return F.max_unpool2d(best, at, 2, stride, output_size=(3, 4))
+
+    return f
+
+
 QUICK = {
+    "cumulative batch norm": (lambda self, x: self.part(x), nn.BatchNorm1d(12, momentum=None)),
     "arguments of linear": lambda self, x: F.linear(input=x, weight=self.lin.weight, bias=self.lin.bias),
     "on the CPU": lambda self, x: x.cpu() + x.to("cpu") + x.to(torch.device("cpu"), torch.float32),
     "new_tensor": lambda self, x: x + x.new_tensor([1.0] * 12) * x.new_tensor(2.0),
@@ -104,6 +121,27 @@ OPERATIONS = {
     "bags by maximum": in_bags("max", padding_idx=1),
     "weighted bags": (weighted_bags, nn.EmbeddingBag(4, 4, mode="sum")),
     "ctc": ctc,
+    "ctc of joined targets": joined,
+    "max_unpool2d": unpooled(2),
+    "max_unpool2d that overlaps": unpooled(1),
+    "max_pool1d with indices": lambda self, x: sum(F.max_pool1d(rows(x), 3, 2, 1, 1, True, True)),
+    "dilated max_pool1d": lambda self, x: F.max_pool1d(rows(x), 2, dilation=2, stride=1),
+    "dilated max_pool2d": lambda self, x: F.max_pool2d(image(x), 2, 2, 1, dilation=2, ceil_mode=True),
+    "cumulative, from behind": lambda self, x: x.logcumsumexp(-1) + x.cummax(-1)[0] + x.cummin(-1)[0],
+    "take_along_dim": lambda self, x: torch.take_along_dim(x, x.argsort(1), 1),
+    "affine_grid": lambda self, x: F.grid_sample(
+        image(x),
+        F.affine_grid(x[:, :6].reshape(-1, 2, 3), (len(x), 1, 3, 4), align_corners=False),
+        align_corners=False,
+    ),
+    "bicubic, smoothed": lambda self, x: F.interpolate(image(x), (2, 3), mode="bicubic", antialias=True),
+    "repeat_interleave by names": lambda self, x: x.repeat_interleave(repeats=2, dim=-1),
+    "a copy of a view": lambda self, x: torch.zeros_like(x).copy_(x[:, :]),
+    "a constant mask": lambda self, x: x[:, torch.tensor([True, False] * 6)],
+    "repeated by a constant": lambda self, x: x.repeat_interleave(torch.tensor([2] * 12), 1),
+    "gamma": lambda self, x: torch.distributions.Gamma(F.softplus(x) + 1, 2.0).log_prob(
+        torch.full_like(x, 0.3)
+    ),
     "stft": lambda self, x: torch.stft(
         x, 4, hop_length=2, window=torch.hann_window(4), return_complex=True
     ).abs(),
@@ -146,3 +184,19 @@ def test_a_write_into_a_plain_tensor_is_not_lost(check):
     with refused(cw.errors.RecipeError, "torch-not-traced") as caught:
         cw.torch.task(made(f), nn.CrossEntropyLoss(), train=ROWS, check=check)
     assert "device=x.device" in caught.value.facts["reason"]
+
+
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [(nn.Embedding(4, 3, max_norm=1.0), "max_norm"), (nn.EmbeddingBag(4, 3, max_norm=1.0), "max_norm")],
+)
+def test_what_is_refused_in_a_layer_of_pytorch_is_named_with_the_layer(part, named):
+    class Whole(nn.Module):
+        def forward(self, x):
+            return (x > 0).long()
+
+    net = nn.Sequential(Whole(), part)
+    with refused(cw.errors.RecipeError, "torch-not-traced") as caught:
+        cw.torch.task(net, lambda out, y: out.flatten(1).sum(1), train=ROWS)
+    facts = caught.value.facts
+    assert facts["where"] == f"layer '1', {type(part).__name__}" and named in facts["reason"]

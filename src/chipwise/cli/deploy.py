@@ -169,6 +169,9 @@ def export(
         "Examples to compare on, as in predict. [the evaluation data]", "PATH"
     ),
     examples: int = option("Number of examples to compare on.", "N", default=1000, min=1),
+    batch: int | None = option(
+        "Make a program for N examples at a time alone. [for any number]", "N", min=1
+    ),
     recipe: str | None = options.OF_RUN,
     best: bool = options.BEST,
     fresh: bool = flag("Replace an existing file."),
@@ -184,7 +187,8 @@ def export(
       chipwise export runs/text --to huggingface
       chipwise export runs/lora --to peft
 
-    The exported model takes data as stored, such as uint8 pixels, in a batch of any size.
+    The exported model takes data as stored, such as uint8 pixels, in a batch of any size, or of
+    --batch.
     """
     options.only_look()
     from ..deploy.export import export as exported
@@ -192,7 +196,14 @@ def export(
 
     model = trained(run, recipe, options.say, best=best)
     result = exported(
-        model, to, out, fresh=fresh, data=_source(model, data), examples=examples, say=options.say
+        model,
+        to,
+        out,
+        data=_source(model, data),
+        examples=examples,
+        batch=batch,
+        fresh=fresh,
+        say=options.say,
     )
     if json_:
         print_json("export/1", {"run": run, **dataclasses.asdict(result), "file": str(result.file)})
@@ -200,6 +211,8 @@ def export(
     print(fact("exported" if result.data else "exported-weights", **dataclasses.asdict(result)))
     if result.labels_differ is not None:
         print(fact("exported-labels"))
+    if result.batch is not None:
+        print(fact("exported-batch", batch=result.batch))
     print(fact("written", path=result.file))
 
 

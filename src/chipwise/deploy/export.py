@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base import DataError, Fact, RecipeError
+from ..base import DataError, Fact, RecipeError, invalid
 from ..base.annotations import as_annotated
 from ..base.files import to_write
 from ..base.locks import replaced
@@ -55,6 +55,8 @@ class Export:
     """One of "evaluation", "given" and "made-up", or "" for weights alone, which are read back."""
     bytes: int
     seconds: float
+    batch: int | None = None
+    """The number of examples that the file takes at a time, None for any."""
 
 
 @as_annotated
@@ -66,14 +68,15 @@ def export(
     recipe: Recipe | None = None,
     data: Any = None,
     examples: int = EXAMPLES,
+    batch: int | None = None,
     fresh: bool = False,
     say: Callable[[Fact], None] = lambda _: None,
 ) -> Export:
     """Writes a trained model as a file of another format, and checks it by running it.
 
-    The file takes the data's columns as stored, such as uint8 pixels, in batches of any size. It
-    computes in float32, whatever the recipe's precision. It gets its name only if its outputs agree
-    with the model's: equal labels, and values within 0.1 % of the largest.
+    The file takes the data's columns as stored, such as uint8 pixels, in batches of any size, or of
+    `batch`. It computes in float32, whatever the recipe's precision. It gets its name only if its
+    outputs agree with the model's: equal labels, and values within 0.1 % of the largest.
 
     *Arguments:*
 
@@ -86,6 +89,7 @@ def export(
     - `data`: examples to compare on, as in `cw.predict`. By default the evaluation data, or made-up
       examples if the recipe has no data.
     - `examples`: the largest number of examples to compare.
+    - `batch`: make a program for this number of examples alone, for a model that has to know it.
     - `fresh`: replace an existing file.
     - `say`: called with warnings.
 
@@ -101,18 +105,20 @@ def export(
         raise DataError("export-exists", path=file)
     known = dataclasses.replace(known, recipe=dataclasses.replace(known.recipe, precision="f32"))
     runs = to not in WEIGHTS
+    if batch is not None and (batch < 1 or not runs):
+        raise invalid("export-batch", "batch", batch, "None for weights, else 1 or more")
     inputs = inputs_of(known.recipe) if runs else {}
     rows, expected, classifier, where = (
         _compared(known, data, inputs, examples) if runs else ({}, {}, "", "")
     )
     names = {n: (classifier if n == "outputs" and classifier else n) for n in expected}
     compared: tuple[float, float, int | None] = (0.0, 0.0, None)
-    request = Request(known, inputs, names)
+    request = Request(known, inputs, names, batch)
     try:
         with replaced(file, fresh) as temporary:
             kind.write(request, temporary)
             if (run := kind.open(request, temporary)) is not None:
-                outputs = _run(run, rows)
+                outputs = _run(run, rows, batch)
                 compared = _compare(expected, {n: outputs[names[n]] for n in names}, classifier, to)
             size = sum(
                 one.stat().st_size for one in (temporary, *temporary.rglob("*")) if one.is_file()
@@ -123,7 +129,7 @@ def export(
         raise DataError("export-unwritable", path=file, reason=error) from error
     count = len(next(iter(rows.values()), ()))
     seconds = time.perf_counter() - began
-    return Export(file, to, kind.runs, count, *compared, where, size, seconds)
+    return Export(file, to, kind.runs, count, *compared, where, size, seconds, batch)
 
 
 def _examples(known: Trained, data: Any, inputs: Any) -> tuple[Source, str]:
@@ -161,14 +167,18 @@ def _compared(known: Trained, data: Any, inputs: Any, examples: int) -> tuple[di
     return {n: rows[n] for n in inputs}, outputs, predicted.returns if classifier else "", where
 
 
-def _run(run: Callable, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Runs the file in batches of 1, 100 and the rest, since it takes any batch."""
+def _run(run: Callable, rows: dict[str, np.ndarray], batch: int | None) -> dict[str, np.ndarray]:
+    """Runs the file in batches of 1, 100 and the rest, or of `batch`, filled up with the last
+    example."""
     total = len(next(iter(rows.values())))
     cuts = [0, 1, *range(101, total, 100), total] if total > 1 else [0, 1]
     parts = []
-    for first, last in itertools.pairwise(cuts):
-        parts.append(run({name: np.ascontiguousarray(c[first:last]) for name, c in rows.items()}))
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    for first, last in itertools.pairwise(
+        cuts if batch is None else range(0, total + batch, batch)
+    ):
+        at = np.minimum(np.arange(first, last), total - 1)
+        parts.append(run({name: np.ascontiguousarray(c[at]) for name, c in rows.items()}))
+    return {name: np.concatenate([part[name] for part in parts])[:total] for name in parts[0]}
 
 
 def _compare(

@@ -1,6 +1,7 @@
 """Export formats: for each one, how to write a model and how to run the file.
 
-Every export takes the data's columns as stored, in batches of any size, and computes in float32.
+Every export takes the data's columns as stored, in batches of any size or of one, and computes in
+float32.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Request:
     """The columns that the model reads."""
     outputs: Mapping[str, str]
     """The name of each output, mapped to its name in the file."""
+    batch: int | None = None
+    """The number of examples that the file takes. None for any."""
 
     @property
     def function(self) -> Callable:
@@ -84,15 +87,14 @@ def _write_stablehlo(request: Request, path: Path) -> None:
     library("flatbuffers", "export-library", extra="export")
     from jax import export
 
-    (batch,) = export.symbolic_shape("batch")
-    shapes = rows_of(request.inputs, batch)
     function = request.function
     outputs = request.outputs
 
     def named(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
         return {outputs[name]: value for name, value in function(inputs).items()}
 
-    with any_batch("stablehlo"):
+    with any_batch("stablehlo", request.batch) as batch:
+        shapes = rows_of(request.inputs, batch)
         exported = export.export(jax.jit(named), platforms=PLATFORMS)(shapes)
     path.write_bytes(exported.serialize())
 
@@ -110,7 +112,8 @@ def _open_stablehlo(request: Request, path: Path) -> Runner:
 def _write_onnx(request: Request, path: Path) -> None:
     from .onnx import to_onnx
 
-    model = to_onnx(request.function, request.inputs, request.outputs, request.about)
+    given = (request.function, request.inputs, request.outputs, request.about)
+    model = to_onnx(*given, batch=request.batch)
     import onnx
 
     if model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:

@@ -1,4 +1,4 @@
-"""A JAX function as an ONNX model, with a batch of any size: `jax2onnx` translates it.
+"""A JAX function as an ONNX model, with a batch of any size or of one: `jax2onnx` translates it.
 
 The function is traced here, and jax2onnx traces its operations again, one by one. Otherwise it
 would replace functions of `jax.numpy` in a user's code by some that need a batch of a known size.
@@ -42,22 +42,25 @@ def _own_functions() -> Iterator[None]:
 
 
 def to_onnx(
-    function: Callable, inputs: Spec, outputs: Mapping[str, str], about: Mapping[str, str]
+    function: Callable,
+    inputs: Spec,
+    outputs: Mapping[str, str],
+    about: Mapping[str, str],
+    batch: int | None = None,
 ) -> Any:
     """Translates `function(inputs) -> outputs`, dicts of arrays `(batch, ...)`, to an
     `onnx.ModelProto`.
 
     *Arguments:* `inputs`: column to the shape and type of one example. `outputs`: the function's
-    output names to the model's. `about`: texts to store as metadata. Raises `RecipeError` for a
-    function that cannot be translated.
+    output names to the model's. `about`: texts to store as metadata. `batch`: see `Request`. Raises
+    `RecipeError` for a function that cannot be translated.
     """
     with _own_functions():
         jax2onnx = library("jax2onnx", "export-library", extra="onnx")
     import onnx
 
-    (batch,) = jax.export.symbolic_shape("batch")
-    shapes = rows_of(dict(sorted(inputs.items())), batch)
-    with any_batch("onnx"):
+    with any_batch("onnx", batch) as size:
+        shapes = rows_of(dict(sorted(inputs.items())), size)
         traced = jax.make_jaxpr(function)(shapes)
 
     def again(*columns: jax.Array) -> tuple:

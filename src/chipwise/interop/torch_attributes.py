@@ -6,23 +6,26 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import functools
+import operator
 from collections.abc import Iterator
 from typing import Any
 
 from ..base import library
 
-_KINDS = (dict, list, set, collections.OrderedDict, collections.defaultdict, collections.deque)
+_SEQUENCES = (list, collections.deque)
+_MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
+_KINDS = (*_SEQUENCES, *_MAPPINGS, set)
 
 
 @contextlib.contextmanager
 def unchanged(module: Any) -> Iterator[None]:
     """A context after which all parts of `module` have the attributes that they had before."""
-    own = set(vars(library("torch", "adapter-library").nn.Module()))
     before = [(part, dict(vars(part))) for part in module.modules()]
     inside: dict[int, tuple[Any, Any]] = {}
     for _, held in before:
         for name, value in held.items():
-            if name not in own:
+            if name not in _own():
                 _remember(value, inside)
     try:
         yield
@@ -44,6 +47,44 @@ def _remember(value: Any, inside: dict[int, tuple[Any, Any]]) -> None:
         return
     for x in value.values() if isinstance(value, dict) else value:
         _remember(x, inside)
+
+
+@contextlib.contextmanager
+def aliased(module: Any, held: Any) -> Iterator[None]:
+    """A context in which the attributes of `module` and its parts, and containers among them, have
+    the tensors `held` by name where they had its parameters and buffers."""
+    own = dict([*module.named_parameters(), *module.named_buffers()])
+    _put(module, {id(tensor): held[name] for name, tensor in own.items()})
+    try:
+        yield
+    finally:
+        _put(module, {id(held[name]): tensor for name, tensor in own.items()})
+
+
+def _put(module: Any, new: dict[int, Any]) -> None:
+    seen: set[int] = set()
+
+    def put(value: Any) -> Any:
+        if type(value) is tuple:
+            parts = tuple(map(put, value))
+            return value if all(map(operator.is_, parts, value)) else parts
+        if type(value) in (*_SEQUENCES, *_MAPPINGS) and id(value) not in seen:
+            seen.add(id(value))
+            places = value.items() if isinstance(value, dict) else enumerate(value)
+            for place, x in list(places):
+                value[place] = put(x)
+        return new.get(id(value), value)
+
+    for part in module.modules():
+        attributes = vars(part)
+        for name in attributes.keys() - _own() - {"_flat_weights"}:
+            attributes[name] = put(attributes[name])
+
+
+@functools.cache
+def _own() -> frozenset[str]:
+    """The attributes that every module has."""
+    return frozenset(vars(library("torch", "adapter-library").nn.Module()))
 
 
 def kept(module: Any, kinds: Any) -> dict[int, str]:

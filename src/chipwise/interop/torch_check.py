@@ -32,7 +32,7 @@ from .adapter import (
     uncalled,
     unjudged,
 )
-from .torch_attributes import kept, unchanged
+from .torch_attributes import aliased, kept, unchanged
 from .torch_environment import torch_library
 from .torch_random import REPEATED, forcing, repeating
 from .torch_trace import Traced, as_numpy, flags, plain, totalled
@@ -163,7 +163,8 @@ class _Both:
         held = own | {n: copied(b) for n, b in module.named_buffers()}
         # A checkpoint calls the module again in the backward pass: also then with these
         held_by = torch.nn.utils.stateless._reparametrize_module(module, held, tie_weights=True)
-        with flags(module, train), torch.random.fork_rng(devices=[]), repeating(), held_by:
+        inside = aliased(module, held)
+        with flags(module, train), torch.random.fork_rng(devices=[]), repeating(), inside, held_by:
             torch.default_generator.manual_seed(0)
             yield params
 

@@ -11,10 +11,13 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+
 from ..base import RecipeError, library
 from ..base.figures import one_line
 from ..recipe.user_code import BY_VALUE
-from . import torch_operations, torch_random, torch_recurrent
+from . import torch_operations, torch_random, torch_recurrent, torch_sizes
+from .torch_warnings import only_warns
 
 _INTO_PLAIN = "{} writes into a tensor that was made without device=x.device"
 INSTALL = "pip install 'chipwise[torch]'"
@@ -97,14 +100,16 @@ def _with_constants(torch: Any, torchax: Any) -> Any:
 
         def constant(self, x: Any) -> Any:
             """A plain PyTorch tensor as a constant of the program."""
-            return (
-                self.j2t_iso(self.t2j_copy(x))
-                if type(x) in (torch.Tensor, torch.nn.Parameter)
-                else x
-            )
+            if type(x) not in (torch.Tensor, torch.nn.Parameter):
+                return x
+            with jax.ensure_compile_time_eval():  # a mask may say which elements there are
+                return self.j2t_iso(self.t2j_copy(x))
 
         def t2j_iso(self, torchtensors: Any) -> Any:
-            return super().t2j_iso(pytree.tree_map_only(torch.Tensor, self.constant, torchtensors))
+            sized = pytree.tree_map_only(
+                (torch.SymInt, torch.Size), torch_sizes.as_jax, torchtensors
+            )
+            return super().t2j_iso(pytree.tree_map_only(torch.Tensor, self.constant, sized))
 
     return Environment
 
@@ -133,10 +138,13 @@ def _with_operations(torch: Any, torchax: Any) -> Any:
                 return func(*args)
             if func in creating:  # PyTorch calls their operations, which are below
                 raise torchax.OperatorNotFound
+            sized = torch_sizes.among(torch, given)
+            if sized and func in torchax.TENSOR_CONSTRUCTORS:
+                given = (args, {**given[1], "device": "jax"})
             if getattr(func, "overloadpacket", None) in torch_random.operations():
                 return self.random(func, *given)
             overload = isinstance(func, torch._ops.OpOverload)
-            if self.holds(given):
+            if sized or self.holds(given):
                 if overload and type(torch_random.written_by(func, *given)) is torch.Tensor:
                     raise TypeError(_INTO_PLAIN.format(func.name()))
                 args, kwargs = pytree.tree_map_only(torch.Tensor, self.constant, given)
@@ -175,6 +183,7 @@ def _class(torch: Any, torchax: Any) -> Any:
     """The class above, which can be entered, knows what is drawn, and leaves out layers by it."""
     pytree = torch.utils._pytree
     less = (torch.ops.aten.lt.Scalar, torch.ops.aten.le.Scalar)
+    reads = (torch.Tensor.item, torch.ops.aten._local_scalar_dense.default)
     base: Any = _with_operations(torch, torchax)
 
     class Environment(base):
@@ -185,8 +194,8 @@ def _class(torch: Any, torchax: Any) -> Any:
         """The choice to leave out the next layer."""
 
         @contextlib.contextmanager
-        def tracing(self) -> Iterator[None]:
-            """A context in which a module may be traced."""
+        def tracing(self, any_size: bool) -> Iterator[None]:
+            """A context in which a module may be traced. `any_size`: with a batch of any size."""
 
             def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
                 before, self.inside = self.inside, True
@@ -200,9 +209,14 @@ def _class(torch: Any, torchax: Any) -> Any:
             self.cut, self.inside, self.pending = False, False, None
             with contextlib.ExitStack() as patched:
                 # torchax' say yes, and PyTorch's trunc_normal_ leaves those as they are
+                sizes = torch_sizes.attributes(torch) if any_size else {}
                 for kind in self.kinds:
-                    patched.enter_context(_replaced(kind, "is_meta", False))
+                    for name, value in {"is_meta": False, **sizes}.items():
+                        patched.enter_context(_replaced(kind, name, value))
                 patched.enter_context(_replaced(function, "apply", classmethod(apply)))
+                norm = torch.nn.modules.batchnorm._BatchNorm
+                forward = torch_operations.cumulative(vars(norm)["forward"])
+                patched.enter_context(_replaced(norm, "forward", forward))
                 with torch.enable_grad(), self:
                     yield
 
@@ -220,6 +234,8 @@ def _class(torch: Any, torchax: Any) -> Any:
             try:
                 result = super().dispatch(func, types, args, kwargs)
             except BY_VALUE as error:
+                if func in reads and only_warns():
+                    return False
                 if drawn:
                     raise torch_random.DrawDecides from error
                 raise

@@ -28,9 +28,12 @@ def override(env: Any, torch: Any) -> None:
         functional.scaled_dot_product_attention: _attention,
         aten.scaled_dot_product_attention: _attention,
         torch.Tensor.new_tensor: _new_tensor,
+        torch.as_tensor: _as_tensor,
     }
     for operation, own in of_tensors.items():
         env.override_op_definition(operation, functools.partial(own, env))
+    copy = functools.partial(_copy, env, env._get_op_or_decomp(aten.copy_).func)
+    env.override_op_definition(aten.copy_, copy, is_view_op=True)
     # PyTorch compares the devices of their arguments, so plain ones become constants before
     for operation in (torch.stft, torch.istft):
         env.override_op_definition(operation, operation)
@@ -42,7 +45,26 @@ def override(env: Any, torch: Any) -> None:
         aten.adaptive_max_pool3d: _adaptive_max_pool,
         aten.col2im: _col2im,
         aten.index_add: _index_add,
+        aten.max_unpool2d: _max_unpool,
+        aten.max_unpool3d: _max_unpool,
+        aten.mT: lambda x: x.mT,
+        aten.take_along_dim: _take_along_dim,
+        aten._upsample_bilinear2d_aa: functools.partial(_resized, "linear"),
+        aten._upsample_bicubic2d_aa: functools.partial(_resized, "cubic"),
+        aten.embedding_renorm_: _renorm,
+        torch.embedding_renorm_: _renorm,
+        torch.take_along_dim: _take_along_dim,
     }
+    for axes in (1, 2, 3):
+        indexed = getattr(functional, f"max_pool{axes}d_with_indices")
+        of_arrays[indexed] = functools.partial(_max_pool, axes)
+    pools = (functional.max_pool2d, aten.max_pool2d_with_indices, aten.max_pool3d_with_indices)
+    for operation, axes in zip(pools, (2, 2, 3), strict=True):
+        theirs = env._get_op_or_decomp(operation).func
+        of_arrays[operation] = functools.partial(_dilated, axes, theirs)
+    for operation in (aten.logcumsumexp, aten.cummax, aten.cummin):
+        theirs = env._get_op_or_decomp(operation).func
+        of_arrays[operation] = functools.partial(_along, theirs)
     for operation, own in of_arrays.items():
         env._ops[operation] = ops_registry.Operator(operation, own, True, True, False, False)
 
@@ -57,8 +79,11 @@ def names_of_arguments(torch: Any) -> dict[Any, dict[str, str]]:
     other[torch.tensor_split]["sections"] = "indices_or_sections"
     for function, operator in ops_registry.all_torch_functions.items():
         if function in theirs:
-            called = (inspect.signature(f).parameters for f in (theirs[function], operator.func))
-            pairs = {a: b for a, b in zip(*called, strict=False) if a != b}
+            # PyTorch's own list leaves out some: what torchax has by this name is no other one
+            named, called = (
+                inspect.signature(f).parameters for f in (theirs[function], operator.func)
+            )
+            pairs = {a: b for a, b in zip(named, called, strict=False) if a not in called}
             other[function] = {**other.get(function, {}), **pairs}
     return other
 
@@ -68,6 +93,18 @@ def _new_tensor(env, x, data, *, dtype=None, device=None, requires_grad=False):
     import torch
 
     return torch.as_tensor(data, dtype=dtype or x.dtype).clone()
+
+
+def _copy(env, theirs, x, y, *more):
+    """torchax' own one copies no views."""
+    return theirs(x, env.v2t_iso(y), *more, env=env)
+
+
+def _as_tensor(env, data, dtype=None, device=None):
+    import torch
+
+    x = data if isinstance(data, env.kinds) else env.constant(torch.as_tensor(data))
+    return x if dtype is None else x.to(dtype)
 
 
 def _attention(env, query, key, value, attn_mask=None, *others, **more):
@@ -144,9 +181,15 @@ def _ctc_loss(
     reduction="mean",
     zero_infinity=False,
 ):
-    """`log_probs` `(time, batch, classes)`, `targets` `(batch, length)`."""
-    if log_probs.ndim != 3 or targets.ndim != 2:
-        raise NotImplementedError("ctc_loss of targets that are joined to one row")
+    """`log_probs` `(time, batch, classes)`, `targets` `(batch, length)` or joined to one row."""
+    if log_probs.ndim != 3:
+        raise NotImplementedError("ctc_loss without a batch")
+    if targets.ndim == 1:
+        known = not isinstance(target_lengths, jax.core.Tracer)
+        longest = int(np.asarray(target_lengths).max()) if known else targets.size
+        ends = jnp.cumsum(jnp.asarray(target_lengths))[:, None]
+        at = ends - jnp.reshape(target_lengths, (-1, 1)) + jnp.arange(longest)
+        targets = targets[jnp.minimum(at, targets.size - 1)]
     rows = jnp.swapaxes(log_probs, 0, 1)
     lengths = [jnp.asarray(n).reshape(-1, 1) for n in (input_lengths, target_lengths)]
     after = [jnp.arange(x.shape[1]) >= n for x, n in zip((rows, targets), lengths, strict=True)]
@@ -190,6 +233,104 @@ def _col2im(x, output_size, kernel_size, dilation, padding, stride):
         cut = (slice(first[i], first[i] + stride[i] * steps[i], stride[i]) for i in axes)
         out = out.at[(..., *cut)].add(patches[(..., *at, slice(None), slice(None))])
     return out[(..., *(slice(p, n - p) for p, n in zip(padding, wide, strict=True)))]
+
+
+def _windows(x, spread, steps, fill):
+    """The elements of each window of the last axes of `x`, on a new last axis."""
+    kernel, stride, padding, dilation = spread
+    short = [
+        max((k - 1) * d + s * (n - 1) + 1 - p - size, 0)
+        for k, d, s, n, p, size in zip(
+            kernel, dilation, stride, steps, padding, x.shape[-len(kernel) :], strict=True
+        )
+    ]
+    ends = [(0, 0)] * (x.ndim - len(kernel)) + list(zip(padding, short, strict=True))
+    wide = jnp.pad(x, ends, constant_values=fill)
+    parts = []
+    for at in itertools.product(*map(range, kernel)):
+        first = [a * d for a, d in zip(at, dilation, strict=True)]
+        cut = (slice(f, f + s * n, s) for f, s, n in zip(first, stride, steps, strict=True))
+        parts.append(wide[(..., *cut)])
+    return jnp.stack(parts, -1)
+
+
+def _spread(axes, given):
+    return (given,) * axes if isinstance(given, int) else tuple(given) * (axes // len(given))
+
+
+def _max_pool(
+    axes,
+    input,
+    kernel_size,
+    stride=None,
+    padding=0,
+    dilation=1,
+    ceil_mode=False,
+    return_indices=True,
+):
+    """The largest value of each window, and its place among the last axes, flattened."""
+    stride = kernel_size if stride in (None, (), []) else stride
+    spread = [_spread(axes, n) for n in (kernel_size, stride, padding, dilation)]
+    sizes, steps = input.shape[-axes:], []
+    for size, k, s, p, d in zip(sizes, *spread, strict=True):
+        room = size + 2 * p - d * (k - 1) - 1
+        count = (-(-room // s) if ceil_mode else room // s) + 1
+        steps.append(count - (ceil_mode and (count - 1) * s >= size + p))
+    values = _windows(input, spread, steps, -jnp.inf)
+    places = _windows(jnp.arange(math.prod(sizes)).reshape(sizes), spread, steps, 0)
+    best = values.argmax(-1)[..., None]
+    at = jnp.take_along_axis(jnp.broadcast_to(places, values.shape), best, -1)
+    return jnp.take_along_axis(values, best, -1)[..., 0], at[..., 0]
+
+
+def _dilated(
+    axes,
+    theirs,
+    input,
+    kernel_size,
+    stride=None,
+    padding=0,
+    dilation=1,
+    ceil_mode=False,
+    return_indices=True,
+):
+    """torchax' maximum of windows has no gradient if these are dilated."""
+    given = (input, kernel_size, stride, padding, dilation, ceil_mode)
+    if set(_spread(axes, dilation)) == {1}:
+        return theirs(*given)
+    found = _max_pool(axes, *given)
+    return found if return_indices else found[0]
+
+
+def _max_unpool(x, indices, output_size, *_):
+    """The values at their places. Each has the gradient of its place, also if several have one."""
+    lead = x.shape[: -len(output_size)]
+    flat, at = (a.reshape(*lead, -1) for a in (x, indices))
+    zeros = jnp.zeros((*lead, math.prod(output_size)), x.dtype)
+    fixed = jax.lax.stop_gradient(flat)
+    placed = jnp.put_along_axis(zeros, at, fixed, -1, inplace=False)
+    placed = placed + zeros.at[(*jnp.indices(flat.shape, sparse=True)[:-1], at)].add(flat - fixed)
+    return placed.reshape(*lead, *output_size)
+
+
+def _along(theirs, x, dim):
+    return theirs(x, dim % max(x.ndim, 1))
+
+
+def _resized(method, x, output_size, align_corners, *_):
+    if align_corners:
+        raise NotImplementedError("interpolate with antialias and align_corners")
+    return jax.image.resize(x, (*x.shape[:2], *output_size), method)
+
+
+def _take_along_dim(input, indices, dim=None):
+    if dim is None:
+        return jnp.take(input.reshape(-1), indices.reshape(-1))
+    return jnp.take_along_axis(input, indices, dim)
+
+
+def _renorm(*_):
+    raise NotImplementedError("an embedding with max_norm, which writes into its weights")
 
 
 def _index_add(x, dim, index, source, *, alpha=1):
@@ -274,6 +415,8 @@ def _batch_norm(
         if running_mean is not None:
             count = x.size // x.shape[1]
             unbiased = var * (count / max(count - 1, 1))
+            if isinstance(momentum, env.kinds):
+                momentum = momentum.jax()
             for held, new in ((running_mean, mean), (running_var, unbiased)):
                 old = held.jax()
                 held._elem = ((1 - momentum) * old + momentum * new).astype(old.dtype)
@@ -287,3 +430,20 @@ def _batch_norm(
     if bias is not None:
         out = out + bias.jax().reshape(spread)
     return env.j2t_iso(out.astype(x.dtype))
+
+
+def cumulative(own: Callable) -> Callable:
+    """`forward` of PyTorch's batch norm, `own`, also with `momentum=None`: the mean of all batches,
+    for which PyTorch reads their number."""
+    import torch
+
+    def forward(self: Any, input: Any) -> Any:
+        if self.momentum is not None or not (self.training and self.track_running_stats):
+            return own(self, input)
+        self._check_input_dim(input)
+        self.num_batches_tracked.add_(1)
+        moved = (self.running_mean, self.running_var, self.weight, self.bias)
+        part = 1.0 / self.num_batches_tracked
+        return torch.nn.functional.batch_norm(input, *moved, True, part, self.eps)
+
+    return forward

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 
@@ -18,24 +19,66 @@ def override(env: Any, torch: Any) -> None:
     cells |= {f"rnn_{f.__name__}": functools.partial(_plain, f) for f in (jnp.tanh, jax.nn.relu)}
     for name, cell in cells.items():
         env.override_op_definition(getattr(torch, name), functools.partial(_layers, env, cell))
+    env.override_op_definition(torch._pack_padded_sequence, functools.partial(_pack, env))
+    env.override_op_definition(torch._pad_packed_sequence, functools.partial(_pad, env))
+
+
+@functools.cache
+def _sizes(torch: Any) -> type:
+    class Sizes(torch.Tensor):
+        """The sizes of all steps of a packed batch here: that of the batch, with the `lengths` of
+        its examples `(batch,)`."""
+
+        lengths: jax.Array
+        __torch_function__ = torch._C._disabled_torch_function_impl
+
+    return Sizes
+
+
+def _pack(env: Any, x: Any, lengths: Any, batch_first: bool) -> Any:
+    """Packs nothing: the rows `(time * batch, ...)` stay where they are, since a program has one
+    shape."""
+    import torch
+
+    rows, each = x.jax(), lengths.jax()
+    rows = rows.swapaxes(0, 1) if batch_first else rows
+    if not isinstance(each, jax.core.Tracer):
+        rows = rows[: int(np.asarray(each).max())]
+    with torch.utils._mode_utils.no_dispatch():
+        sizes: Any = torch.full(rows.shape[:1], rows.shape[1]).as_subclass(_sizes(torch))
+    sizes.lengths = each
+    return env.j2t_iso(rows.reshape(-1, *rows.shape[2:])), sizes
+
+
+def _pad(
+    env: Any, data: Any, sizes: Any, batch_first: bool, padding_value: float, total_length: int
+) -> Any:
+    rows, time = data.jax(), len(sizes)
+    rows = rows.reshape(time, -1, *rows.shape[1:])
+    there = jnp.arange(time)[:, None] < sizes.lengths
+    rows = jnp.where(there.reshape(*there.shape, *[1] * (rows.ndim - 2)), rows, padding_value)
+    ends = [(0, total_length - time)] + [(0, 0)] * (rows.ndim - 1)
+    rows = jnp.pad(rows, ends, constant_values=padding_value)
+    return env.j2t_iso((rows.swapaxes(0, 1) if batch_first else rows, sizes.lengths))
 
 
 def _layers(
     env: Any,
     cell: Callable,
     inputs: Any,
-    first: Any,
-    weights: Any,
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
+    *settings: Any,
 ) -> Any:
     """`torch.lstm` and the like: outputs `(time, batch, directions * size)` and the last states."""
+    lengths = getattr(settings[0], "lengths", None)
+    if lengths is None:
+        *given, batch_first = settings
+        x = inputs.jax().swapaxes(0, 1) if batch_first else inputs.jax()
+    else:
+        sizes, *given = settings
+        batch_first = False
+        x = inputs.jax().reshape(len(sizes), -1, inputs.shape[-1])
+    first, weights, has_biases, num_layers, dropout, train, bidirectional = given
     several = isinstance(first, (tuple, list))  # an LSTM has two states
-    x = inputs.jax().swapaxes(0, 1) if batch_first else inputs.jax()
     states = [state.jax() for state in (first if several else (first,))]
     directions = 2 if bidirectional else 1
     each = len(weights) // (num_layers * directions)
@@ -50,9 +93,11 @@ def _layers(
             step = functools.partial(cell, w_hidden, b_hidden, projection)
             # The product with the inputs of all time steps is one; only the hidden state's is in
             # the loop
-            ends, out = lax.scan(
-                step, [s[at] for s in states], x @ w_in.T + b_in, reverse=bool(direction)
-            )
+            over = x @ w_in.T + b_in
+            if lengths is not None:
+                over = (over, jnp.arange(len(x))[:, None] < lengths)
+                step = functools.partial(_where, step)
+            ends, out = lax.scan(step, [s[at] for s in states], over, reverse=bool(direction))
             outputs.append(out)
             for those, end in zip(last, ends, strict=True):
                 those.append(end)
@@ -61,7 +106,17 @@ def _layers(
             kept = env.draw("uniform", x.shape).jax() < 1 - dropout
             x = jnp.where(kept, x / (1 - dropout), jnp.zeros_like(x))
     ended = [jnp.stack(those) for those in last]
+    x = x if lengths is None else x.reshape(-1, x.shape[-1])
     return env.j2t_iso((x.swapaxes(0, 1) if batch_first else x, *ended))
+
+
+def _where(step: Callable, states: list[jax.Array], over: Any) -> Any:
+    """A step of those examples that are as long. The others keep their states."""
+    x, there = over
+    new, out = step(states, x)
+    there = there[:, None]
+    kept = [jnp.where(there, a, b) for a, b in zip(new, states, strict=True)]
+    return kept, jnp.where(there, out, 0.0)
 
 
 def _lstm(w: Any, b: Any, projection: Any, states: list[jax.Array], x: jax.Array) -> Any:

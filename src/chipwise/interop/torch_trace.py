@@ -12,6 +12,7 @@ import functools
 import hashlib
 import inspect
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -27,7 +28,7 @@ from ..recipe.task import Tree
 from ..recipe.user_code import BY_VALUE, line_of
 from . import host_random, torch_random
 from .adapter import Arguments, flattened, nested, not_a_model, own_promotion
-from .torch_attributes import kept, unchanged
+from .torch_attributes import aliased, kept, unchanged
 from .torch_environment import environment, torch_library
 
 _EXPECTED = "a torch.nn.Module or a function that makes one"
@@ -38,6 +39,7 @@ _BACKWARD = {
     "_post_accumulate_grad_hooks": "register_post_accumulate_grad_hook",
 }
 """Where PyTorch keeps the hooks of its backward pass, and what registers them."""
+_CONTAINERS = (Mapping, tuple, list)
 _LOCK = threading.RLock()
 """A trace changes a module's training flags. So only one trace runs at a time."""
 
@@ -151,16 +153,18 @@ class Traced:
             narrow = floats and jnp.issubdtype(value.dtype, jnp.floating)
             fixed[name] = jnp.asarray(value, floats[0] if narrow else None)
         with (
-            self._running(key),
+            self._running(key, given),
             flags(self.module, train),
             _scopes(self.module, self.env),
             unchanged(self.module),
         ):
             held = self.wrapped({**trained, **fixed, **flattened(state, ".")})
-            with self._traceable(self.name):
+            with self._traceable(self.name), aliased(self.module, held):
                 wrapped = self.wrapped(given)
                 outputs = self._torch.func.functional_call(self.module, held, *wrapped)
-                names = sorted(set(kept(self.module, type(self.env).kinds).values()))
+                found = kept(self.module, type(self.env).kinds)
+                known = set(map(id, held.values()))
+                names = sorted({name for x, name in found.items() if x not in known})
                 if self.env.pending is not None:
                     raise TypeError("a random choice that leaves no layer out: use torch.where")
                 if names and not self.forgets:
@@ -176,7 +180,7 @@ class Traced:
         return self.env.j2t_iso(jax.tree.map(jnp.asarray, tree))
 
     @contextlib.contextmanager
-    def _running(self, key: Any) -> Iterator[None]:
+    def _running(self, key: Any, given: Arguments) -> Iterator[None]:
         prng = jax.random.key(0) if key is None else key
         with (
             _LOCK,
@@ -191,7 +195,8 @@ class Traced:
             before = checked._validate_args
             checked.set_default_validate_args(False)  # it asks for values
             try:
-                with self.env.tracing():
+                sizes = [n for x in jax.tree.leaves(given) for n in x.shape]
+                with self.env.tracing(not all(isinstance(n, int) for n in sizes)):
                     yield
             finally:
                 checked.set_default_validate_args(before)
@@ -205,15 +210,15 @@ class Traced:
         except ChipwiseError:
             raise
         except Exception as error:
-            raise _refused(what, error) from error
+            raise _refused(what, self.module, error) from error
 
 
-def _refused(what: str, error: Exception) -> RecipeError:
-    """The error for `what`, a module or its loss, that cannot be traced."""
+def _refused(what: str, module: Any, error: Exception) -> RecipeError:
+    """The error for `what`, `module` or its loss, that cannot be traced."""
     import torchax.tensor
 
     at = line_of(error)
-    where = at[0] if at else "PyTorch's own code"
+    where = at[0] if at else _layer(module, error)
     facts = {"module": what, "where": where, "reason": one_line(error)}
     if isinstance(error, torchax.tensor.OperatorNotFound):
         operation = str(error).removeprefix("Operator with name ").removesuffix(" has no lowering")
@@ -227,6 +232,16 @@ def _refused(what: str, error: Exception) -> RecipeError:
     return RecipeError(
         "torch-not-traced", "{module} cannot be traced ({where}): {reason}.", **facts
     )
+
+
+def _layer(module: Any, error: Exception) -> str:
+    """The innermost part of `module` that `error` comes from."""
+    places = {id(part): place for place, part in module.named_modules()}
+    frames = reversed(list(traceback.walk_tb(error.__traceback__)))
+    for part in (frame.f_locals.get("self") for frame, _ in frames):
+        if places.get(id(part)):
+            return f"layer '{places[id(part)]}', {type(part).__name__}"
+    return "PyTorch's own code"
 
 
 @contextlib.contextmanager
@@ -288,9 +303,13 @@ def _scopes(module: Any, env: Any) -> Iterator[None]:
 
 def plain(outputs: Any) -> Any:
     """Outputs with mappings of any kind, such as those of Hugging Face, as dicts in JAX's order of
-    names."""
+    names. They leave out what is neither an array nor a container of them, such as a cache of keys
+    and values for the next call."""
     if isinstance(outputs, Mapping):
-        return {name: plain(outputs[name]) for name in sorted(outputs)}
+        there = {
+            n: x for n, x in outputs.items() if isinstance(x, _CONTAINERS) or hasattr(x, "dtype")
+        }
+        return {name: plain(there[name]) for name in sorted(there)}
     return type(outputs)(map(plain, outputs)) if type(outputs) in (tuple, list) else outputs
 
 

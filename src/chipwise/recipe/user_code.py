@@ -8,6 +8,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -50,21 +51,19 @@ def user_code(what: str, columns: Iterable[str] = ()) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def any_batch(to: str) -> Iterator[None]:
-    """A context that traces a model with a batch of any size, for an export `to` a format."""
+def any_batch(to: str, fixed: int | None = None) -> Iterator[Any]:
+    """A context that traces a model for an export `to` a format, and gives the number of examples
+    that it is traced with: `fixed`, or any."""
     try:
-        yield
+        yield jax.export.symbolic_shape("batch")[0] if fixed is None else fixed
     except Exception as error:
-        inner = (
-            error.__cause__
-            if isinstance(error, RecipeError) and error.__cause__ is not None
-            else error
-        )
-        if not any(
-            word in f"{type(inner)} {inner}" for word in ("_DimExpr", "InconclusiveDimension")
-        ):
+        # The model has predicted a batch of a known size before, so its own error is about this one
+        inner = error.__cause__ if isinstance(error, RecipeError) else None
+        symbolic = ("_DimExpr", "InconclusiveDimension")
+        about_size = inner or any(word in f"{type(error)} {error}" for word in symbolic)
+        if fixed is not None or not about_size:
             raise
-        raise RecipeError("export-any-batch", format=to, where=where_of(inner)) from error
+        raise RecipeError("export-any-batch", format=to, where=where_of(inner or error)) from error
 
 
 def _told(error: Exception, what: str, columns: list[str]) -> RecipeError:
