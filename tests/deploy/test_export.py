@@ -193,6 +193,18 @@ def test_a_file_that_its_own_library_cannot_run_is_not_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_outputs_that_are_taken_for_logits_are_said(tmp_path):
+    pytest.importorskip("flatbuffers")
+
+    def unstated(params, state, inputs):
+        return tasks.plain_logits(params, inputs) ** 3
+
+    for returns, said_so in ((None, ["outputs-unstated"]), ("logits", [])):
+        said, model = [], small(predict=unstated, returns=returns)
+        cw.export(model, "stablehlo", tmp_path / "m", fresh=True, say=said.append)
+        assert [fact.code for fact in said] == said_so
+
+
 def test_several_outputs_keep_their_names(tmp_path):
     pytest.importorskip("flatbuffers")
 

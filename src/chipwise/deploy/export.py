@@ -109,7 +109,7 @@ def export(
         raise invalid("export-batch", "batch", batch, "None for weights, else 1 or more")
     inputs = inputs_of(known.recipe) if runs else {}
     rows, expected, classifier, where = (
-        _compared(known, data, inputs, examples) if runs else ({}, {}, "", "")
+        _compared(known, data, inputs, examples, say) if runs else ({}, {}, "", "")
     )
     names = {n: (classifier if n == "outputs" and classifier else n) for n in expected}
     compared: tuple[float, float, int | None] = (0.0, 0.0, None)
@@ -149,14 +149,20 @@ def _examples(known: Trained, data: Any, inputs: Any) -> tuple[Source, str]:
     return like(source, task.classes), "made-up"
 
 
-def _compared(known: Trained, data: Any, inputs: Any, examples: int) -> tuple[dict, dict, str, str]:
+def _compared(
+    known: Trained, data: Any, inputs: Any, examples: int, say: Callable[[Fact], None]
+) -> tuple[dict, dict, str, str]:
     """The examples to compare on, the model's own outputs, their kind if it is a classifier
     ("logits" or "probabilities"), else "", and the kind of the examples."""
     from ..data.sources import Arrays
 
+    def say_of_outputs(message: Fact) -> None:
+        if message.code == "outputs-unstated":
+            say(message)
+
     source, where = _examples(known, data, inputs)
     rows: Any = take(source, np.arange(min(len(source), max(1, examples))))
-    predicted = predict(known, Arrays(**rows))
+    predicted = predict(known, Arrays(**rows), say=say_of_outputs)
     outputs = (
         predicted.outputs if isinstance(predicted.outputs, dict) else {"outputs": predicted.outputs}
     )
