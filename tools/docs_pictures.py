@@ -13,7 +13,9 @@ record.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
+import io
 import json
 import runpy
 import subprocess
@@ -175,12 +177,22 @@ def draw_accuracy(_: Record) -> str:
     return page.scatter(page.predictions(rows(), stored()))
 
 
+def draw_records(_: Record) -> str:
+    sys.path.insert(0, str(ROOT))
+    from benchmarks import records
+
+    with contextlib.redirect_stdout(io.StringIO()):  # its tables
+        _, runs = records.read()
+        return records.picture(records.record_by_record(runs, records.deviations(runs)))
+
+
 PICTURES = {
     "design": Picture("docs/design.svg", draw_layout),
     "curves": Picture("docs/curves.svg", draw_curves, two_curves),
     "find": Picture("docs/find.svg", draw_search, rate_search),
     "feed": Picture("docs/feed.svg", draw_feed),
     "accuracy": Picture("benchmarks/plan_accuracy/plan_accuracy.svg", draw_accuracy),
+    "records": Picture("benchmarks/records.svg", draw_records),
     "plan": Picture("docs/plan.png", draw_plan, plan, size=(1280, 1010)),
     "report": Picture("docs/report.png", draw_report, report, size=(1100, 790)),
 }
