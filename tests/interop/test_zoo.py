@@ -1,0 +1,73 @@
+"""Models of the zoo, drawn: what the table says of them is still so, by the program that made it."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2]))  # for benchmarks/, which no package has
+
+from benchmarks import zoo, zoo_measure, zoo_models
+
+TABLE = Path(zoo.__file__).parent / "zoo.csv"
+SHORT = 45
+"""Seconds of a processor: longer ones are left to the benchmark."""
+ROWS = {
+    key: row
+    for key, row in zoo.rows_in(TABLE).items()
+    if row["traces"] == "yes" and float(row["seconds"]) <= SHORT
+}
+DRAWN = 12
+
+
+@pytest.mark.slow
+@pytest.mark.drawn(share=min(1.0, DRAWN / max(1, len(ROWS))))
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore")  # of the libraries
+@pytest.mark.parametrize("key", sorted(ROWS))
+def test_what_the_table_says_of_a_model(key):
+    """Each column that says "yes" says so again. A column that says "no" may be mended."""
+    candidate = {candidate.key: candidate for candidate in zoo_models.stored()}[key]
+    if candidate.source in ("timm", "torchvision"):
+        zoo_models.beside()
+        if importlib.util.find_spec(candidate.source) is None:
+            pytest.skip(f"could not import '{candidate.source}'")
+    until = next(level for level in reversed(zoo_measure.LEVELS) if zoo.has(ROWS[key], level))
+    *_, row = zoo_measure.measured(candidate, until)
+    lost = [name for name in zoo_measure.COLUMNS if ROWS[key][name] == "yes" and row[name] != "yes"]
+    assert not lost, row["causes"]
+
+
+def test_a_table_has_each_model_once_and_only_candidates():
+    keys = [candidate.key for candidate in zoo_models.stored()]
+    assert len(keys) == len(set(keys)) >= 300
+    assert zoo.rows_in(TABLE).keys() <= set(keys)
+
+
+def test_a_model_that_dies_is_a_row():
+    candidate = zoo_models.Candidate("torch", "group_norm")
+    given = zoo.Running(candidate, Died(-11), Silent())
+    assert given.ended(1.0, 1)
+    row = given.final()
+    assert row["traces"] == "no" and row["causes"] == ["traces: signal 11"]
+
+
+class Silent:
+    def poll(self):
+        return False
+
+
+class Died:
+    def __init__(self, exitcode):
+        self.exitcode = exitcode
+
+    def is_alive(self):
+        return False
+
+
+def test_a_draw_is_the_same_for_all():
+    candidates = [zoo_models.Candidate("torch", str(i)) for i in range(50)]
+    first = zoo.drawn(candidates, 10, 1)
+    assert first == zoo.drawn(candidates, 10, 1) and first != zoo.drawn(candidates, 10, 2)
+    assert len({candidate.key for candidate in first}) == 10
