@@ -42,7 +42,7 @@ from .zoo_models import SOURCES, Candidate, load, stored
 HERE = Path(__file__).parent
 PATIENCE = 8
 """How many seconds a second of a processor may take, on a machine that others use too."""
-FIELDS = ("source", "name", "given", "random", *COLUMNS, "off", "seconds", "causes", "commit")
+FIELDS = ("source", "name", "given", "until", "random", *COLUMNS, "off", "seconds", "causes", "commit")
 PACKAGES = ("jax", "torch", "torchax", "timm", "torchvision", "transformers", "keras")
 
 
@@ -128,7 +128,7 @@ def run(candidates: list[Candidate], given: argparse.Namespace) -> None:
         time.sleep(0.1)
         for running in [r for r in active if r.ended(given.seconds, given.memory)]:
             active.remove(running)
-            row = running.final() | {"commit": commit}
+            row = running.final() | {"commit": commit, "until": given.until}
             append(given.rows, row)
             shown = " ".join(f"{c}={row[c] or '-'}" for c in COLUMNS)
             print(f"{running.candidate.key} {shown} {row['seconds']} s {row['causes'][:1]}", flush=True)
@@ -154,8 +154,7 @@ def rows_in(file: Path) -> dict[str, dict[str, Any]]:
 
 def has(row: dict[str, Any], until: str) -> bool:
     """Whether nothing is left to try of a model `until` there."""
-    levels = {"traces": row["traces"], "doors": row["check"], "all": row["bits"]}
-    return row["traces"] == "no" or levels[until] != ""
+    return row["traces"] == "no" or LEVELS.index(row["until"]) >= LEVELS.index(until)
 
 
 def drawn(candidates: list[Candidate], count: int, seed: int) -> list[Candidate]:

@@ -57,7 +57,9 @@ def measured(candidate: Candidate, until: str = "all") -> Iterator[Row]:
 
 
 def passed(row: Row) -> bool:
-    return all(row[column] == "yes" for column in COLUMNS)
+    """Whether every column says yes. Keras' door compares nothing when it is called."""
+    own = [column for column in COLUMNS if (row["source"], column) != ("keras", "check")]
+    return all(row[column] == "yes" for column in own)
 
 
 def cause(error: Exception) -> str:
@@ -99,7 +101,9 @@ def _off(ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[float, str]:
     for name, x in wide.items():
         scale = max(float(np.max(np.abs(x), initial=0)), least, 1e-12)
         off = float(np.max(np.abs(np.asarray(ours[name], np.float64) - x), initial=0)) / scale
-        if not off <= worst:
+        if not np.isfinite(off):
+            return float("inf"), name
+        if off > worst:
             worst, where = off, name
     return worst, where
 
@@ -345,7 +349,6 @@ def _keras(candidate: Candidate, row: Row, until: str) -> Iterator[None]:
     yield
     if task is None or until == "traces":
         return
-    row["check"] = "yes"  # the door has none
     params, state = task.init(jax.random.key(0))
     with _column(row, "outputs"):
         theirs = np.asarray(net(model.columns["image"], training=False))

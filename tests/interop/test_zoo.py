@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2]))  # for benchmarks/, which no package has
@@ -37,6 +38,20 @@ def test_what_the_table_says_of_a_model(key):
     *_, row = zoo_measure.measured(candidate, until)
     lost = [name for name in zoo_measure.COLUMNS if ROWS[key][name] == "yes" and row[name] != "yes"]
     assert not lost, row["causes"]
+
+
+def test_a_row_is_what_its_columns_say_and_until_where_it_was_tried():
+    row = dict.fromkeys(zoo_measure.COLUMNS, "yes") | {"source": "torch", "until": "doors"}
+    assert zoo_measure.passed(row) and not zoo_measure.passed(row | {"check": ""})
+    assert zoo_measure.passed(row | {"check": "", "source": "keras"})
+    assert zoo.has(row, "traces") and zoo.has(row, "doors") and not zoo.has(row | {"bits": ""}, "all")
+    assert zoo.has(row | {"traces": "no", "until": "traces"}, "all")
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_number_that_is_none_is_off(wrong):
+    theirs = {"a": np.ones(2), "b": np.ones(2)}
+    assert zoo_measure._off(theirs | {"a": np.array([1.0, wrong])}, theirs) == (float("inf"), "a")
 
 
 def test_a_table_has_each_model_once_and_only_candidates():
