@@ -1,5 +1,5 @@
-"""Compiles `digits` for the cards that people own, and two larger nets for some of them. Compares the order of
-cards in each table of published training throughputs with the order that `chipwise plan` gives.
+"""Compiles `digits` for the cards that people own, and two larger nets for some of them. Compares the order
+of cards in each table of published training throughputs with the order that `chipwise plan` gives.
 
     python benchmarks/consumer_cards.py            # what has no answer yet, and the page: about an hour
     python benchmarks/consumer_cards.py --page     # ask nothing

@@ -18,7 +18,8 @@ where it was read.
   7x then need four units of 256 x 256 a core, where Google's page of v6e counts two. Their compiler
   agrees: libtpu 0.0.42 states 1.42 and 1.24 times the cycles of four for a product of side 8192.
   Two would take more.
-- `cuda_MiB` is less than `memory_GB` where error correction takes some of it (T4, A10G, L40S).
+- `cuda_MiB` is less than `memory_GB` where error correction takes some of it (K80, T4, A10, A10G,
+  A40, L40S).
 
 An empty cell is unknown. A new GPU needs a new row. A TPU also needs its slices in `slices.csv`. A
 new kind of figure needs a new column and a field of the same name.
