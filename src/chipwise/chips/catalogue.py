@@ -112,11 +112,12 @@ def _normal(device_kind: str) -> str:
 
 
 # Of the memory that a row states, what CUDA may report: error correction takes up to a tenth. The
-# 10 GB of one card are five sixths of the 12 GB of its namesake. A chip without namesakes is not
-# lost to a wrong share: if JAX started with 0.75 of the memory and the environment says 0.9 since,
-# or the other way round, 0.75 to 1.2 of it seem to be there. Another size is at most two thirds or
-# at least four thirds.
-_REPORTED, _REPORTED_OF_ONE = (0.84, 1.05), (0.72, 1.25)
+# 10 GB of one card are five sixths of the 12 GB of its namesake.
+_REPORTED = 0.84, 1.05
+# A chip without namesakes is not lost to a wrong share: if JAX started with 0.75 of the memory and
+# the environment says 0.9 since, or the other way round, 0.75 to 1.2 of it seem to be there.
+# Another size is at most two thirds or at least four thirds.
+_REPORTED_OF_ONE = 0.72, 1.25
 
 
 def _of_kind(device_kind: str, memory_bytes: float | None = None) -> tuple[Chip, ...]:

@@ -22,11 +22,13 @@ def row(
     `None` if it may be a listed chip, as its memory would tell, or is not NVIDIA's: the compute
     capability of an AMD GPU is a word such as `gfx942`.
     """
-    name, typed = device_kind.removeprefix("NVIDIA ").removeprefix("GeForce "), spelled(device_kind)
+    name = device_kind.removeprefix("NVIDIA ").removeprefix("GeForce ")
+    typed = spelled(device_kind)
     memory_GB = memory_bytes and round(memory_bytes / 2**30)
     listed = called(device_kind)
     if listed and memory_GB:
-        name, typed = f"{name} ({memory_GB} GB)", f"{typed}-{memory_GB}gb"
+        name = f"{name} ({memory_GB} GB)"
+        typed = f"{typed}-{memory_GB}gb"
         listed = called(typed)
     if listed or not re.fullmatch(r"\d+\.\d+", compute_capability):
         return None
