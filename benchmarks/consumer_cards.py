@@ -1,5 +1,5 @@
-"""Compiles three recipes for the cards that people own, and compares the order of cards in published training
-throughputs with the order that `chipwise plan` gives.
+"""Compiles `digits` for the cards that people own, and two larger nets for some of them. Compares the order
+of cards in each table of published training throughputs with the order that `chipwise plan` gives.
 
     python benchmarks/consumer_cards.py            # what has no answer yet, and the page: about an hour
     python benchmarks/consumer_cards.py --page     # ask nothing
@@ -161,7 +161,8 @@ are joined below by the RTX 3090, which all have.
 
 COMPILED = """## Compiled
 
-Examples a second and the memory of one device, by the card's own compiler; no GPU was there.
+Examples a second and the memory of one device, by the card's own compiler; no GPU was there. The larger nets
+were compiled for some cards only: not for those that say "not asked".
 """
 
 TOGETHER = """### GeForce cards of all tables
@@ -183,11 +184,18 @@ def compiled_lines(answers: dict[str, dict[str, Any]]) -> list[str]:
             cell = told["problem"] or f"{told['value']:,.0f} ({told['memory_GB']:.1f} GB)"
             cells.append(cell)
         lines.append(f"| {card} | {' | '.join(cells)} |")
-    keys = [key(*question, card) for question in NETS.items() for card in CARDS]
-    told = [answers[one] for one in keys if one in answers]
-    fine = sum(one["problem"] is None for one in told)
-    count = f"{fine} of {len(told)} compile and fit; {len(keys) - len(told)} were not asked."
-    return [*lines, "", count, ""]
+    done = (f"`{net}` for {fine} of {asked}" for net, (fine, asked) in counts(answers).items())
+    return [*lines, "", f"Compiled, and fit: {', '.join(done)} cards asked, of {len(CARDS)} here.", ""]
+
+
+def counts(answers: dict[str, dict[str, Any]]) -> dict[str, tuple[int, int]]:
+    """For how many cards each net was compiled and fits, and of how many that was asked."""
+    found = {}
+    for net, settings in NETS.items():
+        keys = (key(net, settings, card) for card in CARDS)
+        problems = [answers[one]["problem"] for one in keys if one in answers]
+        found[net] = problems.count(None), len(problems)
+    return found
 
 
 def together(relative: dict[str, tuple[float, float]]) -> list[str]:

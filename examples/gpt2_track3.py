@@ -17,7 +17,7 @@ differs from the track:
 
 Planned times beside published ones: benchmarks/track3.md. By the plan, 8 H100 take 147 ms a step, where the
 logs of the track have 134 to 154. Up to eight devices share the eight replicas, as on the track. A replica of
-64 sequences needs 54 GB, `--set replicas=64` 14 GB and 171 ms. No GPU has trained this recipe.
+64 sequences needs 54 GB, those of `--set replicas=64` less. No GPU has trained this recipe.
 """
 
 import functools

@@ -118,6 +118,21 @@ def test_modules_of_the_package_exist():
     assert_none(faults)
 
 
+CITED_PAGE = re.compile(r"\b(benchmarks/[\w/]+\.md)\b")
+FIGURE = re.compile(r"(\d[\d,.]*) (?:ms|GB)\b")
+
+
+def test_figures_of_an_example_stand_on_the_page_that_it_cites():
+    citing = [(text, [*text.cited(CITED_PAGE)]) for text in prose() if text.file.parent.name == "examples"]
+    assert any(cited for _, cited in citing)
+    faults = []
+    for text, cited in citing:
+        page = " ".join((ROOT / one.what).read_text() for one in cited)
+        figures = text.cited(FIGURE) if cited else ()
+        faults += [one for one in figures if not re.search(rf"\b{re.escape(one.what)}\b", page)]
+    assert_none(faults)
+
+
 # ---- names
 
 

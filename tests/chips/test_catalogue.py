@@ -1,10 +1,11 @@
 import csv
+import re
 from importlib.resources import files
 
 import pytest
 
 from chipwise.base.errors import RecipeError
-from chipwise.chips import CHIPS, find, named, peak_flops_per_device
+from chipwise.chips import CHIPS, catalogue, find, named, peak_flops_per_device
 from chipwise.chips.catalogue import NAMES, called, spelled
 from chipwise.chips.gpus import GENERATIONS
 from refusals import refused
@@ -94,6 +95,12 @@ def test_the_memory_that_cuda_reports_never_hides_a_chip():
     for chip in GPUS:
         if chip.cuda_MiB:
             assert all(find(kind, chip.cuda_MiB * 2**20) is chip for kind in chip.device_kinds), chip.name
+
+
+def test_where_error_correction_takes_memory_the_catalogue_says_what_is_left():
+    stated = re.search(r"error correction takes some of it \((.*?)\)", catalogue.__doc__, re.DOTALL)[1]
+    short = {c.name.split()[0] for c in GPUS if c.cuda_MiB and c.cuda_MiB / 1024 < 0.95 * c.memory_GB}
+    assert set(re.split(r",\s+", stated)) == short and "A10" in short
 
 
 def test_peaks_are_per_jax_device():

@@ -69,10 +69,16 @@ def test_one_cpu_is_not_simulated_and_cpu_starts_no_other_backend(fresh_python):
 
 
 @pytest.mark.parametrize(
-    "given, taken",
-    [({}, "0.9"), ({FRACTIONS[0]: "0.5"}, "0.5"), ({FRACTIONS[1]: "0.5"}, None)],
+    "given, started, taken",
+    [
+        ({}, False, "0.9"),
+        ({}, True, None),  # JAX has read it
+        ({FRACTIONS[0]: "0.5"}, False, "0.5"),
+        ({FRACTIONS[1]: "0.5"}, False, None),
+    ],
 )
-def test_a_gpu_s_memory_is_taken_but_for_a_tenth_unless_the_user_says(monkeypatch, given, taken):
+def test_a_gpu_s_memory_is_taken_but_for_a_tenth_unless_the_user_says(monkeypatch, given, started, taken):
+    monkeypatch.setattr("chipwise.machine.detect.started", lambda: started)
     for name in FRACTIONS:
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():

@@ -5,12 +5,14 @@ import dataclasses
 import json
 import types
 
+import jax
 import numpy as np
 import pytest
 
 from chipwise.base.facts import fact
-from chipwise.chips.catalogue import Chip, cell
-from chipwise.machine.detect import FRACTIONS
+from chipwise.chips import catalogue, targets
+from chipwise.chips.catalogue import CHIPS, Chip, cell
+from chipwise.machine.detect import FRACTIONS, Machine, take_memory
 from chipwise.machine.devices_report import DeviceLine, DevicesReport, GiB, look
 from chipwise.machine.host_facts import HostFacts, gather
 from chipwise.machine.limits import Cores, HostMemory
@@ -56,9 +58,15 @@ def pretended(kind, mib, cores=36, capability="12.0"):
     )
 
 
-def looked(monkeypatch, *devices):
+@pytest.fixture(autouse=True)
+def no_share(monkeypatch):
+    """None is set before a test, and none remains of one that the code sets."""
     for name in FRACTIONS:
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def looked(monkeypatch, *devices):
     monkeypatch.setattr("jax.local_devices", lambda: devices)
     monkeypatch.setattr("jax.device_put", lambda value, device: np.asarray(value).view(Ready))
     return look(HostFacts(packages=JAX))
@@ -69,17 +77,89 @@ class Ready(np.ndarray):
         return self
 
 
+def chip_of(row):
+    types_of = {field.name: str(field.type) for field in dataclasses.fields(Chip)}
+    cells = dict(zip(types_of, next(csv.reader([row])), strict=True))
+    return Chip(**{name: cell(types_of[name], value) for name, value in cells.items()})
+
+
 def test_of_an_unlisted_gpu_the_row_to_add_is_shown(monkeypatch):
     kind = "NVIDIA GeForce RTX 5060"
     report = looked(monkeypatch, *[pretended(kind, 8_151, cores=30)] * 2)
     (told,) = [problem.fact for problem in report.problems if problem.fact.code == "chip-unlisted"]
     assert told["kind"] == kind and told["row"] in str(report.to_json()["problems"])
-    types_of = {field.name: str(field.type) for field in dataclasses.fields(Chip)}
-    cells = dict(zip(types_of, next(csv.reader([told["row"]])), strict=True))
-    chip = Chip(**{name: cell(types_of[name], value) for name, value in cells.items()})
+    chip = chip_of(told["row"])
     assert (chip.name, chip.names, chip.device_kinds) == ("RTX 5060", ("rtx-5060",), (kind,))
     assert (chip.memory_GB, chip.cuda_MiB, chip.streaming_multiprocessors) == (8, 8_151, 30)
     assert chip.compute_capability == "12.0" and chip.fp32_tflops is None and chip.verified
+
+
+@pytest.fixture
+def adds(monkeypatch):
+    """Adds a chip to the catalogue."""
+
+    def add(chip):
+        for module in (catalogue, targets):
+            monkeypatch.setattr(module, "CHIPS", (*CHIPS, chip))
+        forget()
+
+    def forget():
+        catalogue.named.cache_clear()
+        catalogue.find.cache_clear()
+
+    yield add
+    forget()
+
+
+@pytest.mark.parametrize(
+    ("kind", "mib", "name"),
+    [
+        ("NVIDIA GeForce RTX 3080", 20_054, "rtx-3080-20gb"),  # beside two namesakes
+        ("NVIDIA GeForce RTX 3060", 8_191, "rtx-3060-8gb"),  # beside one
+        ("NVIDIA GeForce RTX 5060", 8_151, "rtx-5060"),
+        ("NVIDIA GeForce RTX 5060", None, "rtx-5060"),  # of a memory that JAX does not tell
+        ("GeForce RTX 2080 Ti", 11_019, "rtx-2080-ti"),  # as old drivers write it
+    ],
+)
+def test_the_row_to_add_leaves_every_name_its_chip(monkeypatch, adds, kind, mib, name):
+    before = {known: targets.parse(known).chip for known in targets.names()}
+    (line,) = looked(monkeypatch, pretended(kind, mib, capability="7.5")).devices
+    added = chip_of(line.row)
+    adds(added)
+    assert {known: targets.parse(known).chip for known in targets.names()} == before | {
+        name: added,
+        f"{name}:8": added,
+    }
+    (line,) = looked(monkeypatch, pretended(kind, mib)).devices
+    assert (line.chip, line.row) == (added.name, None)
+
+
+@pytest.mark.parametrize("named", ["AMD Instinct MI300X", "Radeon RX 7900 XTX"])
+def test_a_gpu_of_another_maker_has_no_row(monkeypatch, named):
+    report = looked(monkeypatch, pretended(named, 24_560, capability="gfx942"))
+    assert report.devices[0].row is None and "chip-unlisted" not in {p.fact.code for p in report.problems}
+
+
+@pytest.mark.parametrize(
+    ("kind", "mib", "variable", "chip"),
+    [
+        ("NVIDIA GeForce RTX 3080", 12_044, None, "RTX 3080 (12 GB)"),
+        ("Tesla T4", 15_095, None, "T4"),
+        # set when JAX had started, by other code: a chip without namesakes is known all the same
+        ("Tesla T4", 15_095, "0.9", "T4"),
+        ("NVIDIA H100 80GB HBM3", 81_007, "0.9", "H100-SXM5-80GB"),
+    ],
+)
+def test_a_chip_is_known_if_jax_started_with_its_own_share(monkeypatch, kind, mib, variable, chip):
+    """As in a notebook that called `jax.devices()` first."""
+    jax.devices()
+    device = pretended(kind, mib)
+    if variable:
+        monkeypatch.setenv(FRACTIONS[0], variable)
+    take_memory()
+    assert Machine("gpu", kind, (device,), 1, False).listed.name == chip
+    (line,) = looked(monkeypatch, device).devices
+    assert (line.chip, line.row) == (chip, None)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ where it was read.
   7x then need four units of 256 x 256 a core, where Google's page of v6e counts two. Their compiler
   agrees: libtpu 0.0.42 states 1.42 and 1.24 times the cycles of four for a product of side 8192.
   Two would take more.
-- `cuda_MiB` is less than `memory_GB` where error correction takes some of it (T4, A10G, L40S).
+- `cuda_MiB` is less than `memory_GB` where error correction takes some of it (K80, T4, A10, A10G,
+  A40, L40S).
 
 An empty cell is unknown. A new GPU needs a new row. A TPU also needs its slices in `slices.csv`. A
 new kind of figure needs a new column and a field of the same name.
@@ -113,6 +114,10 @@ def _normal(device_kind: str) -> str:
 # Of the memory that a row states, what CUDA may report: error correction takes up to a tenth. The
 # 10 GB of one card are five sixths of the 12 GB of its namesake.
 _REPORTED = 0.84, 1.05
+# A chip without namesakes is not lost to a wrong share: if JAX started with 0.75 of the memory and
+# the environment says 0.9 since, or the other way round, 0.75 to 1.2 of it seem to be there.
+# Another size is at most two thirds or at least four thirds.
+_REPORTED_OF_ONE = 0.72, 1.25
 
 
 def _of_kind(device_kind: str, memory_bytes: float | None = None) -> tuple[Chip, ...]:
@@ -125,8 +130,8 @@ def _of_kind(device_kind: str, memory_bytes: float | None = None) -> tuple[Chip,
         if name.startswith(kind + " ") and all(map(_HARMLESS.fullmatch, words)):
             size = next((int(word[:-2]) * 2.0**30 for word in words if word.endswith("gb")), None)
             return _of_kind(kind, memory_bytes or size)
-    low, high = _REPORTED
-    found = (chip for chip in CHIPS if name in map(_normal, chip.device_kinds))
+    found = [chip for chip in CHIPS if name in map(_normal, chip.device_kinds)]
+    low, high = _REPORTED if len(found) > 1 else _REPORTED_OF_ONE
     size = (memory_bytes or 0) / 2**30
     return tuple(
         c for c in found if not (size and c.memory_GB) or low <= size / c.memory_GB <= high
@@ -147,7 +152,8 @@ def find(device_kind: str, memory_bytes: float | None = None) -> Chip | None:
     wrong.
 
     *Arguments:* `memory_bytes`: all memory of a GPU. Drivers give an RTX 3080 of 10 GB and one of
-    12 GB the same name, so both are unknown without it. So is a card whose memory no row has.
+    12 GB the same name, so both are unknown without it. So is a card whose memory is far from that
+    of every row.
     """
     found = _of_kind(device_kind, memory_bytes)
     return found[0] if len(found) == 1 else None

@@ -124,9 +124,9 @@ def _devices(platform: str | None) -> list[jax.Device]:
 
 
 def take_memory() -> None:
-    """Lets JAX take `GPU_SHARE` of a GPU's memory when it starts, unless the user has set a
-    share."""
-    if not any(map(os.environ.get, FRACTIONS)):
+    """Lets JAX take `GPU_SHARE` of a GPU's memory when it starts, unless it has started or the user
+    has set a share: `memory_of` counts on the share with which it started."""
+    if not started() and not any(map(os.environ.get, FRACTIONS)):
         os.environ[FRACTIONS[0]] = str(GPU_SHARE)
 
 

@@ -18,7 +18,6 @@ import numpy as np
 from .. import chips
 from ..base import Fact, fact, text_of
 from ..chips import unlisted
-from ..chips.catalogue import called
 from . import guard
 from .detect import jax_errors, memory_of, memory_stats
 from .host_facts import LISTED, HostFacts, gather, installed
@@ -195,9 +194,6 @@ def _line(device: jax.Device) -> DeviceLine:
 
 
 def _row(device: jax.Device, memory: float | None) -> str | None:
-    """The row of an unlisted GPU. `None` if it may be a listed one, as its memory would tell."""
-    if memory is None and called(device.device_kind):
-        return None
     capability = getattr(device, "compute_capability", "")
     return unlisted.row(device.device_kind, getattr(device, "core_count", None), capability, memory)
 
