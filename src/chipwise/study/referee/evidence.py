@@ -220,7 +220,8 @@ def _same_seeds(base: _Side, change: _Side) -> _Side:
     here, there = ({*side.values} for side in (base, change))
     if here != there:
         only_base, only_change = sorted(here - there), sorted(there - here)
-        text, only = "{side} alone has {seeds:few}", ((base, only_base), (change, only_change))
+        text = "{side} alone has {seeds:few}"
+        only = [(base, only_base), (change, only_change)]
         alone = [fact("rows-alone", text, side=s.name, seeds=seeds) for s, seeds in only if seeds]
         about = {"only_base": only_base, "only_change": only_change, "alone": alone}
         raise DataError("rows-other-seeds", base=base.name, change=change.name, **about)
