@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import platform
 import random
@@ -164,6 +165,11 @@ def judged(edit: Edit, book: str, spend: float = SPEND) -> dict[str, Any]:
     return {**edit._asdict(), **said, "seconds": time.perf_counter() - began}
 
 
+def could_decide(values: list, level: float) -> bool:
+    """Whether the pairs are enough for a finite interval at this level, so that a verdict was possible."""
+    return math.isfinite(interval([b - a for a, b in values], level)[1])
+
+
 def ever_better(values: list, level: float) -> bool:
     """Whether a lone try at this level would have said "better" at any look."""
     differences = [b - a for a, b in values]
@@ -197,7 +203,11 @@ def page(nulls: list[dict[str, Any]], reals: list[dict[str, Any]]) -> None:
         does, all tries in one book, no pair after {SPEND:g} seconds. An edit is kept on "better" or
         "faster".""")
     kept = [row for row in nulls if row["verdict"] in ("better", "faster")]
-    print(f"## {len(nulls)} of {NULLS} null edits were run, {len(kept)} kept\n")
+    drawn = [row for row in nulls if row["values"] and row["difference"]]
+    could = sum(could_decide(row["values"], row["level"]) for row in drawn)
+    print(
+        f"## {len(nulls)} of {NULLS} null edits were run, {len(kept)} kept; {could} could have been better\n"
+    )
     distinct = len({(row["old"], row["new"]) for row in nulls})
     write(f"{distinct} of them differ in their text; the others continue an earlier try.")
     print("| kind | edits | kept | verdicts | pairs, most |")
@@ -209,15 +219,23 @@ def page(nulls: list[dict[str, Any]], reals: list[dict[str, Any]]) -> None:
         )
         most = max(len(row["values"]) for row in own)
         print(f"| {kind} | {len(own)} | {sum(row in kept for row in own)} | {verdicts} | {most} |")
-    drawn = [row for row in nulls if row["values"] and row["difference"]]
     best = sum(row["values"][0][1] < row["values"][0][0] for row in drawn)
     long = [row for row in drawn if len(row["values"]) >= FEWEST]
     alone = sum(ever_better(row["values"], 0.05) for row in long)
+    least = min(row["level"] for row in drawn)
+    pairs = next(n for n in range(2, 100) if could_decide([(0, k) for k in range(n)], least))
+    bits, refused = (sum(row["verdict"].startswith(kind) for row in nulls) for kind in ("same", "refused"))
+    equal = len(nulls) - bits - refused - len(drawn)
     print()
-    write(f"""Of the {len(drawn)} whose runs differ, {best} had the better loss with the first seed, which a
-        loop without a referee keeps; all are compared with one draw of the base, so it is half of them only
-        on average. {len(long)} of them had {FEWEST} pairs or more; with a book for each, at 5 %, {alone} of
-        these would have been kept.""")
+    write(f"""Most could not have been kept: {bits} are the same to the bit, {equal} have equal mean losses,
+        and {refused} were refused. Of the {len(drawn)} whose losses differ, {could} had enough pairs for a
+        verdict at their level: only for these is it a finding that none was kept. The level falls with each
+        try, here to {least:.1e}, at which the interval is infinite below {pairs} pairs, and {SPEND:g}
+        seconds are often fewer.""")
+    write(f"""At a level of 5 %, with a book for each, {len(long)} had enough pairs, {FEWEST} or more; {alone}
+        of these would have been kept at any look.""")
+    write(f"""{best} of the {len(drawn)} had the better loss with the first seed, which a loop without a
+        referee keeps. All are compared with the same run of the base, whose draw decides how many.""")
     if not reals:
         return
     found = [row for row in reals if row["verdict"] in ("better", "worse")]
@@ -229,7 +247,8 @@ def page(nulls: list[dict[str, Any]], reals: list[dict[str, Any]]) -> None:
         about = f"| {row['old']} → {row['new']} | {row['verdict']} | {row['predicted'] or '-'} "
         about += f"| {len(row['values'])} | {row['difference']:+.4f} "
         print(f"{about}| {row['seconds']:.1f} s |")
-    print(f"\nFound: {len(found)} of {len(reals)}.")
+    spent = [len(row["values"]) for row in found]
+    print(f"\nFound: {len(found)} of {len(reals)}, with {min(spent)} to {max(spent)} pairs.")
 
 
 if __name__ == "__main__":

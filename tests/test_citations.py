@@ -238,6 +238,12 @@ def test_public_names_exist():
     assert_none(faults)
 
 
+def test_every_page_of_measurements_is_listed():
+    listed = (ROOT / "docs" / "measured.md").read_text()
+    pages = [page.relative_to(ROOT) for page in (ROOT / "benchmarks").rglob("*.md")]
+    assert [page for page in pages if f"(../{page.as_posix()})" not in listed] == []
+
+
 # ---- options, targets, tests
 
 

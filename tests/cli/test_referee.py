@@ -36,7 +36,12 @@ def test_what_cannot_be_asked(chipwise, mine, tmp_path):
     assert chipwise("referee", name, "--rows", "--set", "lr=1").refused(
         2, "referee-rows-alone", given=["--set"]
     )
-    assert chipwise("referee", name, "--paired").refused(2, "referee-rows-alone")
+    here = ("--devices", 4, "--host", 0, "--spend", "1s", "--no-cache")
+    given = ["--spend", "--devices", "--host", "--no-cache"]
+    said = chipwise("referee", "--rows", "a.csv", "b.csv", *here)
+    assert said.refused(2, "referee-rows-alone") and {*said.error.facts["given"]} == {*given}
+    for more, given in ((["--paired"], ["--paired"]), (["--by", "net=a,b"], ["--by"])):
+        assert chipwise("referee", "a.csv", "b.csv", *more).refused(2, "referee-rows-missing", given=given)
 
 
 def test_what_cannot_be_dropped(chipwise, mine):

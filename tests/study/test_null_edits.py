@@ -42,13 +42,18 @@ def test_the_program_of_the_page_keeps_what_is_better_and_puts_back_the_rest(tmp
     edits = [
         ("hidden", "renamed"),
         ("seed: int = 0", "seed: int = 7"),
-        ("seed=seed)", "seed=seed + 7)"),
-        ("def loss(", "def loss[("),
         ("RATE = 0.001", "RATE = 0.1"),
     ]
-    exec(compile(program, page.name, "exec"), {"edits": edits})
+    program = compile(program, page.name, "exec")
+    exec(program, {"edits": edits})
+    better = text.replace("0.001", "0.1")
     assert git("log", "--format=%s").splitlines() == ["RATE = 0.001 -> RATE = 0.1", "The recipe"]
-    assert Path("my_task.py").read_text() == text.replace("0.001", "0.1") and not git("diff")
+    assert Path("my_task.py").read_text() == better and not git("diff")
+    for old, new in (("seed=seed)", "seed=seed + 7)"), ("def loss(", "def loss[(")):
+        with pytest.raises(SystemExit, match=r"^error: "):
+            exec(program, {"edits": [(old, new), ("RATE = 0.1", "RATE = 0.2")]})
+        assert Path("my_task.py").read_text() == better.replace(old, new)
+        git("checkout", "-q", "my_task.py")
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import chipwise as cw
+from chipwise.base import Fact
 from chipwise.recipes.load import switches
 from chipwise.study.referee import techniques
 from chipwise.study.referee.ruling import Ruling
@@ -13,6 +14,7 @@ from refusals import refused
 
 SIX = f"{Path(__file__).parents[2]}/examples/techniques.py:recipe"
 NAMES = ["scaled", "hidden", "momentum", "schedule", "redrawn", "stabilised"]
+BOOK = Fact("tries-so-far")
 
 
 def test_switches_are_parameters_that_are_true():
@@ -29,7 +31,8 @@ def judged(monkeypatch):
     def answer(recipe, *, set, spend, **options):
         asked.append((set[0], options["set_base"], round(spend)))
         verdict = {"scaled": "worse", "hidden": "better", "momentum": "open", "schedule": "equal"}
-        return Ruling(verdict.get(set[0].partition("=")[0], "same"), recipe, set[0])
+        kind = verdict.get(set[0].partition("=")[0], "same")
+        return Ruling(kind, recipe, set[0], tries=BOOK)
 
     monkeypatch.setattr(techniques, "referee", answer)
     return asked
@@ -49,6 +52,17 @@ def test_each_is_dropped_alone_and_the_cost_is_said_first(judged):
         "open": ["momentum"],
     }
     assert summary(found).numbers == groups
+
+
+@pytest.mark.parametrize(("spend", "asked"), [(0, 1), (100, 3)])
+def test_what_has_not_begun_in_time_is_open_without_a_run(judged, monkeypatch, spend, asked):
+    now = iter([0, 0, 50, 99, 100, 101, 102])
+    monkeypatch.setattr(techniques.time, "monotonic", lambda: next(now))
+    found = drop(SIX, spend=spend)
+    assert [setting for setting, _, _ in judged] == [f"{name}=false" for name in NAMES[:asked]]
+    rest = [one for setting, one in found.items() if setting not in {one for one, _, _ in judged}]
+    assert [(one.verdict, one.fact.code) for one in rest] == [("open", "referee-open-untried")] * (6 - asked)
+    assert {*NAMES[asked:]} <= {*summary(found)["open"]} and all(one.tries == BOOK for one in rest)
 
 
 def test_settings_that_drop_are_given_where_there_are_no_switches(judged):
@@ -71,6 +85,7 @@ def test_two_worthless_of_six_are_named(tmp_path):
     }
     assert found["stabilised=false"].verdict == "same" and found["redrawn=false"].verdict == "equal"
     levels = [one.level for one in found.values() if one.level]
-    assert sum(levels[:1]) <= 0.05 and levels[0] > levels[4]
+    assert len(levels) == 5  # one verdict more before each: e-LOND
+    assert sum(level / at for at, level in enumerate(levels, 1)) <= 0.05 and levels[0] > levels[4]
     sides = {path.name for path in (tmp_path / "book").iterdir() if path.is_dir()}
     assert len(sides) == 6  # the base once, and five that differ from it

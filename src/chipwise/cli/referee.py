@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 EXITS = {"better": 0, "same": 10, "faster": 11, "slower": 12, "equal": 13, "worse": 14, "open": 15}
 """The exit code of each verdict: 0 is what a script may commit."""
 
+_OF_ROWS = {"base", "change", "rows", "by", "paired", "metric", "lower", "higher", "margin", "run"}
+"""What --rows takes, beside --json."""
+
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -35,14 +38,11 @@ class Foreign:
     )
     paired: bool = flag("With --rows, compare runs with the same value in the column seed.")
 
-    @property
-    def given(self) -> bool:
-        return self.rows or self.by is not None or self.paired
-
 
 @options.taking
 def referee(
     *,
+    context: typer.Context,
     here: options.Here,
     base: str = argument(
         "A recipe: its name, path.py:name, or REVISION:path.py:name of git; with --rows a .csv."
@@ -56,7 +56,7 @@ def referee(
     margin: str | None = option(
         "A difference that does not matter: 0.001, or 0.1% of BASE.", "NUMBER|SHARE"
     ),
-    spend: str | None = option("Time after which no pair begins. [30min]", "TIME"),
+    spend: str | None = option("Time after which no further pair begins. [30min]", "TIME"),
     drop: bool = flag(
         "Try BASE without each of its techniques: the parameters that are True, or each --set."
     ),
@@ -88,16 +88,14 @@ def referee(
         "margin": margin,
         "run": run,
     }
-    known = {"CHANGE": change, "--here": head, "--drop": drop, "--set": set_}
-    known |= {"--set-base": set_base, "--data": data, "--spend": spend}
-    given = [name for name, value in known.items() if value]
-    if foreign.given:
-        raise typer.Exit(_of_rows(base, change, foreign, given, json_, shared))
+    typed = options.given(context)
+    if not typed.keys().isdisjoint(("rows", "by", "paired")):
+        raise typer.Exit(_of_rows(base, change, foreign, typed, json_, shared))
     shared |= {"set": set_ or (), "set_base": set_base or (), "data": data}
     shared |= {"spend": _seconds(spend or "30min"), "on": here.on()}
     shared["say"] = (lambda _: None) if json_ else options.say
     if drop:
-        raise typer.Exit(_dropped(base, given, json_, shared))
+        raise typer.Exit(_dropped(base, typed, json_, shared))
     if head:
         if change is not None:
             text = "--here compares {base} with its last commit: leave {change} out."
@@ -114,20 +112,23 @@ def _of_rows(
     base: str,
     change: str | None,
     foreign: Foreign,
-    given: list[str],
+    typed: dict[str, str],
     json_: bool,
     shared: dict[str, Any],
 ) -> int:
-    wrong = [name for name in given if name != "CHANGE"]
-    if wrong or not foreign.rows:
-        raise RecipeError("referee-rows-alone", given=wrong or ["--by or --paired"])
+    if not foreign.rows:
+        given = [typed[name] for name in ("by", "paired") if name in typed]
+        raise RecipeError("referee-rows-missing", given=given)
+    if wrong := [flag for name, flag in typed.items() if name not in _OF_ROWS | {"json_"}]:
+        raise RecipeError("referee-rows-alone", given=wrong)
     from ..study.referee import rows
 
     return _told(rows(base, change, by=foreign.by, paired=foreign.paired, **shared), json_)
 
 
-def _dropped(base: str, given: list[str], json_: bool, shared: dict[str, Any]) -> int:
-    if wrong := [name for name in ("CHANGE", "--here") if name in given]:
+def _dropped(base: str, typed: dict[str, str], json_: bool, shared: dict[str, Any]) -> int:
+    names = {"change": "CHANGE", "head": "--here"}
+    if wrong := [said for name, said in names.items() if name in typed]:
         raise RecipeError("referee-drop-alone", base=base, given=wrong)
     from ..study.referee.techniques import drop, summary
 

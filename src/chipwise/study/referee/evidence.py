@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...base import DataError, RecipeError, invalid, unknown
+from ...base import DataError, RecipeError, fact, invalid, unknown
 from ...base.annotations import as_annotated
-from ...base.figures import known
 from ...base.files import to_write
 from ...data.pack.tables import is_number, table_rows
 from ...recipe.direction import judged
@@ -65,12 +64,13 @@ def rows(
     *Arguments:*
 
     - `base`, `change`: a `.csv` file with a heading and a row for each run, or numbers in the order
-      of the runs, or a dict from seeds to numbers.
+      of the runs, or a dict from seeds to numbers. Numbers stay below 3.4e38.
     - `by`: of a single file, the column that says which side a row belongs to, and its two values:
       `"optimizer=muon,soap"`.
     - `metric`: the column to compare, if there are several. For numbers, their name.
     - `better`: the direction of the metric, `{"score": "higher"}`, if its name does not say it.
-    - `paired`: compares runs with the same value in the column `seed`, or the same key.
+    - `paired`: compares runs with the same value in the column `seed`, or the same key. The first
+      numbers of two lists are a pair, then the second ones, and so on.
     - `margin`, `error`, `run`: as in `referee`, which shares the book of tries.
 
     *Returns* the `Ruling`. Raises `RecipeError` for a metric or direction that is not known, and
@@ -162,8 +162,8 @@ def _side(numbers: Numbers, name: str, metric: str | None) -> _Side:
     pairs = numbers.items() if isinstance(numbers, Mapping) else enumerate(numbers)
     values = {str(seed): float(value) for seed, value in pairs}
     for seed, value in values.items():
-        if not known(value):
-            raise invalid("rows-number", name, value, "finite numbers", row=seed)
+        if not is_number(str(value)):
+            raise invalid("rows-number", name, value, "numbers below 3.4e38", row=seed)
     return _enough(_Side(name, values, metric or "value"))
 
 
@@ -196,7 +196,7 @@ def _table(path: str | Path, metric: str | None, only: tuple[str, str] | None = 
             for one in (SEED, metric)
         )
         if not is_number(cell):
-            raise row.wrong(cell, f"a finite number of {metric}, such as 3.28")
+            raise row.wrong(cell, f"a number of {metric} below 3.4e38, such as 3.28")
         if seed in values:
             raise row.wrong(seed, "each seed once: the same run twice is no second run")
         values[seed] = float(cell)
@@ -219,11 +219,10 @@ def _same_seeds(base: _Side, change: _Side) -> _Side:
             raise DataError("rows-no-seeds", text, name=side.name)
     here, there = ({*side.values} for side in (base, change))
     if here != there:
-        raise DataError(
-            "rows-other-seeds",
-            base=base.name,
-            change=change.name,
-            only_base=sorted(here - there),
-            only_change=sorted(there - here),
-        )
+        only_base, only_change = sorted(here - there), sorted(there - here)
+        text = "{side} alone has {seeds:few}"
+        only = [(base, only_base), (change, only_change)]
+        alone = [fact("rows-alone", text, side=s.name, seeds=seeds) for s, seeds in only if seeds]
+        about = {"only_base": only_base, "only_change": only_change, "alone": alone}
+        raise DataError("rows-other-seeds", base=base.name, change=change.name, **about)
     return replace(change, values={seed: change.values[seed] for seed in base.values})

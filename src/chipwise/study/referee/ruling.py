@@ -89,7 +89,10 @@ class Ruling:
         """The verdict as one sentence."""
         about = {k: v for k, v in vars(self).items() if k not in ("values", "tries", "digests")}
         kind = "diverged" if self.diverged else self.verdict
-        kind += "-unknown" * (kind == "open" and self.needed is None)
+        if kind == "open" and not self.values:
+            kind = "open-untried"
+        elif kind == "open" and self.needed is None:
+            kind = "open-unknown" if self.rows is None else "open-unknown-rows"
         pairs = len(self.values)
         needed = self.needed
         spent = fact("referee-pairs", "{pairs:count pair}", pairs=pairs)

@@ -39,7 +39,8 @@ def drop(
     - `set`: settings that drop a technique each, such as `"ema=none"`. By default every parameter
       of the recipe's function that is `True` becomes `False`.
     - `set_base`: settings that all share.
-    - `spend`: seconds for all, after which no further pair begins.
+    - `spend`: seconds for all, after which no further pair begins. A technique that has not begun
+      by then is "open" without a run.
     - `say`: receives first what all will take.
     - `options`: the other arguments of `referee`.
 
@@ -52,12 +53,18 @@ def drop(
     runs = FEWEST * (1 + len(dropped))
     say(fact("referee-drop", techniques=len(dropped), runs=runs, pairs=FEWEST, seconds=spend))
     until = time.monotonic() + spend
-    found = {}
+    found: dict[str, Ruling] = {}
+    tries: Fact | None = None
     for at, setting in enumerate(dropped):
-        left = max(until - time.monotonic(), 0) / (len(dropped) - at)
+        left = until - time.monotonic()
+        if found and left <= 0:  # the first always has a pair
+            found[setting] = Ruling("open", recipe, f"{recipe} {setting}", tries=tries)
+            continue
+        each = max(left, 0) / (len(dropped) - at)
         found[setting] = referee(
-            recipe, set=[setting], set_base=set_base, spend=left, say=say, **options
+            recipe, set=[setting], set_base=set_base, spend=each, say=say, **options
         )
+        tries = found[setting].tries
     return found
 
 
