@@ -682,4 +682,4 @@ def test_losses_that_layers_add_in_training_alone_are_told(layer, told):
     """Keras' evaluation has them too, so its loss is another number."""
     read = cw.keras.task(sequential(layer), train=cw.Arrays(x=A, label=LABEL, classes=3)).read
     assert read.get("added losses") == ("in training alone" if told else None)
-    assert read["optimizer"] == "the recipe's, not the compiled RMSprop"
+    assert read["optimizer"] == "the recipe's; the compiled RMSprop is cw.keras.optimizer(model)"

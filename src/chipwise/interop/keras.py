@@ -235,7 +235,8 @@ def _read(keras: Any, columns: Data, built: Task, has_mode: bool) -> dict[str, s
 
 def _compiled(keras: Any, model: Any, loss: Any) -> dict[str, str]:
     """What was read of a compiled model, and what not."""
-    optimizer = f"the recipe's, not the compiled {type(model.optimizer).__name__}"
+    kind = type(model.optimizer).__name__
+    optimizer = f"the recipe's; the compiled {kind} is cw.keras.optimizer(model)"
     return {"loss": f"{shown(keras, loss)}, as compiled", "optimizer": optimizer}
 
 

@@ -613,7 +613,7 @@ def _is_zero(value: Any) -> bool:
 
 def _check(optimizer: Optimizer, given: dict[str, Any]) -> None:
     """Raises `RecipeError` unless each setting is a schedule, or a number in its range."""
-    kind = type(optimizer).__name__
+    kind = optimizer._about()["optimizer"]
     optional = [name for name in ("adam_lr", "rms") if given.get(name) is not None]
     for name in (*_NOT_NEGATIVE, *_AVERAGES, *optional):
         schedule = as_schedule(given.get(name, 0), f"{kind}'s {name}")
