@@ -416,6 +416,27 @@ def test_given_losses_of_each_output():
         )
 
 
+def uneven(outputs, target):
+    """A loss of the user's own, which tells the outputs from the target."""
+    return jax.numpy.mean((3 * outputs - target) ** 2, axis=-1)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("by", [list, dict])
+def test_given_functions_of_each_output_get_the_outputs_first(number, by):
+    model, batch = of_outputs(number), {"x": A, "y": A[:, :3]}
+    given = [uneven] if number == 1 else ["mse", uneven]
+    losses = given if by is list else dict(zip(model.output_names, given, strict=True))
+    target = {1: "y", 2: both}[number]
+    task = cw.keras.task(model, losses, train=cw.Arrays(**batch), inputs="x", target=target)
+    sums, _ = task.loss(*task.init(jax.random.key(0)), batch, None, False)
+    weights = [[np.asarray(w.value) for w in layer.weights] for layer in model.layers[1:]]
+    *first, own = (A @ kernel + bias for kernel, bias in weights)
+    expected = np.mean((3 * own - batch["y"]) ** 2) + sum(np.mean((y - batch["y"]) ** 2) for y in first)
+    np.testing.assert_allclose(sums["loss"].total / sums["loss"].count, expected, rtol=1e-5)
+    assert task.read["loss"] == ("uneven" if number == 1 else "mse, uneven")
+
+
 def both(batch):
     return batch["y"], batch["y"]
 
@@ -682,4 +703,4 @@ def test_losses_that_layers_add_in_training_alone_are_told(layer, told):
     """Keras' evaluation has them too, so its loss is another number."""
     read = cw.keras.task(sequential(layer), train=cw.Arrays(x=A, label=LABEL, classes=3)).read
     assert read.get("added losses") == ("in training alone" if told else None)
-    assert read["optimizer"] == "the recipe's, not the compiled RMSprop"
+    assert read["optimizer"] == "the recipe's; the compiled RMSprop is cw.keras.optimizer(model)"

@@ -82,19 +82,49 @@ def test_a_compiled_model_gives_its_optimizer():
     read = cw.keras.optimizer(model)
     assert read.describe() == {
         "optimizer": "keras.Adam",
-        "kind": "Adam",
-        "lr": 0.001,
-        "given": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-07, "amsgrad": False},
-        "weight_decay": 0.0,
-        "clip": None,
+        **{"lr": 0.001, "weight_decay": 0.0, "clip": None},
+        **{"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-07, "amsgrad": False},
     }
     assert read.replace(lr=0.5).lr == 0.5
+
+
+def test_its_settings_are_those_of_keras():
+    read = cw.keras.optimizer(made.SGD(0.1, momentum=0.9))
+    assert list(read.hyper) == ["lr"]
+    changed = read.replace(momentum=0.5, lr=0.2, weight_decay=0.1, clip=1.0)
+    own = made.SGD(0.2, momentum=0.5, weight_decay=0.1, global_clipnorm=1.0)
+    assert changed == cw.keras.optimizer(own) != read
+
+
+@pytest.mark.parametrize(
+    "settings, code, facts",
+    [
+        ({"kind": "SGD"}, "no-such-setting", {"name": "kind", "optimizer": "keras.Adam"}),
+        ({"given": 3}, "no-such-setting", {"name": "given"}),
+        ({"beta_1": 1.0}, "average-range", {"what": "keras.Adam's beta_1"}),
+        ({"epsilon": -1.0}, "setting-below-zero", {"name": "epsilon"}),
+        ({"beta_2": lambda step: 0.9}, "keras-setting-fixed", {"what": "keras.Adam's beta_2"}),
+        ({"amsgrad": "yes"}, "keras-setting-fixed", {"value": "yes"}),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(settings, code, facts):
+    with refused(cw.errors.RecipeError, code, **facts):
+        cw.keras.optimizer(made.Adam(0.1)).replace(**settings)
 
 
 def used():
     optimizer, variable = made.SGD(0.1), keras.Variable(np.ones(2, np.float32))
     optimizer.apply([jnp.ones(2)], [variable])
     return optimizer
+
+
+@pytest.mark.parametrize("by", ["var_list", "var_names"])
+def test_weights_that_do_not_decay_are_refused(by):
+    own = made.AdamW(0.1, weight_decay=0.5)
+    bias = keras.Variable(np.ones(2, np.float32), name="bias")
+    own.exclude_from_weight_decay(**{by: [bias] if by == "var_list" else ["bias"]})
+    with refused(cw.errors.RecipeError, "keras-optimizer-setting", names=["exclude_from_weight_decay"]):
+        cw.keras.optimizer(own)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +138,7 @@ def used():
         (lambda: made.Adam(0.1, gradient_accumulation_steps=2), "keras-optimizer-setting"),
         (lambda: made.Adam(lambda: 0.1), "keras-optimizer-setting"),
         (lambda: made.Adam(DECAY), "keras-schedule-length"),
+        (lambda: made.SGD(0.1, momentum=1.0), "average-range"),
         (used, "keras-optimizer-used"),
         (lambda: "adam", "keras-no-optimizer"),
     ],

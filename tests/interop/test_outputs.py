@@ -85,15 +85,26 @@ def test_probabilities_of_keras_stay_what_they_are(tmp_path):
         (("softmax",), False, None),
     ],
 )
-def test_a_keras_loss_that_does_not_fit_the_last_layer(last, from_logits, code):
+@pytest.mark.parametrize("given", ["itself", "in a list", "compiled in a list"])
+def test_a_keras_loss_that_does_not_fit_the_last_layer(last, from_logits, code, given):
     keras = pytest.importorskip("keras")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
+    loss = loss if given == "itself" else [loss]
+    net = keras_net(*last)
+    if given == "compiled in a list":
+        net.compile(loss=loss)
+        loss = None
     if code is None:
         expected = "probabilities" if last else "logits"
-        assert cw.keras.task(keras_net(*last), loss, train=DATA).returns == expected
+        assert cw.keras.task(net, loss, train=DATA).returns == expected
         return
     with refused(cw.errors.RecipeError, code):
-        cw.keras.task(keras_net(*last), loss, train=DATA)
+        cw.keras.task(net, loss, train=DATA)
+
+
+def test_the_name_of_a_keras_loss_in_a_list_is_its_loss():
+    with refused(cw.errors.RecipeError, "loss-of-probabilities", loss="sparse_categorical_crossentropy"):
+        cw.keras.task(keras_net(), ["sparse_categorical_crossentropy"], train=DATA)
 
 
 @pytest.mark.slow

@@ -91,6 +91,9 @@ OPTIMIZERS = {
     ),
     "groups of radam": lambda m: torch.optim.RAdam(groups(m, betas=(0.5, 0.8), lr=0.1), lr=0.01),
     "groups of adagrad": lambda m: torch.optim.Adagrad(groups(m, lr_decay=0.1, lr=0.1), lr=0.01),
+    "groups of adagrad with a beginning": lambda m: torch.optim.Adagrad(
+        groups(m, initial_accumulator_value=5.0), lr=0.1, initial_accumulator_value=0.3
+    ),
     "groups of adadelta": lambda m: torch.optim.Adadelta(groups(m, rho=0.5), weight_decay=0.1),
     "groups of adamax": lambda m: torch.optim.Adamax(groups(m, weight_decay=0.1), lr=0.01),
     "groups of asgd": lambda m: torch.optim.ASGD(groups(m, lambd=0.1, lr=0.2), lr=0.01),
@@ -215,6 +218,20 @@ def test_the_same_updates(name):
     assert "0x" not in str(read.describe())
 
 
+def test_groups_are_described_as_in_stored_runs():
+    module = net()
+    made = torch.optim.Adam(groups(module, weight_decay=0.1, lr=0.1), lr=0.01)
+    fixed = "{'b2': 0.999, 'eps': 1e-08}"
+    about = f"kind='Adam', fixed=({fixed}, {fixed}), names=2+2 parameters"
+    first, second = {"b1": 0.9, "lr": 0.01, "weight_decay": 0.0}, {"b1": 0.9, "lr": 0.1, "weight_decay": 0.1}
+    assert cw.torch.optimizer(made, module=module).describe() == {
+        "optimizer": "from_optax",
+        "make": f"partial(chipwise.interop.torch_optimizer.groups, {about})",
+        **first,
+        **{f"{name}_1": value for name, value in second.items()},
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.as_users_compile
 @pytest.mark.parametrize("kind, own", [("NAdam", {"betas": (0.5, 0.8)}), ("ASGD", {"lambd": 0.1})])
@@ -284,6 +301,16 @@ def test_a_small_net_trains_to_the_same_weights_in_float64(name):
 @pytest.mark.parametrize("name", ["dampened sgd", "nadam", "radam", "rmsprop with momentum", "asgd", "rprop"])
 def test_the_same_updates_with_a_scheduler(name):
     check(OPTIMIZERS[name], *SCHEDULERS["cosine"])
+
+
+def test_rprop_reads_the_first_rate_alone():
+    check(OPTIMIZERS["rprop"], lambda o: sched.LambdaLR(o, lambda step: step // 7 % 2), "step")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dampened sgd", "amsgrad", "adamw", "adamax", "nadam", "radam"])
+def test_the_same_updates_with_averages_that_a_scheduler_moves(name):
+    check(OPTIMIZERS[name], *SCHEDULERS["one cycle"])
 
 
 @pytest.mark.slow

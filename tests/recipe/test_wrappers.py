@@ -185,6 +185,21 @@ def test_lower_layers_have_lower_rates_and_begin_later():
     assert np.array_equal(first["conv"]["kernel"], start["conv"]["kernel"])
 
 
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "rprop", "asgd", "nadam", "rmsprop"])
+def test_a_layer_that_has_not_begun_is_not_updated(kind):
+    inner = getattr(cw.recipe, kind)(lr=0.1)
+    begins = cw.recipe.layerwise(inner, ["norm/*", "conv/*"], 0.5, unfreeze="6st")
+    start = params()
+    moved = {steps: run(begins, start, steps) for steps in (6, 12, 14)}
+    np.testing.assert_array_equal(moved[6]["conv"]["kernel"], start["conv"]["kernel"])
+    np.testing.assert_array_equal(moved[12]["norm"]["bias"], start["norm"]["bias"])
+    for layer, leaf in (("conv", "kernel"), ("norm", "bias")):
+        assert np.abs(moved[14][layer][leaf] - start[layer][leaf]).max() > 1e-3
+    np.testing.assert_allclose(
+        moved[14]["out"]["bias"], run(inner, start, 14)["out"]["bias"], rtol=1e-6, atol=1e-6
+    )
+
+
 def test_rows_of_stacked_arrays_are_groups():
     p = {"stack": {"kernel": jnp.ones((3, 2, 2)), "bias": jnp.ones((3, 2))}, "head": jnp.ones(2)}
     optimizer = cw.recipe.layerwise(cw.sgd(lr=1.0, momentum=0), [f"stack/*#{i}" for i in range(3)], 0.5)

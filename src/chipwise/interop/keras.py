@@ -38,6 +38,7 @@ from .keras_losses import (
     chosen_loss,
     chosen_metrics,
     is_accuracy,
+    of_output,
     shown,
     values_of,
 )
@@ -66,11 +67,10 @@ def task(
 
     - `model`: its weights are the initial values for every seed. An unbuilt model is built for the
       data's shapes.
-    - `loss`: a Keras loss, its name ("sparse_categorical_crossentropy"), a list or dict of these
-      for several outputs, or a function `(outputs, target)` such as
-      `cw.losses.softmax_cross_entropy`. None: what the model was compiled with, with its
-      weights. A compiled function is called as Keras calls it: with the target first, in float32,
-      and `(b, 1)` if the outputs are.
+    - `loss`: a Keras loss, its name ("sparse_categorical_crossentropy"), a function
+      `(outputs, target)` such as `cw.losses.softmax_cross_entropy`, or a list or dict of these by
+      output. None: what the model was compiled with, with its weights. A compiled function is
+      called as Keras calls it: with the target first, in float32, and `(b, 1)` if the outputs are.
     - `target`: of several outputs a function that returns a list, or a dict by their names.
     - `metrics`: also a list, as in `model.compile`. None: the metrics that the model was compiled
       with. Keras' own and those of a list are called as Keras calls them, with the target first,
@@ -131,9 +131,9 @@ def task(
 
     kind = type(model).__name__
     built = columns.task("keras", kind, init, with_loss(forward, judge, kind))
-    read = _read(keras, columns, built, has_mode)
+    read = {"loss": shown(keras, given)} | _read(keras, columns, built, has_mode)
     read |= _compiled(keras, model, given) if loss is None else {}
-    built = adapter.stated(built, kind, given, read)
+    built = adapter.stated(built, kind, of_output(keras, given, several), read)
     return _with_seen(built, seen, metrics, [adapter.name_of(given)] * (judge is given))
 
 
@@ -214,7 +214,10 @@ def _several(keras: Any, model: Any, loss: Any, columns: Data) -> tuple[Any, Any
         return jax.tree.map(lambda x: keras.KerasTensor(x.shape, x.dtype), tree)
 
     args, kwargs = _arranged(keras, model, shaped(columns.one(2)))
-    return shaped(columns.judged()), model.compute_output_spec(*args, **kwargs)
+    outputs = model.compute_output_spec(*args, **kwargs)
+    if _is_functional(model) and isinstance(outputs, (list, tuple)) and len(outputs) == 1:
+        (outputs,) = outputs  # as its call returns it
+    return shaped(columns.judged()), outputs
 
 
 def _read(keras: Any, columns: Data, built: Task, has_mode: bool) -> dict[str, str]:
@@ -235,7 +238,8 @@ def _read(keras: Any, columns: Data, built: Task, has_mode: bool) -> dict[str, s
 
 def _compiled(keras: Any, model: Any, loss: Any) -> dict[str, str]:
     """What was read of a compiled model, and what not."""
-    optimizer = f"the recipe's, not the compiled {type(model.optimizer).__name__}"
+    kind = type(model.optimizer).__name__
+    optimizer = f"the recipe's; the compiled {kind} is cw.keras.optimizer(model)"
     return {"loss": f"{shown(keras, loss)}, as compiled", "optimizer": optimizer}
 
 
@@ -271,8 +275,7 @@ def _arranged(keras: Any, model: Any, given: Arguments) -> Arguments:
     Columns that the model does not read are left out.
     """
     args, kwargs = given
-    # The user's class, or Sequential
-    if all(kind.__name__ != "Functional" for kind in type(model).__mro__):
+    if not _is_functional(model):
         known = [
             n for n in inspect.signature(model.call).parameters if n not in ("training", "mask")
         ]
@@ -293,6 +296,11 @@ def _arranged(keras: Any, model: Any, given: Arguments) -> Arguments:
             "keras-inputs", model=type(model).__name__, names=names, columns=columns, first=names[0]
         )
     return Arguments((keras.tree.pack_sequence_as(model.input, list(args)),))
+
+
+def _is_functional(model: Any) -> bool:
+    """Whether it is no class of the user's, and not Sequential."""
+    return any(kind.__name__ == "Functional" for kind in type(model).__mro__)
 
 
 def _variables(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:

@@ -37,6 +37,14 @@ def shown(keras: Any, loss: Any) -> str:
     return ", ".join(one if isinstance(one, str) else adapter.shown_loss(one) for one in losses)
 
 
+def of_output(keras: Any, loss: Any, several: tuple[Any, Any] | None) -> Any:
+    """The loss of the only output, also from a list or dict. Of several outputs all of `loss`."""
+    losses = keras.tree.flatten(loss)
+    if several is None or len(losses) != 1 or len(keras.tree.flatten(several[1])) != 1:
+        return loss
+    return _named(keras.losses, losses[0], "keras-loss-unknown")
+
+
 def _named(module: Any, given: Any, code: str) -> Any:
     """A loss or metric by its name or class, as Keras makes it, or what is `given`."""
     if not isinstance(given, (str, type)):
@@ -66,6 +74,8 @@ def chosen_judge(
         return given, {}
     weights = model._compile_loss._user_loss_weights if compiled else None
     if several is not None:
+        if not compiled:
+            given = keras.tree.map_structure(functools.partial(_target_first, keras), given)
         names = getattr(model, "output_names", None)
         added = keras.src.trainers.compile_utils.CompileLoss(given, weights, output_names=names)
         _symbolic(keras, model, added, several)
@@ -94,6 +104,18 @@ def chosen_judge(
         return value if weight is None else Sum(value.total * weight, value.count)
 
     return judge, {}
+
+
+def _target_first(keras: Any, loss: Any) -> Any:
+    """A given function of `(outputs, target)` in a list or dict as Keras calls it."""
+    if not callable(loss) or isinstance(loss, type) or _is_keras(keras, loss):
+        return loss
+
+    @functools.wraps(loss)
+    def turned(target: Any, outputs: Any) -> Any:
+        return loss(outputs, target)
+
+    return turned
 
 
 def _summed(keras: Any, function: Callable, target: Any, outputs: Any) -> Sum:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from ..base.annotations import as_annotated
 from ..recipe.adaptive import nadam
 from ..recipe.by_value import by_value
 from ..recipe.optimizers import Optimizer, Scalars, Tree, _clipped, _decayed, _Named, moments
-from ..recipe.schedules import tabulated
+from ..recipe.schedules import Schedule, is_number, tabulated
 from .keras_library import keras_library
 
 _Rule = list[optax.GradientTransformation]
@@ -87,7 +87,7 @@ _RULES: dict[str, Callable[..., _Rule]] = {
 }
 _REFUSED = (
     *("clipnorm", "clipvalue", "use_ema", "loss_scale_factor", "gradient_accumulation_steps"),
-    "_exclude_from_weight_decay",
+    *("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"),
 )
 """Settings without a counterpart here."""
 
@@ -101,6 +101,27 @@ class _OfKeras(_Named):
     given: tuple[tuple[str, Any], ...]
     weight_decay: Any
     clip: Any
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in self.given:
+            if not (isinstance(value, bool) or is_number(value)):
+                what = f"{self._about()['optimizer']}'s {name}"
+                raise invalid("keras-setting-fixed", what, value, "a number, or True or False")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        own = {"lr": self.lr, "weight_decay": self.weight_decay, "clip": self.clip}
+        return own | dict(self.given)
+
+    @property
+    def hyper(self) -> dict[str, Schedule]:
+        fixed = dict(self.given)
+        return {name: one for name, one in super().hyper.items() if name not in fixed}
+
+    def _with(self, settings: dict[str, Any]) -> Optimizer:
+        own = {name: settings.pop(name, value) for name, value in self.given}
+        return replace(self, given=tuple(own.items()), **settings)
 
     @property
     def elementwise(self) -> bool:
@@ -143,6 +164,7 @@ def optimizer(optimizer: Any, *, length: int | None = None) -> Optimizer:
     rate = given._learning_rate
     scheduled = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
     names = [name.strip("_") for name in _REFUSED if getattr(given, name, None)]
+    names = list(dict.fromkeys(name.removesuffix("_pattern") for name in names))
     if names := names + ["learning_rate=f"] * (callable(rate) and not scheduled):
         raise RecipeError("keras-optimizer-setting", kind=kind, names=names)
     if steps := int(given.iterations.value):

@@ -114,7 +114,7 @@ def optimizer(
         if len(decoupled) > 1:
             raise RecipeError("torch-optimizer-setting", kind=kind, name="decoupled_weight_decay")
         kind = "AdamW"
-    own = [_settings(kind, group) for group in optimizer.param_groups]
+    own = _settings(kind, optimizer)
     if scheduler is not None:
         own = _scheduled(kind, scheduler, step, length)
     own = [{k: v for k, v in one.items() if v or k not in _FLAGS} for one in own]
@@ -124,10 +124,7 @@ def optimizer(
         return made
     fixed = tuple({k: v for k, v in one.items() if k not in _INPUTS} for one in own)
     hyper = {
-        f"{k}_{i}" if i else k: v
-        for i, one in enumerate(own)
-        for k, v in one.items()
-        if k in _INPUTS
+        _called(kind, k, i): v for i, one in enumerate(own) for k, v in one.items() if k in _INPUTS
     }
     return from_optax(functools.partial(groups, kind=kind, fixed=fixed, names=names), **hyper)
 
@@ -157,14 +154,28 @@ def groups(kind: str, fixed: tuple[dict[str, Any], ...], names: GroupNames, **in
 
     parts = {"none": optax.set_to_zero()}
     for i, own in enumerate(fixed):
-        given = {
-            k: inputs[f"{k}_{i}" if i else k] for k in _INPUTS if (f"{k}_{i}" if i else k) in inputs
-        }
+        settings = [f.name for f in fields(_KINDS[kind])]
+        called = {k: _called(kind, k, i) for k in _INPUTS if k in settings}
+        given = {k: inputs[name] for k, name in called.items() if name in inputs}
         parts[str(i)] = _KINDS[kind](lr=0.0, **own)._transform({**own, **given}, True, None)
     return optax.partition(parts, labels)
 
 
-def _settings(kind: str, group: dict[str, Any]) -> dict[str, Any]:
+def _called(kind: str, setting: str, group: int) -> str:
+    """The input of the step that is a group's setting."""
+    if (kind, setting) == ("Adam", "l2"):  # stored runs call it as PyTorch does
+        setting = "weight_decay"
+    return f"{setting}_{group}" if group else setting
+
+
+def _settings(kind: str, optimizer: Any) -> list[dict[str, Any]]:
+    """The settings of each group."""
+    names = ("initial_accumulator_value",)  # Adagrad's constructor reads it, once for all groups
+    begun = {name: optimizer.defaults[name] for name in names if name in optimizer.defaults}
+    return [_of_group(kind, {**group, **begun}) for group in optimizer.param_groups]
+
+
+def _of_group(kind: str, group: dict[str, Any]) -> dict[str, Any]:
     """A group's settings by the names they have here. Raises `RecipeError` for one without a
     counterpart."""
     if group.get("t0", _NEVER) != _NEVER:
@@ -174,6 +185,8 @@ def _settings(kind: str, group: dict[str, Any]) -> dict[str, Any]:
         named["b1"], named["b2"] = group["betas"]
     if kind == "RMSprop":
         named["rho"] = group["alpha"]
+    if kind == "Rprop":  # which moves by the smallest step where its rate is 0
+        named["lr"] = max(group["lr"], group["step_sizes"][0])
     if kind not in ("SGD", "AdamW") and not group.get("decoupled_weight_decay"):
         named["l2"] = named.pop("weight_decay", 0.0)
     known = [f.name for f in fields(_KINDS[kind]) if f.name in named]
@@ -214,7 +227,7 @@ def _scheduled(
                 warnings.simplefilter("ignore", UserWarning)  # that the optimizer makes no steps
                 if time:
                     own.step()
-            rows.append([_settings(kind, group) for group in own.optimizer.param_groups])
+            rows.append(_settings(kind, own.optimizer))
     except Exception as error:  # whatever a scheduler of the user's raises
         raise RecipeError(
             "torch-scheduler-fails", kind=name, length=length, step=step, reason=one_line(error)

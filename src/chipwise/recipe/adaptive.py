@@ -7,6 +7,7 @@ All but `asgd` and `rprop` also have a decay beside the gradient, `weight_decay`
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
@@ -15,6 +16,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import optax
 
+from ..base import invalid
 from ..base.annotations import as_annotated
 from .by_value import by_value
 from .optimizers import HIGHEST_ADAM, Scalars, _Elementwise, _Parts, moments
@@ -183,23 +185,23 @@ class radam(_Moments):
     def _rule(self, hyper: Scalars) -> _Parts:
         b1, b2 = hyper["b1"], hyper["b2"]
 
-        # The weights of both averages, and those of the second times their ages, as sums. The
-        # textbook's differences of powers of b2 leave two digits of a float32.
-        def tick(time, first, second, aged):
+        # The weights of the second average, and these times their ages, as sums. The textbook's
+        # differences of powers of b2 leave two digits of a float32.
+        def tick(time, second, aged):
             second = 1 + b2 * second
-            return 1 + b1 * first, second, second + b2 * aged
+            return second, second + b2 * aged
 
         def move(time, totals, gradient, value, mean, squares):
-            first, second, aged = totals
+            second, aged = totals
             mean, squares = moments(hyper, gradient, mean, squares)
             limit, length = 2 / (1 - b2) - 1, 2 * aged / second - 1
             known = length > 5
             length = jnp.where(known, length, 6.0)
             part = (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)
             rate = jnp.sqrt(part * (1 - b2) * second) / (jnp.sqrt(squares) + self.eps)
-            return mean / ((1 - b1) * first) * jnp.where(known, rate, 1.0), mean, squares
+            return mean / (1 - b1**time) * jnp.where(known, rate, 1.0), mean, squares
 
-        return [by_value(move, (0.0, 0.0), tick, ((0.0, b1), (0.0, b2), (0.0, b2)))]
+        return [by_value(move, (0.0, 0.0), tick, ((0.0, b2), (0.0, b2)))]
 
 
 @as_annotated
@@ -235,11 +237,22 @@ class rprop(_OwnRate):
 
     Each value has a step of its own, which begins at `lr` of the first step. It is multiplied by
     `etas[1]` if the gradient keeps its sign, and by `etas[0]` if not, within `step_sizes`. It is
-    meant for whole batches. The other arguments as in `rmsprop`.
+    meant for whole batches. A value is not updated while `lr` is 0, and then begins at the
+    first that is above. The other arguments as in `rmsprop`.
     """
 
     etas: tuple[float, float] = (0.5, 1.2)
     step_sizes: tuple[float, float] = (1e-6, 50.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        down, up = self.etas
+        if not 0 < down < 1 < up < math.inf:
+            raise invalid("rprop-etas", "rprop's etas", self.etas, "0 < etas[0] < 1 < etas[1]")
+        least, most = self.step_sizes
+        if not 0 < least <= most < math.inf:
+            expected = "0 < step_sizes[0] <= step_sizes[1]"
+            raise invalid("rprop-step-sizes", "rprop's step_sizes", self.step_sizes, expected)
 
     def _rule(self, hyper: Scalars) -> _Parts:
         down, up = self.etas
@@ -247,7 +260,8 @@ class rprop(_OwnRate):
         def move(time, _, gradient, value, before, step):
             turn = jnp.sign(gradient * before)
             factor = jnp.where(turn > 0, up, jnp.where(turn < 0, down, 1.0))
-            step = jnp.clip(jnp.where(time == 1, hyper["lr"], step) * factor, *self.step_sizes)
+            after = jnp.where(step == 0, hyper["lr"], step) * factor
+            step = jnp.where(hyper["lr"] > 0, jnp.clip(after, *self.step_sizes), 0.0)
             gradient = jnp.where(turn < 0, 0.0, gradient)
             return jnp.sign(gradient) * step, gradient, step
 

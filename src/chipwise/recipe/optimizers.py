@@ -294,7 +294,11 @@ def _widen(params: Tree) -> tuple[Tree, Any]:
 _Parts = list[optax.GradientTransformation]
 
 _INPUTS = ("lr", "b1", "b2")
-_AVERAGES = ("momentum", "b1", "b2", "rho")
+_AVERAGES = ("momentum", "b1", "b2", "rho", "beta_1", "beta_2", "dampening")
+_NOT_NEGATIVE = (
+    *("lr", "eps", "epsilon", "weight_decay", "l2", "trust", "lr_decay", "momentum_decay"),
+    *("initial_accumulator_value", "lambd", "alpha"),
+)
 _OPTIONAL = ("momentum", "weight_decay", "l2", "clip", "adam_lr")
 """Settings that are inputs of the step only where they are not None and not exactly 0."""
 
@@ -414,7 +418,7 @@ class sgd(_Elementwise):
         def move(time, _, gradient, value, before):
             after = momentum * before + (1 - self.dampening) * gradient
             after = jnp.where(time == 1, gradient, after)
-            return (gradient + momentum * after if self.nesterov else after), after
+            return after, after
 
         return [*decay, by_value(move, (0.0,))]
 
@@ -609,9 +613,9 @@ def _is_zero(value: Any) -> bool:
 
 def _check(optimizer: Optimizer, given: dict[str, Any]) -> None:
     """Raises `RecipeError` unless each setting is a schedule, or a number in its range."""
-    kind = type(optimizer).__name__
+    kind = optimizer._about()["optimizer"]
     optional = [name for name in ("adam_lr", "rms") if given.get(name) is not None]
-    for name in ("lr", "eps", "weight_decay", "l2", "trust", *_AVERAGES, *optional):
+    for name in (*_NOT_NEGATIVE, *_AVERAGES, *optional):
         schedule = as_schedule(given.get(name, 0), f"{kind}'s {name}")
         value = schedule.value if isinstance(schedule, constant) else 0.0
         if value < 0:
@@ -634,6 +638,11 @@ def _check(optimizer: Optimizer, given: dict[str, Any]) -> None:
         expected = "above 0, such as 0.9"
         raise invalid(
             "nesterov-without-momentum", "momentum with nesterov=True", given["momentum"], expected
+        )
+    if given.get("nesterov") and given.get("dampening"):
+        expected = "0, as PyTorch's"
+        raise invalid(
+            "nesterov-with-dampening", "dampening with nesterov=True", given["dampening"], expected
         )
     if given["clip"] is not None:
         schedule = as_schedule(given["clip"], f"{kind}'s clip")
