@@ -8,6 +8,7 @@ import pytest
 
 import chipwise as cw
 from chipwise.models.remat import inside
+from refusals import refused
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 RNG = np.random.default_rng(0)
@@ -106,13 +107,14 @@ def packed(**settings):
         def __init__(self, kind, known, **more):
             super().__init__()
             self.layers = getattr(nn, kind)(3, 5, batch_first=True, bidirectional=True, **more)
+            self.next = getattr(nn, kind)(10, 5, bidirectional=True)
             self.head, self.known = nn.Linear(10, 2), known
 
         def forward(self, x, length):
             length = torch.tensor([4, 2, 3, 1] * 4)[: len(x)] if self.known else length.cpu()
             x = rnn.pack_padded_sequence(x, length, batch_first=True, enforce_sorted=False)
             out, last = self.layers(x)
-            out = rnn.PackedSequence(out.data.tanh(), *out[1:])
+            out, _ = self.next(out.to(torch.float32))
             out, length = rnn.pad_packed_sequence(out, batch_first=True, total_length=5)
             end = last[0] if isinstance(last, tuple) else last
             return self.head(out.sum(1) / length[:, None]) + end.sum((0, 2))[:, None]
@@ -129,3 +131,68 @@ def packed(**settings):
 @pytest.mark.parametrize(("kind", "more"), [("LSTM", {}), ("GRU", {"num_layers": 2}), ("RNN", {})])
 def test_packed_sequences_are_those_of_pytorch(kind, more, known):
     packed(kind=kind, known=known, **more)
+
+
+def padded(packed, rnn, **settings):
+    return rnn.pad_packed_sequence(packed, batch_first=True, **settings)[0].mean(1)
+
+
+READ = {
+    "no total_length": padded,
+    "the same said": lambda p, rnn: padded(p, rnn, total_length=p.batch_sizes.size(0)),
+    "data": lambda p, rnn: p.data.mean(0)[None],
+    "changed data": lambda p, rnn: padded(rnn.PackedSequence(p.data.tanh(), *p[1:]), rnn, total_length=5),
+    "flat data": lambda p, rnn: p.data.flatten().mean() + p.data[:1],
+    "first of data": lambda p, rnn: p[0][:1],
+    "number of data": lambda p, rnn: p.data.new_zeros(1, 10) + len(p.data),
+    "size of data": lambda p, rnn: p.data.size(0) + p.data.shape[0],
+    "elements of data": lambda p, rnn: p.data.numel(),
+    "batch_sizes": lambda p, rnn: p.batch_sizes.sum(),
+    "number of batch_sizes": lambda p, rnn: len(p.batch_sizes),
+    "last of batch_sizes": lambda p, rnn: p.batch_sizes[-1],
+    "shape of batch_sizes": lambda p, rnn: p.batch_sizes.shape[0],
+    "list of batch_sizes": lambda p, rnn: sum(p.batch_sizes.tolist()),
+    "all batch_sizes": lambda p, rnn: sum(p.batch_sizes),
+}
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("name", READ)
+def test_what_would_count_the_padding_of_packed_sequences_is_refused(name, check):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torchax")
+    nn, rnn = torch.nn, torch.nn.utils.rnn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.RNN(3, 10, batch_first=True)
+            self.head = nn.Linear(10, 2)
+
+        def forward(self, x, length):
+            packed = rnn.pack_padded_sequence(x, length.cpu(), batch_first=True, enforce_sorted=False)
+            out, last = self.layers(packed)
+            return self.head(last[0] + READ[name](out, rnn))
+
+    rows = cw.Arrays(x=data(5).columns["x"], length=np.full(16, 5), label=RNG.integers(0, 2, 16))
+    with refused(cw.errors.RecipeError, "torch-not-traced") as caught:
+        cw.torch.task(
+            Net(), nn.CrossEntropyLoss(), train=rows, inputs=("x", "length"), classes=2, check=check
+        )
+    assert "total_length=x.shape[1]" in caught.value.facts["reason"]
+    assert caught.value.facts["where"].startswith("test_recurrent.py:")
+
+
+def test_packed_data_is_no_output():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torchax")
+
+    class Net(torch.nn.Module):
+        def forward(self, x, length):
+            pack = torch.nn.utils.rnn.pack_padded_sequence
+            return pack(x, length, batch_first=True, enforce_sorted=False).data
+
+    rows = cw.Arrays(x=data(5).columns["x"], length=np.full(16, 5), label=RNG.integers(0, 2, 16))
+    with refused(cw.errors.RecipeError, "torch-not-traced") as caught:
+        cw.torch.task(Net(), lambda out, y: out, train=rows, inputs=("x", "length"), classes=2, check=False)
+    assert "total_length=x.shape[1]" in caught.value.facts["reason"]

@@ -2,6 +2,7 @@
 
 import collections
 import logging
+import sys
 import warnings
 
 import numpy as np
@@ -276,12 +277,64 @@ def warns_or_doubles(self, x):
     return self.lin(x)
 
 
+def keeps_what_it_warns_of(self, x):
+    if large := (x.abs() > 100).any().item():
+        warnings.warn("large", stacklevel=2)
+    return self.lin(x) * (0 if large else 1)
+
+
+def clamps_by_the_name_of_a_warning(self, x):
+    if (x > 0).any():
+        self.warn(x)
+    return self.lin(x)
+
+
+def raises_by_the_name_of_a_warning(self, x):
+    if (x > 100).any():
+        self.error()
+    return self.lin(x)
+
+
+def clamps_what_it_prints(self, x):
+    if (x > 0).any():
+        print(x.clamp_(0))
+    return self.lin(x)
+
+
+def asks_a_function(self, x):
+    if self.cache.setdefault("large", (x > 100).any().item()):
+        warnings.warn("large", stacklevel=2)
+    return self.lin(x) * (0 if self.cache.pop("large") else 1)
+
+
 def test_values_that_are_read_only_to_warn_are_not_asked_for():
     cw.torch.task(made(warns_of_values), nn.CrossEntropyLoss(), train=ROWS)
 
 
 @pytest.mark.filterwarnings("ignore:large:UserWarning")
-@pytest.mark.parametrize("f", [doubles_and_warns, warns_or_doubles])
-def test_a_branch_that_does_more_than_warn_is_refused(f):
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize(
+    "f",
+    [
+        doubles_and_warns,
+        warns_or_doubles,
+        keeps_what_it_warns_of,
+        clamps_by_the_name_of_a_warning,
+        raises_by_the_name_of_a_warning,
+        clamps_what_it_prints,
+        asks_a_function,
+    ],
+)
+def test_a_branch_that_does_more_than_warn_is_refused(f, check):
+    net = made(f, cache={}, warn=lambda x: x.clamp_(0), error=sys.exit)
     with refused(cw.errors.RecipeError, "torch-depends-on-values"):
-        cw.torch.task(made(f), nn.CrossEntropyLoss(), train=ROWS)
+        cw.torch.task(net, nn.CrossEntropyLoss(), train=ROWS, check=check)
+
+
+def test_a_branch_in_another_language_is_refused(tmp_path):
+    file = tmp_path / "layers.hy"
+    file.write_text("(defn f [net x] (if (.any (> x 0)) (net.lin x) x))")
+    names = {}
+    exec(compile("def f(net, x): return net.lin(x) if (x > 0).any() else x", file, "exec"), names)
+    with refused(cw.errors.RecipeError, "torch-depends-on-values", where="layers.hy:1"):
+        cw.torch.task(made(names["f"]), nn.CrossEntropyLoss(), train=ROWS)

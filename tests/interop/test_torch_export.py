@@ -115,6 +115,17 @@ KNOWN = {
     "key": lambda self, x: self.head({x.shape[0]: x}[x.shape[0]].flatten(1)),
 }
 """What has to know the size."""
+DECIDES = {
+    "even": lambda x: x.shape[0] % 2 == 0,
+    "odd": lambda x: x.shape[0] % 2,
+    "not two": lambda x: x.shape[0] - 2,
+    "one": lambda x: x.shape[0] == 1,
+    "not one": lambda x: x.shape[0] != 1,
+    "one of": lambda x: x.shape[0] in (0, 1),
+    "all sizes": lambda x: x.shape == (1, 4, 6),
+    "no other": lambda x: x[1:].numel() == 0,
+}
+"""What is true of some sizes."""
 
 
 def trained(net):
@@ -163,6 +174,15 @@ def test_what_has_to_know_the_size_is_exported_for_one(tmp_path, name, to):
         leaves(KNOWN[name], {}, to, tmp_path / "any")
     assert caught.value.facts["where"].startswith(" at test_torch_export.py:")
     leaves(KNOWN[name], {}, to, tmp_path / "m", batch=8)
+
+
+@pytest.mark.parametrize("name", DECIDES)
+def test_what_is_true_of_some_sizes_is_not_written_for_any(tmp_path, name):
+    pytest.importorskip("flatbuffers")
+    net = made(lambda self, x: self.head(x.flatten(1)) * (2 if DECIDES[name](x) else 1))
+    with refused(cw.errors.RecipeError, "export-any-batch", format="stablehlo") as caught:
+        cw.export(trained(net), "stablehlo", tmp_path / "any", data=ROWS)
+    assert caught.value.facts["where"].startswith(" at test_torch_export.py:")
 
 
 def test_weights_have_no_batch(tmp_path):

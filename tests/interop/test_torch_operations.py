@@ -135,6 +135,12 @@ OPERATIONS = {
         align_corners=False,
     ),
     "bicubic, smoothed": lambda self, x: F.interpolate(image(x), (2, 3), mode="bicubic", antialias=True),
+    "bilinear, smoothed by a scale": lambda self, x: F.interpolate(
+        image(x), scale_factor=(0.6, 1.3), mode="bilinear", antialias=True
+    ),
+    "bicubic, smoothed by a scale": lambda self, x: F.interpolate(
+        image(x), scale_factor=(1.4, 0.9), mode="bicubic", antialias=True
+    ),
     "repeat_interleave by names": lambda self, x: x.repeat_interleave(repeats=2, dim=-1),
     "a copy of a view": lambda self, x: torch.zeros_like(x).copy_(x[:, :]),
     "a constant mask": lambda self, x: x[:, torch.tensor([True, False] * 6)],

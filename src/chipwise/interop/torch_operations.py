@@ -317,10 +317,14 @@ def _along(theirs, x, dim):
     return theirs(x, dim % max(x.ndim, 1))
 
 
-def _resized(method, x, output_size, align_corners, *_):
+def _resized(method, x, output_size, align_corners, *scales):
     if align_corners:
         raise NotImplementedError("interpolate with antialias and align_corners")
-    return jax.image.resize(x, (*x.shape[:2], *output_size), method)
+    shape = (*x.shape[:2], *output_size)
+    if None in (scales or [None]):
+        return jax.image.resize(x, shape, method)
+    # PyTorch keeps the scale that is given, though the sizes are whole
+    return jax.image.scale_and_translate(x, shape, (2, 3), jnp.array(scales), jnp.zeros(2), method)
 
 
 def _take_along_dim(input, indices, dim=None):

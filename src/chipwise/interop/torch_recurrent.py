@@ -4,6 +4,7 @@ step, which takes a second of compiling for each."""
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,37 +24,97 @@ def override(env: Any, torch: Any) -> None:
     env.override_op_definition(torch._pad_packed_sequence, functools.partial(_pad, env))
 
 
+_READ = (
+    "a packed sequence, which keeps its padding here, is for recurrent layers alone: read"
+    " pad_packed_sequence(packed, total_length=x.shape[1])"
+)
+_WIDTH = "pad_packed_sequence of lengths from the data needs total_length=x.shape[1]"
+
+
+class _Width(int):
+    """The padded width of a batch whose longest example is not known."""
+
+
 @functools.cache
-def _sizes(torch: Any) -> type:
+def _packed() -> tuple[type, type]:
+    import torch
+    from torchax import tensor
+    from torchax.ops import mappings
+
+    class Rows(tensor.Tensor):
+        """The `rows` `(time * batch, ...)` of a packed batch, with its padding. What else is asked
+        of them would count that."""
+
+        rows: jax.Array
+        ndim = property(lambda self: self.rows.ndim)
+        dtype = property(lambda self: mappings.j2t_dtype(self.rows.dtype))
+        numel = nelement = __len__ = lambda self: self.jax().size
+
+        @property
+        def _elem(self) -> jax.Array:
+            raise NotImplementedError(_READ)
+
+        @_elem.setter
+        def _elem(self, rows: jax.Array) -> None:
+            self.rows = rows
+
+        def size(self, dim: int | None = None) -> Any:
+            return self.rows.shape[-1] if dim == -1 else self.shape
+
+        def detach(self) -> Rows:
+            return Rows(lax.stop_gradient(self.rows), self._env)
+
     class Sizes(torch.Tensor):
-        """The sizes of all steps of a packed batch here: that of the batch, with the `lengths` of
-        its examples `(batch,)`."""
+        """The sizes of a packed batch's steps, of which the first alone is known: the batch. It
+        has the `lengths` of the examples `(batch,)`."""
 
         lengths: jax.Array
-        __torch_function__ = torch._C._disabled_torch_function_impl
+        time: int
+        batch: int
+        device = torch.device("cpu")
 
-    return Sizes
+        @classmethod
+        def __torch_function__(cls, *_: Any) -> Any:
+            raise NotImplementedError(_READ)
+
+        def __getitem__(self, at: Any) -> Any:
+            if isinstance(at, int) and at == 0:
+                return self.batch
+            raise NotImplementedError(_READ)
+
+        def size(self, dim: Any = None) -> Any:
+            if dim != 0 or sys._getframe(1).f_globals["__name__"] != "torch.nn.utils.rnn":
+                raise NotImplementedError(_READ)
+            known = not isinstance(self.lengths, jax.core.Tracer)
+            return self.time if known else _Width(self.time)
+
+        def __len__(self) -> int:
+            raise NotImplementedError(_READ)
+
+    return Rows, Sizes
 
 
 def _pack(env: Any, x: Any, lengths: Any, batch_first: bool) -> Any:
-    """Packs nothing: the rows `(time * batch, ...)` stay where they are, since a program has one
-    shape."""
+    """Packs nothing: the rows stay where they are, since a program has one shape."""
     import torch
 
+    made, sized = _packed()
     rows, each = x.jax(), lengths.jax()
     rows = rows.swapaxes(0, 1) if batch_first else rows
     if not isinstance(each, jax.core.Tracer):
         rows = rows[: int(np.asarray(each).max())]
     with torch.utils._mode_utils.no_dispatch():
-        sizes: Any = torch.full(rows.shape[:1], rows.shape[1]).as_subclass(_sizes(torch))
-    sizes.lengths = each
-    return env.j2t_iso(rows.reshape(-1, *rows.shape[2:])), sizes
+        sizes: Any = torch.empty(0).as_subclass(sized)
+    sizes.lengths, (sizes.time, sizes.batch) = each, rows.shape[:2]
+    return made(rows.reshape(-1, *rows.shape[2:]), env), sizes
 
 
 def _pad(
     env: Any, data: Any, sizes: Any, batch_first: bool, padding_value: float, total_length: int
 ) -> Any:
-    rows, time = data.jax(), len(sizes)
+    if isinstance(total_length, _Width):
+        raise NotImplementedError(_WIDTH)
+    rows, time = data.rows, sizes.time
     rows = rows.reshape(time, -1, *rows.shape[1:])
     there = jnp.arange(time)[:, None] < sizes.lengths
     rows = jnp.where(there.reshape(*there.shape, *[1] * (rows.ndim - 2)), rows, padding_value)
@@ -76,7 +137,7 @@ def _layers(
     else:
         sizes, *given = settings
         batch_first = False
-        x = inputs.jax().reshape(len(sizes), -1, inputs.shape[-1])
+        x = inputs.rows.reshape(sizes.time, -1, inputs.rows.shape[-1])
     first, weights, has_biases, num_layers, dropout, train, bidirectional = given
     several = isinstance(first, (tuple, list))  # an LSTM has two states
     states = [state.jax() for state in (first if several else (first,))]
@@ -106,7 +167,8 @@ def _layers(
             kept = env.draw("uniform", x.shape).jax() < 1 - dropout
             x = jnp.where(kept, x / (1 - dropout), jnp.zeros_like(x))
     ended = [jnp.stack(those) for those in last]
-    x = x if lengths is None else x.reshape(-1, x.shape[-1])
+    if lengths is not None:
+        return _packed()[0](x.reshape(-1, x.shape[-1]), env), *env.j2t_iso(ended)
     return env.j2t_iso((x.swapaxes(0, 1) if batch_first else x, *ended))
 
 

@@ -8,12 +8,14 @@ PyTorch asks a tensor for its sizes in Python and in C++, and computes with them
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
 from ..base import library
+from ..recipe.user_code import is_framework
 
 _COMPUTED: dict[str, Callable] = {
     name: getattr(operator, name) for name in ("add", "sub", "mul", "mod", "floordiv", "neg")
@@ -54,7 +56,8 @@ class _Node:
         if name in _COMPUTED:
             return lambda *others: _whole(_COMPUTED[name](self.known(), *_known(others)))
         if name in _COMPARED:
-            return lambda other: _Node(lambda: _compared(name, self.known(), other.known()))
+            loose = not _asked_by_a_line()
+            return lambda other: _Node(lambda: _compared(name, self.known(), other.known(), loose))
         if name in _JOINED:
             return lambda other: _Node(lambda: _JOINED[name](_known((self, other))))
         if name in _UNDECIDED:
@@ -112,14 +115,20 @@ def _known(nodes: Any) -> Iterator[Any]:
     return (node.known() for node in nodes)
 
 
-def _compared(name: str, one: Any, other: Any) -> bool:
-    """JAX calls sizes that may be equal unequal. Here that holds for 0 and 1 alone, since a file is
-    also tried with one example."""
-    if name not in ("eq", "ne"):
+def _compared(name: str, one: Any, other: Any, loose: bool) -> bool:
+    """JAX calls sizes that may be equal unequal, but refuses to order them. `loose`: a size that
+    may be 1 is not, as PyTorch asks for, since a file is also tried with one example."""
+    if name not in ("eq", "ne") or (loose and 1 in (one, other)):
         return getattr(operator, name)(one, other)
-    if one not in (0, 1) and other not in (0, 1):
-        int(one - other)
-    return getattr(operator, name)(one, other)
+    return (one < other or one > other) == (name == "ne")
+
+
+def _asked_by_a_line() -> bool:
+    """Whether Python code outside of PyTorch compares a size: what it does then is its own."""
+    frame = sys._getframe(2)
+    if frame.f_globals.get("__name__") != "torch.fx.experimental.sym_node":
+        return False  # PyTorch's C++
+    return frame.f_back is not None and not is_framework(frame.f_back.f_code.co_filename)
 
 
 def _or_else(known: Callable[[], bool], undecided: bool) -> bool:

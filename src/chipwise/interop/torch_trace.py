@@ -173,7 +173,8 @@ class Traced:
                 with self._traceable(f"The loss of {self.name}"):
                     outputs = then(outputs)
             new = self.env.t2j_iso({name: held[name] for name in flattened(state, ".")})
-            return self.env.t2j_iso(plain(outputs)), nested(new, ".")
+            with self._traceable(f"What {self.name} returns"):
+                return self.env.t2j_iso(plain(outputs)), nested(new, ".")
 
     def wrapped(self, tree: Any) -> Any:
         """JAX arrays as torchax tensors, for the module."""

@@ -20,17 +20,21 @@ from ..base import invalid
 from ..base.annotations import as_annotated
 from .by_value import by_value
 from .optimizers import HIGHEST_ADAM, Scalars, _Elementwise, _Parts, moments
+from .schedules import Schedule
+
+Rate = float | Schedule | Callable[[Any], Any]
+"""A number, or one for each step: a schedule, or a function of the step."""
 
 
 @dataclass(frozen=True)
 class _Adaptive(_Elementwise):
     """L2 in the gradient, and a rule after it."""
 
-    lr: Any
+    lr: Rate
     _: KW_ONLY
-    l2: Any = 0.0
+    l2: Rate = 0.0
     decay: str | Callable[[str, Any], bool] = "all"
-    clip: Any = None
+    clip: Rate | None = None
     maximize: bool = False
 
     def _moving(self, hyper: Scalars, decay: _Parts) -> _Parts:
@@ -46,7 +50,7 @@ class _Decoupled(_Adaptive):
     """The rates are multiples of `lr`, and so is a decay beside them."""
 
     _: KW_ONLY
-    weight_decay: Any = 0.0
+    weight_decay: Rate = 0.0
 
 
 class _OwnRate(_Adaptive):
@@ -113,7 +117,7 @@ class rmsprop(_Decoupled):
 
     rho: float = 0.99
     eps: float = 1e-8
-    momentum: Any = 0.0
+    momentum: Rate = 0.0
     centered: bool = False
 
     rate_power: ClassVar[float | None] = 0.5
@@ -128,8 +132,8 @@ class rmsprop(_Decoupled):
 class _Moments(_Decoupled):
     """A first and a second moment of the gradient."""
 
-    b1: Any = 0.9
-    b2: Any = 0.999
+    b1: Rate = 0.9
+    b2: Rate = 0.999
     eps: float = 1e-8
 
     usual_rates: ClassVar[tuple[float, float] | None] = (1e-6, HIGHEST_ADAM)
