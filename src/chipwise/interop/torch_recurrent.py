@@ -65,8 +65,8 @@ def _packed() -> tuple[type, type]:
             return Rows(lax.stop_gradient(self.rows), self._env)
 
     class Sizes(torch.Tensor):
-        """The sizes of a packed batch's steps, of which the first alone is known: the batch. It
-        has the `lengths` of the examples `(batch,)`."""
+        """The sizes of a packed batch's steps. Only the first is known, the batch. `lengths`: those
+        of the examples `(batch,)`."""
 
         lengths: jax.Array
         time: int

@@ -124,7 +124,7 @@ def _compared(name: str, one: Any, other: Any, loose: bool) -> bool:
 
 
 def _asked_by_a_line() -> bool:
-    """Whether Python code outside of PyTorch compares a size: what it does then is its own."""
+    """Whether Python code outside of PyTorch compares a size."""
     frame = sys._getframe(2)
     if frame.f_globals.get("__name__") != "torch.fx.experimental.sym_node":
         return False  # PyTorch's C++
