@@ -52,8 +52,9 @@ def _remember(value: Any, inside: dict[int, tuple[Any, Any]]) -> None:
 @contextlib.contextmanager
 def aliased(module: Any, held: Any) -> Iterator[None]:
     """A context in which the attributes of `module` and its parts, and containers among them, have
-    the tensors `held` by name where they had its parameters and buffers."""
-    own = dict([*module.named_parameters(), *module.named_buffers()])
+    the tensors `held` by name where they had its parameters and buffers. Others stay."""
+    every = (*module.named_parameters(), *module.named_buffers())
+    own = {name: tensor for name, tensor in every if name in held}
     _put(module, {id(tensor): held[name] for name, tensor in own.items()})
     try:
         yield
