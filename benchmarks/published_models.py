@@ -17,7 +17,7 @@ from chipwise.base.figures import byte_size, dollars, duration
 from chipwise.deploy.fine_tuning import fine_tuning
 from chipwise.planner.plans import Plan
 
-FOLDER = Path(__file__).with_suffix("")
+FOLDER = Path(__file__).with_suffix("").relative_to(Path.cwd())
 MODELS = {
     "Qwen3-0.6B": (None, 16),
     "Llama-3.2-1B": (None, 16),
