@@ -180,16 +180,6 @@ def test_outputs_in_a_mapping_of_ones_own_are_a_dict():
     assert {name: x.shape for name, x in outputs.items()} == {"first": (40, 1), "logits": (40, 3)}
 
 
-class Halved(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 1.0
-
-    @staticmethod
-    def backward(ctx, slope):
-        return slope * 0.5
-
-
 def moved_by_hand(self, x):
     with torch.no_grad():
         self.seen = self.seen + x.detach().mean(0)
@@ -289,13 +279,6 @@ def test_the_classes_of_others_are_left_as_they_were():
     cw.torch.task(module_of(STOPPED["a true backward"]), nn.CrossEntropyLoss(), train=ROWS)
     assert before == [dict(vars(kind)) for kind in kinds]
     assert all("is_meta" not in names for names in before)
-
-
-def test_a_backward_of_ones_own_is_refused():
-    module = module_of(lambda self, x: Halved.apply(self.lin(x)))
-    with pytest.raises(cw.errors.RecipeError) as caught:
-        cw.torch.task(module, nn.CrossEntropyLoss(), train=ROWS)
-    assert caught.value.code in ("torch-step-differs", "torch-not-traced")
 
 
 def test_buffers_move_as_pytorch_moves_them_or_are_refused():

@@ -33,7 +33,7 @@ from .adapter import (
     unjudged,
 )
 from .torch_attributes import aliased, kept, unchanged
-from .torch_environment import torch_library
+from .torch_environment import checkpointed, replaced, torch_library
 from .torch_random import REPEATED, forcing, repeating
 from .torch_trace import Traced, as_numpy, flags, plain, totalled
 
@@ -164,7 +164,15 @@ class _Both:
         # A checkpoint calls the module again in the backward pass: also then with these
         held_by = torch.nn.utils.stateless._reparametrize_module(module, held, tie_weights=True)
         inside = aliased(module, held)
-        with flags(module, train), torch.random.fork_rng(devices=[]), repeating(), inside, held_by:
+        checkpoint = torch.utils.checkpoint.CheckpointFunction
+        with (
+            flags(module, train),
+            torch.random.fork_rng(devices=[]),
+            repeating(),
+            inside,
+            held_by,
+            replaced(checkpoint, "apply", classmethod(checkpointed)),
+        ):
             torch.default_generator.manual_seed(0)
             yield params
 

@@ -7,6 +7,7 @@ torchax lacks or computes otherwise is in `torch_operations`, `torch_random` and
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -16,10 +17,13 @@ import jax
 from ..base import RecipeError, library
 from ..base.figures import one_line
 from ..recipe.user_code import BY_VALUE
-from . import torch_operations, torch_random, torch_recurrent, torch_sizes
+from . import torch_function, torch_operations, torch_random, torch_recurrent, torch_sizes
+from .adapter import own_promotion
 from .torch_warnings import only_warns
 
 _INTO_PLAIN = "{} writes into a tensor that was made without device=x.device"
+LOCK = threading.RLock()
+"""A trace changes a module's training flags and PyTorch's classes. So only one runs at a time."""
 INSTALL = "pip install 'chipwise[torch]'"
 
 
@@ -48,8 +52,14 @@ def environment() -> Any:
     return env
 
 
+def checkpointed(_: Any, function: Any, preserve: Any, *given: Any) -> Any:
+    """The `apply` of PyTorch's reentrant checkpoint, with the gradient of its forward pass. The own
+    one refuses `torch.autograd.grad`, and asks PyTorch for the gradient."""
+    return function(*given)
+
+
 @contextlib.contextmanager
-def _replaced(kind: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(kind: Any, name: str, value: Any) -> Iterator[None]:
     """A context in which the class `kind` has the attribute `name` with this `value`."""
     own = {key: held for key, held in vars(kind).items() if key == name}
     setattr(kind, name, value)
@@ -194,15 +204,34 @@ def _class(torch: Any, torchax: Any) -> Any:
         """The choice to leave out the next layer."""
 
         @contextlib.contextmanager
-        def tracing(self, any_size: bool) -> Iterator[None]:
-            """A context in which a module may be traced. `any_size`: with a batch of any size."""
+        def tracing(self, any_size: bool, traceable: Any) -> Iterator[None]:
+            """A context in which a module may be traced. `any_size`: with a batch of any size.
+            `traceable` makes a context that says whose errors are raised in it."""
 
-            def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            @contextlib.contextmanager
+            def again(key: Any, what: str) -> Iterator[None]:
+                with (
+                    LOCK,
+                    own_promotion(),
+                    self.override_property(prng=key),
+                    self.tracing(any_size, traceable),
+                    traceable(what),
+                ):
+                    yield
+
+            def apply(cls: Any, *args: Any) -> Any:
+                if cls is torch.utils.checkpoint.CheckpointFunction:
+                    return checkpointed(cls, *args)
                 before, self.inside = self.inside, True
                 try:
-                    return own(cls, *args, **kwargs)
+                    if not any(isinstance(x, self.kinds) for x in args):
+                        return own(cls, *args)
+                    outputs = torch_function.called(self, cls, args, again)
                 finally:
                     self.inside = before
+                if not self.cut:
+                    return outputs
+                return pytree.tree_map_only(self.kinds, lambda x: x.detach(), outputs)
 
             function = torch.autograd.Function
             own = vars(function)["apply"].__func__
@@ -212,11 +241,11 @@ def _class(torch: Any, torchax: Any) -> Any:
                 sizes = torch_sizes.attributes(torch) if any_size else {}
                 for kind in self.kinds:
                     for name, value in {"is_meta": False, **sizes}.items():
-                        patched.enter_context(_replaced(kind, name, value))
-                patched.enter_context(_replaced(function, "apply", classmethod(apply)))
+                        patched.enter_context(replaced(kind, name, value))
+                patched.enter_context(replaced(function, "apply", classmethod(apply)))
                 norm = torch.nn.modules.batchnorm._BatchNorm
                 forward = torch_operations.cumulative(vars(norm)["forward"])
-                patched.enter_context(_replaced(norm, "forward", forward))
+                patched.enter_context(replaced(norm, "forward", forward))
                 with torch.enable_grad(), self:
                     yield
 

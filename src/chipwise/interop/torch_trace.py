@@ -11,7 +11,6 @@ import copy
 import functools
 import hashlib
 import inspect
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +28,7 @@ from ..recipe.user_code import BY_VALUE, line_of
 from . import host_random, torch_random
 from .adapter import Arguments, flattened, nested, not_a_model, own_promotion
 from .torch_attributes import aliased, kept, unchanged
-from .torch_environment import environment, torch_library
+from .torch_environment import LOCK, environment, torch_library
 
 _EXPECTED = "a torch.nn.Module or a function that makes one"
 _JAX = ("chipwise", "jax", "optax", "flax")
@@ -40,8 +39,6 @@ _BACKWARD = {
 }
 """Where PyTorch keeps the hooks of its backward pass, and what registers them."""
 _CONTAINERS = (Mapping, tuple, list)
-_LOCK = threading.RLock()
-"""A trace changes a module's training flags. So only one trace runs at a time."""
 
 
 class Traced:
@@ -184,7 +181,7 @@ class Traced:
     def _running(self, key: Any, given: Arguments) -> Iterator[None]:
         prng = jax.random.key(0) if key is None else key
         with (
-            _LOCK,
+            LOCK,
             own_promotion(),
             warnings.catch_warnings(),
             self.env.override_property(prng=prng),
@@ -197,7 +194,8 @@ class Traced:
             checked.set_default_validate_args(False)  # it asks for values
             try:
                 sizes = [n for x in jax.tree.leaves(given) for n in x.shape]
-                with self.env.tracing(not all(isinstance(n, int) for n in sizes)):
+                any_size = not all(isinstance(n, int) for n in sizes)
+                with self.env.tracing(any_size, self._traceable):
                     yield
             finally:
                 checked.set_default_validate_args(before)

@@ -341,7 +341,8 @@ class _Named(Optimizer):
 
     def describe(self) -> dict[str, Any]:
         given = self.settings
-        usual = [f.name for f in fields(self) if f.metadata and given[f.name] == f.default]  # type: ignore[arg-type]
+        optional = [f for f in fields(self) if f.metadata]  # type: ignore[arg-type]
+        usual = [f.name for f in optional if given[f.name] == f.default]
         return {name: value for name, value in super().describe().items() if name not in usual}
 
 
