@@ -27,6 +27,43 @@ def test_it_prints_speed_beside_batch_and_replicas_and_saves_the_record(tmp_path
     assert record.measured["set"] == ["batch=48"] and record.measured["batch"] == 48
 
 
+def test_a_cpu_has_no_planned_speed_and_says_so(tmp_path, chipwise):
+    file = tmp_path / "r.json"
+    said = chipwise("bench", "digits", *QUICK, "--out", str(file))
+    assert str(fact("share-of-a-cpu")) in " ".join(said.out.split())
+    measured = read(file).measured
+    assert measured["planned"]["problem"]["code"] == "share-of-a-cpu" and measured["found"] == []
+    said = chipwise("bench", "digits", *QUICK, "--out", str(file), "--no-plan")
+    assert "planned" not in read(file).measured and "of the plan" not in said.out
+
+
+def test_a_slow_gpu_shows_its_share_and_what_was_found(tmp_path, monkeypatch, chipwise):
+    from chipwise.base.prediction import Range
+    from chipwise.planner import measured_share
+
+    slow = measured_share.MeasuredShare("h100", Range(0.01, 0.008, 0.012), 0.02, "launch")
+    monkeypatch.setattr(measured_share, "measured_share", lambda *_, **__: slow)
+    said = chipwise("bench", "digits", *QUICK, "--json", "--out", str(tmp_path / "r.json"))
+    measured = json.loads(said.out)["measured"]
+    assert measured["planned"]["share"]["value"] == 0.5 and measured["planned"]["slow"] is True
+    assert [one["code"] for one in measured["found"]] == ["share-launches"]
+    said = chipwise("bench", "digits", *QUICK, "--out", str(tmp_path / "r.json"))
+    out = " ".join(said.out.split())
+    assert "50% of the speed that is planned for h100, 40% to 60%" in out and "found" in out
+
+
+def test_ctrl_c_while_it_plans_keeps_the_record(tmp_path, monkeypatch, chipwise):
+    from chipwise.planner import measured_share
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measured_share, "measured_share", interrupted)
+    file = tmp_path / "r.json"
+    assert chipwise("bench", "digits", *QUICK, "--out", str(file)).code == 130
+    assert read(file).measured["batch"] and "planned" not in read(file).measured
+
+
 def test_ctrl_c_leaves_no_record(tmp_path, monkeypatch, chipwise):
     def interrupted(*_, **__):
         raise KeyboardInterrupt

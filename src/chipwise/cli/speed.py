@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..base import DataError, fact
+from ..base import DataError, Fact, fact, plain
 from ..base.figures import byte_size, digits, sparkline
 from ..explain.terminal import console, grid, lines
 from ..machine.hosts import hosts
@@ -18,6 +20,7 @@ from .standard_output import print_json
 
 if TYPE_CHECKING:
     from ..machine.record import Record
+    from ..recipe.recipe import Recipe
 
 
 @options.taking
@@ -29,6 +32,11 @@ def bench(
         "Steps before the timed ones; their losses are kept. [50]", "N", min=1
     ),
     out: Path | None = option("The record. [bench-NAME-MACHINE.json]", "FILE.json"),
+    plan: bool = option(
+        "Plan the recipe for this chip and say which share of that speed it has. [plan]",
+        default=True,
+        name="--plan/--no-plan",
+    ),
     json_: bool = options.JSON,
 ) -> None:
     """Measure how fast a recipe trains here, and save a record to compare with others.
@@ -36,6 +44,10 @@ def bench(
     Warm-up and compilation are timed separately. The speed is measured over ten or more intervals,
     without evaluation. The record also has the losses of the first steps. Compare the speeds of two
     records only if these agree.
+
+    On a GPU or TPU of the catalogue, the recipe is then planned for it: its compiler runs for a
+    minute or more. A speed below the planned range comes with what was found: clocks, power limit,
+    PCIe link, other processes, waiting for data.
 
     \b
     Examples:
@@ -64,14 +76,34 @@ def bench(
     record = measure_train(
         loaded, on=on, **chosen, progress=progress, began=began, described=described
     )
-    if hosts().first:  # host 0 writes
-        _finish(record, out, json_)
-
-
-def _finish(record: Record, out: Path | None, json_: bool) -> None:
-    """Writes the record and prints it, as JSON or as rows."""
+    if not hosts().first:  # host 0 writes
+        return
     name = re.sub(r"[^A-Za-z0-9._]+", "-", record.name)
     out = record.write(out or Path(f"bench-{name}-{record.machine.hash}.json"))
+    if plan:
+        record = _beside_plan(loaded, record)
+        record.write(out)
+    _show(record, out, json_)
+
+
+def _beside_plan(recipe: Recipe, record: Record) -> Record:
+    """The record with its share of the planned speed, and what may make it slow."""
+    from ..explain.plan_progress import plan_progress
+    from ..machine.gpu_state import GpuState
+    from ..planner.measured_share import MeasuredShare, causes, measured_share
+
+    with plan_progress(1) as reporter:
+        share = measured_share(recipe, record, progress=reporter.progress)
+    found = [] if isinstance(share, Fact) else causes(share, record)
+    for number, state in record.measured["gpus"].items():
+        found += GpuState(**state).findings(int(number))
+    planned = share.to_json() if isinstance(share, MeasuredShare) else {"problem": share}
+    beside = plain({"planned": planned, "found": found})
+    return dataclasses.replace(record, measured={**record.measured, **beside})
+
+
+def _show(record: Record, out: Path, json_: bool) -> None:
+    """Prints the record, as JSON or as rows."""
     if json_:
         print_json("record/1", {**record.to_json(), "written": str(out)})
         return
@@ -130,7 +162,19 @@ def _rows(record: Record) -> list[tuple[str, Any]]:
         ("waiting", measured["feed"]["verdict"]),
         ("memory", _memory(measured["memory_bytes_per_device"], measured["host_peak_bytes"])),
         ("share of peak", "unknown" if share is None else f"{share:.1%}"),
+        *_planned(measured),
     ]
+
+
+def _planned(measured: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The share of the planned speed, and what was found."""
+    planned = measured.get("planned")
+    if planned is None:
+        return []
+    if problem := planned.get("problem"):
+        return [("of the plan", problem["text"])]
+    found = [("found", one["text"]) for one in measured["found"]]
+    return [("of the plan", planned["fact"]["text"]), *found]
 
 
 def _spread(series: Any) -> str:

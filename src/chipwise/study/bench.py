@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from ..base import RecipeError, fact
 from ..base.annotations import as_annotated
 from ..machine.arithmetic import fixed
+from ..machine.gpu_state import Watched
 from ..machine.record import Record
 from ..recipe.recipe import Recipe
 from ..run.meter import Meter
@@ -104,7 +106,8 @@ def measure_train(
                 each=counts[0],
             )
         )
-        meter.seconds["timed"], figures, more = time_intervals(session, counts, reporter)
+        with Watched(session.placement.devices) as watched:
+            meter.seconds["timed"], figures, more = time_intervals(session, counts, reporter)
 
         # ---- the record
         sections = ("start", "compile", "warmup", "timed")
@@ -117,6 +120,7 @@ def measure_train(
             "calibration_steps": warm - warmup,
             "seconds": {name: round(meter.seconds[name], 6) for name in sections},
             "first_losses": losses,
+            "gpus": {str(number): asdict(state) for number, state in watched.states.items()},
         }
     name = (
         recipe.name.removesuffix("-synthetic") if measured["data"] == "synthetic" else recipe.name

@@ -154,11 +154,13 @@ def subject(recipe: Recipe, more: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def account(session: Session, steps_per_second: float) -> dict[str, Any]:
-    """How the session's devices share the work, the memory and FLOPs of a step, and the share of
-    the chip's peak, as plain JSON values."""
+    """The chip's name in the catalogue, how the session's devices share the work, the memory and
+    FLOPs of a step, and the share of the chip's peak, as plain JSON values."""
     flops = session.programs.flops_per_step_per_device or None
-    share = share_of_peak(flops, steps_per_second, session.machine.listed, session.recipe.precision)
+    chip = session.machine.listed
+    share = share_of_peak(flops, steps_per_second, chip, session.recipe.precision)
     return {
+        "chip": None if chip is None else chip.names[0],
         "batch": session.layout.batch,
         "replicas": session.layout.replicas,
         "exact": session.layout.exact,
