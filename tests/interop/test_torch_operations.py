@@ -100,6 +100,10 @@ def unpooled(stride):
 QUICK = {
     "cumulative batch norm": (lambda self, x: self.part(x), nn.BatchNorm1d(12, momentum=None)),
     "arguments of linear": lambda self, x: F.linear(input=x, weight=self.lin.weight, bias=self.lin.bias),
+    "each channel by a kernel": (
+        lambda self, x: self.part(x.reshape(-1, 3, 2, 2)),
+        nn.Conv2d(3, 3, 3, stride=(2, 1), padding=1, groups=3),
+    ),
     "on the CPU": lambda self, x: x.cpu() + x.to("cpu") + x.to(torch.device("cpu"), torch.float32),
     "new_tensor": lambda self, x: x + x.new_tensor([1.0] * 12) * x.new_tensor(2.0),
     "attention that sees nothing": attended,
@@ -116,6 +120,14 @@ OPERATIONS = {
     "fold dilated": lambda self, x: F.fold(F.unfold(image(x), 2, dilation=2), (3, 4), 2, dilation=2),
     "adaptive_max_pool2d": lambda self, x: F.adaptive_max_pool2d(image(x), (2, 3)),
     "adaptive_max_pool1d": lambda self, x: F.adaptive_max_pool1d(rows(x), 3),
+    "dilated kernels of channels": (
+        lambda self, x: self.part(x.reshape(-1, 3, 2, 2)),
+        nn.Conv2d(3, 3, 2, padding=1, groups=3, dilation=2, bias=False),
+    ),
+    "two kernels of each channel": (
+        lambda self, x: self.part(x.reshape(-1, 3, 2, 2)),
+        nn.Conv2d(3, 6, 2, padding="same", groups=3),
+    ),
     "bags by mean": in_bags("mean"),
     "bags by sum": in_bags("sum", padding_idx=1),
     "bags by maximum": in_bags("max", padding_idx=1),

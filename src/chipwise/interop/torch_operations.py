@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from ..models.depthwise import depthwise
+
 
 def override(env: Any, torch: Any) -> None:
     """Gives torchax's `env` these operations."""
@@ -34,6 +36,7 @@ def override(env: Any, torch: Any) -> None:
         env.override_op_definition(operation, functools.partial(own, env))
     copy = functools.partial(_copy, env, env._get_op_or_decomp(aten.copy_).func)
     env.override_op_definition(aten.copy_, copy, is_view_op=True)
+    convolution = env._get_op_or_decomp(aten.convolution).func
     # PyTorch compares the devices of their arguments, so plain ones become constants before
     for operation in (torch.stft, torch.istft):
         env.override_op_definition(operation, operation)
@@ -44,6 +47,7 @@ def override(env: Any, torch: Any) -> None:
         aten.adaptive_max_pool2d: _adaptive_max_pool,
         aten.adaptive_max_pool3d: _adaptive_max_pool,
         aten.col2im: _col2im,
+        aten.convolution: functools.partial(_convolution, convolution),
         aten.index_add: _index_add,
         aten.max_unpool2d: _max_unpool,
         aten.max_unpool3d: _max_unpool,
@@ -233,6 +237,17 @@ def _col2im(x, output_size, kernel_size, dilation, padding, stride):
         cut = (slice(first[i], first[i] + stride[i] * steps[i], stride[i]) for i in axes)
         out = out.at[(..., *cut)].add(patches[(..., *at, slice(None), slice(None))])
     return out[(..., *(slice(p, n - p) for p, n in zip(padding, wide, strict=True)))]
+
+
+def _convolution(theirs, x, weight, bias, stride, padding, dilation, transposed, *more):
+    """Kernels of single channels have a form that is fast on CPUs."""
+    alone = x.ndim == 4 and weight.shape[:2] == (x.shape[1], 1) and more[-1] == x.shape[1] > 1
+    usual = not transposed and set(dilation) == {1} and x.dtype == weight.dtype
+    if not (alone and usual and jnp.issubdtype(x.dtype, jnp.floating)):
+        return theirs(x, weight, bias, stride, padding, dilation, transposed, *more)
+    steps, around = (tuple(int(n) for n in each) for each in (stride, padding))
+    y = depthwise(x, weight, steps, tuple((n, n) for n in around))
+    return y if bias is None else y + bias[:, None, None]
 
 
 def _windows(x, spread, steps, fill):
