@@ -33,6 +33,7 @@ if __name__ == "__main__":  # before JAX is there
     devices = "--xla_force_host_platform_device_count=3"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {devices}"
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import psutil
 
@@ -143,13 +144,14 @@ def append(file: Path, row: dict[str, Any]) -> None:
         writer.writerow(row | {"causes": json.dumps(row["causes"])})
 
 
-def rows_in(file: Path) -> dict[str, dict[str, Any]]:
-    """The newest row of each model, by its key."""
+def rows_in(file: Path, commit: str = "") -> dict[str, dict[str, Any]]:
+    """The newest row of each model, by its key. *Arguments:* `commit`: of the package, if only its
+    rows are wanted."""
     if not file.exists():
         return {}
     with file.open() as opened:
         rows = [row | {"causes": json.loads(row["causes"])} for row in csv.DictReader(opened)]
-    return {f"{row['source']}:{row['name']}": row for row in rows}
+    return {f"{row['source']}:{row['name']}": row for row in rows if commit in ("", row["commit"])}
 
 
 def has(row: dict[str, Any], until: str) -> bool:
@@ -233,7 +235,20 @@ def version(package: str) -> str:
     return f"{package} {found[0].version}" if found else f"{package} absent"
 
 
-def page(candidates: list[Candidate], rows: dict[str, dict[str, Any]], draws: list[tuple[int, int]]) -> str:
+def drawn_line(candidates: list[Candidate], file: Path, draw: str) -> str:
+    """How a seeded draw did. *Arguments:* `draw`: COUNT:SEED, or COUNT:SEED:COMMIT for the rows of one
+    commit of the package: the first try, whatever was mended by what it showed."""
+    count, seed, *commit = draw.split(":")
+    rows = rows_in(file, *commit)
+    own = [rows[c.key] for c in drawn(candidates, int(count), int(seed)) if c.key in rows]
+    shares = ", ".join(f"{column} {said(row[column] for row in own)}" for column in COLUMNS)
+    of = f" at {commit[0]}" if commit else ""
+    whole = f"{sum(map(passed, own))} of {len(own)} that were tried pass every column; "
+    return f"* `--draw {count} --seed {seed}`{of}: {whole if commit else ''}{shares}."
+
+
+def page(candidates: list[Candidate], file: Path, draws: list[str]) -> str:
+    rows = rows_in(file)
     known = [c.key for c in candidates]
     tried = [rows[key] for key in known if key in rows]
     versions = ", ".join(version(p) for p in PACKAGES)
@@ -251,10 +266,7 @@ def page(candidates: list[Candidate], rows: dict[str, dict[str, Any]], draws: li
         lines.append(f"| {source} | {len(of)} | {len(own)} | **{whole}** | {' | '.join(map(str, counts))} |")
     lines += ["", "In the columns: how many say yes, of the models for which they were computed.", ""]
     lines += ["Seeded draws, each a sample of all candidates:", ""]
-    for count, seed in draws:
-        own = [rows[c.key] for c in drawn(candidates, count, seed) if c.key in rows]
-        shares = ", ".join(f"{column} {said(row[column] for row in own)}" for column in COLUMNS)
-        lines.append(f"* `--draw {count} --seed {seed}`: {shares}.")
+    lines += [drawn_line(candidates, file, draw) for draw in draws]
     failed = [row for row in tried if "no" in [row[column] for column in COLUMNS]]
     lines += [
         "",
@@ -307,12 +319,15 @@ def main() -> None:
     parser.add_argument("--until", choices=LEVELS, default="all", help="how much of a row is computed")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--page", action="store_true", help="write zoo.md and run nothing")
-    parser.add_argument("--draws", default="100:1", help="the draws that the page tells of, COUNT:SEED,...")
+    parser.add_argument(
+        "--draws",
+        default="100:1:bb77f8f8,100:2:286c076b",
+        help="the draws that the page tells of, COUNT:SEED:COMMIT,...",
+    )
     given = parser.parse_args()
-    candidates, rows = stored(), rows_in(given.rows)
+    candidates = stored()
     if given.page:
-        draws = [tuple(map(int, each.split(":"))) for each in given.draws.split(",")]
-        (HERE / "zoo.md").write_text(page(candidates, rows, draws))
+        (HERE / "zoo.md").write_text(page(candidates, given.rows, given.draws.split(",")))
         return
     if given.draw:
         chosen = drawn(candidates, given.draw, given.seed)
@@ -323,7 +338,7 @@ def main() -> None:
         run([c for c in chosen if c.key in given.only], given)
         return
     part, parts = map(int, given.part.split("/"))
-    done = {key for key, row in rows.items() if has(row, given.until)}
+    done = {key for key, row in rows_in(given.rows).items() if has(row, given.until)}
     run([c for c in chosen[part - 1 :: parts] if c.key not in done], given)
 
 

@@ -109,7 +109,30 @@ QUICK = {
     "attention that sees nothing": attended,
     "in place": lambda self, x: (x * 1).exp_() + (x.tanh() / 2).erfinv_(),
 }
+
+
+def masked_view(self, x):
+    y = x * 1
+    view = y[:, :6]
+    view[view > 0] = 1.0
+    view[torch.ones(len(x), 6) == 2] = 3.0
+    view[:, torch.arange(6) > 4] = 0.5
+    return y
+
+
+def written_view(self, x):
+    y = x * 1
+    view = y[:, :6]
+    view.masked_fill_(view > 0, 2.0)
+    view.index_fill_(1, torch.tensor([1, 2]), 3.0)
+    view.lerp_(y[:, 6:], 0.5)
+    y[:, 3:].neg_()
+    return y
+
+
 OPERATIONS = {
+    "a view, by masks": masked_view,
+    "a view, in place": written_view,
     "arguments of tensor_split": lambda self, x: torch.tensor_split(x, indices=[4, 8], dim=1)[0],
     "arguments of pad": lambda self, x: F.pad(input=x, pad=(1, 1)),
     "arguments of max_pool2d": lambda self, x: F.max_pool2d(input=image(x), kernel_size=2, stride=1),

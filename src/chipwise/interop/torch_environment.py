@@ -7,6 +7,7 @@ torchax lacks or computes otherwise is in `torch_operations`, `torch_random` and
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import warnings
 from collections.abc import Iterator
@@ -50,6 +51,16 @@ def environment() -> Any:
     torch_operations.override(env, torch)
     torch_recurrent.override(env, torch)
     return env
+
+
+def _set_item(own: Any, torch: Any, view: Any, index: Any, value: Any) -> None:
+    """Writes into a view at an index that may hold tensors, as masks. torchax' own takes slices."""
+    if not any(isinstance(x, torch.Tensor) for x in torch.utils._pytree.tree_leaves(index)):
+        own(view, index, value)
+        return
+    whole = view.torch()
+    whole[index] = value
+    view.update(whole)
 
 
 def checkpointed(_: Any, function: Any, preserve: Any, *given: Any) -> Any:
@@ -171,14 +182,18 @@ def _with_operations(torch: Any, torchax: Any) -> Any:
             )
 
         def _get_op_or_decomp(self, func: Any) -> Any:
+            name = getattr(getattr(func, "overloadpacket", None), "__name__", "")
+            written = name.endswith("_") and getattr(torch.ops.aten, name[:-1], None)
             try:
-                return super()._get_op_or_decomp(func)
-            except torchax.OperatorNotFound:  # `floor_`: what `floor` returns, written back
-                name = getattr(getattr(func, "overloadpacket", None), "__name__", "")
-                if not (name.endswith("_") and hasattr(torch.ops.aten, name[:-1])):
+                known = super()._get_op_or_decomp(func)
+            except torchax.OperatorNotFound:
+                if not written:
                     raise
-                written = op_base.InplaceOp(getattr(torch.ops.aten, name[:-1]))
-                return ops_registry.Operator(func, written, False, True, False, True)
+            else:  # a decomposition would write into a copy of a view
+                if not written or known.is_view_op or known.is_user_defined:
+                    return known
+            # `floor_`: what `floor` returns, written back
+            return ops_registry.Operator(func, op_base.InplaceOp(written), False, True, False, True)
 
         def knows(self, func: Any) -> bool:
             try:
@@ -242,6 +257,9 @@ def _class(torch: Any, torchax: Any) -> Any:
                 for kind in self.kinds:
                     for name, value in {"is_meta": False, **sizes}.items():
                         patched.enter_context(replaced(kind, name, value))
+                view = torchax.View
+                set_item = functools.partial(_set_item, vars(view)["__setitem__"], torch)
+                patched.enter_context(replaced(view, "__setitem__", lambda *a: set_item(*a)))
                 patched.enter_context(replaced(function, "apply", classmethod(apply)))
                 norm = torch.nn.modules.batchnorm._BatchNorm
                 forward = torch_operations.cumulative(vars(norm)["forward"])
