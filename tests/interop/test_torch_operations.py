@@ -149,7 +149,7 @@ OPERATIONS = {
     ),
     "two kernels of each channel": (
         lambda self, x: self.part(x.reshape(-1, 3, 2, 2)),
-        nn.Conv2d(3, 6, 2, padding="same", groups=3),
+        nn.Conv2d(3, 6, 2, padding=1, groups=3),
     ),
     "bags by mean": in_bags("mean"),
     "bags by sum": in_bags("sum", padding_idx=1),
