@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from .gelu import gelu
 from .tied import embed
 from .transformer import Attention, Blocks, Embedding, LayerNorm
 
@@ -33,9 +34,7 @@ class PostNormBlock(nnx.Module):
     def __call__(self, x: jax.Array, seen: jax.Array) -> jax.Array:
         x = self.norm1(x + self.attention(x, seen))
         hidden = checkpoint_name(self.hidden(x), "mlpwi")
-        return self.norm2(
-            x + checkpoint_name(self.out(jax.nn.gelu(hidden, approximate=False)), "mlpwo")
-        )
+        return self.norm2(x + checkpoint_name(self.out(gelu(hidden)), "mlpwo"))
 
 
 class BERT(nnx.Module):

@@ -30,6 +30,7 @@ from . import wide
 from .attention import attention, document_numbers, places_in
 from .chip_traits import on_gpu, platform
 from .conv import conv
+from .gelu import gelu
 from .kv_cache import KVCache
 from .large import fsdp, grouped
 from .remat import remat
@@ -168,7 +169,7 @@ class PreNormBlock(nnx.Module):
     ) -> jax.Array:
         x = x + self.attention(self.norm1(x), document=document, cache=cache)
         hidden = checkpoint_name(self.hidden(self.norm2(x)), "mlpwi")
-        return x + checkpoint_name(self.out(jax.nn.gelu(hidden, approximate=self.tanh)), "mlpwo")
+        return x + checkpoint_name(self.out(gelu(hidden, tanh=self.tanh)), "mlpwo")
 
 
 class Blocks(nnx.Module):
