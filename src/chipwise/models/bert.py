@@ -16,8 +16,9 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from .gelu import gelu
+from .layer_norm import LayerNorm
 from .tied import embed
-from .transformer import Attention, Blocks, Embedding, LayerNorm
+from .transformer import KEPT_ON_GPUS, Attention, Blocks, Embedding
 
 
 class PostNormBlock(nnx.Module):
@@ -32,7 +33,7 @@ class PostNormBlock(nnx.Module):
         self.norm2 = LayerNorm(width, epsilon=1e-12)
 
     def __call__(self, x: jax.Array, seen: jax.Array) -> jax.Array:
-        x = self.norm1(x + self.attention(x, seen))
+        x = self.norm1(checkpoint_name(x + self.attention(x, seen), "attended"))
         hidden = checkpoint_name(self.hidden(x), "mlpwi")
         return self.norm2(x + checkpoint_name(self.out(gelu(hidden)), "mlpwo"))
 
@@ -63,7 +64,7 @@ class BERT(nnx.Module):
         self.places = Embedding(context, width, rngs=rngs)
         self.kinds = Embedding(kinds, width, rngs=rngs)
         self.norm = LayerNorm(width, epsilon=1e-12)
-        self.blocks = Blocks(depth, partial(_block, width, heads), rngs=rngs)
+        self.blocks = Blocks(depth, partial(_block, width, heads), on_gpus=KEPT_ON_GPUS, rngs=rngs)
         self.pooler = nnx.Linear(width, width, kernel_init=init, rngs=rngs)
         self.dropout = nnx.Dropout(dropout, rngs=rngs)
         head = nnx.Linear(width, classes, kernel_init=init, rngs=rngs) if classes else None

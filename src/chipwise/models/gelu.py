@@ -8,7 +8,6 @@ gives the bfloat16 that is nearest to the exact value, where `jax.nn.gelu` misse
 from __future__ import annotations
 
 import math
-from functools import reduce
 from typing import Any
 
 import jax
@@ -58,4 +57,7 @@ def _tail(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def _series(coefficients: tuple[float, ...], t: jax.Array) -> Any:
-    return reduce(lambda value, one: value * t + one, coefficients[1:], coefficients[0])
+    value: Any = coefficients[0]
+    for one in coefficients[1:]:
+        value = value * t + one
+    return value

@@ -26,13 +26,13 @@ from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from . import wide
-from .attention import attention, document_numbers, places_in
+from .attention import attention, document_numbers, padding, places_in
 from .chip_traits import on_gpu, platform
 from .conv import conv
 from .gelu import gelu
 from .kv_cache import KVCache
 from .large import fsdp, grouped
+from .layer_norm import LayerNorm
 from .remat import remat
 from .tied import embed
 
@@ -43,37 +43,16 @@ KEPT = "dots_with_no_batch_dims_saveable"
 """The values that a block keeps for its gradient: the products with its kernels, and the output of
 attention. Norms and GELU are computed again, which costs little arithmetic. A loop would otherwise
 keep every step of them."""
+KEPT_ON_GPUS = "query_proj+key_proj+value_proj+context+attended+mlpwi"
+"""The same in place of `KEPT` on GPUs, with the biases, which are added by the products' kernels,
+and with the sum of a block's input and attention, which several kernels of the gradient read."""
 QKV = ("query_proj", "key_proj", "value_proj")
 """The names of queries, keys and values, see `cw.models.remat`."""
 
 
-class LayerNorm(nnx.Module):
-    """Normalises each vector of `width` entries to mean 0 and deviation 1, times a scale, plus a
-    shift.
-
-    Statistics are float32, the result has the input's dtype. The variance is computed from centred
-    values, since a difference of means of squares loses digits if the mean is large.
-    """
-
-    def __init__(self, width: int, *, epsilon: float):
-        self.scale = nnx.Param(jnp.ones((width,), jnp.float32))
-        self.bias = nnx.Param(jnp.zeros((width,), jnp.float32))
-        self.epsilon = epsilon
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """`(..., width)` -> the same shape and dtype."""
-        dtype = wide(x.dtype)
-        shape = (1,) * (x.ndim - 1) + (-1,)
-        y = x.astype(dtype)
-        y = y - jnp.mean(y, axis=-1, keepdims=True)
-        y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.epsilon)
-        scale, bias = (p[...].astype(dtype).reshape(shape) for p in (self.scale, self.bias))
-        return (y * scale + bias).astype(x.dtype)
-
-
 class Attention(nnx.Module):
     """Self-attention with `heads` heads: `(b, t, width)` -> the same. `causal`: no position sees
-    later ones."""
+    later ones. `keys`: as in `attention`."""
 
     def __init__(
         self,
@@ -83,12 +62,14 @@ class Attention(nnx.Module):
         causal: bool,
         init: Initializer,
         out_init: Initializer,
+        keys: int | None = None,
         rngs: nnx.Rngs,
     ):
         self.qkv = nnx.Linear(width, 3 * width, kernel_init=init, rngs=rngs)
         self.out = nnx.Linear(width, width, kernel_init=out_init, rngs=rngs)
         self.heads = heads
         self.causal = causal
+        self.keys = keys
 
     def __call__(
         self,
@@ -103,14 +84,31 @@ class Attention(nnx.Module):
         def attended(q, k, v):
             if cache is not None:
                 return cache.attend(q, k, v)
-            return attention(q, k, v, causal=self.causal, seen=seen, document=document)
+            return attention(
+                q, k, v, causal=self.causal, seen=seen, document=document, keys=self.keys
+            )
 
         if platform() == "tpu":
             return self._by_heads(x, attended)
-        qkv = self.qkv(x).reshape(b, t, 3, self.heads, width // self.heads)
-        q, k, v = (checkpoint_name(qkv[:, :, i], name) for i, name in enumerate(QKV))
-        y = attended(q, k, v)
+        if on_gpu() and cache is None:
+            parts = [self._part(x, i).reshape(b, t, self.heads, -1) for i in range(3)]
+        else:
+            qkv = self.qkv(x).reshape(b, t, 3, self.heads, width // self.heads)
+            parts = [qkv[:, :, i] for i in range(3)]
+        y = attended(*(checkpoint_name(part, name) for part, name in zip(parts, QKV, strict=True)))
         return checkpoint_name(self.out(y.reshape(b, t, width)), "out_proj")
+
+    def _part(self, x: jax.Array, i: int) -> jax.Array:
+        """Queries, keys or values, by a product of their own. cuDNN's kernel takes dense arrays, so
+        the parts of a single product would be copied, twice if its gradient recomputes them. The
+        barrier keeps XLA from joining the three products again."""
+        own = slice(i * x.shape[-1], (i + 1) * x.shape[-1])
+        kernel, bias = (
+            part[...].astype(x.dtype)[..., own]  # type: ignore[index]
+            for part in (self.qkv.kernel, self.qkv.bias)
+        )
+        x, kernel = lax.optimization_barrier((x, kernel))
+        return x @ kernel + bias[None, None]
 
     def _by_heads(self, x: jax.Array, attended: Callable[..., jax.Array]) -> jax.Array:
         """Computes the same by products that take and give arrays of heads. A TPU lays these out in
@@ -153,11 +151,12 @@ class PreNormBlock(nnx.Module):
         epsilon: float,
         init: Initializer,
         out_init: Initializer,
+        keys: int | None = None,
         rngs: nnx.Rngs,
     ):
         self.norm1 = LayerNorm(width, epsilon=epsilon)
         self.attention = Attention(
-            width, heads, causal=causal, init=init, out_init=out_init, rngs=rngs
+            width, heads, causal=causal, init=init, out_init=out_init, keys=keys, rngs=rngs
         )
         self.norm2 = LayerNorm(width, epsilon=epsilon)
         self.hidden = nnx.Linear(width, 4 * width, kernel_init=init, rngs=rngs)
@@ -168,6 +167,7 @@ class PreNormBlock(nnx.Module):
         self, x: jax.Array, document: jax.Array | None = None, cache: KVCache | None = None
     ) -> jax.Array:
         x = x + self.attention(self.norm1(x), document=document, cache=cache)
+        x = checkpoint_name(x, "attended")
         hidden = checkpoint_name(self.hidden(self.norm2(x)), "mlpwi")
         return x + checkpoint_name(self.out(gelu(hidden, tanh=self.tanh)), "mlpwo")
 
@@ -176,7 +176,7 @@ class Blocks(nnx.Module):
     """`depth` blocks in sequence: `(b, t, width)` -> the same. Each gets `more` unchanged.
 
     Parameters are those of one block, each with a leading axis of `depth`. `keep`: a policy of
-    `cw.models.remat`.
+    `cw.models.remat`. `on_gpus`: another one in place of `KEPT` on GPUs.
     """
 
     def __init__(
@@ -185,6 +185,7 @@ class Blocks(nnx.Module):
         make: Callable[[nnx.Rngs], nnx.Module],
         *,
         keep: str | Sequence[str] = KEPT,
+        on_gpus: str | None = None,
         rngs: nnx.Rngs,
     ):
         @nnx.split_rngs(splits=depth)
@@ -194,13 +195,16 @@ class Blocks(nnx.Module):
 
         self.stack = stacked(rngs)
         self.keep = keep
+        self.on_gpus = on_gpus
 
     def __call__(self, x: jax.Array, *more: jax.Array) -> jax.Array:
         graph, layers = nnx.split(self.stack)
         depth = len(jax.tree.leaves(layers)[0])
         unroll = depth if depth <= UNROLLED and on_gpu() and not grouped() else 1
 
-        @partial(remat, policy=self.keep, prevent_cse=unroll > 1)
+        keep = self.on_gpus if self.on_gpus and self.keep == KEPT and on_gpu() else self.keep
+
+        @partial(remat, policy=keep, prevent_cse=unroll > 1)
         def step(x, layer):
             return fsdp(
                 lambda whole, x, *more: nnx.merge(graph, whole)(x, *more), layer, x, *more
@@ -263,7 +267,9 @@ class GPT2(nnx.Module):
         block = partial(PreNormBlock, width, heads, causal=True, tanh=True, epsilon=1e-5)
         out = normal(0.02 * (2 * depth) ** -0.5)
         make = partial(block, init=normal(0.02), out_init=out)
-        self.blocks = Blocks(depth, lambda rngs: make(rngs=rngs), keep=keep, rngs=rngs)
+        self.blocks = Blocks(
+            depth, lambda rngs: make(rngs=rngs), keep=keep, on_gpus=KEPT_ON_GPUS, rngs=rngs
+        )
         self.norm = LayerNorm(width, epsilon=1e-5)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -333,9 +339,15 @@ class ViT(nnx.Module):
         self.token = nnx.Param(jnp.zeros((1, 1, width), jnp.float32))
         places = (image // patch) ** 2 + 1
         self.places = nnx.Param(init(rngs.params(), (1, places, width)))
-        block = partial(PreNormBlock, width, heads, causal=False, tanh=tanh, epsilon=1e-6)
+        self.heads = heads
+        block = partial(
+            PreNormBlock, width, heads, causal=False, tanh=tanh, epsilon=1e-6, keys=places
+        )
         self.blocks = Blocks(
-            depth, lambda rngs: block(init=init, out_init=init, rngs=rngs), rngs=rngs
+            depth,
+            lambda rngs: block(init=init, out_init=init, rngs=rngs),
+            on_gpus=KEPT_ON_GPUS,
+            rngs=rngs,
         )
         self.norm = LayerNorm(width, epsilon=1e-6)
         # Zeros: the first loss is that of uniform probabilities, log(classes).
@@ -346,4 +358,5 @@ class ViT(nnx.Module):
         x = x.reshape(x.shape[0], -1, x.shape[-1])
         token = jnp.broadcast_to(self.token[...], (x.shape[0], 1, x.shape[2]))
         x = jnp.concatenate([token, x], axis=1) + self.places[...]
+        x = jnp.pad(x, [(0, 0), (0, padding(x, self.heads)), (0, 0)])
         return self.classifier(self.norm(self.blocks(x)[:, 0]))
