@@ -18,6 +18,7 @@ unrolled here, because a loop over convolutions is slow on the CPU. One over mat
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -44,10 +45,15 @@ KEPT = "dots_with_no_batch_dims_saveable"
 attention. Norms and GELU are computed again, which costs little arithmetic. A loop would otherwise
 keep every step of them."""
 KEPT_ON_GPUS = "query_proj+key_proj+value_proj+context+attended+mlpwi"
-"""The same in place of `KEPT` on GPUs, with the biases, which are added by the products' kernels,
-and with the sum of a block's input and attention, which several kernels of the gradient read."""
+"""What replaces `KEPT` on GPUs: with biases, which the products' kernels add, and with the sum of a
+block's input and attention, which several kernels of the gradient read."""
 QKV = ("query_proj", "key_proj", "value_proj")
 """The names of queries, keys and values, see `cw.models.remat`."""
+
+
+def summed(x: jax.Array, y: jax.Array, name: str) -> jax.Array:
+    """`x + y`, marked for `KEPT_ON_GPUS`. Elsewhere a program keeps the digest that it had."""
+    return checkpoint_name(x + y, name) if on_gpu() else x + y
 
 
 class Attention(nnx.Module):
@@ -77,9 +83,11 @@ class Attention(nnx.Module):
         seen: jax.Array | None = None,
         document: jax.Array | None = None,
         cache: KVCache | None = None,
+        first: int | None = None,
     ) -> jax.Array:
-        """`seen` and `document` as in `attention`. `cache`: the cache of the positions before."""
-        b, t, width = x.shape
+        """`seen` and `document` as in `attention`. `cache`: the cache of the positions before.
+        `first`: returns only this many positions."""
+        b, _, width = x.shape
 
         def attended(q, k, v):
             if cache is not None:
@@ -89,31 +97,43 @@ class Attention(nnx.Module):
             )
 
         if platform() == "tpu":
-            return self._by_heads(x, attended)
-        if on_gpu() and cache is None:
-            parts = [self._part(x, i).reshape(b, t, self.heads, -1) for i in range(3)]
-        else:
-            qkv = self.qkv(x).reshape(b, t, 3, self.heads, width // self.heads)
-            parts = [qkv[:, :, i] for i in range(3)]
-        y = attended(*(checkpoint_name(part, name) for part, name in zip(parts, QKV, strict=True)))
-        return checkpoint_name(self.out(y.reshape(b, t, width)), "out_proj")
+            return self._by_heads(x, attended, first)
+        apart = first is not None or (on_gpu() and cache is None and seen is None)
+        heads = self.heads, width // self.heads
+        qkv = None if apart else self.qkv(x).reshape(b, -1, 3, *heads)
+
+        def part(i: int) -> jax.Array:
+            if qkv is not None:
+                return qkv[:, :, i]
+            return self._part(x if i or first is None else x[:, :first], i).reshape(b, -1, *heads)
+
+        q, k, v = (checkpoint_name(part(i), name) for i, name in enumerate(QKV))
+        y = attended(q, k, v)
+        return checkpoint_name(self.out(y.reshape(b, -1, width)), "out_proj")
 
     def _part(self, x: jax.Array, i: int) -> jax.Array:
         """Queries, keys or values, by a product of their own. cuDNN's kernel takes dense arrays, so
-        the parts of a single product would be copied, twice if its gradient recomputes them. The
-        barrier keeps XLA from joining the three products again."""
+        the parts of a single product would be copied, as they are anyway for a mask. The barrier
+        keeps XLA from joining the three products again."""
         own = slice(i * x.shape[-1], (i + 1) * x.shape[-1])
         kernel, bias = (
             part[...].astype(x.dtype)[..., own]  # type: ignore[index]
             for part in (self.qkv.kernel, self.qkv.bias)
         )
-        x, kernel = lax.optimization_barrier((x, kernel))
+        if on_gpu():
+            x, kernel = lax.optimization_barrier((x, kernel))
         return x @ kernel + bias[None, None]
 
-    def _by_heads(self, x: jax.Array, attended: Callable[..., jax.Array]) -> jax.Array:
+    def _by_heads(
+        self, x: jax.Array, attended: Callable[..., jax.Array], first: int | None
+    ) -> jax.Array:
         """Computes the same by products that take and give arrays of heads. A TPU lays these out in
         tiles of their own, and would have to copy the output of a single product into them. With 16
         heads of 64 on a v4, that takes over a quarter of the layer's time by its compiler."""
+
+        def given(i: int) -> jax.Array:
+            return x if i or first is None else x[:, :first]
+
         width = x.shape[-1]
         parts = (self.qkv.kernel, self.qkv.bias, self.out.kernel, self.out.bias)
         kernel, bias, out, out_bias = (
@@ -123,7 +143,7 @@ class Attention(nnx.Module):
         kernel = kernel.reshape(width, 3, self.heads, -1)
         bias = bias.reshape(3, 1, 1, self.heads, -1)
         q, k, v = (
-            checkpoint_name(jnp.einsum("btw,whd->bthd", x, kernel[:, i]) + bias[i], name)
+            checkpoint_name(jnp.einsum("btw,whd->bthd", given(i), kernel[:, i]) + bias[i], name)
             for i, name in enumerate(QKV)
         )
         y = attended(q, k, v)
@@ -164,10 +184,14 @@ class PreNormBlock(nnx.Module):
         self.tanh = tanh
 
     def __call__(
-        self, x: jax.Array, document: jax.Array | None = None, cache: KVCache | None = None
+        self,
+        x: jax.Array,
+        document: jax.Array | None = None,
+        cache: KVCache | None = None,
+        first: int | None = None,
     ) -> jax.Array:
-        x = x + self.attention(self.norm1(x), document=document, cache=cache)
-        x = checkpoint_name(x, "attended")
+        y = self.attention(self.norm1(x), document=document, cache=cache, first=first)
+        x = summed(x if first is None else x[:, :first], y, "attended")
         hidden = checkpoint_name(self.hidden(self.norm2(x)), "mlpwi")
         return x + checkpoint_name(self.out(gelu(hidden, tanh=self.tanh)), "mlpwo")
 
@@ -197,20 +221,33 @@ class Blocks(nnx.Module):
         self.keep = keep
         self.on_gpus = on_gpus
 
-    def __call__(self, x: jax.Array, *more: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, *more: jax.Array, first: int | None = None) -> jax.Array:
+        """*Arguments:* `first`: the number of positions to return. The last block computes no
+        others."""
         graph, layers = nnx.split(self.stack)
         depth = len(jax.tree.leaves(layers)[0])
-        unroll = depth if depth <= UNROLLED and on_gpu() and not grouped() else 1
+        unroll = depth <= UNROLLED and on_gpu() and not grouped()
 
         keep = self.on_gpus if self.on_gpus and self.keep == KEPT and on_gpu() else self.keep
 
-        @partial(remat, policy=keep, prevent_cse=unroll > 1)
-        def step(x, layer):
-            return fsdp(
-                lambda whole, x, *more: nnx.merge(graph, whole)(x, *more), layer, x, *more
-            ), None
+        def block(**options: Any) -> Callable[..., Any]:
+            def step(x, layer):
+                return fsdp(
+                    lambda whole, x, *more: nnx.merge(graph, whole)(x, *more, **options),
+                    layer,
+                    x,
+                    *more,
+                ), None
 
-        return lax.scan(step, x, layers, unroll=unroll)[0]
+            # The gradient of the last block follows at once, so it computes nothing again
+            again = unroll and depth > 1 and not options
+            return remat(step, policy=keep, prevent_cse=again)
+
+        if first is None:
+            return lax.scan(block(), x, layers, unroll=unroll)[0]
+        before, last = (jax.tree.map(itemgetter(at), layers) for at in (slice(-1), -1))
+        x, _ = lax.scan(block(), x, before, unroll=unroll)
+        return block(first=first)(x, last)[0]
 
     def decode(self, x: jax.Array, kept: Any, position: jax.Array) -> tuple[jax.Array, Any]:
         """The same for blocks that take a `KVCache`. `kept`: the cache so far, or None. Returns the
@@ -359,4 +396,4 @@ class ViT(nnx.Module):
         token = jnp.broadcast_to(self.token[...], (x.shape[0], 1, x.shape[2]))
         x = jnp.concatenate([token, x], axis=1) + self.places[...]
         x = jnp.pad(x, [(0, 0), (0, padding(x, self.heads)), (0, 0)])
-        return self.classifier(self.norm(self.blocks(x)[:, 0]))
+        return self.classifier(self.norm(self.blocks(x, first=1)[:, 0]))
