@@ -59,8 +59,8 @@ def attention(
       ignored.
     - `document` `(batch, t)` integers: a position sees only those with its own number. Others
       change neither its output nor its gradient by one bit.
-    - `keys`: the number of keys that are seen, of which those behind are padding. `None`: all. Not
-      with `causal`, `window` or `document`.
+    - `keys`: the number of keys that are seen. Those behind it are padding. With None, all are
+      seen. Not with `causal`, `window` or `document`.
 
     *Returns* `(batch, t, heads, d)` in the inputs' dtype. Sums and the softmax are float32.
 

@@ -1,8 +1,8 @@
 """The exact GELU, `x` times the share of a normal distribution below `x`.
 
-In bfloat16, `jax.nn.gelu` rounds after each operation, and computes two series of which it takes
-one. Here it is computed in float32 by one quotient, and rounded once. Each of all 65,536 numbers
-gives the bfloat16 that is nearest to the exact value, where `jax.nn.gelu` misses 1,440.
+In bfloat16, `jax.nn.gelu` rounds after each operation, and computes two series to take one. Here it
+is computed in float32 by one quotient, and rounded once. Each of the 65,536 numbers gives the
+bfloat16 that is nearest to the exact value, where `jax.nn.gelu` misses 1,440.
 """
 
 from __future__ import annotations
