@@ -404,3 +404,41 @@ def test_cudnn_is_mapped_over_replicas_and_blocks_of_the_evaluation(t):
     with traced_for(named("h100")), cudnn_assumed(False):
         made = jax.make_jaxpr(jax.vmap(lambda x: attention(x, x, x)))(shape)
     assert [v.shape for v in made.out_avals] == [shape.shape]
+
+
+@pytest.mark.parametrize("chip", ["cpu", "v6e"])
+@pytest.mark.parametrize("keys", [1, 4, 5, 6])
+def test_keys_behind_their_number_are_not_seen_and_have_no_gradient(keys, chip):
+    arrays = drawn(6)
+    short = [arrays[0], *(x[:, :keys] for x in arrays[1:3]), arrays[3]]
+    with traced_for(named(chip)):
+        compare(lambda q, k, v, mask: attention(q, k, v), short, Mask(), 1e-4)
+        out, pull = jax.vjp(lambda *given: attention(*given, keys=keys), *arrays[:3])
+        expected, other = jax.vjp(attention, *short[:3])
+    np.testing.assert_array_equal(out, expected)
+    for ours, theirs in zip(pull(arrays[3]), other(arrays[3]), strict=True):
+        np.testing.assert_array_equal(ours[:, : theirs.shape[1]], theirs)
+        assert not ours[:, theirs.shape[1] :].any()
+
+
+@pytest.mark.parametrize("t, keys, masked", [(198, 197, True), (198, 198, False), (197, 196, True)])
+def test_cudnn_gets_the_number_of_keys_and_pads_only_what_is_odd(t, keys, masked):
+    shape = jax.ShapeDtypeStruct((2, t, 4, 64), jnp.bfloat16)
+    with traced_for(named("h100")), cudnn_assumed(False):
+        made = jax.make_jaxpr(lambda x: attention(x, x, x, keys=keys))(shape)
+    names = [one.primitive.name for inner in inside(made.jaxpr) for one in inner.eqns]
+    (kernel,) = (
+        one
+        for inner in inside(made.jaxpr)
+        for one in inner.eqns
+        if one.primitive.name.startswith("dot_product_attention")
+    )
+    assert ("pad" in names) == bool(t % 2)
+    assert [kernel.invars[i].aval.shape for i in (4, 5)] == 2 * [(2,) if masked else (0,)]
+
+
+@pytest.mark.parametrize("given", [{"keys": 0}, {"keys": 9}, {"keys": 4, "causal": True}])
+def test_keys_that_are_none_are_refused(given):
+    x = jnp.zeros((1, 8, 2, 4))
+    with refused(cw.errors.RecipeError, "attention-keys", value=given["keys"]):
+        attention(x, x, x, **given)

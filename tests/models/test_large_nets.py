@@ -12,11 +12,12 @@ import pytest
 
 from chipwise.chips.catalogue import named
 from chipwise.interop.nnx import functional
+from chipwise.models.bert import BERT
 from chipwise.models.chip_traits import traced_for
 from chipwise.models.remat import inside
 from chipwise.models.resnet50 import Bottleneck, ResNet50
 from chipwise.models.tied import next_token_loss
-from chipwise.models.transformer import GPT2, KEPT, ViT, kernels
+from chipwise.models.transformer import GPT2, KEPT, Blocks, ViT, kernels
 from chipwise.recipe.optimizers import decays
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -225,3 +226,67 @@ def test_only_matrices_decay():
         "patches/kernel",
         *(f"{stack}{n}/kernel" for n in ("attention/qkv", "attention/out", "hidden", "out")),
     }
+
+
+TINY_BERT = partial(BERT, vocabulary=11, context=8, depth=2, width=8, heads=2, classes=3)
+GIVEN = {
+    TINY_VIT: np.random.default_rng(1).normal(size=(2, 8, 8, 3)).astype(np.float32),
+    TINY_BERT: np.array([[3, 1, 4, 0, 0], [1, 5, 9, 2, 6]], np.int32),
+}
+
+
+def slopes(net, chip, **sizes):
+    """The outputs and gradients of a net with random parameters, traced for a chip."""
+    params, state, _ = drawn(partial(net, **sizes))
+    apply = functional(lambda rngs: net(**sizes, rngs=rngs))[1]
+
+    def loss(params):
+        outputs = apply(params, state, jnp.asarray(GIVEN[net]), None, False)[0]
+        return jnp.sum(outputs**2), outputs
+
+    with traced_for(named(chip)), jax.default_matmul_precision("highest"):
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+
+def near(ours, theirs):
+    np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-4 * np.abs(theirs).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("net", [TINY_VIT, TINY_BERT])
+@pytest.mark.parametrize("chip", ["t4", "v4"])
+def test_nets_of_each_kind_of_chip_compute_the_same_with_equal_gradients(net, chip):
+    jax.tree.map(near, slopes(net, chip), slopes(net, "cpu"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [1, 2, 3])
+@pytest.mark.parametrize("chip", ["cpu", "t4", "v4"])
+def test_positions_that_are_appended_once_change_nothing(more, chip, monkeypatch):
+    expected = slopes(TINY_VIT, chip)
+    monkeypatch.setattr("chipwise.models.transformer.padding", lambda x, heads: more)
+    jax.tree.map(near, slopes(TINY_VIT, chip), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("net", [TINY_VIT, TINY_BERT])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("chip", ["cpu", "t4", "v4"])
+def test_the_last_block_computes_one_position_as_if_all(net, depth, chip, monkeypatch):
+    found = slopes(net, chip, depth=depth)
+    called = Blocks.__call__
+    monkeypatch.setattr(Blocks, "__call__", lambda self, *given, first: called(self, *given))
+    jax.tree.map(near, found, slopes(net, chip, depth=depth))
+
+
+def test_the_last_block_has_products_for_one_position():
+    """Of queries, of what attention found, and of the hidden layer's two; not of keys and values."""
+    params, state = jax.eval_shape(lambda: made(TINY_VIT))
+    apply = functional(lambda rngs: TINY_VIT(rngs=rngs))[1]
+    with traced_for(named("t4")):
+        traced = jax.make_jaxpr(lambda *x: apply(*x, None, False))(params, state, GIVEN[TINY_VIT])
+    equations = [one for part in inside(traced.jaxpr) for one in part.eqns]
+    of_parameters = [
+        one for one in equations if one.primitive.name == "dot_general" and len(one.invars[1].aval.shape) == 2
+    ]
+    assert [one.outvars[0].aval.shape[1] for one in of_parameters].count(1) == 4

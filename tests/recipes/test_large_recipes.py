@@ -87,6 +87,18 @@ def test_two_devices_give_the_same_bits(name, packs):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit-s16", "bert-base"])
+def test_the_layers_of_gpus_give_the_same_bits_on_1_2_and_3_devices(name, packs, monkeypatch):
+    """Layer norm's own gradient, products apart, and a position that is appended."""
+    for place in ("transformer.on_gpu", "layer_norm.on_gpu"):
+        monkeypatch.setattr(f"chipwise.models.{place}", lambda: True)
+    monkeypatch.setattr("chipwise.models.transformer.padding", lambda x, heads: 1)
+    plain = ["magnitude=0", "mixup=0"] if name == "vit-s16" else []  # quick to compile
+    recipe = small(name, packs[name], *plain, "batch=12", "replicas=3", "duration=3st")
+    assert trained(recipe, 1) == trained(recipe, 2) == trained(recipe, 3)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2-124m"])
 def test_evaluation_reads_its_own_split_whole(name, packs):
     recipe = small(name, packs[name], "precision=f32")

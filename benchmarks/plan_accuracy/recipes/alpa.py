@@ -15,8 +15,9 @@ from flax import nnx
 
 import chipwise as cw
 from chipwise.data.synthetic import Absent
+from chipwise.models.layer_norm import LayerNorm
 from chipwise.models.tied import embed
-from chipwise.models.transformer import Embedding, LayerNorm, kernels
+from chipwise.models.transformer import Embedding, kernels
 
 EPSILON = 1e-12
 

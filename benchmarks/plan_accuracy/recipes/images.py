@@ -23,8 +23,9 @@ from chipwise.data.datasets import Dataset
 from chipwise.data.synthetic import Absent
 from chipwise.models.conv import conv
 from chipwise.models.conv_layers import BatchNorm
+from chipwise.models.layer_norm import LayerNorm
 from chipwise.models.resnet50 import ResNet50
-from chipwise.models.transformer import LayerNorm, ViT
+from chipwise.models.transformer import ViT
 from chipwise.recipes.classification import by_channel, classification
 
 BLOCKS = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3), 152: (3, 8, 36, 3)}

@@ -16,8 +16,9 @@ from flax import nnx
 
 import chipwise as cw
 from chipwise.data.synthetic import Absent
+from chipwise.models.layer_norm import LayerNorm
 from chipwise.models.tied import embed, tied_loss
-from chipwise.models.transformer import GPT2, Attention, Blocks, Embedding, LayerNorm, PreNormBlock, kernels
+from chipwise.models.transformer import GPT2, Attention, Blocks, Embedding, PreNormBlock, kernels
 
 NORMAL = nnx.initializers.normal(0.02)
 Z_LOSS = 1e-4

@@ -17,7 +17,7 @@ from images import recipe
 from text import attend
 
 from chipwise.models.conv import conv
-from chipwise.models.transformer import LayerNorm
+from chipwise.models.layer_norm import LayerNorm
 
 PATCH, PLACES = 16, 196
 

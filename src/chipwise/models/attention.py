@@ -16,6 +16,7 @@ exact training sets.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,7 @@ def attention(
     window: int | None = None,
     seen: jax.Array | None = None,
     document: jax.Array | None = None,
+    keys: int | None = None,
 ) -> jax.Array:
     """`softmax(query key^T / sqrt(d)) value` in each head, without storing all of its weights.
 
@@ -57,12 +59,19 @@ def attention(
       ignored.
     - `document` `(batch, t)` integers: a position sees only those with its own number. Others
       change neither its output nor its gradient by one bit.
+    - `keys`: the number of keys that are seen. Those behind it are padding. With None, all are
+      seen. Not with `causal`, `window` or `document`.
 
     *Returns* `(batch, t, heads, d)` in the inputs' dtype. Sums and the softmax are float32.
 
     Raises `RecipeError` for shapes that do not fit.
     """
     _check(query, key, value, causal, window)
+    if keys is not None:
+        others = causal or window is not None or document is not None
+        if others or not 1 <= keys <= key.shape[1]:
+            expected = f"from 1 to {key.shape[1]}, without causal, window or document"
+            raise invalid("attention-keys", "keys", keys, expected)
     if document is not None:
         if (
             document.dtype.kind not in "iu"
@@ -76,15 +85,17 @@ def attention(
         document = document.astype(jnp.int32)
     if seen is not None:
         padded = _with_seen(query, key, value, seen)
-        found = attention(*padded, causal=causal, window=window, document=document)
+        found = attention(*padded, causal=causal, window=window, document=document, keys=keys)
         return found[..., : query.shape[-1]]
     if window is not None and window >= query.shape[1]:
         window = None
     mask = Mask(causal, window)
     form = form_for(traits(), query, key, mask, document is not None)
+    if form != "cudnn":
+        key, value = key[:, :keys], value[:, :keys]
     if form == "blocks":
         return blocks(query, key, value, mask, document)
-    kernel = {"cudnn": cudnn, "splash": splash}[form]
+    kernel = splash if form == "splash" else partial(cudnn, keys=keys)
     # In a group each device calls the kernel with its rows, since compilers do not partition
     # kernels.
     more = () if document is None else (document,)
@@ -137,6 +148,13 @@ def form_for(chip: ChipTraits, query, key, mask: Mask, documents: bool = False) 
     if tpu and (d <= 128 or d % 128 == 0) and max(query.shape[1], key.shape[1]) > 256:
         return "splash"
     return "blocks"
+
+
+def padding(x: jax.Array, heads: int) -> int:
+    """How many positions to append to `x` `(batch, t, width)`, once, because attention would append
+    them in each layer. To `attention` they are not `keys`."""
+    one = jax.ShapeDtypeStruct((*x.shape[:2], heads, x.shape[-1] // heads), x.dtype)
+    return x.shape[1] % 2 if form_for(traits(), one, one, Mask()) == "cudnn" else 0
 
 
 def saveable(prim, *_, **params) -> bool:

@@ -22,6 +22,8 @@ def cudnn(
     value: jax.Array,
     mask: Mask,
     document: jax.Array | None = None,
+    *,
+    keys: int | None = None,
 ) -> jax.Array:
     """`attention` by cuDNN. If `document` is given, cuDNN reads which pairs of positions are of one
     document from an array of `t * t` values for each head of an example. Raises `DeviceError` if
@@ -29,16 +31,19 @@ def cudnn(
     GPU is planned on a machine without one."""
     window = None if mask.window is None else (mask.window - 1, 0)
     t = query.shape[1]
-    rows = None
-    keys = None
+    keys = keys or key.shape[1]
     same = None
+    lengths: tuple[jax.Array | None, ...] = (None, None)
     if odd := any(x.shape[1] % 2 for x in (query, key)):  # its gradient takes even lengths alone
-        if not mask.causal and document is None:  # with a causal mask no position sees the padding
-            # By the operands, for JAX maps cuDNN's kernel over lengths only if each has its own.
-            rows, keys = (x.shape[1] + 0 * x[:, 0, 0, 0].astype(jnp.int32) for x in (query, key))
         query, key, value = (
             jnp.pad(x, [(0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)]) for x in (query, key, value)
         )
+    # With a causal mask no position sees the padding. Otherwise no keys behind the length are seen,
+    # and their gradients are 0, to which JAX's own tests compare cuDNN's.
+    if keys < key.shape[1] and not mask.causal and document is None:
+        # By the operands, for JAX maps cuDNN's kernel over lengths only if each has its own.
+        none = 0 * query[:, 0, 0, 0].astype(jnp.int32)
+        lengths = none + query.shape[1], none + keys
     if document is not None:
         document = _filled(document, query.shape[1])
         same = (document[:, :, None] == document[:, None])[:, None]
@@ -52,8 +57,8 @@ def cudnn(
             mask=same,
             is_causal=mask.causal,
             local_window_size=window,
-            query_seq_lengths=rows,
-            key_value_seq_lengths=keys,
+            query_seq_lengths=lengths[0],
+            key_value_seq_lengths=lengths[1],
             implementation="cudnn",
         )
         return out[:, :t] if odd else out

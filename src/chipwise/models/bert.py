@@ -15,8 +15,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from .gelu import gelu
+from .layer_norm import LayerNorm
 from .tied import embed
-from .transformer import Attention, Blocks, Embedding, LayerNorm
+from .transformer import KEPT_ON_GPUS, Attention, Blocks, Embedding, summed
 
 
 class PostNormBlock(nnx.Module):
@@ -30,12 +32,12 @@ class PostNormBlock(nnx.Module):
         self.out = nnx.Linear(4 * width, width, kernel_init=init, rngs=rngs)
         self.norm2 = LayerNorm(width, epsilon=1e-12)
 
-    def __call__(self, x: jax.Array, seen: jax.Array) -> jax.Array:
-        x = self.norm1(x + self.attention(x, seen))
+    def __call__(self, x: jax.Array, seen: jax.Array, first: int | None = None) -> jax.Array:
+        y = self.attention(x, seen, first=first)
+        x = self.norm1(summed(x if first is None else x[:, :first], y, "attended"))
         hidden = checkpoint_name(self.hidden(x), "mlpwi")
-        return self.norm2(
-            x + checkpoint_name(self.out(jax.nn.gelu(hidden, approximate=False)), "mlpwo")
-        )
+        y = checkpoint_name(self.out(gelu(hidden)), "mlpwo")
+        return self.norm2(summed(x, y, "summed"))
 
 
 class BERT(nnx.Module):
@@ -64,7 +66,9 @@ class BERT(nnx.Module):
         self.places = Embedding(context, width, rngs=rngs)
         self.kinds = Embedding(kinds, width, rngs=rngs)
         self.norm = LayerNorm(width, epsilon=1e-12)
-        self.blocks = Blocks(depth, partial(_block, width, heads), rngs=rngs)
+        self.blocks = Blocks(
+            depth, partial(_block, width, heads), on_gpus=f"{KEPT_ON_GPUS}+summed", rngs=rngs
+        )
         self.pooler = nnx.Linear(width, width, kernel_init=init, rngs=rngs)
         self.dropout = nnx.Dropout(dropout, rngs=rngs)
         head = nnx.Linear(width, classes, kernel_init=init, rngs=rngs) if classes else None
@@ -77,7 +81,7 @@ class BERT(nnx.Module):
         )
         kinds = jnp.zeros_like(tokens) if kinds is None else kinds
         x = self.dropout(self.norm(x + embed(self.kinds.embedding[...], kinds)))
-        x = self.blocks(x, tokens != 0)
+        x = self.blocks(x, tokens != 0, first=1)
         x = self.dropout(jnp.tanh(self.pooler(x[:, 0])))
         return x if self.classifier is None else self.classifier(x)
 

@@ -8,7 +8,9 @@ The blocks of `chipwise.models` mark their values by the names of MaxText (AI-Hy
 | `query_proj`, `key_proj`, `value_proj` | queries, keys and values, after rotary positions |
 | `context` | what attention made of them, and what its kernel keeps for its gradient |
 | `out_proj` | the product of `context` that is added to the block's input |
+| `attended` | on GPUs, the sum of the block's input and attention, in GPT-2, ViT and BERT |
 | `mlpwi` | the hidden layer before its activation; if gated, `mlpwi_0` (the gate), `mlpwi_1` |
+| `summed` | on GPUs, in BERT, the sum that its block's last norm takes |
 | `mlpwo` | what the hidden layer adds to the block's input |
 
 Outside of a remat a mark has no effect: the compiled program is the same.

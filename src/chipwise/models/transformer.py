@@ -18,6 +18,7 @@ unrolled here, because a loop over convolutions is slow on the CPU. One over mat
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -26,12 +27,13 @@ from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from . import wide
-from .attention import attention, document_numbers, places_in
+from .attention import attention, document_numbers, padding, places_in
 from .chip_traits import on_gpu, platform
 from .conv import conv
+from .gelu import gelu
 from .kv_cache import KVCache
 from .large import fsdp, grouped
+from .layer_norm import LayerNorm
 from .remat import remat
 from .tied import embed
 
@@ -42,37 +44,21 @@ KEPT = "dots_with_no_batch_dims_saveable"
 """The values that a block keeps for its gradient: the products with its kernels, and the output of
 attention. Norms and GELU are computed again, which costs little arithmetic. A loop would otherwise
 keep every step of them."""
+KEPT_ON_GPUS = "query_proj+key_proj+value_proj+context+attended+mlpwi"
+"""What replaces `KEPT` on GPUs: with biases, which the products' kernels add, and with the sum of a
+block's input and attention, which several kernels of the gradient read."""
 QKV = ("query_proj", "key_proj", "value_proj")
 """The names of queries, keys and values, see `cw.models.remat`."""
 
 
-class LayerNorm(nnx.Module):
-    """Normalises each vector of `width` entries to mean 0 and deviation 1, times a scale, plus a
-    shift.
-
-    Statistics are float32, the result has the input's dtype. The variance is computed from centred
-    values, since a difference of means of squares loses digits if the mean is large.
-    """
-
-    def __init__(self, width: int, *, epsilon: float):
-        self.scale = nnx.Param(jnp.ones((width,), jnp.float32))
-        self.bias = nnx.Param(jnp.zeros((width,), jnp.float32))
-        self.epsilon = epsilon
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """`(..., width)` -> the same shape and dtype."""
-        dtype = wide(x.dtype)
-        shape = (1,) * (x.ndim - 1) + (-1,)
-        y = x.astype(dtype)
-        y = y - jnp.mean(y, axis=-1, keepdims=True)
-        y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.epsilon)
-        scale, bias = (p[...].astype(dtype).reshape(shape) for p in (self.scale, self.bias))
-        return (y * scale + bias).astype(x.dtype)
+def summed(x: jax.Array, y: jax.Array, name: str) -> jax.Array:
+    """`x + y`, marked for `KEPT_ON_GPUS`. Elsewhere a program keeps the digest that it had."""
+    return checkpoint_name(x + y, name) if on_gpu() else x + y
 
 
 class Attention(nnx.Module):
     """Self-attention with `heads` heads: `(b, t, width)` -> the same. `causal`: no position sees
-    later ones."""
+    later ones. `keys`: as in `attention`."""
 
     def __init__(
         self,
@@ -82,12 +68,14 @@ class Attention(nnx.Module):
         causal: bool,
         init: Initializer,
         out_init: Initializer,
+        keys: int | None = None,
         rngs: nnx.Rngs,
     ):
         self.qkv = nnx.Linear(width, 3 * width, kernel_init=init, rngs=rngs)
         self.out = nnx.Linear(width, width, kernel_init=out_init, rngs=rngs)
         self.heads = heads
         self.causal = causal
+        self.keys = keys
 
     def __call__(
         self,
@@ -95,26 +83,57 @@ class Attention(nnx.Module):
         seen: jax.Array | None = None,
         document: jax.Array | None = None,
         cache: KVCache | None = None,
+        first: int | None = None,
     ) -> jax.Array:
-        """`seen` and `document` as in `attention`. `cache`: the cache of the positions before."""
-        b, t, width = x.shape
+        """`seen` and `document` as in `attention`. `cache`: the cache of the positions before.
+        `first`: returns only this many positions."""
+        b, _, width = x.shape
 
         def attended(q, k, v):
             if cache is not None:
                 return cache.attend(q, k, v)
-            return attention(q, k, v, causal=self.causal, seen=seen, document=document)
+            return attention(
+                q, k, v, causal=self.causal, seen=seen, document=document, keys=self.keys
+            )
 
         if platform() == "tpu":
-            return self._by_heads(x, attended)
-        qkv = self.qkv(x).reshape(b, t, 3, self.heads, width // self.heads)
-        q, k, v = (checkpoint_name(qkv[:, :, i], name) for i, name in enumerate(QKV))
-        y = attended(q, k, v)
-        return checkpoint_name(self.out(y.reshape(b, t, width)), "out_proj")
+            return self._by_heads(x, attended, first)
+        apart = first is not None or (on_gpu() and cache is None and seen is None)
+        heads = self.heads, width // self.heads
+        qkv = None if apart else self.qkv(x).reshape(b, -1, 3, *heads)
 
-    def _by_heads(self, x: jax.Array, attended: Callable[..., jax.Array]) -> jax.Array:
+        def part(i: int) -> jax.Array:
+            if qkv is not None:
+                return qkv[:, :, i]
+            return self._part(x if i or first is None else x[:, :first], i).reshape(b, -1, *heads)
+
+        q, k, v = (checkpoint_name(part(i), name) for i, name in enumerate(QKV))
+        y = attended(q, k, v)
+        return checkpoint_name(self.out(y.reshape(b, -1, width)), "out_proj")
+
+    def _part(self, x: jax.Array, i: int) -> jax.Array:
+        """Queries, keys or values, by a product of their own. cuDNN's kernel takes dense arrays, so
+        the parts of a single product would be copied, as they are anyway for a mask. The barrier
+        keeps XLA from joining the three products again."""
+        own = slice(i * x.shape[-1], (i + 1) * x.shape[-1])
+        kernel, bias = (
+            part[...].astype(x.dtype)[..., own]  # type: ignore[index]
+            for part in (self.qkv.kernel, self.qkv.bias)
+        )
+        if on_gpu():
+            x, kernel = lax.optimization_barrier((x, kernel))
+        return x @ kernel + bias[None, None]
+
+    def _by_heads(
+        self, x: jax.Array, attended: Callable[..., jax.Array], first: int | None
+    ) -> jax.Array:
         """Computes the same by products that take and give arrays of heads. A TPU lays these out in
         tiles of their own, and would have to copy the output of a single product into them. With 16
         heads of 64 on a v4, that takes over a quarter of the layer's time by its compiler."""
+
+        def given(i: int) -> jax.Array:
+            return x if i or first is None else x[:, :first]
+
         width = x.shape[-1]
         parts = (self.qkv.kernel, self.qkv.bias, self.out.kernel, self.out.bias)
         kernel, bias, out, out_bias = (
@@ -124,7 +143,7 @@ class Attention(nnx.Module):
         kernel = kernel.reshape(width, 3, self.heads, -1)
         bias = bias.reshape(3, 1, 1, self.heads, -1)
         q, k, v = (
-            checkpoint_name(jnp.einsum("btw,whd->bthd", x, kernel[:, i]) + bias[i], name)
+            checkpoint_name(jnp.einsum("btw,whd->bthd", given(i), kernel[:, i]) + bias[i], name)
             for i, name in enumerate(QKV)
         )
         y = attended(q, k, v)
@@ -152,11 +171,12 @@ class PreNormBlock(nnx.Module):
         epsilon: float,
         init: Initializer,
         out_init: Initializer,
+        keys: int | None = None,
         rngs: nnx.Rngs,
     ):
         self.norm1 = LayerNorm(width, epsilon=epsilon)
         self.attention = Attention(
-            width, heads, causal=causal, init=init, out_init=out_init, rngs=rngs
+            width, heads, causal=causal, init=init, out_init=out_init, keys=keys, rngs=rngs
         )
         self.norm2 = LayerNorm(width, epsilon=epsilon)
         self.hidden = nnx.Linear(width, 4 * width, kernel_init=init, rngs=rngs)
@@ -164,18 +184,23 @@ class PreNormBlock(nnx.Module):
         self.tanh = tanh
 
     def __call__(
-        self, x: jax.Array, document: jax.Array | None = None, cache: KVCache | None = None
+        self,
+        x: jax.Array,
+        document: jax.Array | None = None,
+        cache: KVCache | None = None,
+        first: int | None = None,
     ) -> jax.Array:
-        x = x + self.attention(self.norm1(x), document=document, cache=cache)
+        y = self.attention(self.norm1(x), document=document, cache=cache, first=first)
+        x = summed(x if first is None else x[:, :first], y, "attended")
         hidden = checkpoint_name(self.hidden(self.norm2(x)), "mlpwi")
-        return x + checkpoint_name(self.out(jax.nn.gelu(hidden, approximate=self.tanh)), "mlpwo")
+        return x + checkpoint_name(self.out(gelu(hidden, tanh=self.tanh)), "mlpwo")
 
 
 class Blocks(nnx.Module):
     """`depth` blocks in sequence: `(b, t, width)` -> the same. Each gets `more` unchanged.
 
     Parameters are those of one block, each with a leading axis of `depth`. `keep`: a policy of
-    `cw.models.remat`.
+    `cw.models.remat`. `on_gpus`: another one in place of `KEPT` on GPUs.
     """
 
     def __init__(
@@ -184,6 +209,7 @@ class Blocks(nnx.Module):
         make: Callable[[nnx.Rngs], nnx.Module],
         *,
         keep: str | Sequence[str] = KEPT,
+        on_gpus: str | None = None,
         rngs: nnx.Rngs,
     ):
         @nnx.split_rngs(splits=depth)
@@ -193,19 +219,35 @@ class Blocks(nnx.Module):
 
         self.stack = stacked(rngs)
         self.keep = keep
+        self.on_gpus = on_gpus
 
-    def __call__(self, x: jax.Array, *more: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, *more: jax.Array, first: int | None = None) -> jax.Array:
+        """*Arguments:* `first`: the number of positions to return. The last block computes no
+        others."""
         graph, layers = nnx.split(self.stack)
         depth = len(jax.tree.leaves(layers)[0])
-        unroll = depth if depth <= UNROLLED and on_gpu() and not grouped() else 1
+        unroll = depth <= UNROLLED and on_gpu() and not grouped()
 
-        @partial(remat, policy=self.keep, prevent_cse=unroll > 1)
-        def step(x, layer):
-            return fsdp(
-                lambda whole, x, *more: nnx.merge(graph, whole)(x, *more), layer, x, *more
-            ), None
+        keep = self.on_gpus if self.on_gpus and self.keep == KEPT and on_gpu() else self.keep
 
-        return lax.scan(step, x, layers, unroll=unroll)[0]
+        def block(**options: Any) -> Callable[..., Any]:
+            def step(x, layer):
+                return fsdp(
+                    lambda whole, x, *more: nnx.merge(graph, whole)(x, *more, **options),
+                    layer,
+                    x,
+                    *more,
+                ), None
+
+            # The gradient of the last block follows at once, so it computes nothing again
+            again = unroll and depth > 1 and not options
+            return remat(step, policy=keep, prevent_cse=again)
+
+        if first is None:
+            return lax.scan(block(), x, layers, unroll=unroll)[0]
+        before, last = (jax.tree.map(itemgetter(at), layers) for at in (slice(-1), -1))
+        x, _ = lax.scan(block(), x, before, unroll=unroll)
+        return block(first=first)(x, last)[0]
 
     def decode(self, x: jax.Array, kept: Any, position: jax.Array) -> tuple[jax.Array, Any]:
         """The same for blocks that take a `KVCache`. `kept`: the cache so far, or None. Returns the
@@ -262,7 +304,9 @@ class GPT2(nnx.Module):
         block = partial(PreNormBlock, width, heads, causal=True, tanh=True, epsilon=1e-5)
         out = normal(0.02 * (2 * depth) ** -0.5)
         make = partial(block, init=normal(0.02), out_init=out)
-        self.blocks = Blocks(depth, lambda rngs: make(rngs=rngs), keep=keep, rngs=rngs)
+        self.blocks = Blocks(
+            depth, lambda rngs: make(rngs=rngs), keep=keep, on_gpus=KEPT_ON_GPUS, rngs=rngs
+        )
         self.norm = LayerNorm(width, epsilon=1e-5)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -332,9 +376,15 @@ class ViT(nnx.Module):
         self.token = nnx.Param(jnp.zeros((1, 1, width), jnp.float32))
         places = (image // patch) ** 2 + 1
         self.places = nnx.Param(init(rngs.params(), (1, places, width)))
-        block = partial(PreNormBlock, width, heads, causal=False, tanh=tanh, epsilon=1e-6)
+        self.heads = heads
+        block = partial(
+            PreNormBlock, width, heads, causal=False, tanh=tanh, epsilon=1e-6, keys=places
+        )
         self.blocks = Blocks(
-            depth, lambda rngs: block(init=init, out_init=init, rngs=rngs), rngs=rngs
+            depth,
+            lambda rngs: block(init=init, out_init=init, rngs=rngs),
+            on_gpus=KEPT_ON_GPUS,
+            rngs=rngs,
         )
         self.norm = LayerNorm(width, epsilon=1e-6)
         # Zeros: the first loss is that of uniform probabilities, log(classes).
@@ -345,4 +395,5 @@ class ViT(nnx.Module):
         x = x.reshape(x.shape[0], -1, x.shape[-1])
         token = jnp.broadcast_to(self.token[...], (x.shape[0], 1, x.shape[2]))
         x = jnp.concatenate([token, x], axis=1) + self.places[...]
-        return self.classifier(self.norm(self.blocks(x)[:, 0]))
+        x = jnp.pad(x, [(0, 0), (0, padding(x, self.heads)), (0, 0)])
+        return self.classifier(self.norm(self.blocks(x, first=1)[:, 0]))
