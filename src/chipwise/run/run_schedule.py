@@ -48,6 +48,12 @@ class Agenda:
     ledger: AnyOf
     """The steps with a row in the ledger."""
 
+    def next(self, step: int) -> int:
+        """The first step after `step` after which something is due."""
+        marks = (self.log, self.evaluate, self.save, self.keep, *self.ledger.marks)
+        due = (one.after(step) for one in marks)
+        return min((one for one in due if one is not None), default=self.last)
+
     @classmethod
     def of(
         cls,

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
-from ..base import DataError, Fact
+from ..base import DataError, Fact, fact
 from ..base.annotations import as_annotated
 from ..data.class_names import alike, names_in, told
 from ..data.readings import classes_of, readings
@@ -102,7 +102,7 @@ def training(
         if log.begin < agenda.last:
             if folder is not None:
                 closing.enter_context(folder.process(session, best, changed_code))
-            _compiled(session, few, reporter, meter)
+            _compiled(session, few, reporter, meter, agenda.last - session.step)
             for doubt in misleading(recipe):
                 reporter.warn(Finding(doubt).sentence)
         closing.enter_context(log.divergence(saver.newest))
@@ -142,13 +142,18 @@ def _begun(session: Session, saver: Saver, reporter: Reporter, last: int) -> Col
     return few
 
 
-def _compiled(session: Session, few: Columns, reporter: Reporter, meter: Meter) -> None:
-    """Reports what is known of data and loss before the first step, and compiles the step."""
+def _compiled(
+    session: Session, few: Columns, reporter: Reporter, meter: Meter, steps: int
+) -> None:
+    """Reports what is known of data and loss before the first of `steps` steps, and compiles the
+    step."""
     reporter.say(session.data)
     neighbours.tell(session, few, reporter)
     meter.seconds["start"] = meter.total()
     with meter.section("compile"), reporter.waiting("compiling"):
-        session.compile()
+        session.compile(steps)
+    if session.in_a_row > 1:
+        reporter.say(fact("many-steps", steps=session.in_a_row))
 
 
 def _train(
@@ -164,7 +169,9 @@ def _train(
         and not saver.best.over
     ):
         try:
-            advanced = session.advance(stopped=lambda: stop.alone)
+            # An event of a row is told after one more step, so that it stops at the same step
+            steps = 1 if log.unread else min(session.in_a_row, agenda.next(session.step) - session.step)
+            advanced = session.advance(steps, stopped=lambda: stop.alone)
         except DataError:  # the steps before what cannot be used are kept
             if session.step > log.begin:
                 _saved(log, saver)

@@ -38,6 +38,7 @@ MEET_AT_ONCE = 8
 MEET_BYTES = 1 << 30
 # Total size of all replicas' vectors up to which a CPU device makes a single call
 LOOP_BYTES = 32 << 20
+_FAST = lax.conv_dimension_numbers((1,) * 4, (1,) * 4, ("NHWC", "HWIO", "NHWC"))
 
 
 @dataclass(frozen=True)
@@ -175,10 +176,11 @@ class Blueprint:
     @property
     def sums(self) -> dict[str, int]:
         """The bytes of gradients, sums and new parameters that wait on a device while each program
-        runs, by program. In a fused step they are part of its temporary memory."""
+        runs, by program. In a fused step, and in many steps, they are part of its temporary
+        memory."""
         picking = {} if self.pick is None else {"pick": 0}
         if self.programs[0].name == "step":
-            return {"step": 0} | picking
+            return {"step": 0, "steps": 0} | picking
         reduce, whole = self.exchanges.get("reduce"), 4 * self.size
         parts = 4 * reduce.part if reduce is not None else 0
         total = parts + 4 * (self.size - self.cut)
@@ -188,7 +190,7 @@ class Blueprint:
             if self.looped
             else waiting(self.calls, self.size, self.layout)
         )
-        during |= picking | {"replica": held, "reduce": self.local_vectors * whole + total}
+        during |= picking | {"steps": 0, "replica": held, "reduce": self.local_vectors * whole + total}
         return during | {"gather": total + parts + 4 * self.cut}
 
     def peak(self, temporary: Mapping[str, float]) -> tuple[int, int]:
@@ -288,7 +290,24 @@ def after_replicas(step: Step, hyper: WindowHyper) -> Iterator[Program]:
     yield Program("update", step.update_chunk if step.sharded else step.update, update, (0,))
 
 
-def _may_loop(step: Step, replica: Program) -> bool:
+def many_steps(step: Step, made: Blueprint) -> Program | None:
+    """The program that runs many steps of `made` in a call, if there is one: for a small net with
+    `resident` data whose only device is a CPU. A `fused` step must have no convolution: see
+    `_may_loop`."""
+    specs, turns = step.specs(), jax.ShapeDtypeStruct((), jnp.int32)
+    state, window, place = specs["state"], specs["window"], specs["place"]
+    if made.fused:
+        inputs = ReplicaInput.of(state, window["rows"], specs["data"], place)
+        loops = _may_loop(step, Program("replica", step.traced, (inputs,)), fast=())
+    else:
+        loops, place = made.looped, made.replica.specs[0].place
+    if not (made.resident and made.layout.groups == 1 and loops):
+        return None
+    given = state.without("donated"), state.frozen, window, step.kept_spec(), place, turns, turns
+    return Program("steps", step.in_a_row, given, (0,))
+
+
+def _may_loop(step: Step, replica: Program, fast: Sequence[Any] = (_FAST,)) -> bool:
     """Whether a CPU device makes a single call for all its replicas. It does for nets so small that
     the calls cost more than the work.
 
@@ -302,14 +321,11 @@ def _may_loop(step: Step, replica: Program) -> bool:
         return False
     traced = step.traced.trace(*replica.specs).jaxpr  # the trace that `in_turn` calls
     return all(
-        equation.params["dimension_numbers"] == _FAST
+        equation.params["dimension_numbers"] in fast
         for jaxpr in inside(traced.jaxpr)
         for equation in jaxpr.eqns
         if equation.primitive is primitives.conv_general_dilated_p
     )
-
-
-_FAST = lax.conv_dimension_numbers((1,) * 4, (1,) * 4, ("NHWC", "HWIO", "NHWC"))
 
 
 def meet_at_once(calls: int, size: int) -> bool:
