@@ -224,7 +224,9 @@ class Hardware(Here):
 
     shares: str | None = option("Blocks for each device, such as 3,3,2. [equally many]", "N,N,...")
     steps_per_call: str = option(
-        "Run as many steps of a small net in one call. [many in a long run]", "N", default="auto"
+        "Run up to N steps of a small net in one call of a CPU; auto: if it pays.",
+        "N|auto",
+        default="auto",
     )
 
     @property

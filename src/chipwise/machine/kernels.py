@@ -27,7 +27,7 @@ _NOT_ROUNDING = {
 
 
 def kernels(text: str) -> Counter[Kernel]:
-    """The kernels of a compiled program that round, and how often each stands in its `text`."""
+    """The kernels of a compiled program that round, and how often each is in its `text`."""
     bodies = {name: body.splitlines() for name, body in _COMPUTATION.findall(text)}
 
     def of(computation: str) -> Iterator[Kernel]:

@@ -293,14 +293,12 @@ class Programs:
         summed = functools.partial(self._sum, outputs.digest) if any(outputs) else None
         return self.state_layout.step(self.compiled, vectors, carry, window, summed)
 
-    def steps(
-        self, carry: Carry, window: list, data: list, count: int
-    ) -> tuple[Carry, jax.Array]:
+    def steps(self, carry: Carry, window: list, data: list, count: int) -> tuple[Carry, jax.Array]:
         """Starts `count` steps in one call, all in `window`, with the results of `step`. *Returns*
         the new carry and a token to wait for all."""
         (before,), (place, *calls) = carry, self.places[0][0]
         given = before.without("donated"), before.frozen, window[0], data[0], place
-        turns = calls or [np.int32(1)]
+        turns: list[Any] = calls or [np.int32(1)]
         after, token = self.compiled["steps"][0](*given, *turns, np.int32(count))
         return [dataclasses.replace(after, frozen=before.frozen)], token
 

@@ -142,9 +142,7 @@ def _begun(session: Session, saver: Saver, reporter: Reporter, last: int) -> Col
     return few
 
 
-def _compiled(
-    session: Session, few: Columns, reporter: Reporter, meter: Meter, steps: int
-) -> None:
+def _compiled(session: Session, few: Columns, reporter: Reporter, meter: Meter, steps: int) -> None:
     """Reports what is known of data and loss before the first of `steps` steps, and compiles the
     step."""
     reporter.say(session.data)
@@ -152,8 +150,8 @@ def _compiled(
     meter.seconds["start"] = meter.total()
     with meter.section("compile"), reporter.waiting("compiling"):
         session.compile(steps)
-    if session.in_a_row > 1:
-        reporter.say(fact("many-steps", steps=session.in_a_row))
+    if session.calls.most > 1:
+        reporter.say(fact("many-steps", steps=session.calls.most))
 
 
 def _train(
@@ -169,9 +167,7 @@ def _train(
         and not saver.best.over
     ):
         try:
-            # An event of a row is told after one more step, so that it stops at the same step
-            steps = 1 if log.unread else min(session.in_a_row, agenda.next(session.step) - session.step)
-            advanced = session.advance(steps, stopped=lambda: stop.alone)
+            advanced = session.advance(_room(session, agenda, log), stopped=lambda: stop.alone)
         except DataError:  # the steps before what cannot be used are kept
             if session.step > log.begin:
                 _saved(log, saver)
@@ -179,6 +175,8 @@ def _train(
         if not advanced:
             break
         log.collect()
+        if session.step not in agenda.due and not log.new:
+            continue
         log.take(agenda)
         if session.step in agenda.evaluate and session.step < agenda.last:
             log.evaluate()
@@ -191,6 +189,13 @@ def _train(
             break
     log.collect(last=True, rest=not stop)
     yield from _told(log, saver)
+
+
+def _room(session: Session, agenda: Agenda, log: Log) -> int:
+    """The number of steps to start at once. After a step with a row it is one, since the row's
+    event comes then, and may stop the run."""
+    due = agenda.due.after(session.step) if session.calls.most > 1 and not log.unread else None
+    return 1 if due is None else due - session.step
 
 
 def _told(log: Log, saver: Saver) -> Generator[Event, None, bool]:

@@ -190,7 +190,11 @@ class Blueprint:
             if self.looped
             else waiting(self.calls, self.size, self.layout)
         )
-        during |= picking | {"steps": 0, "replica": held, "reduce": self.local_vectors * whole + total}
+        during |= picking | {
+            "steps": 0,
+            "replica": held,
+            "reduce": self.local_vectors * whole + total,
+        }
         return during | {"gather": total + parts + 4 * self.cut}
 
     def peak(self, temporary: Mapping[str, float]) -> tuple[int, int]:
