@@ -7,7 +7,6 @@ Nothing here waits for a device.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import inspect
 from collections import Counter, deque
@@ -244,7 +243,8 @@ class Programs:
         """Compiles the program that `steps` runs, if there is one. It is only used if its kernels
         are those of a step's programs: otherwise bits would differ, as where XLA compiles a loop
         over less than 1 KiB as one kernel."""
-        one = many_steps(self.functions, self.blueprint)
+        on_cpu = self.placement.lead.platform == "cpu"
+        one = many_steps(self.functions, self.blueprint) if on_cpu else None
         if one is None:
             return
         jit = self._jit(inspect.unwrap(one.function), donate_argnums=one.donate)
@@ -279,9 +279,9 @@ class Programs:
         if self.blueprint.fused:
             (step,), frozen = self.compiled["step"], carry[0].frozen
             after, token = step(
-                carry[0].without("donated"), frozen, window[0], data[0], *self.places[0][0]
+                carry[0].with_frozen(None), frozen, window[0], data[0], *self.places[0][0]
             )
-            return [dataclasses.replace(after, frozen=frozen)], token
+            return [after.with_frozen(frozen)], token
         self._first = dict.fromkeys((one.group, one.call) for one in rechecks)
         self._measuring = Squared({}, []) if outputs.squares else None
         vectors = [self.vectors(g, carry[g], window[g], data[g]) for g in range(len(carry))]
@@ -297,10 +297,10 @@ class Programs:
         """Starts `count` steps in one call, all in `window`, with the results of `step`. *Returns*
         the new carry and a token to wait for all."""
         (before,), (place, *calls) = carry, self.places[0][0]
-        given = before.without("donated"), before.frozen, window[0], data[0], place
+        given = before.with_frozen(None), before.frozen, window[0], data[0], place
         turns: list[Any] = calls or [np.int32(1)]
         after, token = self.compiled["steps"][0](*given, *turns, np.int32(count))
-        return [dataclasses.replace(after, frozen=before.frozen)], token
+        return [after.with_frozen(before.frozen)], token
 
     def _recomputed(self, one: Recheck, carry: Carry, window: list, data: list) -> Any:
         """Makes a call of "replica" on another group, from that group's state, which is equal.

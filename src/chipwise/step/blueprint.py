@@ -176,11 +176,10 @@ class Blueprint:
     @property
     def sums(self) -> dict[str, int]:
         """The bytes of gradients, sums and new parameters that wait on a device while each program
-        runs, by program. In a fused step, and in many steps, they are part of its temporary
-        memory."""
+        runs, by program. In a fused step they are part of its temporary memory."""
         picking = {} if self.pick is None else {"pick": 0}
         if self.programs[0].name == "step":
-            return {"step": 0, "steps": 0} | picking
+            return {"step": 0} | picking
         reduce, whole = self.exchanges.get("reduce"), 4 * self.size
         parts = 4 * reduce.part if reduce is not None else 0
         total = parts + 4 * (self.size - self.cut)
@@ -190,11 +189,7 @@ class Blueprint:
             if self.looped
             else waiting(self.calls, self.size, self.layout)
         )
-        during |= picking | {
-            "steps": 0,
-            "replica": held,
-            "reduce": self.local_vectors * whole + total,
-        }
+        during |= picking | {"replica": held, "reduce": self.local_vectors * whole + total}
         return during | {"gather": total + parts + 4 * self.cut}
 
     def peak(self, temporary: Mapping[str, float]) -> tuple[int, int]:
@@ -205,7 +200,8 @@ class Blueprint:
         program.
         """
         names = dict.fromkeys((self.programs[0].name, *self.exchanges, *temporary))
-        return max(((self.sums[name], int(temporary.get(name, 0))) for name in names), key=sum)
+        sums = self.sums
+        return max(((sums.get(name, 0), int(temporary.get(name, 0))) for name in names), key=sum)
 
     def memory(
         self, temporary: Mapping[str, float], program: float, available: int, source: Fact
@@ -295,17 +291,17 @@ def after_replicas(step: Step, hyper: WindowHyper) -> Iterator[Program]:
 
 
 def many_steps(step: Step, made: Blueprint) -> Program | None:
-    """The program that runs many steps of `made` in a call, if there is one: for a small net with
-    `resident` data whose only device is a CPU. A `fused` step must have no convolution: see
+    """The program that runs many steps of `made` in a call of the only device, a CPU, if there is
+    one: for a small net with `resident` data. A `fused` step must have no convolution: see
     `_may_loop`."""
+    if not (made.resident and made.layout.groups == 1 and (made.fused or made.looped)):
+        return None
     specs, turns = step.specs(), jax.ShapeDtypeStruct((), jnp.int32)
     state, window, place = specs["state"], specs["window"], specs["place"]
-    if made.fused:
-        inputs = ReplicaInput.of(state, window["rows"], specs["data"], place)
-        loops = _may_loop(step, Program("replica", step.traced, (inputs,)), fast=())
-    else:
-        loops, place = made.looped, made.replica.specs[0].place
-    if not (made.resident and made.layout.groups == 1 and loops):
+    inputs = ReplicaInput.of(state, window["rows"], specs["data"], place)
+    if made.looped:
+        place = made.replica.specs[0].place
+    elif not _may_loop(step, Program("replica", step.traced, (inputs,)), fast=()):
         return None
     given = state.without("donated"), state.frozen, window, step.kept_spec(), place, turns, turns
     return Program("steps", step.in_a_row, given, (0,))
