@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import json
+import os
+import signal
 from collections import Counter
 from unittest import mock
 
@@ -15,6 +17,7 @@ import chipwise as cw
 import golden_cases
 import small_nets
 import tasks
+from chipwise.base import fact
 from chipwise.machine.kernels import kernels
 from chipwise.run import calls, programs
 from chipwise.run.on import On
@@ -207,6 +210,41 @@ def test_many_steps_are_for_runs_that_gain_more_than_a_compilation_takes(monkeyp
         assert (pays(0.9 * gained), pays(gained), pays(1.1 * gained)) == (True, False, False)
         session.programs.flops_per_step_per_device = 1.1 * calls.LITTLE
         assert not pays(0.0)
+
+
+def test_a_long_run_takes_many_and_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(calls, "SAVED_SECONDS", 1e3)
+    cw.fit(tasks.quick(), on=On(devices=1), eval_every=None, progress="lines")
+    assert str(fact("many-steps", steps=calls.MANY)) in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_stop_takes_effect_after_the_call_and_the_run_goes_on(single, tmp_path):
+    started, steps = [], Programs.steps
+
+    def stopping(self, *given):
+        started.append(given[-1])
+        if len(started) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return steps(self, *given)
+
+    on = On(devices=1, steps_per_call=3)
+    with mock.patch.object(Programs, "steps", stopping), pytest.raises(cw.errors.Stopped) as stopped:
+        cw.fit(tasks.quick(**QUICK), tmp_path, on=on, **HOW)
+    assert len(started) == 3 and 0 < stopped.value.facts["step"] < 20
+    result = cw.fit(tasks.quick(**QUICK), tmp_path, on=on, **HOW)
+    assert told(tmp_path, result) == single
+
+
+@pytest.mark.slow
+def test_a_run_diverges_at_the_same_row():
+    def diverged(most):
+        recipe = tasks.quick(optimizer=cw.sgd(lr=1e38), duration="40st")
+        with pytest.raises(cw.errors.DivergedError) as caught:
+            cw.fit(recipe, on=On(devices=1, steps_per_call=most), log_every="8st", progress="none")
+        return caught.value.facts["first"], caught.value.facts["last"]
+
+    assert diverged(5) == diverged(1)
 
 
 @pytest.mark.parametrize("seed", [15, pytest.param(17, marks=pytest.mark.slow)])

@@ -49,8 +49,10 @@ class Calls:
     def pay(self, steps: int, compiling: float) -> bool:
         """Whether to compile the program that runs many steps, for a run of `steps`. This takes
         about as many seconds as `compiling` those of a single step."""
-        if steps == 1 or not isinstance(self._asked, str):
-            return steps > 1 and self._asked != 1
+        if steps == 1 or self._verifies:
+            return False
+        if not isinstance(self._asked, str):
+            return self._asked > 1
         little = (self._programs.flops_per_step_per_device or 0) <= LITTLE
         return little and steps * SAVED_SECONDS > compiling
 
