@@ -272,6 +272,10 @@ def test_kernels_are_those_of_a_program_in_whatever_loop():
     assert of(once, large) == of(turns, large, 5)
     assert len(of(once, large)) == 2
     assert of(once, small) != of(turns, small, 5) and len(of(turns, small, 5)) == 1
+    # Also a single kernel is another one within a loop that is compiled as a whole
+    assert of(jnp.cosh, small) != of(
+        lambda x, n: jax.lax.fori_loop(0, n, lambda _, x: jnp.cosh(x), x), small, 5
+    )
     assert of(lambda x: jnp.sin(x @ x) * 3 - x, large) != of(once, large)
 
 

@@ -11,16 +11,17 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-Kernel = tuple[tuple[str, str], ...]
-"""The type and the name of each operation of a kernel that rounds, in order."""
+Kernel = tuple[tuple[str, str, str], ...]
+"""The type, the name and the attributes of each operation of a kernel that rounds, in order."""
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.-]+) .*\{\n((?:  .*\n)*)\}", re.MULTILINE)
 _INSTRUCTION = re.compile(r"  (?:ROOT )?%[\w.-]+ = (\(.*?\)|\S+) ([\w-]+)\((.*)")
+_NAMES = re.compile(r"(?:control-predecessors|metadata)=\{.*?\}|%[\w.-]+|, (?=control|metadata)")
 _CALLED = re.compile(r"=\{?(%[\w.-]+(?:, %[\w.-]+)*)")
 _FLOAT = re.compile(r"\b(?:bf16|f16|f32|f64)\[")
 _LOOPS = ("while", "conditional")  # The operations of their computations are kernels
 _NOT_ROUNDING = {
-    *("fusion", "call", *_LOOPS, "parameter", "constant", "iota", "tuple", "get-tuple-element"),
+    *("fusion", *_LOOPS, "parameter", "constant", "iota", "tuple", "get-tuple-element"),
     *("copy", "bitcast", "broadcast", "reshape", "transpose", "reverse", "concatenate", "pad"),
     *("slice", "dynamic-slice", "dynamic-update-slice", "gather", "select"),
 }
@@ -37,10 +38,11 @@ def kernels(text: str) -> Counter[Kernel]:
             made, operation, rest = found.groups()
             called = (name[1:] for names in _CALLED.findall(rest) for name in names.split(", "))
             inner = [kernel for name in called if name in bodies for kernel in of(name)]
+            attributes = _NAMES.sub("", rest.partition("), ")[2])
             rounds = operation not in _NOT_ROUNDING and _FLOAT.search(made)
             if operation in _LOOPS:
                 yield from inner
-            elif kernel := sum(inner, ((made, operation),) if rounds else ()):
+            elif kernel := sum(inner, ((made, operation, attributes),) if rounds else ()):
                 yield kernel
 
     entry = re.search(r"^ENTRY %([\w.-]+)", text, re.MULTILINE)
