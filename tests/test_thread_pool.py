@@ -48,4 +48,7 @@ def test_several_cpu_devices_have_fewer_programs_under_way_than_block_the_pool()
     with Session(tasks.recipe(duration="12st"), cw.On(devices=2)) as session:
         session.begin()
         session.advance(12)
-        assert len(session._queued) <= session.ahead and programs * (session.ahead + 1) < most_in_flight
+        assert (
+            len(session._queued) <= session.calls.ahead
+            and programs * (session.calls.ahead + 1) < most_in_flight
+        )

@@ -130,6 +130,8 @@ def test_devices_that_are_not_there(refused):
         refused(4, "shares-unlike", "digits", "--devices", "2", "--shares", shares, **numbers)
     refused(4, "shares-unlike", "digits", "--shares", "1,1,1,1,1,1,1,1,1", groups=8, blocks=8)
     refused(2, "stuck-unreadable", "digits", "--stuck", "5m", stuck="5m")
+    for given, most in (("0", 0), ("1.5", "1.5"), ("many", "many")):
+        refused(2, "steps-per-call", "digits", "--steps-per-call", given, value=most)
 
 
 # ---- data

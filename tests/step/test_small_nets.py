@@ -58,10 +58,13 @@ def ways(seed: int, recipe: cw.Recipe) -> list[dict]:
 
 
 def check(seed: int, folder, *, only: int | None = None) -> None:
-    """Compares the net's plain run with its two other ways, or `only` one of them."""
+    """Compares the net's plain run with its three other ways, or `only` one of them."""
     recipe = small_nets.recipe(seed)
     plain = answer(recipe, on=cw.On(devices=1, feed="device"))
     streamed, kept = ways(seed, recipe)
+    if only is None:
+        many = cw.On(devices=1, feed="device", steps_per_call=2 + seed % 9)
+        assert answer(recipe, on=many, log_every="20st") == plain, (seed, many)
     if only != 1:
         assert answer(recipe, **streamed) == plain, (seed, streamed)
     if only != 0:

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chipwise.run.calls import Calls
+from chipwise.run.on import On
 from chipwise.run.session import Session
 from chipwise.study import timing
 from chipwise.study.timing import INTERVAL_SECONDS, INTERVALS, intervals
@@ -18,7 +20,7 @@ from chipwise.study.timing import INTERVAL_SECONDS, INTERVALS, intervals
 class Counted:
     """Programs, and the windows and data that they take: computes nothing."""
 
-    stream, in_use, compiled = None, math.inf, True
+    stream, in_use, compiled, end = None, math.inf, True, math.inf
 
     def at(self, step, idle=None, stopped=None):
         return {}
@@ -36,6 +38,8 @@ def counting():
     lead, hosts = SimpleNamespace(platform="cpu"), SimpleNamespace(pace=Mock())
     session.placement = SimpleNamespace(lead=lead, devices=(0,), hosts=hosts)
     session.recipe, session.verifier, session.watched = SimpleNamespace(seed=0), Mock(), ()
+    programs = SimpleNamespace(placement=session.placement, compiled={})
+    session.calls = Calls(On(), programs)
     return session
 
 

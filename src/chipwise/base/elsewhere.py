@@ -26,6 +26,7 @@ HERE = {
     "num_workers": 'On(workers="processes:4")',
     "sample_weight": _WEIGHTS,
     "shuffle": "nothing, since the order follows from Recipe(seed=...)",
+    "steps_per_execution": "On(steps_per_call=32)",
     "steps_per_epoch": "nothing, since an epoch is every example once",
     "validation_data": "eval=, beside train=",
     "validation_split": _SPLIT,

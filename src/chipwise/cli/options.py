@@ -223,6 +223,11 @@ class Hardware(Here):
     )
 
     shares: str | None = option("Blocks for each device, such as 3,3,2. [equally many]", "N,N,...")
+    steps_per_call: str = option(
+        "Run up to N steps of a small net in one call of a CPU; auto: if it pays.",
+        "N|auto",
+        default="auto",
+    )
 
     @property
     def how(self) -> dict[str, Any]:
@@ -231,6 +236,8 @@ class Hardware(Here):
             numbers = self.shares.split(",")
             whole = all(number.isdecimal() for number in numbers)
             how["shares"] = tuple(map(int, numbers)) if whole else self.shares
+        most = self.steps_per_call
+        how["steps_per_call"] = int(most) if most.isdecimal() else most
         return {**how, "shard_optimizer": self.shard_optimizer}
 
 

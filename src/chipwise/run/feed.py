@@ -46,6 +46,11 @@ class StepWindows:
         self._first, self._window = start, None
         self._next: Future | None = self._maker.submit(self._make, start)
 
+    @property
+    def end(self) -> int:
+        """The step after the last one of the window that `at` returned."""
+        return self._first + self.length
+
     def at(self, step: int) -> Any:
         if self._window is None or step >= self._first + self.length:
             self._first = step

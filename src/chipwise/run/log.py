@@ -148,6 +148,11 @@ class Log:
             self._squared = self.session.programs.squared
         self.ledger.take()
 
+    @property
+    def unread(self) -> bool:
+        """Whether `take` kept what `collect` has not read."""
+        return self._pending is not None
+
     def collect(self, *, last: bool = False, rest: bool = False) -> None:
         """Reads what `take` kept. Called after the next step was started, so that the device is not
         idle. After the `last` step before a save, also compares the devices.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..base import RecipeError
+from ..base import RecipeError, invalid
 from ..base.annotations import as_annotated
 
 
@@ -33,6 +33,10 @@ class On:
       each saves 16 MB.
     - `verify`: the share of the replicas that another device computes once more and compares, such
       as `"1%"`.
+    - `steps_per_call`: the most steps that one call runs on a CPU that is the only device, so that
+      a small net does not wait for the host. Where something is due after a step, and where bits
+      would differ, a call runs one. By default, many if they save more time than the compilation
+      of one more program takes.
     - `noise`: measures at log steps the gradient noise scale of the step's blocks (`run.noise`), as
       `train/noise_scale`.
     - `workers`: threads or processes that read streamed data, such as `4` or `"processes:4"`. If
@@ -53,6 +57,7 @@ class On:
     stuck: float | str = 300.0
     verify: str = "0%"
     noise: bool = False
+    steps_per_call: int | str = "auto"
 
     def __post_init__(self) -> None:
         if self.feed not in ("auto", "device", "host"):
@@ -63,6 +68,10 @@ class On:
             raise RecipeError("stuck-unreadable", stuck=self.stuck)
         if not re.fullmatch(r"(100|[0-9]{1,2}(\.[0-9]+)?)%", self.verify):
             raise RecipeError("verify-share", verify=self.verify)
+        most = self.steps_per_call
+        if most != "auto" and (isinstance(most, str) or most < 1):
+            expected = "a whole number of at least 1, or auto"
+            raise invalid("steps-per-call", "steps_per_call", most, expected)
 
     @property
     def verified(self) -> float:

@@ -7,10 +7,9 @@ Nothing here waits for a device.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import inspect
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,9 +20,10 @@ import numpy as np
 from ..base import DeviceError
 from ..machine.compilation_cache import compile_on
 from ..machine.compiler import jitted
+from ..machine.kernels import kernels
 from ..models.attention_fused import in_fixed_order
 from ..recipe.recipe import Recipe
-from ..step.blueprint import Blueprint, after_replicas, blueprint, meet_at_once
+from ..step.blueprint import Blueprint, after_replicas, blueprint, many_steps, meet_at_once
 from ..step.group_step import GroupStep
 from ..step.layout import Layout, cover_merges
 from ..step.program import Program
@@ -239,6 +239,21 @@ class Programs:
                 len(groups), 1, lambda _, g: each.lower(*groups[g].shapes(specs))
             )
 
+    def compile_steps(self) -> None:
+        """Compiles the program that `steps` runs, if there is one. It is only used if its kernels
+        are those of a step's programs: otherwise bits would differ, as where XLA compiles a loop
+        over less than 1 KiB as one kernel."""
+        on_cpu = self.placement.lead.platform == "cpu"
+        one = many_steps(self.functions, self.blueprint) if on_cpu else None
+        if one is None:
+            return
+        jit = self._jit(inspect.unwrap(one.function), donate_argnums=one.donate)
+        made = jit.lower(*self.placement.local[0].shapes(one.specs)).compile()
+        names = (program.name for program in self.blueprint.programs)
+        apart = (kernels(self.executables[name].as_text()) for name in names)
+        if kernels(made.as_text()) == sum(apart, Counter()):
+            self.compiled["steps"] = [made]
+
     @property
     def executables(self) -> dict[str, Any]:
         """JAX's compiled programs of the first device, or group, by name."""
@@ -264,9 +279,9 @@ class Programs:
         if self.blueprint.fused:
             (step,), frozen = self.compiled["step"], carry[0].frozen
             after, token = step(
-                carry[0].without("donated"), frozen, window[0], data[0], *self.places[0][0]
+                carry[0].with_frozen(None), frozen, window[0], data[0], *self.places[0][0]
             )
-            return [dataclasses.replace(after, frozen=frozen)], token
+            return [after.with_frozen(frozen)], token
         self._first = dict.fromkeys((one.group, one.call) for one in rechecks)
         self._measuring = Squared({}, []) if outputs.squares else None
         vectors = [self.vectors(g, carry[g], window[g], data[g]) for g in range(len(carry))]
@@ -277,6 +292,15 @@ class Programs:
         self._first = {}
         summed = functools.partial(self._sum, outputs.digest) if any(outputs) else None
         return self.state_layout.step(self.compiled, vectors, carry, window, summed)
+
+    def steps(self, carry: Carry, window: list, data: list, count: int) -> tuple[Carry, jax.Array]:
+        """Starts `count` steps in one call, all in `window`, with the results of `step`. *Returns*
+        the new carry and a token to wait for all."""
+        (before,), (place, *calls) = carry, self.places[0][0]
+        given = before.with_frozen(None), before.frozen, window[0], data[0], place
+        turns: list[Any] = calls or [np.int32(1)]
+        after, token = self.compiled["steps"][0](*given, *turns, np.int32(count))
+        return [after.with_frozen(before.frozen)], token
 
     def _recomputed(self, one: Recheck, carry: Carry, window: list, data: list) -> Any:
         """Makes a call of "replica" on another group, from that group's state, which is equal.

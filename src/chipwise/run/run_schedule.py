@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from ..base import invalid
@@ -18,9 +18,21 @@ class AnyOf:
 
     marks: tuple[Marks, ...]
     last: int
+    _next: list[int] = field(default_factory=lambda: [0, -1], compare=False, repr=False)
+    """A step, and the first one from there on that is one of these. A loop asks of every step, and
+    a small net's step takes less time than to ask all marks."""
 
     def __contains__(self, step: object) -> bool:
-        return step == self.last or any(step in one for one in self.marks)
+        return isinstance(step, int) and self.after(step - 1) == step
+
+    def after(self, step: int) -> int | None:
+        """The first one after `step`."""
+        first, due = self._next
+        if not first <= step + 1 <= due:
+            found = [mark for one in self.marks if (mark := one.after(step)) is not None]
+            due = min((mark for mark in (*found, self.last) if mark > step), default=step)
+            self._next[:] = step + 1, due
+        return due if due > step else None
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,8 @@ class Agenda:
     """The steps whose checkpoints are also kept."""
     ledger: AnyOf
     """The steps with a row in the ledger."""
+    due: AnyOf
+    """All of these, and the process's last step."""
 
     @classmethod
     def of(
@@ -93,4 +107,5 @@ class Agenda:
             newest=newest or KEEP,
             keep=kept,
             ledger=rows,
+            due=AnyOf((replace(logged, also=total), *every, *rows.marks), last),
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import time
 from collections import deque
 from collections.abc import Callable, Container
 from typing import Any
@@ -32,6 +33,7 @@ from ..step.state import TrainState, count
 from ..step.window import flat, window_length
 from . import feed
 from .alike_hosts import check_alike
+from .calls import Calls
 from .evaluate import Evaluator
 from .folder.checkpoint import initial_train_state
 from .indexed import in_training
@@ -41,14 +43,6 @@ from .programs import Outputs, Programs
 from .state_digest import Pending
 from .state_layout import StateLayout, drained
 from .verify import Verifier
-
-QUEUED_STEPS = 32  # that the host may run ahead of the device; a stop takes effect within these
-QUEUED_ON_CPUS = 4
-"""The same for several CPU devices. XLA starts a program in a pool with one thread per device. A
-thread waits while its device has 32 unfinished programs. Others may wait in a collective for a
-device that then has no thread, so that all wait forever. A step has at most seven programs per
-device, and more with LAMB, LARS, additions of a cover, or replicas that are compared. With the last
-two, half as many steps are queued."""
 
 
 class Session:
@@ -62,7 +56,7 @@ class Session:
     the state as shapes. `resident`: whether data stays on the devices. `step`: the number of
     started steps, of `total`. `watch`: measures waits for data. `programs`. `watched`: the steps
     whose summed gradient `digest` includes. `noisy`: those of `Programs.squared`. `verifier`:
-    compares replicas.
+    compares replicas. `calls`: how many steps one runs.
 
     Raises `RecipeError`, `DataError` or `DeviceError`.
     """
@@ -86,6 +80,7 @@ class Session:
         about |= {"shard_optimizer": on.shard_optimizer, "outputs": Outputs(squares=on.noise)}
         self.programs = Programs(recipe, self.layout, self.placement, **about)
         self.verifier = Verifier(self.programs, on.verified)
+        self.calls = Calls(on, self.programs)
         self._window = window_length(recipe)  # for which the program is compiled
         self._columns: dict[str, np.ndarray] | None = None
         self._placed: list | None = None
@@ -200,15 +195,19 @@ class Session:
         """Whether data is on the devices or streamed, and its size."""
         return self._data.described(self.recipe.task.train)
 
-    def compile(self) -> None:
-        """Compiles the step, unless that is done."""
+    def compile(self, steps: int = 1) -> None:
+        """Compiles the step, unless that is done. *Arguments:* `steps`: how many will run. If these
+        are many, the program that runs many in a call is compiled too."""
         if not self.programs.compiled:
+            began = time.perf_counter()
             if self.placement.hosts.count > 1:
                 code = {"code (digest of the step's programs)": self.programs.digest}
                 self.placement.hosts.compare("programs", {"host-differs": code})
             self.programs.compile()
             # Otherwise collectives wait for hosts that compile
             self.placement.all("compiled", True)
+            if self.calls.pay(steps, time.perf_counter() - began):
+                self.programs.compile_steps()
 
     # ---- steps
 
@@ -217,7 +216,7 @@ class Session:
 
         *Returns* whether they were started. This is false once `stopped()`.
         """
-        self.compile()
+        self.compile(steps)
         last = self.step + steps
         if last > self.total:
             raise RecipeError("session-ended", total=self.total, step=self.step, steps=steps)
@@ -227,27 +226,21 @@ class Session:
             )
             if batch is None:
                 return False
-            outputs = Outputs(self.step + 1 in self.watched, self.step + 1 in self.noisy)
-            window, rechecks = (
-                self._windows.at(self.step),
-                self.verifier.due(self.recipe.seed, self.step + 1),
-            )
-            self._carry, token = self.programs.step(self._carry, window, batch, outputs, rechecks)
-            self.step += 1
-            self._queued.append(token)
+            window, noted = self._windows.at(self.step), (self.watched, self.noisy)
+            count = self.calls.count(self.step, min(last, self._windows.end), *noted)
+            if count > 1:
+                self._carry, token = self.programs.steps(self._carry, window, batch, count)
+            else:
+                outputs = Outputs(*(self.step + 1 in steps for steps in noted))
+                rechecks = self.verifier.due(self.recipe.seed, self.step + 1)
+                given = self._carry, window, batch, outputs, rechecks
+                self._carry, token = self.programs.step(*given)
+            self.step += count
+            self._queued.extend([token] * count)
             self.placement.hosts.pace.advanced(self.step, self._queued)
-            if len(self._queued) > self.ahead:
+            while len(self._queued) > min(self.calls.ahead, self._data.in_use - 1):
                 self._queued.popleft().block_until_ready()
         return True
-
-    @property
-    def ahead(self) -> float:
-        """The number of steps that the host may run ahead of the device."""
-        queued = QUEUED_STEPS
-        if self.placement.lead.platform == "cpu" and len(self.placement.devices) > 1:
-            plain = self.layout.aligned and not self.verifier.share
-            queued = QUEUED_ON_CPUS if plain else QUEUED_ON_CPUS // 2
-        return min(queued, self._data.in_use - 1)
 
     def drain(self, keep: bool = False) -> dict[str, Any]:
         """Returns the metric sums of the steps since the last `drain`, on the device. With `keep`,

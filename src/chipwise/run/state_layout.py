@@ -128,9 +128,9 @@ class StateLayout:
         after, tokens = [], []
         for g, (before, total) in enumerate(zip(carry, totals, strict=True)):
             squares = None if square is None else square[g](total)
-            given = (before.without("donated"), total, window[g]["hyper"], squares)
+            given = (before.with_frozen(None), total, window[g]["hyper"], squares)
             state, token = compiled["update"][g](*given)
-            after.append(dataclasses.replace(state, frozen=before.frozen))
+            after.append(state.with_frozen(before.frozen))
             tokens.append(token)
         return after, tokens[0]
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
-from ..base import DataError, Fact
+from ..base import DataError, Fact, fact
 from ..base.annotations import as_annotated
 from ..data.class_names import alike, names_in, told
 from ..data.readings import classes_of, readings
@@ -102,7 +102,7 @@ def training(
         if log.begin < agenda.last:
             if folder is not None:
                 closing.enter_context(folder.process(session, best, changed_code))
-            _compiled(session, few, reporter, meter)
+            _compiled(session, few, reporter, meter, agenda.last - session.step)
             for doubt in misleading(recipe):
                 reporter.warn(Finding(doubt).sentence)
         closing.enter_context(log.divergence(saver.newest))
@@ -142,13 +142,16 @@ def _begun(session: Session, saver: Saver, reporter: Reporter, last: int) -> Col
     return few
 
 
-def _compiled(session: Session, few: Columns, reporter: Reporter, meter: Meter) -> None:
-    """Reports what is known of data and loss before the first step, and compiles the step."""
+def _compiled(session: Session, few: Columns, reporter: Reporter, meter: Meter, steps: int) -> None:
+    """Reports what is known of data and loss before the first of `steps` steps, and compiles the
+    step."""
     reporter.say(session.data)
     neighbours.tell(session, few, reporter)
     meter.seconds["start"] = meter.total()
     with meter.section("compile"), reporter.waiting("compiling"):
-        session.compile()
+        session.compile(steps)
+    if session.calls.most > 1:
+        reporter.say(fact("many-steps", steps=session.calls.most))
 
 
 def _train(
@@ -164,7 +167,7 @@ def _train(
         and not saver.best.over
     ):
         try:
-            advanced = session.advance(stopped=lambda: stop.alone)
+            advanced = session.advance(_room(session, agenda, log), stopped=lambda: stop.alone)
         except DataError:  # the steps before what cannot be used are kept
             if session.step > log.begin:
                 _saved(log, saver)
@@ -172,6 +175,8 @@ def _train(
         if not advanced:
             break
         log.collect()
+        if session.step not in agenda.due and not log.new:
+            continue
         log.take(agenda)
         if session.step in agenda.evaluate and session.step < agenda.last:
             log.evaluate()
@@ -184,6 +189,13 @@ def _train(
             break
     log.collect(last=True, rest=not stop)
     yield from _told(log, saver)
+
+
+def _room(session: Session, agenda: Agenda, log: Log) -> int:
+    """The number of steps to start at once. After a step with a row it is one, since the row's
+    event comes then, and may stop the run."""
+    due = agenda.due.after(session.step) if session.calls.most > 1 and not log.unread else None
+    return 1 if due is None else due - session.step
 
 
 def _told(log: Log, saver: Saver) -> Generator[Event, None, bool]:

@@ -38,6 +38,7 @@ MEET_AT_ONCE = 8
 MEET_BYTES = 1 << 30
 # Total size of all replicas' vectors up to which a CPU device makes a single call
 LOOP_BYTES = 32 << 20
+_FAST = lax.conv_dimension_numbers((1,) * 4, (1,) * 4, ("NHWC", "HWIO", "NHWC"))
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,8 @@ class Blueprint:
         program.
         """
         names = dict.fromkeys((self.programs[0].name, *self.exchanges, *temporary))
-        return max(((self.sums[name], int(temporary.get(name, 0))) for name in names), key=sum)
+        sums = self.sums
+        return max(((sums.get(name, 0), int(temporary.get(name, 0))) for name in names), key=sum)
 
     def memory(
         self, temporary: Mapping[str, float], program: float, available: int, source: Fact
@@ -288,7 +290,24 @@ def after_replicas(step: Step, hyper: WindowHyper) -> Iterator[Program]:
     yield Program("update", step.update_chunk if step.sharded else step.update, update, (0,))
 
 
-def _may_loop(step: Step, replica: Program) -> bool:
+def many_steps(step: Step, made: Blueprint) -> Program | None:
+    """The program that runs many steps of `made` in a call of the only device, a CPU, if there is
+    one: for a small net with `resident` data. A `fused` step must have no convolution: see
+    `_may_loop`."""
+    if not (made.resident and made.layout.groups == 1 and (made.fused or made.looped)):
+        return None
+    specs, turns = step.specs(), jax.ShapeDtypeStruct((), jnp.int32)
+    state, window, place = specs["state"], specs["window"], specs["place"]
+    inputs = ReplicaInput.of(state, window["rows"], specs["data"], place)
+    if made.looped:
+        place = made.replica.specs[0].place
+    elif not _may_loop(step, Program("replica", step.traced, (inputs,)), fast=()):
+        return None
+    given = state.without("donated"), state.frozen, window, step.kept_spec(), place, turns, turns
+    return Program("steps", step.in_a_row, given, (0,))
+
+
+def _may_loop(step: Step, replica: Program, fast: Sequence[Any] = (_FAST,)) -> bool:
     """Whether a CPU device makes a single call for all its replicas. It does for nets so small that
     the calls cost more than the work.
 
@@ -302,14 +321,11 @@ def _may_loop(step: Step, replica: Program) -> bool:
         return False
     traced = step.traced.trace(*replica.specs).jaxpr  # the trace that `in_turn` calls
     return all(
-        equation.params["dimension_numbers"] == _FAST
+        equation.params["dimension_numbers"] in fast
         for jaxpr in inside(traced.jaxpr)
         for equation in jaxpr.eqns
         if equation.primitive is primitives.conv_general_dilated_p
     )
-
-
-_FAST = lax.conv_dimension_numbers((1,) * 4, (1,) * 4, ("NHWC", "HWIO", "NHWC"))
 
 
 def meet_at_once(calls: int, size: int) -> bool:

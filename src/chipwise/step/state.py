@@ -92,6 +92,10 @@ class TrainState:
         }
         return dataclasses.replace(self, **removed)
 
+    def with_frozen(self, frozen: Tree) -> TrainState:
+        """Returns the state with another frozen part. A loop asks twice a step."""
+        return self if frozen is self.frozen else dataclasses.replace(self, frozen=frozen)
+
 
 def first_maker(
     recipe: Recipe, then: Callable[[TrainState], Tree] = lambda state: state, **options: Any

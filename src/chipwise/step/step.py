@@ -10,7 +10,8 @@ A step is several programs. None touches the host:
     gather    the parameters, if the optimizer's state is sharded             across devices
     measured  a block's squares, at steps that measure the noise              on each device
 
-A recipe with one block has a single program, `step`, in place of `replica` to `update`.
+A recipe with one block has a single program, `step`, in place of `replica` to `update`. A CPU that
+is the only device may run `steps`, which are many.
 
 All but `reduce` and `gather` are compiled for a single device, and a device with several replicas
 runs the same program several times. Values of several replicas meet only in additions, whose order
@@ -25,6 +26,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -171,6 +173,54 @@ class Step:
         vectors = jnp.zeros((places.shape[0], self.updates.size), jnp.float32)
         vectors = lax.fori_loop(jnp.int32(0), calls, turn, vectors)
         return [vectors[i] for i in range(self.calls)]
+
+    def in_a_row(
+        self,
+        state: TrainState,
+        frozen: Tree,
+        window: Window,
+        kept: Batch,
+        place: Array,
+        calls: Array,
+        steps: Array,
+    ) -> tuple[TrainState, Array]:
+        """Runs `steps` steps, `()` int32, on the only device, so that the host makes one call for
+        all. Each part of a step is computed as by itself.
+
+        *Arguments:* `kept` has all examples. `place` and `calls` are those of `in_turn`, or the
+        place of the only block and 1. `frozen` is not part of `state`, since it is not overwritten.
+        """
+        once = jnp.minimum(calls, jnp.int32(1))
+
+        def alone(function: Callable[..., Any], first: Any, *inputs: Any) -> Any:
+            """Calls a function in a loop of one turn, whose body is compiled by itself. Its inputs
+            are values that change. Otherwise the compiler would move what depends on them alone out
+            of the body, away from the operations with which it fuses them."""
+
+            def turn(_: Array, carry: Any) -> Any:
+                return function(*carry), *jax.tree.map(jnp.zeros_like, carry[1:])
+
+            return lax.fori_loop(jnp.int32(0), once, turn, (first, *inputs))[0]
+
+        def whole(carry: tuple[TrainState, Array], batch: Batch) -> tuple[TrainState, Array]:
+            return self.replica_and_update(carry[0], frozen, window, batch, place)
+
+        def updated(carry: tuple[TrainState, Array], total: Array, squares: Array | None) -> Any:
+            return self.update(carry[0], total, window["hyper"], squares)
+
+        def step(_: Array, carry: tuple[TrainState, Array]) -> tuple[TrainState, Array]:
+            before = dataclasses.replace(carry[0], frozen=frozen)
+            if self.fused:
+                return alone(whole, carry, self.pick(before.step, window["rows"], kept))
+            inputs = ReplicaInput.of(before, window["rows"], kept, place)
+            total = self.in_turn(inputs, calls, resident=True)
+            squares = None
+            if (shape := self.updates.squares) is not None:
+                zeros = jnp.zeros(shape.shape, shape.dtype)
+                squares = alone(lambda _, total: self.square(total), zeros, total)
+            return alone(updated, carry, total, squares)
+
+        return lax.fori_loop(jnp.int32(0), steps, step, (state, jnp.int32(0)))
 
     def update(
         self,

@@ -89,7 +89,7 @@ def measure_train(
         session.wait()
         meter.seconds["start"] = meter.total()
         with meter.section("compile"):
-            session.compile()
+            session.compile(recipe.clock.total)
 
         # ---- the first steps, then intervals of a length that they tell
         with meter.section("warmup"):
