@@ -18,7 +18,7 @@ import golden_cases
 import small_nets
 import tasks
 from chipwise.base import fact
-from chipwise.machine.kernels import kernels
+from chipwise.machine.cpu_kernels import kernels
 from chipwise.run import calls, programs
 from chipwise.run.on import On
 from chipwise.run.programs import Programs
@@ -124,6 +124,7 @@ def test_a_run_stores_the_same_and_no_call_passes_a_step_at_which_something_is_d
     with mock.patch.object(Programs, "steps", counted):
         result = cw.fit(tasks.quick(**QUICK), tmp_path, on=On(devices=1, steps_per_call=most), **HOW)
     assert told(tmp_path, result) == single
+    made = made[1:]  # the first one compares
     assert made and all(1 < count <= most for _, count in made)
     due = {n for every in (4, 5, 6, 7) for n in range(every, 31, every)}
     assert not [(first, count) for first, count in made if due & set(range(first + 1, first + count))]
@@ -254,6 +255,8 @@ def test_a_net_whose_bits_would_differ_takes_single_steps(seed, monkeypatch):
     plain = bits(recipe, 1)[0]
     assert bits(recipe, 7) == (plain, 1)
     monkeypatch.setattr(programs, "kernels", lambda text: Counter())  # as if they were the same
+    assert bits(recipe, 7) == (plain, 1)  # for the state after them differs
+    monkeypatch.setattr(Session, "_compare_steps", lambda _: None)
     differing, most = bits(recipe, 7)
     assert differing != plain and most == 7
 
@@ -285,3 +288,25 @@ def test_a_number_of_steps_is_a_whole_one_or_auto(given):
         On(steps_per_call=given)
     assert dataclasses.replace(On(), steps_per_call=3).json()["steps_per_call"] == 3
     np.testing.assert_equal(On().steps_per_call, "auto")
+
+
+def test_a_program_whose_steps_end_elsewhere_is_not_used(monkeypatch):
+    """Whatever the text of its kernels says."""
+
+    def other(self, carry, window, data, steps):
+        one, token = single(self, carry, window, data)
+        return [_off(one[0])], token
+
+    single = Programs.step
+    monkeypatch.setattr(Programs, "steps", other)
+    recipe = tasks.recipe(duration="40st")
+    with Session(recipe, On(devices=1, feed="device", steps_per_call=4)) as session:
+        session.begin()
+        session.compile(session.total)
+        assert "steps" not in session.programs.compiled and session.calls.most == 1
+        session.advance(5)
+        assert session.step == 5
+
+
+def _off(state):
+    return dataclasses.replace(state, params=jax.tree.map(lambda x: x + 1, state.params))

@@ -20,7 +20,7 @@ import numpy as np
 from ..base import DeviceError
 from ..machine.compilation_cache import compile_on
 from ..machine.compiler import jitted
-from ..machine.kernels import kernels
+from ..machine.cpu_kernels import kernels
 from ..models.attention_fused import in_fixed_order
 from ..recipe.recipe import Recipe
 from ..step.blueprint import Blueprint, after_replicas, blueprint, many_steps, meet_at_once
