@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ..base import RecipeError
@@ -14,8 +15,8 @@ from ..base.annotations import as_annotated
 @as_annotated
 @dataclass(frozen=True)
 class On:
-    """The devices that a call uses, and how data gets there. Only `exact=False` can change a
-    result.
+    """The devices that a call uses, and how data gets there. Only `exact=False` and
+    `kernels` can change a result.
 
         cw.fit(recipe, on=cw.On(devices=4))
 
@@ -37,6 +38,9 @@ class On:
       `train/noise_scale`.
     - `workers`: threads or processes that read streamed data, such as `4` or `"processes:4"`. If
       None, a measurement decides.
+    - `kernels`: `"tuned"` times kernels on the first GPU, once, and keeps them in the run folder
+      for every device, host and resume. A path takes those of such a file, with the same bits.
+      By default, a GPU takes the first kernel that its libraries propose.
     - `stuck`: the seconds without a move after which `fit` ends with `Stuck`, or three times the
       longest step if that is more. With 0, it never does.
 
@@ -53,6 +57,7 @@ class On:
     stuck: float | str = 300.0
     verify: str = "0%"
     noise: bool = False
+    kernels: str | Path | None = None
 
     def __post_init__(self) -> None:
         if self.feed not in ("auto", "device", "host"):
@@ -63,6 +68,8 @@ class On:
             raise RecipeError("stuck-unreadable", stuck=self.stuck)
         if not re.fullmatch(r"(100|[0-9]{1,2}(\.[0-9]+)?)%", self.verify):
             raise RecipeError("verify-share", verify=self.verify)
+        if self.kernels is not None and not self.exact:
+            raise RecipeError("kernels-inexact", kernels=str(self.kernels))
 
     @property
     def verified(self) -> float:
