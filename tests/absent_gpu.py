@@ -66,6 +66,7 @@ def main(do, *arguments):
     from chipwise.machine import kernels
     from chipwise.machine.compiler import jitted
 
+    kernels.LIBRARIES = ("jax", *kernels.LIBRARIES)  # so that a file has a comment for XLA to read
     jax.devices()
     about = {"target_config": target_config(named("h100")), "topology": "1x1x1"}
     (device,) = topologies.get_topology_desc("", "cuda", **about).devices

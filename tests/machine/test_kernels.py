@@ -7,7 +7,9 @@ import base64
 import hashlib
 import importlib.util
 import re
+import types
 
+import jax
 import pytest
 
 import absent_gpu
@@ -60,6 +62,28 @@ def test_what_is_no_file_of_kernels(tmp_path, content, code, facts):
         kernels.read(file)
 
 
+def test_a_file_names_the_libraries_whose_kernels_it_numbers(monkeypatch, tmp_path):
+    monkeypatch.setattr(kernels, "installed", {"nvidia-cublas-cu12": "12.9.1"}.get)
+    made = tmp_path / "k.textproto"
+    made.write_text(kernels.steady(f"version: 3\n{ENTRY}"))
+    assert kernels.read(made).text.startswith("# nvidia-cublas-cu12 12.9.1\nversion: 3\n")
+    for known in ({"nvidia-cublas-cu12": "12.9.2"}, {}):
+        monkeypatch.setattr(kernels, "installed", known.get)
+        here = [f"# {name} {version}" for name, version in known.items()]
+        facts = {"path": str(made), "theirs": ["# nvidia-cublas-cu12 12.9.1"], "here": here}
+        with refused(DeviceError, "kernels-of-other-libraries", **facts):
+            kernels.load(kernels.read(made), types.SimpleNamespace(platform="gpu"), str(made))
+
+
+def test_a_cache_that_cannot_be_written_is_told(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(kernels, "_held", {})
+    monkeypatch.setenv("CHIPWISE_CACHE", str(tmp_path / "file"))
+    made = kernels.Kernels(f"version: 3\n{ENTRY}")
+    with refused(DeviceError, "kernels-unkept", path=str(made.path)):
+        kernels.load(made, types.SimpleNamespace(platform="gpu"), "k.textproto")
+
+
 def test_the_digest_is_that_of_the_files_bytes(tmp_path):
     file = tmp_path / "k.textproto"
     file.write_bytes(f"version: 3\n{ENTRY}".encode())
@@ -100,7 +124,7 @@ def file(tmp_path_factory):
     which XLA asks for them; and the program without them."""
     logs = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "autotuner_cache=2"}
     plain, log = absent_gpu.ask("keys", **logs)
-    made, keys = "version: 3\n", absent_gpu.LOGGED.findall(log)
+    made, keys = f"# jax {jax.__version__}\n{kernels.libraries()}version: 3\n", absent_gpu.LOGGED.findall(log)
     for _, model, name, version in keys:
         if result := next((RESULTS[kind] for kind in RESULTS if kind in name), None):
             made += absent_gpu.entry(model, name, version, result)

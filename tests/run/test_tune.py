@@ -11,6 +11,8 @@ import absent_gpu
 import chipwise as cw
 import tasks
 from chipwise.base.errors import DeviceError, RecipeError, RunError
+from chipwise.cli import main
+from chipwise.explain.report.run_report import report
 from chipwise.machine.kernels import FILE, TUNED, Kernels
 from chipwise.proof.audit import audit
 from chipwise.run import tune
@@ -76,6 +78,23 @@ def test_a_run_states_its_kernels_everywhere(timed, tmp_path):
     assert json.loads((run / "result.json").read_text())["devices"]["kernels"] == SOME.digest
     with Session(tasks.quick(), on()) as session:
         assert SOME.digest[:12] in session.start.numbers["mark"]
+
+
+def test_the_commands_of_a_report_name_the_kernels(timed, tmp_path):
+    run = tmp_path / "run"
+    cw.fit(tasks.quick(), run, on=on(), stop_after="9st", **HOW)
+    recipe = json.loads((run / "recipe.json").read_text())
+    source = {"recipe": "digits", "set": [], "data": None, "synthetic": False}
+    (run / "recipe.json").write_text(json.dumps({**recipe, "source": source}))
+    said = [one["command"] for one in report(run)["commands"] if "chipwise train" in str(one.get("command"))]
+    assert said and all(f"--kernels {run / FILE}" in command for command in said)
+
+
+@pytest.mark.parametrize("kernels", ["tuned", "nowhere.textproto"])
+def test_the_command_line_takes_kernels(tmp_path, kernels, capsys):
+    command = ["train", "digits", "--kernels", kernels, "--run", str(tmp_path / "run"), "--quiet"]
+    assert main(command) == DeviceError.exit_code
+    assert "nothing is tuned on a CPU" in capsys.readouterr().err
 
 
 def test_a_run_without_kernels_says_nothing_of_them(tmp_path):

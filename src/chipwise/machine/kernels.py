@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from ..base import DeviceError
 from ..base.files import home, put_inside, read_inside
+from .host_facts import installed
 
 FILE = "kernels.textproto"
 TUNED = "tuned"
@@ -32,8 +33,11 @@ LOAD, DUMP, COMPLETE, FOLDER = (
 """XLA's options: the file to read and to write, whether the program may have a kernel that was not
 read, and a folder of kernels that processes share."""
 
+LIBRARIES = ("nvidia-cublas-cu12", "nvidia-cudnn-cu12", "nvidia-cublas", "nvidia-cudnn-cu13")
+"""The packages of cuBLAS and cuDNN, for CUDA 12 and 13."""
+
 _ENTRY = re.compile(r"results \{\n(?: .*\n)+\}\n")
-_WHOLE = re.compile(rf"version: \d+\n(?:{_ENTRY.pattern})+")
+_WHOLE = re.compile(rf"(?:# .*\n)*version: \d+\n(?:{_ENTRY.pattern})+")
 _GRADIENT = re.compile(r"__cudnn\$convBackward| convolution\(")
 
 FREE = "exact=False"
@@ -65,10 +69,17 @@ def stated(kernels: Kernels | None) -> dict[str, str]:
     return {} if kernels is None else {"kernels": kernels.digest}
 
 
+def libraries() -> str:
+    """The versions of the libraries with the kernels, as lines of comment. A file has the number of
+    a product's kernel in the list of its version of cuBLASLt, and only cuDNN's version in words."""
+    known = {name: installed(name) for name in LIBRARIES}
+    return "".join(f"# {name} {version}\n" for name, version in known.items() if version)
+
+
 def steady(text: str) -> str:
     """Leaves out the gradients of convolutions. Some of cuDNN's kernels for these add with atomics,
     and XLA does not say which: it times all of them, or takes the first that adds in one order."""
-    return _ENTRY.sub(lambda one: "" if _GRADIENT.search(one[0]) else one[0], text)
+    return libraries() + _ENTRY.sub(lambda one: "" if _GRADIENT.search(one[0]) else one[0], text)
 
 
 def read(path: str | Path) -> Kernels:
@@ -119,12 +130,19 @@ def load(kernels: Kernels, device: jax.Device, path: str) -> None:
     Compiles a product that every file has, which XLA refuses to do if the file's kernels are those
     of another GPU or another version of cuDNN. Raises `DeviceError`, which names `path`.
     """
+    theirs, here = kernels.text.partition("version:")[0], libraries()
+    if theirs != here:
+        both = {"theirs": theirs.splitlines(), "here": here.splitlines()}
+        raise DeviceError("kernels-of-other-libraries", path=path, **both)
     claim(device.platform, True, kernels)
     if loaded() == kernels:
         return
+    try:
+        kernels.path.parent.mkdir(parents=True, exist_ok=True)
+        put_inside(kernels.path, kernels.text.encode(), durable=False)
+    except OSError as error:
+        raise DeviceError("kernels-unkept", path=str(kernels.path), reason=error) from None
     _held[device.platform] = _UNREAD  # XLA does not read a second file
-    kernels.path.parent.mkdir(parents=True, exist_ok=True)
-    put_inside(kernels.path, kernels.text.encode(), durable=False)
     asked: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_deterministic_ops": True}
     asked |= {FOLDER: "", LOAD: str(kernels.path), COMPLETE: True}
     place = jax.sharding.SingleDeviceSharding(device)
