@@ -3,6 +3,7 @@ own, since XLA reads one file of kernels in a process. Prints JSON.
 
     keys                   nothing: XLA logs what a small net's kernels are called
     text [FILE [FREE]]     the net's compiled program, with the kernels of a file or without, exact or not
+    timed                  the same for the programs whose kernels are timed
     load FILE              the code and the facts of the error for a file, if there is one
 """
 
@@ -63,8 +64,10 @@ def main(do, *arguments):
     from chipwise.base import DeviceError
     from chipwise.chips.catalogue import named
     from chipwise.chips.gpus import target_config
+    from chipwise.compile.exports import export_program
     from chipwise.machine import kernels
     from chipwise.machine.compiler import jitted
+    from chipwise.run import tune
 
     kernels.LIBRARIES = ("jax", *kernels.LIBRARIES)  # so that a file has a comment for XLA to read
     jax.devices()
@@ -83,6 +86,11 @@ def main(do, *arguments):
         jax.ShapeDtypeStruct(shape, jnp.float32, sharding=place)
         for shape in ((64, 32, 32, 64), (3, 3, 64, 128), (512, 512))
     ]
+    if do == "timed":
+        for function, specs in ((kernels.product, (kernels.probe(),)), (net, shapes)):
+            specs = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in specs]
+            tune.compiled(export_program(function, specs, "cuda").body, device, "unwritten.textproto")
+        return None
     if do == "keys":
         jitted(kernels.product, device).lower(kernels.probe(place)).compile()
     return jitted(net, device, exact=not free).lower(*shapes).compile().as_text()

@@ -157,6 +157,19 @@ def test_a_file_decides_the_kernels_of_an_absent_gpus_programs(file):
 
 @needs_compiler
 @pytest.mark.slow
+def test_kernels_are_timed_for_the_calls_that_exact_programs_make(file):
+    """XLA times nothing with deterministic operations, so the timed programs are not the exact ones."""
+
+    def calls(keys):
+        return {key for key, _, name, _ in keys if "$conv" in name or "__cublas" in name}
+
+    _, log = absent_gpu.ask("timed", TF_CPP_MIN_LOG_LEVEL="0", TF_CPP_VMODULE="autotuner_cache=2")
+    exact = calls(file[1])
+    assert len(exact) >= 4 and calls(absent_gpu.LOGGED.findall(log)) == exact
+
+
+@needs_compiler
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change, code",
     [

@@ -134,12 +134,17 @@ def _run(command: list[str], variables: dict[str, str], pace: Pace) -> tuple[int
 
 def main(folder: str, ordinal: str) -> None:
     device = next(d for d in jax.local_devices() if d.local_hardware_id == int(ordinal))
-    options = {**TIMED, DUMP: str(Path(folder) / FILE)}
     for file in sorted(Path(folder).glob("*.bin")):
-        exported = export.deserialize(bytearray(file.read_bytes()))
-        place = SingleDeviceSharding(device)
-        specs = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place) for a in exported.in_avals]
-        jax.jit(exported.call, keep_unused=True, compiler_options=options).lower(*specs).compile()
+        compiled(file.read_bytes(), device, str(Path(folder) / FILE))
+
+
+def compiled(body: bytes, device: jax.Device, to: str) -> Any:
+    """Compiles a program of `jax.export`, while XLA times kernels, and writes them all to a
+    file."""
+    exported, place = export.deserialize(bytearray(body)), SingleDeviceSharding(device)
+    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place) for a in exported.in_avals]
+    jitted = jax.jit(exported.call, keep_unused=True, compiler_options={**TIMED, DUMP: to})
+    return jitted.lower(*specs).compile()
 
 
 if __name__ == "__main__":
