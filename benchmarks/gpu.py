@@ -2,6 +2,7 @@
 
     python benchmarks/gpu.py --plan h100 h200       # anywhere, needs chipwise[plan]; writes gpu_plans.json
     python benchmarks/gpu.py --mnist DIR --cifar DIR  # on an NVIDIA GPU; writes gpu.json and gpu.md
+    python benchmarks/gpu.py --next --cifar DIR     # what has no measurement yet, in 9 minutes: gpu_next.py
     python benchmarks/gpu.py --tiny                 # tiny nets, on a CPU too: whether it works
 
 For each net, on random examples in the GPU's memory, it measures: examples/s of the exact step, of
@@ -374,6 +375,7 @@ def main() -> None:
     parser.add_argument("--plan", nargs="+", metavar="CHIP", help="plan these chips, and measure nothing")
     parser.add_argument("--mnist", default="", help="folder of MNIST, to train it to its end")
     parser.add_argument("--cifar", default="", help="folder of CIFAR-10, for cifar10-davidnet to its end")
+    parser.add_argument("--next", action="store_true", help="what has no measurement yet: see gpu_next.py")
     parser.add_argument("--minutes", type=float, default=9.5)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
@@ -381,8 +383,16 @@ def main() -> None:
     size, deadline = "tiny" if arguments.tiny else "full", time.monotonic() + 60 * arguments.minutes
     if arguments.child:
         kind, *words = arguments.child
+        from gpu_next import CHILDREN
+
         children = {"plan": plan_child, "torch": torch_child, "trainings": trainings_child}
-        print(json.dumps({**children, "chipwise": chipwise_child}[kind](*words)))
+        print(json.dumps({**children, **CHILDREN, "chipwise": chipwise_child}[kind](*words)))
+        return
+    if arguments.next:
+        from gpu_next import SECONDS as MOST
+        from gpu_next import main as measure_next
+
+        measure_next(size, arguments.cifar, arguments.out, min(MOST, 60 * arguments.minutes))
         return
     made: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "began": time.monotonic(), "trained": {}}
 

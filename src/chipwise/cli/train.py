@@ -44,6 +44,10 @@ def train(
         "Interval of digests: 1st for every step. [each log, evaluation and save]",
         "DURATION",
     ),
+    kernels: str | None = option(
+        "'tuned': time a GPU's kernels once, and keep them with the run. Or such a file.",
+        "tuned|FILE",
+    ),
     start: str | None = option(
         "Start from the weights of a run or a file, at step 0.", "RUN", name="--from"
     ),
@@ -62,6 +66,7 @@ def train(
       chipwise train digits
       chipwise train my_task.py:recipe --set lr=0.2 --devices 4
       chipwise train mnist --data DIR --keep-best eval/accuracy --patience 5ep
+      chipwise train mnist --data DIR --kernels tuned --run runs/mnist-tuned
       chipwise train mnist --data DIR --from runs/mnist --set lr=0.001 --run runs/mnist-2
       chipwise train mnist --from runs/mnist --with-optimizer --set duration=5ep --run runs/longer
     """
@@ -87,7 +92,7 @@ def train(
         keep=keep,
         ledger=ledger,
         progress=how.progress(quiet),
-        **arguments,
+        **{**arguments, "on": replace(arguments["on"], kernels=kernels)},
     )
     if json_:
         print_json("train/1", result.to_json())
@@ -283,5 +288,6 @@ def _rows(result: Result, batch: int) -> Iterator[tuple[str, Any]]:
         yield "data", result.feed["verdict"]
     if result.kept:
         yield "best", fact("best-kept", **vars(result.kept))
-    yield "fingerprint", result.fingerprint
+    tuned = result.devices.get("kernels")
+    yield "fingerprint", f"{result.fingerprint}, kernels {tuned}" if tuned else result.fingerprint
     yield "run", result.run

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from ..chips import find
+from . import kernels
 from .portable_cpu import active
 from .products import apart
 
@@ -24,9 +25,12 @@ def jitted(
     shards: int = 1,
     **about: Any,
 ) -> Any:
-    """`function` jitted for devices like `device`, in groups of `shards`, with `compiler_options`.
-    In `portable` mode, its products are `apart`. *Arguments:* `about`: others of `jax.jit`."""
+    """`function` jitted for devices like `device`, in groups of `shards`, with `compiler_options`
+    and, for exact programs of GPUs, `kernels.options`. In `portable` mode, its products are
+    `apart`. *Arguments:* `about`: others of `jax.jit`."""
     options = compiler_options(device.platform, exact, device.device_kind, shards)
+    if more := kernels.options(device.platform, exact):
+        options = {**(options or {}), **more}
     function = apart(function) if active(device) else function
     return jax.jit(function, compiler_options=options, **about)
 

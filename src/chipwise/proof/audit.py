@@ -4,6 +4,7 @@ bit."""
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +16,11 @@ import numpy as np
 from ..base import ChipwiseError, Fact, RecipeError, RunError, fact, plain
 from ..base.annotations import as_annotated
 from ..base.figures import one_line
+from ..base.files import read_inside
 from ..base.locks import NAMES as LOCKS
 from ..data.compared import changed_data, uncompared
 from ..machine.arithmetic import fixed
+from ..machine.kernels import FILE as KERNELS
 from ..recipe.recipe import Recipe, difference
 from ..recipe.task import finished
 from ..run.folder.checkpoint import restore_run, state_of
@@ -40,6 +43,7 @@ from ..run.folder.run_reader import (
 )
 from ..run.on import ALL, On
 from ..run.session import Session
+from ..run.tune import take
 from ..step.state import fingerprint, parameters
 from .stated import METRICS, Rows, equal, one_rule, result_unlike
 
@@ -97,6 +101,7 @@ def audit(
         )
         raise RunError("run-without-ledger", text, run=str(run))
     with Session(recipe, on) as session:
+        unlike = _kernels(stored.path, ledger, session)
         replay, made, found = (
             _Replay(stored, ledger, session),
             list[tuple[int, int]](),
@@ -111,7 +116,7 @@ def audit(
         if not found:
             found += replay.kept()
         head = replay.head
-        found += _changes(stored, ledger, recipe, head)
+        found += [*_changes(stored, ledger, recipe, head), *unlike]
     facts = {"run": str(run), "rows": replay.rows, "steps": sum(b - a for a, b in made)}
     text = (
         "{run} is what its recipe and data make: {rows:count row} of {steps:count step} to the bit."
@@ -174,6 +179,23 @@ def _changes(
             yield fact("audit-beyond", run=run, file=file, step=last, total=total)
 
 
+def _kernels(run: Path, ledger: StoredLedger, session: Session) -> list[Fact]:
+    """Loads the tuned kernels that the ledger's last head states for this chip, if it states some.
+    *Returns* the difference of the run folder's file from them."""
+    computed, file = ledger.heads[-1]["computed"], run / KERNELS
+    if (stated := computed.get("kernels")) is None:
+        return []
+    try:
+        digest = hashlib.sha256(read_inside(file)).hexdigest()
+    except OSError:
+        digest = "missing"
+    if digest != stated:
+        return [fact("audit-other-kernels", run=str(run), stated=stated, found=digest)]
+    if session.machine.chip == computed.get("chip"):
+        session.programs.kernels = take(file, session.programs)
+    return []
+
+
 def _unaudited(replay: _Replay, made: list[tuple[int, int]]) -> list[str]:
     """The contents of the run folder that were not computed again."""
     stored, rows, ledger = replay.stored, replay.stated, replay.ledger
@@ -222,7 +244,8 @@ def _unaudited(replay: _Replay, made: list[tuple[int, int]]) -> list[str]:
     if stored.checkpoints:
         sums = "" if replay.sums.keys() >= {*stored.checkpoints} else ", metrics so far"
         names.append(f"checkpoints: seconds, verified{sums}")
-    names += sorted({file.name for file in stored.path.iterdir()} - KNOWN)
+    tuned = {KERNELS for head in ledger.heads if "kernels" in head["computed"]}
+    names += sorted({file.name for file in stored.path.iterdir()} - KNOWN - tuned)
     return [one_line(name, 1 << 16) for name in names]
 
 
@@ -294,7 +317,7 @@ class _Replay:
         self.best = False
         self.head = json.loads(json.dumps(head_of(session), default=str))
         bits = [
-            [h["computed"].get(n) for n in ("chip", "layout", "devices")]
+            [h["computed"].get(n) for n in ("chip", "layout", "devices", "kernels")]
             for h in (*ledger.heads, self.head)
         ]
         self.exact = all(one == bits[-1] for one in bits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ..base import RecipeError, invalid
@@ -14,8 +15,8 @@ from ..base.annotations import as_annotated
 @as_annotated
 @dataclass(frozen=True)
 class On:
-    """The devices that a call uses, and how data gets there. Only `exact=False` can change a
-    result.
+    """The devices that a call uses, and how data gets there. Only `exact=False` and
+    `kernels` can change a result.
 
         cw.fit(recipe, on=cw.On(devices=4))
 
@@ -41,6 +42,9 @@ class On:
       `train/noise_scale`.
     - `workers`: threads or processes that read streamed data, such as `4` or `"processes:4"`. If
       None, a measurement decides.
+    - `kernels`: `"tuned"` times kernels on the first GPU, once, and keeps them in the run folder
+      for every device, host and resume. A path takes those of such a file, with the same bits.
+      By default, a GPU takes the first kernel that its libraries propose.
     - `stuck`: the seconds without a move after which `fit` ends with `Stuck`, or three times the
       longest step if that is more. With 0, it never does.
 
@@ -58,6 +62,7 @@ class On:
     verify: str = "0%"
     noise: bool = False
     steps_per_call: int | str = "auto"
+    kernels: str | Path | None = None
 
     def __post_init__(self) -> None:
         if self.feed not in ("auto", "device", "host"):
@@ -72,6 +77,8 @@ class On:
         if most != "auto" and (isinstance(most, str) or most < 1):
             expected = "a whole number of at least 1, or auto"
             raise invalid("steps-per-call", "steps_per_call", most, expected)
+        if self.kernels is not None and not self.exact:
+            raise RecipeError("kernels-inexact", kernels=str(self.kernels))
 
     @property
     def verified(self) -> float:

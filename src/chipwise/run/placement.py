@@ -27,6 +27,7 @@ from ..machine.arithmetic import check_flags
 from ..machine.cluster import outside_srun
 from ..machine.detect import Machine, detect, shared
 from ..machine.hosts import hosts
+from ..machine.kernels import Kernels, stated
 from ..models.large import SHARD, WHOLE, on_each, spec_at
 from ..recipe import precision
 from ..recipe.task import Tree
@@ -402,8 +403,8 @@ def device_names(placement: Placement, groups: Sequence[int]) -> list[str]:
     ]
 
 
-def describe(machine: Machine, layout: Layout) -> dict[str, Any]:
-    """The machine and the layout as plain JSON values."""
+def describe(machine: Machine, layout: Layout, kernels: Kernels | None = None) -> dict[str, Any]:
+    """The machine, the layout and tuned `kernels` as plain JSON values."""
     return {
         "platform": machine.platform,
         "kind": machine.kind,
@@ -420,12 +421,15 @@ def describe(machine: Machine, layout: Layout) -> dict[str, Any]:
         "together": layout.together,
         "exact": layout.exact,
         "hosts": hosts().count,
+        **stated(kernels),
     }
 
 
-def start_fact(machine: Machine, layout: Layout, computed_in: str) -> Fact:
-    """The first line of a run: platform, device kind, count, replicas per device, precision and
-    batches."""
+def start_fact(
+    machine: Machine, layout: Layout, computed_in: str, kernels: Kernels | None = None
+) -> Fact:
+    """The first line of a run: platform, device kind, count, replicas per device, precision,
+    batches and tuned `kernels`."""
     if layout.shards > 1:
         code = "start-groups"
     elif not layout.exact:
@@ -437,6 +441,7 @@ def start_fact(machine: Machine, layout: Layout, computed_in: str) -> Fact:
     least, most = (layout.together * share for share in (min(layout.shares), max(layout.shares)))
     each = str(most) if least == most else f"{least} to {most}"
     mark = " (simulated)" * machine.simulated + " (portable)" * machine.portable
+    mark += f" (kernels {kernels.digest[:12]})" if kernels else ""
     return fact(
         code, **describe(machine, layout) | {"precision": computed_in, "mark": mark, "each": each}
     )

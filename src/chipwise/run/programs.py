@@ -11,16 +11,17 @@ import functools
 import inspect
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..base import DeviceError
 from ..machine.compilation_cache import compile_on
 from ..machine.compiler import jitted
 from ..machine.cpu_kernels import kernels
+from ..machine.kernels import claim
 from ..models.attention_fused import in_fixed_order
 from ..recipe.recipe import Recipe
 from ..step.blueprint import Blueprint, after_replicas, blueprint, many_steps, meet_at_once
@@ -36,18 +37,7 @@ from .noise import GradientSquares, Squared
 from .placement import Group, Placement
 from .state_digest import Digests, Pending, Piece, pieces
 from .state_layout import Carry, StateLayout, hold
-
-_tuned: set[str] = set()  # platforms for which this process has compiled with exact=False
-
-
-def check_tuned(platform: str, exact: bool) -> None:
-    """Raises `DeviceError` for an exact step on a GPU after one that was not. XLA remembers for the
-    whole process which kernels were fastest, and uses these whatever a later program's options say
-    (jaxlib 0.11.2)."""
-    if not exact:
-        _tuned.add(platform)
-    elif platform in _tuned and platform != "cpu":
-        raise DeviceError("kernels-tuned")
+from .tune import take
 
 
 class Recheck(NamedTuple):
@@ -80,7 +70,7 @@ class Programs:
 
     *Arguments:* `resident`: whether data is all examples, kept on each device. Otherwise it is each
     device's examples of the step. `shard_optimizer`: see `update.shards_optimizer`. `outputs`: what
-    some steps compute besides their result.
+    some steps compute besides their result. `kernels`: see `On`.
 
     *Fields:*
 
@@ -91,6 +81,7 @@ class Programs:
     - `compared`: calls that were made again, each with the sums of the first call's digest and of
       its own. The caller takes them from here.
     - `squared`: the squares of the gradients of the last step that computed them.
+    - `kernels`: the tuned kernels that it uses, if any.
     """
 
     def __init__(
@@ -103,6 +94,7 @@ class Programs:
         state: TrainState | None = None,
         shard_optimizer: bool | None = None,
         outputs: Outputs = NOTHING,
+        kernels: str | Path | None = None,
     ):
         self._may_output = outputs
         self.layout, self.placement, self._resident = layout, placement, resident
@@ -123,6 +115,7 @@ class Programs:
             deque[list[tuple[Recheck, Any, Any]]](),
             dict[tuple[int, int], Any](),
         )
+        self.kernels = take(kernels, self)
 
     @functools.cached_property
     def blueprint(self) -> Blueprint:
@@ -178,7 +171,7 @@ class Programs:
     def _jitted(self) -> list[list[tuple[Any, Program]]]:
         """The programs of each local group, jitted. Groups with the same programs share them. The
         last program is the one that picks examples, if there is one."""
-        check_tuned(self.placement.lead.platform, self.layout.exact)
+        claim(self.placement.lead.platform, self.layout.exact, self.kernels)
 
         def made_of(one: Program) -> tuple[Any, Program]:
             # What no input determines would be on the first device: the squares of no leaves.

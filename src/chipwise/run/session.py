@@ -28,6 +28,7 @@ from ..data.compared import Data, compared_data
 from ..data.watch import Watch
 from ..data.workers import chosen
 from ..machine.arithmetic import settings, versions
+from ..machine.kernels import stated
 from ..recipe.recipe import Recipe
 from ..recipe.task import Sum, Tree
 from ..step.state import TrainState, count, fingerprint
@@ -79,7 +80,7 @@ class Session:
         self.resident = self.placement.all("resident", fits)
         about: dict[str, Any] = {"resident": self.resident, "state": self.abstract}
         about |= {"shard_optimizer": on.shard_optimizer, "outputs": Outputs(squares=on.noise)}
-        self.programs = Programs(recipe, self.layout, self.placement, **about)
+        self.programs = Programs(recipe, self.layout, self.placement, kernels=on.kernels, **about)
         self.verifier = Verifier(self.programs, on.verified)
         self.calls = Calls(on, self.programs)
         self._window = window_length(recipe)  # for which the program is compiled
@@ -101,13 +102,13 @@ class Session:
     @property
     def start(self) -> Fact:
         """The machine, the layout and the precision."""
-        return start_fact(self.machine, self.layout, self.recipe.precision)
+        return start_fact(self.machine, self.layout, self.recipe.precision, self.programs.kernels)
 
     def describe(self) -> dict[str, Any]:
         """The machine, the layout, the precision and the size of the model as plain JSON values."""
         whole = "flat" if self.recipe.optimizer.elementwise else "whole"
         return {
-            **describe(self.machine, self.layout),
+            **describe(self.machine, self.layout, self.programs.kernels),
             "precision": self.recipe.precision,
             "parameters": count((self.abstract.params, self.abstract.frozen)),
             "task_state": count(self.abstract.state),
@@ -122,6 +123,7 @@ class Session:
             "layout": [self.machine.kind, *(getattr(layout, name) for name in names)],
             "settings": settings(),
             "versions": versions(),
+            **stated(self.programs.kernels),
         }
 
     def computes(self) -> dict[str, Any]:

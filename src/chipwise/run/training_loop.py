@@ -30,6 +30,7 @@ from .run_schedule import Agenda
 from .session import Session
 from .signals import StopRequest
 from .tracking import Tracking
+from .tune import in_folder
 from .verify import ReplicaDiffers
 from .watchdog import watched
 
@@ -77,7 +78,7 @@ def training(
         agenda = Agenda.of(
             recipe.clock, eval_every, log_every, checkpoint_every, stop_after, keep, ledger
         )
-        session = closing.enter_context(Session(recipe, on))
+        session = closing.enter_context(Session(recipe, in_folder(on, None if fresh else run)))
         reporter.introduce(session.start, session.warnings)
         for notice in _first_lines(recipe.task):
             reporter.say(notice)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...base import ChipwiseError, Fact, fact
 from ...base.figures import one_line
+from ...machine.kernels import FILE as KERNELS
 from ...recipe.direction import named
 from ...recipe.duration import Clock
 from ...recipe.schedules import Schedule, as_typed, from_json
@@ -120,6 +121,8 @@ def next_commands(
         more += " --portable"
     if devices.get("exact") is False:
         more += " --no-exact"
+    if isinstance(devices.get("kernels"), str):
+        more += f" {command('--kernels', f'{run.path}/{KERNELS}')}"
     if state == "diverged":
         lowered = f"chipwise train {typed(run, lower)}{more} --run {again}"
         yield fact(

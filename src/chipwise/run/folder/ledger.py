@@ -53,7 +53,7 @@ def check_unchanged(run: Path, session: Session) -> None:
     its code was edited or its data is other data. With other versions of JAX or chipwise, whose
     traces differ too, compares only the data."""
     changes = changed_programs(read_processes(run), session.computes())
-    edited = [change for change in changes if change[0] in ("code", "evaluation")]
+    edited = [change for change in changes if change[0] in ("code", "evaluation", "kernels")]
     if edited and not any(name.startswith("versions.") for name, _, _ in changes):
         raise RunError("finished-run-of-other-programs", path=str(run), changes=edited)
     stored = read_ledger(run)

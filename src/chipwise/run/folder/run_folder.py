@@ -25,6 +25,7 @@ from ...data.class_names import names_in
 from ...data.compared import Data
 from ...data.readings import readings
 from ...machine.fingerprint import this_machine
+from ...machine.kernels import FILE as KERNELS
 from ...recipe.recipe import Recipe
 from ...step.state import nbytes
 from ..tracking import TRACKED
@@ -47,7 +48,15 @@ if TYPE_CHECKING:
 
 PREFIX = "events"
 MEDIA = "media.jsonl"
-NAMES = ("metrics.jsonl", MEDIA, "ledger.jsonl", "processes.jsonl", "result.json", "recipe.json")
+NAMES = (
+    "metrics.jsonl",
+    MEDIA,
+    "ledger.jsonl",
+    "processes.jsonl",
+    "result.json",
+    "recipe.json",
+    KERNELS,
+)
 MOST_MEDIA = 1 << 26  # bytes of all texts and pictures of a run
 _SECONDS = 10.0  # between flushes of the TensorBoard file, each of which waits for the disk
 
@@ -62,6 +71,7 @@ class RunFolder:
         processes.jsonl  one object when a process starts (or resumes) and one when it ends
         events.out.*     the finite numbers, the texts and the pictures, for TensorBoard
         checkpoints/     Orbax, the newest three
+        kernels.textproto  with `On.kernels`: see `machine.kernels`
         result.json      written when the run is complete
         tracked/         what was sent to other services: see `tracking`
 
@@ -229,6 +239,9 @@ class RunFolder:
             if not changed_code:
                 raise RunError("run-of-other-programs", path=str(self.path), changes=changes)
             start["changed"] = changes
+        if (kernels := session.programs.kernels) is not None:
+            with self.writing():
+                put_inside(self.place / KERNELS, kernels.text.encode())
         machine = this_machine(session.placement.devices).to_json()
         self._note("start", step=session.step, **start, devices=session.describe(), machine=machine)
         how, code = "failed", None
