@@ -7,9 +7,14 @@ many steps in a call (`Step.in_a_row`), with the bits of single ones.
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from ..step.state import fingerprint
 from .on import On
-from .programs import Programs
+from .programs import Carry, Programs
 
 QUEUED_STEPS = 32  # that the host may run ahead of the device; a stop takes effect within these
 QUEUED_ON_CPUS = 4
@@ -55,6 +60,21 @@ class Calls:
             return self._asked > 1
         little = (self._programs.flops_per_step_per_device or 0) <= LITTLE
         return little and steps * SAVED_SECONDS > compiling
+
+    def compare(self, carry: Carry, windows: Any, data: Any, step: int, total: int) -> None:
+        """Keeps the program of many steps only if a call of it ends, from `carry` after step
+        `step`, with the bits of single steps. Its kernels say as much, and this does not trust
+        their text alone."""
+        window, placed = windows.at(step), data.at(step, lambda: True, lambda: False)
+        steps = min(self.most, windows.end - step, total - step)
+        if steps < 2:
+            return
+        single, copied = (jax.tree.map(jnp.copy, carry) for _ in range(2))
+        for _ in range(steps):
+            single, _ = self._programs.step(single, window, placed)
+        many, _ = self._programs.steps(copied, window, placed, steps)
+        if fingerprint(many) != fingerprint(single):
+            del self._programs.compiled["steps"]
 
     def count(self, done: int, last: int, *noted: Container[int]) -> int:
         """The number of steps of the call after step `done`, up to step `last`. A step that is

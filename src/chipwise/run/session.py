@@ -20,7 +20,6 @@ from collections.abc import Callable, Container
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ..base import Fact, RecipeError
@@ -31,7 +30,7 @@ from ..machine.arithmetic import settings, versions
 from ..machine.kernels import stated
 from ..recipe.recipe import Recipe
 from ..recipe.task import Sum, Tree
-from ..step.state import TrainState, count, fingerprint
+from ..step.state import TrainState, count
 from ..step.window import flat, window_length
 from . import feed
 from .alike_hosts import check_alike
@@ -211,23 +210,7 @@ class Session:
             self.placement.all("compiled", True)
             if self.calls.pay(steps, time.perf_counter() - began):
                 self.programs.compile_steps()
-                self._compare_steps()
-
-    def _compare_steps(self) -> None:
-        """Keeps the program of many steps only if a call of it ends, from this state, with the bits
-        of single steps. Its kernels say as much, and this does not trust their text alone."""
-        window = self._windows.at(self.step)
-        steps = min(self.calls.most, min(self._windows.end, self.total) - self.step)
-        data = self._data.at(self.step, lambda: True, lambda: False)
-        if steps < 2:
-            return
-        single = jax.tree.map(jnp.copy, self._carry)
-        for _ in range(steps):
-            single, _ = self.programs.step(single, window, data)
-        copied = jax.tree.map(jnp.copy, self._carry)
-        many, _ = self.programs.steps(copied, window, data, steps)
-        if fingerprint(many) != fingerprint(single):
-            del self.programs.compiled["steps"]
+                self.calls.compare(self._carry, self._windows, self._data, self.step, self.total)
 
     # ---- steps
 
