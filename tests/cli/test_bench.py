@@ -52,6 +52,17 @@ def test_a_slow_gpu_shows_its_share_and_what_was_found(tmp_path, monkeypatch, ch
     assert "50% of the speed that is planned for h100, 40% to 60%" in out and "found" in out
 
 
+def test_a_gpu_that_is_as_fast_as_planned_has_no_findings(tmp_path, monkeypatch, chipwise):
+    from chipwise.base.prediction import Range
+    from chipwise.planner import measured_share
+
+    planned = measured_share.MeasuredShare("h100", Range(0.01, 0.008, 0.012), 0.01, "launch")
+    monkeypatch.setattr(measured_share, "measured_share", lambda *_, **__: planned)
+    said = chipwise("bench", "digits", *QUICK, "--json", "--out", str(tmp_path / "r.json"))
+    measured = json.loads(said.out)["measured"]
+    assert measured["planned"]["fact"]["code"] == "share-as-planned" and measured["found"] == []
+
+
 def test_ctrl_c_while_it_plans_keeps_the_record(tmp_path, monkeypatch, chipwise):
     from chipwise.planner import measured_share
 

@@ -142,6 +142,90 @@ def test_its_bits_are_equal_on_any_number_of_devices(name):
     assert len({cw.fit(recipe, on=cw.On(devices=n)).fingerprint for n in (1, 3)}) == 1
 
 
+def backward_of(function, **methods):
+    """A class with `x * 2` forward, and other methods."""
+    own = {"forward": lambda ctx, x, *more: x * 2, "backward": lambda ctx, slope: slope * 2, **methods}
+    statics = {name: staticmethod(method) for name, method in own.items()}
+    return type(function, (torch.autograd.Function,), statics)
+
+
+def written(ctx, x, *more):
+    return x.mul_(2)
+
+
+def kept_module(ctx, x, net):
+    ctx.net = net
+    return x * net.head.weight.mean()
+
+
+OTHERS = {
+    "a backward that draws": (backward_of("Draws", backward=lambda ctx, g: g * torch.rand_like(g)), ()),
+    "a module in ctx": (
+        backward_of("Keeps", forward=kept_module, backward=lambda ctx, g: (g * ctx.net.head.weight[0], None)),
+        ("net",),
+    ),
+    "writes into its input": (backward_of("Writes", forward=written), ()),
+    "is no tensor": (
+        backward_of("Says", forward=lambda ctx, x: (x * 2, 0.5), backward=lambda ctx, g, _: g * 2),
+        (),
+    ),
+    "a gradient of shape": (backward_of("Narrow", backward=lambda ctx, g: g.sum(0)), ()),
+    "complex": (backward_of("Waves", forward=lambda ctx, x: torch.fft.fft(x)), ()),
+}
+
+
+@pytest.mark.parametrize("reason", OTHERS)
+def test_what_would_be_another_gradient_is_refused(reason):
+    function, more = OTHERS[reason]
+
+    def call(self, x):
+        result = function.apply(self.line(x), *(self for _ in more))
+        return self.head(torch.real(result[0] if isinstance(result, tuple) else result))
+
+    with refused(cw.errors.RecipeError, "torch-not-traced") as caught:
+        task = cw.torch.task(Net(call), F.cross_entropy, train=ROWS, check=False)
+        params, state = task.init(jax.random.key(0))
+        jax.grad(lambda p: task.loss(p, state, ROWS.columns, jax.random.key(0), True)[0]["loss"].total)(
+            params
+        )
+    assert reason in caught.value.facts["reason"]
+
+
+def test_a_parameter_that_ctx_does_not_keep_is_refused_in_a_backward():
+    net = Net(None)
+    function = backward_of("Reads", backward=lambda ctx, g: g * net.head.weight.mean())
+    net.call = lambda self, x: self.head(function.apply(self.line(x)))
+    with refused(cw.errors.RecipeError, "torch-not-traced") as caught:
+        cw.torch.task(net, F.cross_entropy, train=ROWS)
+    assert "reads a parameter" in caught.value.facts["reason"]
+
+
+def test_a_gradient_has_the_dtype_of_its_input_and_defaults_are_given():
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(x, rate=2.0):
+            return x * rate
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.rate = inputs[1]
+
+        @staticmethod
+        def backward(ctx, slope):
+            return (slope * ctx.rate).half(), None
+
+    net = Net(lambda self, x: self.head(Scaled.apply(self.line(x))))
+    cw.torch.task(net, nn.CrossEntropyLoss(), train=ROWS)
+
+
+def test_a_checkpoint_of_the_batch_itself_has_no_gradient_in_pytorch():
+    from torch.utils.checkpoint import checkpoint
+
+    with refused(cw.errors.RecipeError, "torch-step-differs"):
+        net = Net(lambda self, x: self.head(checkpoint(self.line, x, use_reentrant=True)))
+        cw.torch.task(net, nn.CrossEntropyLoss(), train=ROWS)
+
+
 def test_a_backward_that_reads_values_is_refused_at_its_line():
     with refused(cw.errors.RecipeError, "torch-depends-on-values") as caught:
         cw.torch.task(

@@ -112,6 +112,13 @@ def test_what_a_card_does_not_support_is_unknown():
     assert states(library) == {0: GpuState()} and codes(library) == []
 
 
+def test_bindings_that_lack_a_function_leave_it_unknown():
+    library = driver()
+    del library.nvmlDeviceGetCurrentClocksEventReasons, library.nvmlDeviceGetClockInfo
+    (state,) = states(library).values()
+    assert state.clock_MHz is None and state.pcie_lanes == 16
+
+
 @pytest.mark.parametrize("visible, handle", [("1,0", 1), ("GPU-5", "GPU-5"), (" 1", 1)])
 def test_the_visible_devices_are_counted(monkeypatch, visible, handle):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

@@ -85,6 +85,7 @@ def test_a_plan_that_fails_leaves_the_measurement(monkeypatch):
 
     monkeypatch.setattr(module, "plan", fails)
     assert measured_share(tasks.recipe(), record()).code == "recipe-without-steps"
+    assert measured_share(tasks.recipe(), record(count=12)).code == "gpu-count"  # no whole hosts
 
 
 @pytest.mark.parametrize(

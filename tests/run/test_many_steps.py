@@ -248,13 +248,20 @@ def test_a_run_diverges_at_the_same_row():
     assert diverged(5) == diverged(1)
 
 
+class Same(Counter):
+    """Kernels that are equal to any."""
+
+    def __eq__(self, other):
+        return True
+
+
 @pytest.mark.parametrize("seed", [15, pytest.param(17, marks=pytest.mark.slow)])
 def test_a_net_whose_bits_would_differ_takes_single_steps(seed, monkeypatch):
     """XLA compiles its loop over less than 1 KiB as one kernel. These are nets that a seed draws."""
     recipe = small_nets.recipe(seed)
     plain = bits(recipe, 1)[0]
     assert bits(recipe, 7) == (plain, 1)
-    monkeypatch.setattr(programs, "kernels", lambda text: Counter())  # as if they were the same
+    monkeypatch.setattr(programs, "kernels", lambda text: Same("any"))
     assert bits(recipe, 7) == (plain, 1)  # for the state after them differs
     monkeypatch.setattr(calls.Calls, "compare", lambda *_: None)
     differing, most = bits(recipe, 7)
@@ -288,6 +295,23 @@ def test_a_number_of_steps_is_a_whole_one_or_auto(given):
         On(steps_per_call=given)
     assert dataclasses.replace(On(), steps_per_call=3).json()["steps_per_call"] == 3
     np.testing.assert_equal(On().steps_per_call, "auto")
+
+
+@pytest.mark.parametrize("feed", ["host", "device"])
+def test_a_run_that_asks_for_many_steps_takes_every_batch(feed):
+    def trained(most):
+        on = On(devices=1, feed=feed, steps_per_call=most)
+        return cw.fit(tasks.quick(), on=on, progress="none").fingerprint
+
+    assert trained(8) == trained(1)
+
+
+def test_a_session_that_has_ended_says_so():
+    with Session(tasks.quick(), On(devices=1, steps_per_call=4)) as session:
+        session.begin()
+        session.advance(session.total)
+        with refused(cw.errors.RecipeError, "session-ended"):
+            session.advance(3)
 
 
 def test_a_program_whose_steps_end_elsewhere_is_not_used(monkeypatch):

@@ -94,9 +94,10 @@ def _beside_plan(recipe: Recipe, record: Record) -> Record:
 
     with plan_progress(1) as reporter:
         share = measured_share(recipe, record, progress=reporter.progress)
-    found = [] if isinstance(share, Fact) else causes(share, record)
-    for number, state in record.measured["gpus"].items():
-        found += GpuState(**state).findings(int(number))
+    found = causes(share, record) if isinstance(share, MeasuredShare) and share.slow else []
+    if isinstance(share, Fact) or share.slow:
+        for number, state in record.measured["gpus"].items():
+            found += GpuState(**state).findings(int(number))
     planned = share.to_json() if isinstance(share, MeasuredShare) else {"problem": share}
     beside = plain({"planned": planned, "found": found})
     return dataclasses.replace(record, measured={**record.measured, **beside})

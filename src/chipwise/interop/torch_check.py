@@ -1,7 +1,7 @@
 """Compares one step of the traced module with eager PyTorch, before training starts.
 
-This finds what tracing loses: buffer updates, gradients changed by a custom `backward`, writes to
-views, and operations that are lowered to something else.
+This finds what tracing loses: buffer updates, writes to views, and operations that are lowered to
+something else.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .adapter import (
     unjudged,
 )
 from .torch_attributes import aliased, kept, unchanged
-from .torch_environment import checkpointed, replaced, torch_library
+from .torch_environment import LOCK, checkpointed_eagerly, replaced, torch_library
 from .torch_random import REPEATED, forcing, repeating
 from .torch_trace import Traced, as_numpy, flags, plain, totalled
 
@@ -166,12 +166,13 @@ class _Both:
         inside = aliased(module, held)
         checkpoint = torch.utils.checkpoint.CheckpointFunction
         with (
+            LOCK,
             flags(module, train),
             torch.random.fork_rng(devices=[]),
             repeating(),
             inside,
             held_by,
-            replaced(checkpoint, "apply", classmethod(checkpointed)),
+            replaced(checkpoint, "apply", classmethod(checkpointed_eagerly)),
         ):
             torch.default_generator.manual_seed(0)
             yield params

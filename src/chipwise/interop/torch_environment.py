@@ -69,6 +69,15 @@ def checkpointed(_: Any, function: Any, preserve: Any, *given: Any) -> Any:
     return function(*given)
 
 
+def checkpointed_eagerly(kind: Any, function: Any, preserve: Any, *given: Any) -> Any:
+    """The same for eager PyTorch, where no gradient comes out if none goes in."""
+    import torch
+
+    tensors = (x for x in given if isinstance(x, torch.Tensor))
+    with torch.set_grad_enabled(torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
+        return checkpointed(kind, function, preserve, *given)
+
+
 @contextlib.contextmanager
 def replaced(kind: Any, name: str, value: Any) -> Iterator[None]:
     """A context in which the class `kind` has the attribute `name` with this `value`."""
@@ -89,6 +98,9 @@ def _with_constants(torch: Any, torchax: Any) -> Any:
 
     class Environment(torchax.Environment):
         kinds = traced
+        backward = False
+        """Whether the backward pass of a `torch.autograd.Function` is traced, after its module's
+        call: what the module holds are its first weights then, and draws would repeat."""
 
         def _to_copy(self, the_tensor: Any, new_dtype: Any, new_device: Any) -> Any:
             """`x.cpu()` and the like stay in the program, which has one device."""
@@ -114,6 +126,8 @@ def _with_constants(torch: Any, torchax: Any) -> Any:
 
         def draw(self, kind: str, shape: Any, *limits: Any) -> Any:
             """The numbers of `jax.random`'s function `kind`, of the next key."""
+            if self.backward:
+                raise TypeError("a backward that draws: draw in forward, and keep it in ctx")
             if self.param.prng is torch_random.REPEATED:
                 return self.j2t_iso(torch_random.repeated(kind, shape, *limits))
             key = self.get_and_rotate_prng_key()
@@ -149,10 +163,13 @@ def _with_operations(torch: Any, torchax: Any) -> Any:
         """Whether the module is in `torch.no_grad()`."""
         inside = False
         """Whether it is in the forward pass of a `torch.autograd.Function`. That is without a
-        gradient already, and JAX makes its own, so there the two modes change nothing."""
+        gradient already, and its backward is the gradient, so there the modes change nothing."""
 
         def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             given = (args, kwargs or {})
+            plain = torch.nn.Parameter
+            if self.backward and any(type(x) is plain for x in pytree.tree_leaves(given)):
+                raise TypeError("a backward that reads a parameter: ctx.save_for_backward keeps it")
             if func is torch._C._set_grad_enabled:
                 if not self.inside:
                     self.cut = not args[0]
@@ -204,12 +221,57 @@ def _with_operations(torch: Any, torchax: Any) -> Any:
     return Environment
 
 
+def _with_functions(torch: Any, torchax: Any) -> Any:
+    """The class above, with the gradients that a `torch.autograd.Function` states."""
+    pytree = torch.utils._pytree
+    base: Any = _with_operations(torch, torchax)
+
+    class Environment(base):
+        inside: bool
+        cut: bool
+
+        @contextlib.contextmanager
+        def stated_gradients(self, any_size: bool, traceable: Any) -> Iterator[None]:
+            """A context in which these are called. See `tracing`, which enters it."""
+            function = torch.autograd.Function
+            own = vars(function)["apply"].__func__
+
+            @contextlib.contextmanager
+            def again(what: str) -> Iterator[None]:
+                tracing = self.tracing(any_size, traceable)
+                with LOCK, own_promotion(), tracing, traceable(what):
+                    self.backward = True
+                    try:
+                        yield
+                    finally:
+                        self.backward = False
+
+            def apply(cls: Any, *args: Any) -> Any:
+                if cls is torch.utils.checkpoint.CheckpointFunction:
+                    return checkpointed(cls, *args)
+                before, self.inside = self.inside, True
+                try:
+                    if not self.holds(args):
+                        return own(cls, *args)
+                    outputs = torch_function.called(self, cls, args, again)
+                finally:
+                    self.inside = before
+                if not self.cut:
+                    return outputs
+                return pytree.tree_map_only(self.kinds, lambda x: x.detach(), outputs)
+
+            with replaced(function, "apply", classmethod(apply)):
+                yield
+
+    return Environment
+
+
 def _class(torch: Any, torchax: Any) -> Any:
     """The class above, which can be entered, knows what is drawn, and leaves out layers by it."""
     pytree = torch.utils._pytree
     less = (torch.ops.aten.lt.Scalar, torch.ops.aten.le.Scalar)
     reads = (torch.Tensor.item, torch.ops.aten._local_scalar_dense.default)
-    base: Any = _with_operations(torch, torchax)
+    base: Any = _with_functions(torch, torchax)
 
     class Environment(base):
         inside: bool
@@ -223,33 +285,6 @@ def _class(torch: Any, torchax: Any) -> Any:
             """A context in which a module may be traced. `any_size`: with a batch of any size.
             `traceable` makes a context that says whose errors are raised in it."""
 
-            @contextlib.contextmanager
-            def again(key: Any, what: str) -> Iterator[None]:
-                with (
-                    LOCK,
-                    own_promotion(),
-                    self.override_property(prng=key),
-                    self.tracing(any_size, traceable),
-                    traceable(what),
-                ):
-                    yield
-
-            def apply(cls: Any, *args: Any) -> Any:
-                if cls is torch.utils.checkpoint.CheckpointFunction:
-                    return checkpointed(cls, *args)
-                before, self.inside = self.inside, True
-                try:
-                    if not any(isinstance(x, self.kinds) for x in args):
-                        return own(cls, *args)
-                    outputs = torch_function.called(self, cls, args, again)
-                finally:
-                    self.inside = before
-                if not self.cut:
-                    return outputs
-                return pytree.tree_map_only(self.kinds, lambda x: x.detach(), outputs)
-
-            function = torch.autograd.Function
-            own = vars(function)["apply"].__func__
             self.cut, self.inside, self.pending = False, False, None
             with contextlib.ExitStack() as patched:
                 # torchax' say yes, and PyTorch's trunc_normal_ leaves those as they are
@@ -260,7 +295,7 @@ def _class(torch: Any, torchax: Any) -> Any:
                 view = torchax.View
                 set_item = functools.partial(_set_item, vars(view)["__setitem__"], torch)
                 patched.enter_context(replaced(view, "__setitem__", lambda *a: set_item(*a)))
-                patched.enter_context(replaced(function, "apply", classmethod(apply)))
+                patched.enter_context(self.stated_gradients(any_size, traceable))
                 norm = torch.nn.modules.batchnorm._BatchNorm
                 forward = torch_operations.cumulative(vars(norm)["forward"])
                 patched.enter_context(replaced(norm, "forward", forward))

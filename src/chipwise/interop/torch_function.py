@@ -6,6 +6,7 @@ with a straight slope, or cuts by a rule of its own.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -42,21 +43,55 @@ class Context:
 
 def called(env: Any, function: Any, given: tuple[Any, ...], again: Callable[..., Any]) -> Any:
     """What `function`, a class of `torch.autograd.Function`, returns for `given`, with the gradient
-    of its `backward`. `again(key, what)` makes a context in which `what` is traced with a key: the
-    backward pass is traced after the module's call is over."""
-    import torch
+    of its `backward`. `again(what)` makes a context in which `what` is traced: the backward pass is
+    traced after the module's call is over."""
+    one = _Call(env, function, given, again)
+    keys = [] if env.param.prng is REPEATED else [env.get_and_rotate_prng_key()]
 
-    pytree = torch.utils._pytree
-    traced = [i for i, x in enumerate(given) if isinstance(x, env.kinds)]
-    needed = tuple(i in traced and given[i].is_floating_point() for i in range(len(given)))
-    repeated = env.param.prng is REPEATED
-    keys = [] if repeated else [env.get_and_rotate_prng_key()]
-    shape: dict[str, Any] = {}
-    """What the outputs and the context have besides arrays: set by each trace of `run`."""
+    @jax.custom_vjp
+    def call(keys: list[Any], *arrays: Any) -> list[Any]:
+        return one.forward(keys, *arrays)[0]
 
-    def split(tree: Any) -> tuple[list[Any], Any]:
+    call.defvjp(one.forward, one.backward)
+    arrays = call(keys, *(env.t2j_iso(x) for x in one.traced.values()))
+    return one.outputs(arrays)
+
+
+class _Call:
+    """A call of a `function`. *Fields:* `traced`: the tensors among its arguments, by position.
+    `outputs`: makes tensors of the arrays of the outputs, set by each trace of `forward`."""
+
+    def __init__(self, env: Any, function: Any, given: tuple[Any, ...], again: Callable[..., Any]):
+        import torch
+
+        self.env, self.function, self.again, self.torch = env, function, again, torch
+        self.apart = function.setup_context is not torch.autograd.Function.setup_context
+        if self.apart:  # PyTorch gives defaults to `setup_context` too
+            bound = inspect.signature(function.forward).bind(*given)
+            bound.apply_defaults()
+            given = bound.args
+        self.given = given
+        self.traced = {i: x for i, x in enumerate(given) if isinstance(x, env.kinds)}
+        inside = torch.utils._pytree.tree_leaves(given)
+        if len(self.traced) < sum(isinstance(x, env.kinds) for x in inside):
+            raise TypeError("a tensor in a list or dict, which has no gradient: give it by itself")
+        self._refuse_complex(list(self.traced.values()))
+        self.needed = tuple(isinstance(x, env.kinds) and x.is_floating_point() for x in given)
+        self.outputs: Any = None
+        self.context: Any = None
+        self.reached: list[bool] = []
+        """Whether a gradient comes back from each output."""
+
+    def _refuse_complex(self, tensors: list[Any]) -> None:
+        if any(x is not None and x.is_complex() for x in tensors):
+            raise TypeError("complex numbers in a torch.autograd.Function")
+
+    def _split(self, tree: Any) -> tuple[list[Any], Any]:
         """The arrays of `tree`, and a function that puts arrays in their places."""
+        pytree, env = self.torch.utils._pytree, self.env
         leaves, spec = pytree.tree_flatten(tree)
+        if any(isinstance(x, self.torch.nn.Module) for x in leaves):
+            raise TypeError("a module in ctx: save its tensors by ctx.save_for_backward")
         places = [i for i, x in enumerate(leaves) if isinstance(x, env.kinds)]
         arrays = [env.t2j_iso(leaves[i]) for i in places]
         others = [None if i in places else x for i, x in enumerate(leaves)]
@@ -69,48 +104,50 @@ def called(env: Any, function: Any, given: tuple[Any, ...], again: Callable[...,
 
         return arrays, put
 
-    def run(keys: list[Any], *arrays: Any) -> tuple[list[Any], list[Any]]:
+    def forward(self, keys: list[Any], *arrays: Any) -> tuple[list[Any], list[Any]]:
         """The arrays of the outputs, and those that the backward pass reads."""
-        inputs = list(given)
-        for i, x in zip(traced, arrays, strict=True):
+        env, function, inputs = self.env, self.function, list(self.given)
+        for i, x in zip(self.traced, arrays, strict=True):
             inputs[i] = env.j2t_iso(x)
-        context = Context(needed)
+        context = Context(self.needed)
         with env.override_property(prng=keys[0] if keys else REPEATED):
-            if function.setup_context is torch.autograd.Function.setup_context:
-                outputs = function.forward(context, *inputs)
-            else:
+            if self.apart:
                 outputs = function.forward(*inputs)
                 function.setup_context(context, tuple(inputs), outputs)
+            else:
+                outputs = function.forward(context, *inputs)
+        if any(inputs[i].jax() is not x for i, x in zip(self.traced, arrays, strict=True)):
+            raise TypeError("a forward that writes into its input: return a new tensor")
         several = outputs if isinstance(outputs, tuple) else (outputs,)
-        shape["reached"] = [
-            x is None or not any(x is y for y in context.unreached) for x in several
-        ]
+        if not all(x is None or isinstance(x, env.kinds) for x in several):
+            raise TypeError("an output that is no tensor: keep it in ctx")
+        self._refuse_complex(list(several))
+        self.reached = [not any(x is y for y in context.unreached) for x in several]
         context.unreached = ()
-        results, shape["outputs"] = split(outputs)
-        saved, shape["context"] = split(vars(context))
+        results, self.outputs = self._split(outputs)
+        saved, self.context = self._split(vars(context))
         return results, saved
 
-    @jax.custom_vjp
-    def call(keys: list[Any], *arrays: Any) -> list[Any]:
-        return run(keys, *arrays)[0]
-
-    def forward(keys: list[Any], *arrays: Any) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
-        outputs, saved = run(keys, *arrays)
-        return outputs, (keys, saved)
-
-    def backward(kept: tuple[list[Any], list[Any]], slopes: list[Any]) -> tuple[Any, ...]:
-        keys, saved = kept
-        with again(keys[0] if keys else REPEATED, f"{function.__name__}.backward"):
-            context = Context(needed)
-            vars(context).update(shape["context"](saved))
+    def backward(self, saved: list[Any], slopes: list[Any]) -> tuple[Any, ...]:
+        """The gradients of `forward`'s arguments."""
+        with self.again(f"{self.function.__name__}.backward"):
+            context = Context(self.needed)
+            vars(context).update(self.context(saved))
             whole = [jnp.zeros(x.shape) if x.dtype == jax.dtypes.float0 else x for x in slopes]
-            outputs = shape["outputs"](whole)
+            outputs = self.outputs(whole)
             several = outputs if isinstance(outputs, tuple) else (outputs,)
-            pairs = zip(several, shape["reached"], strict=True)
-            found = function.backward(context, *(x if reached else x * 0 for x, reached in pairs))
+            pairs = zip(several, self.reached, strict=True)
+            reaching = [x if reached else self.torch.zeros_like(x) for x, reached in pairs]
+            found = self.function.backward(context, *reaching)
             found = found if isinstance(found, tuple) else (found,)
-            return None, *(env.t2j_iso(found[i]) if needed[i] else None for i in traced)
+            return None, *(self._gradient(found[i], i) for i in self.traced)
 
-    call.defvjp(forward, backward)
-    arrays = call(keys, *(env.t2j_iso(given[i]) for i in traced))
-    return shape["outputs"](arrays)
+    def _gradient(self, found: Any, i: int) -> Any:
+        """The gradient of an input, as an array of its shape and dtype."""
+        of = self.traced[i]
+        if found is None or not self.needed[i]:
+            return None
+        if found.shape != of.shape:
+            shapes = tuple(found.shape), tuple(of.shape)
+            raise TypeError("a gradient of shape {} for an input of {}".format(*shapes))
+        return self.env.t2j_iso(found.to(of.dtype))

@@ -18,7 +18,7 @@ _COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.-]+) .*\{\n((?:  .*\n)*)\}", re.MU
 _INSTRUCTION = re.compile(r"  (?:ROOT )?%[\w.-]+ = (\(.*?\)|\S+) ([\w-]+)\((.*)")
 _NAMES = re.compile(r"(?:control-predecessors|metadata)=\{.*?\}|%[\w.-]+|, (?=control|metadata)")
 _CALLED = re.compile(r"=\{?(%[\w.-]+(?:, %[\w.-]+)*)")
-_FLOAT = re.compile(r"\b(?:bf16|f16|f32|f64)\[")
+_FLOAT = re.compile(r"\b(?:bf16|f8\w*|f16|f32|f64|c64|c128)\[")
 _LOOPS = ("while", "conditional")  # The operations of their computations are kernels
 _NOT_ROUNDING = {
     *("fusion", *_LOOPS, "parameter", "constant", "iota", "tuple", "get-tuple-element"),

@@ -91,7 +91,8 @@ class Watched:
         if self._handles:
             self._over.set()
             self._thread.join()
-            self.states = {number: _summary(looks) for number, looks in self._looks.items()}
+            seen = {number: looks for number, looks in self._looks.items() if looks}
+            self.states = {number: _summary(looks) for number, looks in seen.items()}
 
     def _watch(self) -> None:
         while True:
@@ -134,7 +135,7 @@ def _look(nvml: Any, handle: Any) -> dict[str, Any]:
     def asked(name: str, *more: Any) -> Any:
         try:
             return getattr(nvml, f"nvmlDeviceGet{name}")(handle, *more)
-        except nvml.NVMLError:  # not supported by this card
+        except (nvml.NVMLError, AttributeError):  # of this card, or these bindings
             return None
 
     clock, processes = nvml.NVML_CLOCK_SM, asked("ComputeRunningProcesses")

@@ -61,6 +61,7 @@ class Pace:
 
     step: int = 0  # steps started
     calls: int = 0  # decisions of all hosts and blocks of evaluations so far, equal on all hosts
+    beats: int = 0  # signs of work that this host alone does, such as timing kernels
     queued: Sequence[Any] = ()  # tokens of started steps to wait for, oldest first
     stepping: bool = False  # the main thread takes steps, not reads, compiles, evaluates or saves
     folder: Path | None = None  # which this process locked, for what is written about it

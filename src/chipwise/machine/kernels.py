@@ -40,6 +40,9 @@ _ENTRY = re.compile(r"results \{\n(?: .*\n)+\}\n")
 _WHOLE = re.compile(rf"(?:# .*\n)*version: \d+\n(?:{_ENTRY.pattern})+")
 _GRADIENT = re.compile(r"__cudnn\$convBackward| convolution\(")
 
+_ENCODED = re.compile(r"\\[0-7xuU]")
+"""A character by its number. XLA writes none, and one could hide a gradient."""
+
 FREE = "exact=False"
 _UNREAD = "kernels that did not load"
 _held: dict[str, str] = {}  # what a process has taken for a platform: FREE, _UNREAD or a digest
@@ -91,7 +94,7 @@ def read(path: str | Path) -> Kernels:
         raise DeviceError("kernels-unreadable", path=str(path), reason=error) from None
     except UnicodeDecodeError:
         text = ""
-    if not _WHOLE.fullmatch(text):
+    if not _WHOLE.fullmatch(text) or _ENCODED.search(text):
         raise DeviceError("kernels-broken", path=str(path), reason="no AutotuneResults of XLA")
     if unsteady := len(_GRADIENT.findall(text)):
         raise DeviceError("kernels-unsteady", path=str(path), count=unsteady)
@@ -134,6 +137,7 @@ def load(kernels: Kernels, device: jax.Device, path: str) -> None:
     if theirs != here:
         both = {"theirs": theirs.splitlines(), "here": here.splitlines()}
         raise DeviceError("kernels-of-other-libraries", path=path, **both)
+    before = _held.get(device.platform)
     claim(device.platform, True, kernels)
     if loaded() == kernels:
         return
@@ -141,6 +145,8 @@ def load(kernels: Kernels, device: jax.Device, path: str) -> None:
         kernels.path.parent.mkdir(parents=True, exist_ok=True)
         put_inside(kernels.path, kernels.text.encode(), durable=False)
     except OSError as error:
+        _held.pop(device.platform)
+        _held.update({} if before is None else {device.platform: before})
         raise DeviceError("kernels-unkept", path=str(kernels.path), reason=error) from None
     _held[device.platform] = _UNREAD  # XLA does not read a second file
     asked: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_deterministic_ops": True}

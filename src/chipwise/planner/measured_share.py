@@ -82,10 +82,10 @@ def measured_share(
     devices = record.measured["devices"]
     if devices["platform"] == "cpu":
         return fact("share-of-a-cpu")
-    target = here(record.measured["chip"], devices["count"])
-    if target is None:
-        return fact("share-of-no-target", kind=devices["kind"], count=devices["count"])
     try:
+        target = here(record.measured["chip"], devices["count"])
+        if target is None:
+            return fact("share-of-no-target", kind=devices["kind"], count=devices["count"])
         (planned,) = plan(
             recipe,
             [target.name],

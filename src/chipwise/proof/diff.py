@@ -100,6 +100,7 @@ class Side:
             "machine": last["machine"].get("title"),
             **{name: devices.get(name) for name in ("kind", "count", "hosts", "update")},
             "versions": computed.get("versions") or {},
+            "kernels": computed.get("kernels"),
             "feed": feed.get("data") if isinstance(feed, dict) else None,
             "data": self.data({}),
             "recipe": settings_in(self.run.recipe),
@@ -181,6 +182,9 @@ def diff(
             "shards={shards}: diff follows replicas on one device. Compare the runs' ledger.jsonl."
         )
         raise RecipeError("diff-shards", text, shards=shards)
+    for side in (a, b):
+        if digest := side.known().get("kernels"):
+            raise RecipeError("diff-kernels", kernels=digest)
     settings = difference(a.recipe.describe(), b.recipe.describe())
     settings = [change for change in settings if not change[0].startswith("source")]
     with Session(a.recipe, on) as first, Session(b.recipe, on) as second:

@@ -65,15 +65,24 @@ class Calls:
         """Keeps the program of many steps only if a call of it ends, from `carry` after step
         `step`, with the bits of single steps. Its kernels say as much, and this does not trust
         their text alone."""
-        window, placed = windows.at(step), data.at(step, lambda: True, lambda: False)
+        if self.most == 1:
+            return
+        window = windows.at(step)
         steps = min(self.most, windows.end - step, total - step)
         if steps < 2:
             return
-        single, copied = (jax.tree.map(jnp.copy, carry) for _ in range(2))
+        placed = data.at(step, lambda: True, lambda: False)  # data is resident, so none is taken
+        (state,) = carry
+        # No step changes what is frozen
+        single, many = (
+            [jax.tree.map(jnp.copy, state.with_frozen(None)).with_frozen(state.frozen)]
+            for _ in range(2)
+        )
         for _ in range(steps):
             single, _ = self._programs.step(single, window, placed)
-        many, _ = self._programs.steps(copied, window, placed, steps)
-        if fingerprint(many) != fingerprint(single):
+        many, _ = self._programs.steps(many, window, placed, steps)
+        one, other = (fingerprint(ended.with_frozen(None)) for (ended,) in (single, many))
+        if one != other:
             del self._programs.compiled["steps"]
 
     def count(self, done: int, last: int, *noted: Container[int]) -> int:

@@ -219,10 +219,10 @@ class Session:
 
         *Returns* whether they were started. This is false once `stopped()`.
         """
-        self.compile(steps)
         last = self.step + steps
         if last > self.total:
             raise RecipeError("session-ended", total=self.total, step=self.step, steps=steps)
+        self.compile(steps)
         while self.step < last:
             batch = self._data.at(
                 self.step, lambda: not self._queued or self._queued[-1].is_ready(), stopped

@@ -196,7 +196,7 @@ def _room(session: Session, agenda: Agenda, log: Log) -> int:
     """The number of steps to start at once. After a step with a row it is one, since the row's
     event comes then, and may stop the run."""
     due = agenda.due.after(session.step) if session.calls.most > 1 and not log.unread else None
-    return 1 if due is None else due - session.step
+    return 1 if due is None else min(due - session.step, session.calls.most)
 
 
 def _told(log: Log, saver: Saver) -> Generator[Event, None, bool]:

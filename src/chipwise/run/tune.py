@@ -107,7 +107,7 @@ def timed(programs: Programs) -> Kernels:
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # this process has most of the memory
             "JAX_ENABLE_COMPILATION_CACHE": "false",  # what is read there is not timed
         }
-        command = [sys.executable, "-m", __name__, place, str(device.local_hardware_id)]
+        command = [sys.executable, "-P", "-m", __name__, place, str(device.local_hardware_id)]
         code, log = _run(command, variables, pace)
         if code or not (folder / FILE).exists():
             said = (log.strip().splitlines() if code else []) or ["XLA wrote no kernels"]
@@ -127,9 +127,10 @@ def _run(command: list[str], variables: dict[str, str], pace: Pace) -> tuple[int
                 log = child.communicate(timeout=5.0)[1]
                 return child.returncode, log
             before, used = used, sum(psutil.Process(child.pid).cpu_times()[:2])
-            pace.calls += used > before
+            pace.beats += used > before
     finally:
         child.kill()
+        child.wait()
 
 
 def main(folder: str, ordinal: str) -> None:

@@ -101,12 +101,12 @@ class _Watch(threading.Thread):
 
     def run(self) -> None:
         idle = longest = 0.0
-        seen, worked, begin = (0, 0), _worked(), 0
+        seen, worked, begin = (0, 0, 0), _worked(), 0
         while not self.over.wait(self.every):
             idle += self.every  # not by the clock: a process that was suspended did not wait
             ended, at = self.pace.step - len(self.pace.unready()), self.pace.step + self.pace.calls
             begin = begin if self.pace.stepping else ended
-            before, seen = seen, (ended, at)
+            before, seen = seen, (ended, at, self.pace.beats)
             before_work, worked = worked, _worked()
             steady = ended > begin
             if seen != before:

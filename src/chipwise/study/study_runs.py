@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ..base import DivergedError, RecipeError, RunError, unknown
 from ..base.files import check_inside
 from ..base.json_types import typed
+from ..machine.kernels import TUNED
 from ..recipe.direction import bare, directions, judged
 from ..recipe.recipe import Recipe
 from ..recipe.settings import apply
@@ -211,6 +212,8 @@ def checked(recipe: Recipe, options: dict[str, Any], metric: str | None = None) 
     Agenda.of(clock, options["eval_every"], options["log_every"], options["checkpoint_every"], None)
     for schedule in recipe.optimizer.hyper.values():
         schedule.table(clock, 0, min(1, clock.total or 0))
+    if on.kernels == TUNED:
+        raise RecipeError("kernels-of-study")
     session = Session(recipe, on)
     if metric is not None:
         known = known_of(session)

@@ -52,8 +52,12 @@ def check_unchanged(run: Path, session: Session) -> None:
     """Raises `RunError` if `session` would not compute what the run folder `run` contains, because
     its code was edited or its data is other data. With other versions of JAX or chipwise, whose
     traces differ too, compares only the data."""
-    changes = changed_programs(read_processes(run), session.computes())
-    edited = [change for change in changes if change[0] in ("code", "evaluation", "kernels")]
+    processes = read_processes(run)
+    changes = changed_programs(processes, session.computes())
+    kinds = [(one.get("devices") or {}).get("kind") for one in processes if one["event"] == "start"]
+    # Another chip has other kernels anyway
+    own = ("kernels",) if session.machine.kind in kinds[-1:] else ()
+    edited = [change for change in changes if change[0] in ("code", "evaluation", *own)]
     if edited and not any(name.startswith("versions.") for name, _, _ in changes):
         raise RunError("finished-run-of-other-programs", path=str(run), changes=edited)
     stored = read_ledger(run)
