@@ -145,13 +145,14 @@ def append(file: Path, row: dict[str, Any]) -> None:
 
 
 def rows_in(file: Path, commit: str = "") -> dict[str, dict[str, Any]]:
-    """The newest row of each model, by its key. *Arguments:* `commit`: of the package, if only its
-    rows are wanted."""
+    """The newest row of each model, by its key. *Arguments:* `commit`: of the package, if the first row
+    that it had of each is wanted."""
     if not file.exists():
         return {}
     with file.open() as opened:
         rows = [row | {"causes": json.loads(row["causes"])} for row in csv.DictReader(opened)]
-    return {f"{row['source']}:{row['name']}": row for row in rows if commit in ("", row["commit"])}
+    rows = [row for row in reversed(rows) if row["commit"] == commit] if commit else rows
+    return {f"{row['source']}:{row['name']}": row for row in rows}
 
 
 def has(row: dict[str, Any], until: str) -> bool:
@@ -321,8 +322,8 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="write zoo.md and run nothing")
     parser.add_argument(
         "--draws",
-        default="100:1:bb77f8f8,100:2:286c076b",
-        help="the draws that the page tells of, COUNT:SEED:COMMIT,...",
+        default="100:1,100:2:286c076b",
+        help="the draws that the page tells of: COUNT:SEED, or COUNT:SEED:COMMIT for a first try",
     )
     given = parser.parse_args()
     candidates = stored()
