@@ -295,8 +295,13 @@ def rows(rates: dict[str, list[float]]) -> list[tuple[str, str, list[float], lis
     return found
 
 
+def version(package: str) -> str:
+    found = list(importlib.metadata.distributions(name=package))
+    return f"{package} {found[0].version if found else 'absent'}"
+
+
 def page(rates: dict[str, list[float]], turns: int) -> str:
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "keras", "optax"))
+    versions = ", ".join(map(version, ("jax", "keras", "optax")))
     lines = [
         "# Small nets: steps a second",
         "",

@@ -35,9 +35,9 @@ class On:
     - `verify`: the share of the replicas that another device computes once more and compares, such
       as `"1%"`.
     - `steps_per_call`: the most steps that one call runs on a CPU that is the only device, so that
-      a small net does not wait for the host. Where something is due after a step, and where bits
-      would differ, a call runs one. By default, many if they save more time than the compilation
-      of one more program takes.
+      a small net does not wait for the host. Where something is due after a step, and where the
+      kernels differ from those of single steps, a call runs one. `"auto"`: many if they save more
+      time than the compilation of one more program takes.
     - `noise`: measures at log steps the gradient noise scale of the step's blocks (`run.noise`), as
       `train/noise_scale`.
     - `workers`: threads or processes that read streamed data, such as `4` or `"processes:4"`. If
@@ -61,7 +61,7 @@ class On:
     stuck: float | str = 300.0
     verify: str = "0%"
     noise: bool = False
-    steps_per_call: int | str = "auto"
+    steps_per_call: int | str = 1
     kernels: str | Path | None = None
 
     def __post_init__(self) -> None:
