@@ -26,6 +26,7 @@ from chipwise.base import ChipwiseError, RecipeError
 from chipwise.base.figures import one_line
 from chipwise.deploy.model import Trained
 from chipwise.interop.adapter import flattened
+from chipwise.interop.keras import keras_library
 from chipwise.machine.compilation_cache import compiled_once
 
 from .zoo_models import BATCH, Candidate, Model, called, made
@@ -335,8 +336,7 @@ def _eager_step(module: Any, model: Model, train: bool) -> tuple[dict, dict, flo
 
 
 def _keras(candidate: Candidate, row: Row, until: str) -> Iterator[None]:
-    import keras
-
+    keras = keras_library()
     row["at"] = "traces"
     model = made(candidate)
     net = model.make()
