@@ -38,6 +38,7 @@ NOT_HERE = {
     "train llama-8b": "16 GB of weights: tests/models/test_large_nets.py has a small one",
     "train digits --track": "needs a service's library: tests/explain/test_services.py",
     "track runs/": "the same",
+    "train mnist --data DIR --kernels": "needs an NVIDIA GPU: tests/machine/test_kernels.py",
     "plan hf://": "needs the Hub: tests/deploy/test_fine_tuning.py",
     "plan llama-8b": "tests/recipes/test_large_recipes.py",
     'recipe = cw.pretrained("hf://': "needs the Hub: tests/deploy/test_huggingface.py",
