@@ -1,32 +1,32 @@
 """How often `chipwise referee` errs, how many pairs it takes, and what it says of changes that are known.
 
-    python benchmarks/referee.py --cifar10 DIR > benchmarks/referee.md
+    python -m benchmarks.referee --case mnist --data DIR    # further rows of referee.csv
+    python -m benchmarks.referee > benchmarks/referee.md    # the page, of the rows that there are
 
 First by simulation: differences of pairs that are normal, looked at after every pair. Then the book of
-tries. Then changes of `digits` in 5 epochs and of a quarter DavidNet: refactors and other first weights,
-which change nothing, and settings that do; with the pairs and the time that the first two pairs predicted.
+tries. Then changes of `digits`, of `mnist` and of a quarter DavidNet, as `referee_changes.py` has them.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import functools
 import math
+import os
 import platform
-import tempfile
+import statistics
 import time
-from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import numpy as np
 from scipy import stats
 
-import chipwise as cw
-from chipwise.study.referee.ruling import Ruling
-from chipwise.study.referee.sequential import _half
+from chipwise.study.referee.sequential import FEWEST, _half
 from chipwise.study.referee.tries import Tries
 
+from .referee_changes import CASES, Case, measured, rows_in
+
+ROWS = Path(__file__).with_suffix(".csv")
 LEVEL = 0.05
 
 
@@ -103,189 +103,75 @@ def the_book() -> None:
 # ---- changes of recipes
 
 
-@dataclasses.dataclass
-class Case:
-    """A recipe whose changes are judged: `words` after its name, `real` changes with their expected side."""
-
-    name: str
-    words: tuple[str, ...]
-    metric: str
-    real: dict[str, tuple[str | Callable[[cw.Recipe], cw.Recipe], str]]
-    data: str | None = None
-    others: int = 25  # sets of other first weights
-    spend: float = 20  # seconds a null may take; a real one five times that
-
-    @functools.cached_property
-    def base(self) -> cw.Recipe:
-        return cw.load(self.name, self.words, data=self.data)
-
-    def changed(self, *words: str) -> cw.Recipe:
-        """With other settings; the data are read once."""
-        made, task = cw.load(self.name, [*self.words, *words], data=self.data), self.base.task
-        return dataclasses.replace(
-            made, task=dataclasses.replace(made.task, train=task.train, eval=task.eval)
-        )
+def ended_well(row: dict[str, str]) -> bool:
+    """Whether the verdict is the one expected. Runs of a null may also be called equal."""
+    return row["verdict"] == row["expected"] or (row["kind"] == "null" and row["verdict"] == "equal")
 
 
-def begun_otherwise(made: cw.Recipe, salt: int) -> cw.Recipe:
-    """Other first weights for each seed: runs differ, and nothing is better."""
-    init = made.task.init
-    task = dataclasses.replace(made.task, init=lambda key: init(jax.random.fold_in(key, salt)))
-    return dataclasses.replace(made, task=task)
+def spread(values: list[float], unit: str = "") -> str:
+    """The median of the values, and their range."""
+    if not values:
+        return "-"
+    return f"{statistics.median(values):.3g} ({min(values):.3g} to {max(values):.3g}){unit}"
 
 
-def with_loss(made: cw.Recipe, loss: Callable) -> cw.Recipe:
-    return dataclasses.replace(made, task=dataclasses.replace(made.task, loss=loss))
+def ratio(row: dict[str, str], name: str) -> float:
+    """What was spent by what the first two pairs predicted."""
+    return float(row[name]) / float(row[f"{name}_predicted"])
 
 
-def renamed(made: cw.Recipe) -> cw.Recipe:
-    def another_name(params, state, batch, key, train):
-        unused = batch["image"].shape  # noqa: F841
-        return made.task.loss(params, state, batch, key, train)
-
-    return dataclasses.replace(with_loss(made, another_name), name="another")
-
-
-def split(made: cw.Recipe) -> cw.Recipe:
-    """The loss in two functions and a class, with the dict made in another order."""
-
-    class Learner:
-        def __init__(self, task):
-            self.task = task
-
-        def sums(self, *arguments):
-            sums, state = self.task.loss(*arguments)
-            return dict(reversed(sums.items())), state
-
-        def __call__(self, params, state, batch, key, train):
-            return self.sums(params, state, batch, key, train)
-
-    return with_loss(made, Learner(made.task))
-
-
-def never_used(made: cw.Recipe) -> cw.Recipe:
-    """A branch that is not taken, and a value that nobody reads."""
-
-    def loss(params, state, batch, key, train):
-        jax.numpy.square(batch["image"].astype("float32")).sum()
-        if train is None:
-            raise AssertionError
-        return made.task.loss(params, state, batch, key, train)
-
-    return with_loss(made, loss)
-
-
-def partial(made: cw.Recipe) -> cw.Recipe:
-    return with_loss(made, functools.partial(made.task.loss))
-
-
-REFACTORS = {
-    "the same": lambda made: made, "renamed": renamed, "in a class": split,
-    "dead code": never_used, "partial": partial,
-}  # fmt: skip
-
-
-def smoothed(made: cw.Recipe) -> cw.Recipe:
-    """Evaluated with labels of which 0.9 go to all classes: an evaluation of something else."""
-
-    def loss(params, state, batch, key, train):
-        sums, state = made.task.loss(params, state, batch, key, train)
-        if not train:
-            return sums, state
-        logits = made.task.predict(params, state, {"image": batch["image"]})
-        even = -jax.nn.log_softmax(logits).mean(axis=1)
-        total = 0.1 * sums["loss"].total + 0.9 * even.sum()
-        return {**sums, "loss": cw.Sum(total, sums["loss"].count)}, state
-
-    return with_loss(made, loss)
-
-
-DIGITS = Case(
-    "digits", ("duration=5ep",), "eval/loss",
-    {
-        "a third of the rate": ("lr=0.001", "worse"),
-        "three times the rate": ("lr=0.01", "better"),
-        "batch 256": ("batch=256", "worse"),
-        "batch 32": ("batch=32", "better"),
-        "labels smoothed by 0.9": (smoothed, "worse"),
-        "10 epochs": ("duration=10ep", "better"),
-        "2 epochs": ("duration=2ep", "worse"),
-        "a sixth more of the rate": ("lr=0.0035", "better"),
-        "a sixth less of the rate": ("lr=0.0025", "worse"),
-        "a thirtieth more of the rate": ("lr=0.0031", "better"),
-        "a twelfth shorter": ("duration=103st", "worse"),
-    },
-)  # fmt: skip
-DAVIDNET = Case(
-    "cifar10-davidnet",
-    ("width=16", "precision=f32", "batch=64", "replicas=4", "duration=150st", "lr=1.5"),
-    "eval/loss",
-    {
-        "a tenth of the rate": ("lr=0.15", "worse"),
-        "twenty times the rate": ("lr=30", "worse"),
-        "half as long": ("duration=75st", "worse"),
-        "labels smoothed by 0.9": (smoothed, "worse"),
-        "half the width": ("width=8", "worse"),
-    },
-    others=5,
-    spend=400,
-)  # fmt: skip
-
-
-def judged(case: Case, name: str, change: cw.Recipe, expected: str, folder: str, spend: float) -> Ruling:
-    began, here = time.perf_counter(), cw.On(devices=1)
-    costs: list[float | None] = []
-
-    def hear(told) -> None:
-        if told.code.startswith("referee-cost"):
-            costs.append(told.numbers.get("seconds"))
-
-    found = cw.referee.referee(
-        case.base, change, metric=case.metric, run=folder, spend=spend, on=here, say=hear
-    )
-    seconds = time.perf_counter() - began
-    pairs = f"{found.predicted or '-'} | {len(found.values)}"
-    cost = f"{costs[0]:.0f} s" if costs and costs[0] else "-"
-    print(f"| {name} | {expected} | **{found.verdict}** | {pairs} | {cost} | {seconds:.1f} s |", flush=True)
-    return found
-
-
-def real(case: Case) -> None:
+def changes(case: Case, rows: list[dict[str, str]]) -> None:
+    own = [row for row in rows if row["recipe"] == case.name]
+    nulls, reals = ([row for row in own if row["kind"] == kind] for kind in ("null", "real"))
+    drawn = [row for row in nulls if row["expected"] == "open"]
+    could = [row for row in drawn if int(row["pairs"]) >= FEWEST]
+    wrong = [row for row in nulls if not ended_well(row)]
     print(f"\n## Changes of `{case.name}`\n")
+    print(f"`{' '.join(case.words)}`, `{case.metric}`, one device.\n")
+    pairs, seconds = (spread([float(row[name]) for row in drawn]) for name in ("pairs", "seconds"))
     print(
-        f"`{' '.join(case.words)}`, `{case.metric}`, one device; a book for each change: each has the level"
+        f"**{len(wrong)} of {len(nulls)} nulls wrong.** {len(nulls) - len(drawn)} are refactors. {len(drawn)}"
     )
-    print("of a first try.\n")
-    print("| change | it should be | verdict | pairs, predicted | spent | time, predicted | spent |")
+    print(f"draw their first weights from another key: {len(could)} of these had {FEWEST} pairs or more, of")
+    print(f"which a verdict may come. They took {pairs} pairs and {seconds} seconds.\n")
+    if wrong:
+        print("Wrong: " + ", ".join(f"{row['change']}: {row['verdict']}" for row in wrong) + ".\n")
+    print("| change | it should be | verdict | pairs, predicted | spent | seconds, predicted | spent |")
     print("|---|---|---|---|---|---|---|")
-    base, wrong, ratios = case.base, 0, []
-    with tempfile.TemporaryDirectory() as folder:
-        for name, change in REFACTORS.items():
-            found = judged(case, name, change(base), "same", f"{folder}/{name}", case.spend)
-            wrong += found.verdict != "same"
-        for salt in range(1, case.others + 1):
-            change = begun_otherwise(base, salt)
-            found = judged(case, f"other weights, {salt}", change, "open", f"{folder}/{salt}", case.spend)
-            wrong += found.verdict not in ("open", "equal")
-        print(f"|  | {wrong} of {len(REFACTORS) + case.others} nulls wrong | | | | | |")
-        for name, (change, expected) in case.real.items():
-            made = case.changed(change) if isinstance(change, str) else change(base)
-            found = judged(case, name, made, expected, f"{folder}/{name}", 5 * case.spend)
-            if found.predicted and found.verdict != "open":
-                ratios.append(found.predicted / len(found.values))
-    within = sum(0.5 <= ratio <= 2 for ratio in ratios)
-    print(f"\nPairs within a factor of two of what the first two predicted: {within} of {len(ratios)}.")
+    for row in reals:
+        seconds = f"{float(row['seconds_predicted']):.0f}" if row["seconds_predicted"] else "-"
+        print(
+            f"| {row['change']} | {row['expected']} | **{row['verdict']}** | {row['pairs_predicted'] or '-'} "
+            f"| {row['pairs']} | {seconds} | {float(row['seconds']):.0f} |"
+        )
+    reached = [row for row in reals if row["verdict"] != "open" and row["pairs_predicted"]]
+    if reached:
+        pairs = spread([ratio(row, "pairs") for row in reached])
+        seconds = spread([ratio(row, "seconds") for row in reached])
+        print(f"\nSpent by predicted, of {len(reached)} verdicts: pairs {pairs}, seconds {seconds}.")
+
+
+def page() -> None:
+    print("# Verdicts on changes\n")
+    known = Path("/proc/cpuinfo")
+    lines = known.read_text().splitlines() if known.exists() else []
+    cpu = next((line.partition(": ")[2] for line in lines if "model name" in line), platform.machine())
+    print(f"`python -m benchmarks.referee`: {cpu}, {os.cpu_count()} cores, JAX {jax.__version__}.")
+    print("The machine did other work too, so seconds vary by more than the runs' own.\n")
+    by_simulation()
+    the_book()
+    rows = rows_in(ROWS)
+    for case in CASES.values():
+        changes(case, rows)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--cifar10", help="the folder of CIFAR-10: changes of a quarter DavidNet too")
-    parser.add_argument("--others", type=int, default=25, help="nulls of digits with other first weights")
+    parser.add_argument("--case", choices=CASES, help="whose changes to judge, instead of the page")
+    parser.add_argument("--data", help="the folder of its data")
+    parser.add_argument("--minutes", type=float, default=60.0, help="after which no change begins")
     given = parser.parse_args()
-    print("# Verdicts on changes\n")
-    print(f"`python benchmarks/referee.py`: CPU of kind {platform.machine()}, JAX {jax.__version__}.\n")
-    by_simulation()
-    the_book()
-    real(dataclasses.replace(DIGITS, others=given.others))
-    if given.cifar10:
-        real(dataclasses.replace(DAVIDNET, data=given.cifar10))
+    if given.case:
+        measured(CASES[given.case], given.data, ROWS, time.monotonic() + 60 * given.minutes)
+    else:
+        page()
