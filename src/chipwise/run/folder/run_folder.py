@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import json
 import math
 import os
@@ -20,12 +21,12 @@ import psutil
 from ...base import ChipwiseError, DivergedError, RunError, Stopped, locks
 from ...base.facts import plain
 from ...base.figures import known
-from ...base.files import is_full, open_inside, put_inside, put_on_disk, to_write
+from ...base.files import is_full, open_inside, put_inside, put_on_disk, read_inside, to_write
 from ...data.class_names import names_in
 from ...data.compared import Data
 from ...data.readings import readings
 from ...machine.fingerprint import this_machine
-from ...machine.kernels import FILE as KERNELS
+from ...machine.kernels import FILE as KERNELS, Kernels
 from ...recipe.recipe import Recipe
 from ...step.state import nbytes
 from ..tracking import TRACKED
@@ -71,7 +72,8 @@ class RunFolder:
         processes.jsonl  one object when a process starts (or resumes) and one when it ends
         events.out.*     the finite numbers, the texts and the pictures, for TensorBoard
         checkpoints/     Orbax, the newest three
-        kernels.textproto  with `On.kernels`: see `machine.kernels`
+        kernels.textproto  with `On.kernels`: see `machine.kernels`. Those of processes before
+                         one with `changed_code` are in kernels-DIGEST.textproto
         result.json      written when the run is complete
         tracked/         what was sent to other services: see `tracking`
 
@@ -240,8 +242,7 @@ class RunFolder:
                 raise RunError("run-of-other-programs", path=str(self.path), changes=changes)
             start["changed"] = changes
         if (kernels := session.programs.kernels) is not None:
-            with self.writing():
-                put_inside(self.place / KERNELS, kernels.text.encode())
+            self._put_kernels(kernels)
         machine = this_machine(session.placement.devices).to_json()
         self._note("start", step=session.step, **start, devices=session.describe(), machine=machine)
         how, code = "failed", None
@@ -258,6 +259,16 @@ class RunFolder:
             with contextlib.suppress(RunError):  # a full disk must not hide why the run ends
                 verified = session.verifier.json()
                 self._note("end", step=session.step, how=how, code=code, verified=verified)
+
+    def _put_kernels(self, kernels: Kernels) -> None:
+        """Writes the kernels of this process. Others that the run has used stay under their
+        digest, as the ledger's earlier heads name them."""
+        file, content = self.place / KERNELS, kernels.text.encode()
+        with self.writing():
+            if file.exists() and (before := read_inside(file)) != content:
+                digest = hashlib.sha256(before).hexdigest()
+                put_inside(file.with_stem(f"{file.stem}-{digest[:12]}"), before)
+            put_inside(file, content)
 
     def _note(self, event: str, **facts: Any) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
@@ -305,6 +316,8 @@ class RunFolder:
             if (self.place / name).exists():
                 shutil.rmtree(self.place / name)
         for file in self.place.glob(f"{PREFIX}.out.tfevents.*"):
+            file.unlink()
+        for file in self.place.glob(KERNELS.replace(".", "-*.")):
             file.unlink()
         for name in NAMES:
             (self.place / name).unlink(missing_ok=True)
