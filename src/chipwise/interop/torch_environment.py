@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import threading
 import warnings
 from collections.abc import Iterator
@@ -98,6 +99,8 @@ def _with_constants(torch: Any, torchax: Any) -> Any:
 
     class Environment(torchax.Environment):
         kinds = traced
+        number: float | None = None
+        """What was drawn last if it is a single number that is known."""
         backward = False
         """Whether the backward pass of a `torch.autograd.Function` is traced, after its module's
         call: what the module holds are its first weights then, and draws would repeat."""
@@ -128,8 +131,12 @@ def _with_constants(torch: Any, torchax: Any) -> Any:
             """The numbers of `jax.random`'s function `kind`, of the next key."""
             if self.backward:
                 raise TypeError("a backward that draws: draw in forward, and keep it in ctx")
+            self.number = None
             if self.param.prng is torch_random.REPEATED:
-                return self.j2t_iso(torch_random.repeated(kind, shape, *limits))
+                numbers = torch_random.repeated(kind, shape, *limits)
+                if not numbers.shape:
+                    self.number = float(numbers)
+                return self.j2t_iso(numbers)
             key = self.get_and_rotate_prng_key()
             return self.j2t_iso(torch_random.values(key, kind, shape, *limits))
 
@@ -269,7 +276,7 @@ def _with_functions(torch: Any, torchax: Any) -> Any:
 def _class(torch: Any, torchax: Any) -> Any:
     """The class above, which can be entered, knows what is drawn, and leaves out layers by it."""
     pytree = torch.utils._pytree
-    less = (torch.ops.aten.lt.Scalar, torch.ops.aten.le.Scalar)
+    less = {torch.ops.aten.lt.Scalar: operator.lt, torch.ops.aten.le.Scalar: operator.le}
     reads = (torch.Tensor.item, torch.ops.aten._local_scalar_dense.default)
     base: Any = _with_functions(torch, torchax)
 
@@ -304,7 +311,8 @@ def _class(torch: Any, torchax: Any) -> Any:
 
         def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             """The result of `func`. A tensor that depends on nothing given has an attribute
-            `drawn`: whether it depends on a draw."""
+            `drawn`: whether it depends on a draw. A choice by one has `known`: whether the numbers
+            of this comparison surely leave the layer out."""
             if func is torch.Tensor.__bool__ and self.skips and hasattr(args[0], "chosen"):
                 # No: the layer is called, and what it returns is chosen where it returns
                 if not args[0].chosen:
@@ -321,14 +329,16 @@ def _class(torch: Any, torchax: Any) -> Any:
                 if drawn:
                     raise torch_random.DrawDecides from error
                 raise
+            number = None
             if getattr(func, "overloadpacket", None) in torch_random.operations():
-                drawn = True
+                drawn, number = True, self.number
             inner = isinstance(func, torch._ops.OpOverload)  # a function ends in one of these
             for x in pytree.tree_leaves(result):
                 if isinstance(x, self.kinds) and (inner or not hasattr(x, "drawn")):
-                    x.drawn = drawn
+                    x.drawn, x.number = drawn, number
             if func in less and getattr(args[0], "drawn", False) and not args[0].shape:
-                result.chosen = False
+                number, known = args[0].number, less[func]
+                result.chosen, result.known = False, number is not None and known(number, args[1])
             return result
 
     return Environment
