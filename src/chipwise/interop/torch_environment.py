@@ -54,6 +54,13 @@ def environment() -> Any:
     return env
 
 
+def _is_composite(torch: Any, func: Any) -> bool:
+    """Whether PyTorch's C++ makes `func` of other operations."""
+    known = torch._C._dispatch_has_kernel_for_dispatch_key
+    overload = isinstance(func, torch._ops.OpOverload)
+    return overload and known(func.name(), "CompositeImplicitAutograd")
+
+
 def _set_item(own: Any, torch: Any, view: Any, index: Any, value: Any) -> None:
     """Writes into a view at an index that may hold tensors, as masks. torchax' own takes slices."""
     if not any(isinstance(x, torch.Tensor) for x in torch.utils._pytree.tree_leaves(index)):
@@ -168,6 +175,8 @@ def _with_operations(torch: Any, torchax: Any) -> Any:
     class Environment(base):
         cut = False
         """Whether the module is in `torch.no_grad()`."""
+        any_size = False
+        """Whether the batch may have any size."""
         inside = False
         """Whether it is in the forward pass of a `torch.autograd.Function`. That is without a
         gradient already, and its backward is the gradient, so there the modes change nothing."""
@@ -211,6 +220,8 @@ def _with_operations(torch: Any, torchax: Any) -> Any:
             try:
                 known = super()._get_op_or_decomp(func)
             except torchax.OperatorNotFound:
+                if self.any_size and _is_composite(torch, func):
+                    return ops_registry.Operator(func, func.decompose, False, True, False, False)
                 if not written:
                     raise
             else:  # a decomposition would write into a copy of a view
@@ -293,6 +304,7 @@ def _class(torch: Any, torchax: Any) -> Any:
             `traceable` makes a context that says whose errors are raised in it."""
 
             self.cut, self.inside, self.pending = False, False, None
+            self.any_size = any_size
             with contextlib.ExitStack() as patched:
                 # torchax' say yes, and PyTorch's trunc_normal_ leaves those as they are
                 sizes = torch_sizes.attributes(torch) if any_size else {}
@@ -306,6 +318,8 @@ def _class(torch: Any, torchax: Any) -> Any:
                 norm = torch.nn.modules.batchnorm._BatchNorm
                 forward = torch_operations.cumulative(vars(norm)["forward"])
                 patched.enter_context(replaced(norm, "forward", forward))
+                if any_size:  # some of PyTorch's C++ asks for sizes that its Python does not
+                    patched.enter_context(torch._dispatch.python.enable_python_dispatcher())
                 with torch.enable_grad(), self:
                     yield
 
