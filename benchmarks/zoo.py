@@ -193,9 +193,12 @@ those that begin at 0 are drawn too: a zero hides what is behind it.
   PyTorch in float64 on both sides, where the module computes in it. A net that draws is differentiated in
   evaluation mode here; what it draws is in the next column. **off** is the largest relative difference.
 * **check**: the door's own comparison with eager PyTorch, random layers on. Keras' has none.
-* **bits**: two steps with `replicas=3` end with the same parameters on 1 and 3 devices.
+* **bits**: two steps with `replicas=3` end with the same parameters on 1 and 3 devices. The gradient is
+  clipped to a norm of 1: some nets come to a pixel an image, and batch norm over 2 of them has gradients
+  of 1e10.
 * **back**: the weights in their module, whose outputs are compared.
-* **export**: StableHLO, else ONNX; the file was run.
+* **export**: StableHLO, else ONNX, for any batch, else for `batch=6`, as the last column then says; the file
+  was run.
 
 A column is empty if it was not tried: after a model does not trace, and in rows of `--until traces` or
 `doors`. Seconds are those of a processor.

@@ -162,6 +162,14 @@ def test_a_layer_that_is_left_out_by_chance_passes(decide):
     assert 6 <= len(values) <= 8  # each of three layers is there or not
 
 
+@pytest.mark.parametrize("decide", [as_transformers, as_bart])
+def test_layers_that_draw_are_left_out_by_chance(decide):
+    net = layers(decide)
+    net.layers = nn.ModuleList(nn.Sequential(layer, nn.Dropout(0.5)) for layer in net.layers)
+    net.head = nn.Sequential(nn.Dropout(0.5), net.head)
+    cw.torch.task(net, nn.CrossEntropyLoss(), train=ROWS)
+
+
 def other_branch(layer, x, drawn):
     if drawn < 0.4:
         x = x * 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import threading
 import warnings
 from collections.abc import Iterator
@@ -51,6 +52,13 @@ def environment() -> Any:
     torch_operations.override(env, torch)
     torch_recurrent.override(env, torch)
     return env
+
+
+def _is_composite(torch: Any, func: Any) -> bool:
+    """Whether PyTorch's C++ makes `func` of other operations."""
+    known = torch._C._dispatch_has_kernel_for_dispatch_key
+    overload = isinstance(func, torch._ops.OpOverload)
+    return overload and known(func.name(), "CompositeImplicitAutograd")
 
 
 def _set_item(own: Any, torch: Any, view: Any, index: Any, value: Any) -> None:
@@ -98,6 +106,8 @@ def _with_constants(torch: Any, torchax: Any) -> Any:
 
     class Environment(torchax.Environment):
         kinds = traced
+        number: float | None = None
+        """What was drawn last if it is a single number that is known."""
         backward = False
         """Whether the backward pass of a `torch.autograd.Function` is traced, after its module's
         call: what the module holds are its first weights then, and draws would repeat."""
@@ -128,8 +138,12 @@ def _with_constants(torch: Any, torchax: Any) -> Any:
             """The numbers of `jax.random`'s function `kind`, of the next key."""
             if self.backward:
                 raise TypeError("a backward that draws: draw in forward, and keep it in ctx")
+            self.number = None
             if self.param.prng is torch_random.REPEATED:
-                return self.j2t_iso(torch_random.repeated(kind, shape, *limits))
+                numbers = torch_random.repeated(kind, shape, *limits)
+                if not numbers.shape:
+                    self.number = float(numbers)
+                return self.j2t_iso(numbers)
             key = self.get_and_rotate_prng_key()
             return self.j2t_iso(torch_random.values(key, kind, shape, *limits))
 
@@ -161,6 +175,8 @@ def _with_operations(torch: Any, torchax: Any) -> Any:
     class Environment(base):
         cut = False
         """Whether the module is in `torch.no_grad()`."""
+        any_size = False
+        """Whether the batch may have any size."""
         inside = False
         """Whether it is in the forward pass of a `torch.autograd.Function`. That is without a
         gradient already, and its backward is the gradient, so there the modes change nothing."""
@@ -204,6 +220,8 @@ def _with_operations(torch: Any, torchax: Any) -> Any:
             try:
                 known = super()._get_op_or_decomp(func)
             except torchax.OperatorNotFound:
+                if self.any_size and _is_composite(torch, func):
+                    return ops_registry.Operator(func, func.decompose, False, True, False, False)
                 if not written:
                     raise
             else:  # a decomposition would write into a copy of a view
@@ -269,7 +287,7 @@ def _with_functions(torch: Any, torchax: Any) -> Any:
 def _class(torch: Any, torchax: Any) -> Any:
     """The class above, which can be entered, knows what is drawn, and leaves out layers by it."""
     pytree = torch.utils._pytree
-    less = (torch.ops.aten.lt.Scalar, torch.ops.aten.le.Scalar)
+    less = {torch.ops.aten.lt.Scalar: operator.lt, torch.ops.aten.le.Scalar: operator.le}
     reads = (torch.Tensor.item, torch.ops.aten._local_scalar_dense.default)
     base: Any = _with_functions(torch, torchax)
 
@@ -286,6 +304,7 @@ def _class(torch: Any, torchax: Any) -> Any:
             `traceable` makes a context that says whose errors are raised in it."""
 
             self.cut, self.inside, self.pending = False, False, None
+            self.any_size = any_size
             with contextlib.ExitStack() as patched:
                 # torchax' say yes, and PyTorch's trunc_normal_ leaves those as they are
                 sizes = torch_sizes.attributes(torch) if any_size else {}
@@ -299,12 +318,15 @@ def _class(torch: Any, torchax: Any) -> Any:
                 norm = torch.nn.modules.batchnorm._BatchNorm
                 forward = torch_operations.cumulative(vars(norm)["forward"])
                 patched.enter_context(replaced(norm, "forward", forward))
+                if any_size:  # some of PyTorch's C++ asks for sizes that its Python does not
+                    patched.enter_context(torch._dispatch.python.enable_python_dispatcher())
                 with torch.enable_grad(), self:
                     yield
 
         def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             """The result of `func`. A tensor that depends on nothing given has an attribute
-            `drawn`: whether it depends on a draw."""
+            `drawn`: whether it depends on a draw. A choice by one has `known`: whether the numbers
+            of this comparison surely leave the layer out."""
             if func is torch.Tensor.__bool__ and self.skips and hasattr(args[0], "chosen"):
                 # No: the layer is called, and what it returns is chosen where it returns
                 if not args[0].chosen:
@@ -321,14 +343,16 @@ def _class(torch: Any, torchax: Any) -> Any:
                 if drawn:
                     raise torch_random.DrawDecides from error
                 raise
+            number = None
             if getattr(func, "overloadpacket", None) in torch_random.operations():
-                drawn = True
+                drawn, number = True, self.number
             inner = isinstance(func, torch._ops.OpOverload)  # a function ends in one of these
             for x in pytree.tree_leaves(result):
                 if isinstance(x, self.kinds) and (inner or not hasattr(x, "drawn")):
-                    x.drawn = drawn
+                    x.drawn, x.number = drawn, number
             if func in less and getattr(args[0], "drawn", False) and not args[0].shape:
-                result.chosen = False
+                number, known = args[0].number, less[func]
+                result.chosen, result.known = False, number is not None and known(number, args[1])
             return result
 
     return Environment

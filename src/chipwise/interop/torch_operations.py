@@ -24,6 +24,7 @@ def override(env: Any, torch: Any) -> None:
 
     functional, aten = torch.nn.functional, torch.ops.aten
     of_tensors: dict[Any, Callable] = {
+        functional.affine_grid: _affine_grid,
         functional.batch_norm: _batch_norm,
         functional.instance_norm: _instance_norm,
         functional.interpolate: _interpolate,
@@ -52,6 +53,7 @@ def override(env: Any, torch: Any) -> None:
         aten.max_unpool2d: _max_unpool,
         aten.max_unpool3d: _max_unpool,
         aten.mT: lambda x: x.mT,
+        aten.squeeze.default: _squeeze,
         aten.take_along_dim: _take_along_dim,
         aten._upsample_bilinear2d_aa: functools.partial(_resized, "linear"),
         aten._upsample_bicubic2d_aa: functools.partial(_resized, "cubic"),
@@ -109,6 +111,13 @@ def _as_tensor(env, data, dtype=None, device=None):
 
     x = data if isinstance(data, env.kinds) else env.constant(torch.as_tensor(data))
     return x if dtype is None else x.to(dtype)
+
+
+def _affine_grid(env, theta, size, align_corners=None):
+    """PyTorch's own one compares the sizes."""
+    import torch
+
+    return torch.affine_grid_generator(theta, size, bool(align_corners))
 
 
 def _attention(env, query, key, value, attn_mask=None, *others, **more):
@@ -323,8 +332,8 @@ def _max_unpool(x, indices, output_size, *_):
     flat, at = (a.reshape(*lead, -1) for a in (x, indices))
     zeros = jnp.zeros((*lead, math.prod(output_size)), x.dtype)
     fixed = jax.lax.stop_gradient(flat)
-    placed = jnp.put_along_axis(zeros, at, fixed, -1, inplace=False)
-    placed = placed + zeros.at[(*jnp.indices(flat.shape, sparse=True)[:-1], at)].add(flat - fixed)
+    rows = [jax.lax.broadcasted_iota(at.dtype, at.shape, i) for i in range(len(lead))]
+    placed = zeros.at[(*rows, at)].set(fixed) + zeros.at[(*rows, at)].add(flat - fixed)
     return placed.reshape(*lead, *output_size)
 
 
@@ -340,6 +349,11 @@ def _resized(method, x, output_size, align_corners, *scales):
         return jax.image.resize(x, shape, method)
     # PyTorch keeps the scale that is given, though the sizes are whole
     return jax.image.scale_and_translate(x, shape, (2, 3), jnp.array(scales), jnp.zeros(2), method)
+
+
+def _squeeze(x):
+    """Leaves out axes of size 1. That of a batch of any size stays."""
+    return jnp.squeeze(x, tuple(axis for axis, size in enumerate(x.shape) if size == 1))
 
 
 def _take_along_dim(input, indices, dim=None):
