@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import shlex
+from collections.abc import Sequence
 from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from .options import flag, option
 from .standard_output import print_json
 
 if TYPE_CHECKING:
+    from ..chips.prices import Price
     from ..launch.launch_job import LaunchJob
     from ..launch.places import Place
     from ..planner.plans import Plan
@@ -97,7 +99,7 @@ def launch(
     )
     jobs.check(to_launch)  # before the plan, which takes minutes
     places.check(where, to_launch)
-    chosen = _planned(loaded, recipe.recipe, target.name, prices)
+    chosen = _planned(loaded, recipe.recipe, target.name, options.priced(prices))
     to_launch = replace(to_launch, hours=_hours(chosen), about=about(loaded, chosen, where, spot))
     files = places.write(where, to_launch)
     for name, content in files.items():
@@ -105,7 +107,7 @@ def launch(
     _show(where, to_launch, out, list(files), json_)
 
 
-def _planned(recipe: Recipe, given: str, target: str, prices: str | None) -> Plan:
+def _planned(recipe: Recipe, given: str, target: str, prices: Sequence[Price]) -> Plan:
     """The plan of a recipe, which was `given` by that name. Raises `DeviceError` if it cannot run
     there, or if this machine cannot plan."""
     from ..compile.answers import FAILED_HERE
