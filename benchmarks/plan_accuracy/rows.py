@@ -123,7 +123,7 @@ class Row:
     @property
     def measured(self) -> float:
         """Examples (images or sequences) a second, of all devices."""
-        if self.unit in ("images/s", "sequences/s"):
+        if self.unit in ("images/s", "sequences/s", "examples/s"):
             return self.throughput
         if self.unit.startswith("tokens/s"):
             length = int(re.findall(r"seq (\d+)", self.dataset_input_shape)[0])

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import pkgutil
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -21,6 +22,26 @@ def rows(monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
     made = importlib.import_module("benchmarks.plan_accuracy.rows").rows()
     return [row for row in made if row.use != "apart"]
+
+
+def test_the_table_groups_what_is_inside_by_chip_program_and_net(rows, monkeypatch):
+    page = importlib.import_module("benchmarks.plan_accuracy.page")
+    some = [row for row in rows if (row.on, row.clock, row.program) == ("v100", "steps", "library")][:3]
+    speeds = {"value": 1.0, "low": 0.9, "high": 1.1, "run": {"train": 1.0}, "flops": 1e9}
+    off = (1.0, 1.05, 2.0)  # predicted over measured
+    answers = {
+        row.row: {**speeds, **{name: speeds[name] * row.measured * by for name in ("value", "low", "high")}}
+        for row, by in zip(some, off, strict=True)
+    }
+    known = [
+        page.Prediction(replace(one.row, use="held-out", family="a net"), one.answer)
+        for one in page.predictions(some, answers)
+    ]
+    lines = page._summaries(known)
+    assert lines[0].startswith("**2 of 3 held-out") and "median error is 5%" in lines[0]
+    nothing = "| 0 | - | - | - |"
+    for name in (some[0].target.chip.name, page.PROGRAMS["library"], "a net"):
+        assert f"| {name} | 3 | 1.05 | 5% | 2 of 3 {nothing}" in lines
 
 
 def builds(row):

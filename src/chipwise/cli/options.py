@@ -20,6 +20,7 @@ from ..base.files import to_write
 from .standard_output import opened
 
 if TYPE_CHECKING:
+    from ..chips.prices import Price
     from ..recipe import recipe as recipes
     from ..run.on import On
 
@@ -83,7 +84,7 @@ EVAL_DATA = option(
     "Evaluate on this instead: a packed folder or .npz, such as a third split.", "PATH"
 )
 BEST = flag("The checkpoint that --keep-best kept, instead of the newest.")
-PRICES = option("Your own prices instead of the bundled ones.", "FILE")
+PRICES = option("Take prices from your own file, or read today's: live. [bundled]", "FILE|live")
 HTML = option("Write one self-contained page.", "FILE")
 QUIET = flag("No progress, only warnings and the result.")
 JSON = flag("Print one JSON object, and nothing else, on standard output.")
@@ -323,6 +324,16 @@ def _typer(name: str, kind: Any, made: Any) -> inspect.Parameter:
 def say(said: object) -> None:
     """Prints a line beside the output."""
     typer.echo(str(said), err=True)
+
+
+def priced(given: str | None) -> tuple[Price, ...]:
+    """The prices of `--prices`, after lines that say what was read today."""
+    from ..chips.live_prices import prices
+
+    read = prices(given)
+    for line in read.said:
+        say(line)
+    return read.prices
 
 
 def warn(warning: object) -> None:

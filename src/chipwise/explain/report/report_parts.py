@@ -133,6 +133,8 @@ def _figures(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if known(fast["share_of_peak"]):
             text += f", {share(fast['share_of_peak'])} of peak"
         yield "speed", text
+    if document["of_plan"]:
+        yield "of the plan", document["of_plan"]["text"]
     if time is not None:
         yield "time", f"{seconds(time['total'])}, {time['covers']['text']}"
     if document["fingerprint"]:
