@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import optax
@@ -74,8 +74,8 @@ class muon(_Named):
     adam_only: tuple[str, ...] = OUTER
     stacked: str = STACKED
 
-    usual_rates: ClassVar[tuple[float, float] | None] = (1e-6, HIGHEST_ADAM)
-    rate_power: ClassVar[float | None] = 0.5
+    usual_rates = (1e-6, HIGHEST_ADAM)
+    rate_power = 0.5
 
     @property
     def elementwise(self) -> bool:

@@ -406,8 +406,8 @@ class sgd(_Elementwise):
     dampening: float = field(default=0.0, metadata=LATER)
     maximize: bool = field(default=False, metadata=LATER)
 
-    usual_rates: ClassVar[tuple[float, float] | None] = (1e-3, 3.0)
-    rate_power: ClassVar[float | None] = 1.0
+    usual_rates = (1e-3, 3.0)
+    rate_power = 1.0
 
     def _moving(self, hyper: Scalars, decay: _Parts) -> _Parts:
         if "momentum" not in hyper:
@@ -435,8 +435,8 @@ class _Adam(_Elementwise):
     amsgrad: bool = field(default=False, kw_only=True, metadata=LATER)
     maximize: bool = field(default=False, kw_only=True, metadata=LATER)
 
-    usual_rates: ClassVar[tuple[float, float] | None] = (1e-6, HIGHEST_ADAM)
-    rate_power: ClassVar[float | None] = 0.5
+    usual_rates = (1e-6, HIGHEST_ADAM)
+    rate_power = 0.5
 
     def _moving(self, hyper: Scalars, decay: _Parts) -> _Parts:
         b1, b2, eps = hyper["b1"], hyper["b2"], self.eps
