@@ -36,6 +36,7 @@ from ..packed import PackedFolder
 from . import tokenizer_process
 from .documents import Document, documents
 from .folders import Listing, Split
+from .pack_settings import PackSettings
 
 _MOST = 1 << 22  # tokens of an example
 TOKENIZER = "tokenizer.json"  # beside the splits of a pack: what packed it
@@ -102,27 +103,21 @@ BYTES = Tokenizer(
 """A byte is a token, and 256 ends a document."""
 
 
-def text_listing(
-    path: Path | str,
-    form: TextForm,
-    where: Path,
-    columns: Mapping[str, str] | None = None,
-    share: float | None = None,
-    eval_split: str | None = None,
-) -> Listing:
+def text_listing(path: Path | str, form: TextForm, where: Path, settings: PackSettings) -> Listing:
     """The examples of the text at `path`: a file, a folder of files, or a column of a table. A
     string names a data set of the Hub, whose column is read. With a column "prompt" the examples
     have a `mask`, 1 for tokens of the answers.
 
-    *Arguments:* `where`: a folder with space for the tokens. `share`: the share of the documents
-    for eval, selected by name, or the last part of a single document. `eval_split`: as in
-    `PackSettings`.
+    *Arguments:* `where`: a folder with space for the tokens. `settings`: of these, `split` is the
+    share of the documents for eval, selected by name, or the last part of a single document.
 
     Raises `DataError` with the file and the byte for damaged text.
     """
+    columns = dict(settings.columns or {})
+    share = settings.split
     tokens = _tokens_of(form)
     dtype = np.dtype(np.uint16 if tokens.kinds <= 1 << 16 else np.uint32)
-    masked = "prompt" in (columns or {})
+    masked = "prompt" in columns
     spools = {split: _Spool(where, dtype, masked) for split in ("train", "eval")}
     count = 0
     begun = set()
@@ -130,7 +125,7 @@ def text_listing(
 
     def parts() -> Iterator[_Part]:
         nonlocal count
-        for document in documents(path, dict(columns or {}), eval_split, told.append):
+        for document in documents(path, columns, settings.eval_split, told.append):
             if share is not None and document.split == "eval":
                 raise DataError("split-twice", share=share, splits=["train", "eval"])
             digest = hashlib.sha256(document.name.encode("utf-8", "surrogateescape")).digest()
