@@ -31,6 +31,7 @@ import numpy as np
 
 from ...base import DataError, Fact, RecipeError, library
 from ...base.files import read_regular
+from ...base.json_types import json_object
 from ..deadline import TooSlow, in_time
 from ..packed import PackedFolder
 from . import tokenizer_process
@@ -471,7 +472,7 @@ def _beside(path: Path) -> dict[str, Any]:
     if path.name != TOKENIZER or not file.is_file():
         return {}
     with _damage(file):
-        told = dict(json.loads(read_regular(file)))
+        told = json_object(read_regular(file))
         # A token may be written with how it is found in text
         return {k: v.get("content") if isinstance(v, dict) else v for k, v in told.items()}
 

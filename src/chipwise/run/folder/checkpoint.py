@@ -144,6 +144,11 @@ def _opened(place: Path) -> dict[str, Any]:
     return {name: future.result() for name, future in futures.items()}
 
 
+def damage(error: Exception) -> str:
+    """The reason in an error of a damaged checkpoint, on one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+
+
 def _placed(store: Any, sharding: Any) -> jax.Array:
     """An opened array on devices, which hold parts of it."""
     indices = sharding.addressable_devices_indices_map(store.shape)
@@ -309,8 +314,7 @@ class Checkpoints:
             except ChipwiseError:
                 raise
             except Exception as error:  # of many types, for damaged bytes
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-                say(fact("checkpoint-damaged", step=step, reason=reason))
+                say(fact("checkpoint-damaged", step=step, reason=damage(error)))
                 damaged.append(step)
                 continue
             self._check_recipe(step, about)
