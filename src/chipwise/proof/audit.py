@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from ..base import ChipwiseError, Fact, RecipeError, RunError, fact, plain
+from ..base import ChipwiseError, Fact, RecipeError, RunError, Say, fact, plain, silent
 from ..base.annotations import as_annotated
 from ..base.figures import one_line
 from ..base.files import read_inside
@@ -63,7 +63,7 @@ def audit(
     steps: str | None = None,
     every: str | None = None,
     on: On = ALL,
-    say: Callable[[Fact], None] = lambda _: None,
+    say: Say = silent,
 ) -> tuple[Fact, dict[str, Any]]:
     """Computes parts of a run again, from the checkpoint before each, and compares them with its
     ledger, metrics, checkpoints, best checkpoint and result. Writes nothing.

@@ -19,7 +19,7 @@ import optax
 from ..base import invalid
 from ..base.annotations import as_annotated
 from .by_value import by_value
-from .optimizers import HIGHEST_ADAM, Scalars, _Elementwise, _Parts, moments
+from .optimizers import HIGHEST_ADAM, Decay, Scalars, _Elementwise, _Parts, moments
 from .schedules import Schedule
 
 Rate = float | Schedule | Callable[[Any], Any]
@@ -33,7 +33,7 @@ class _Adaptive(_Elementwise):
     lr: Rate
     _: KW_ONLY
     l2: Rate = 0.0
-    decay: str | Callable[[str, Any], bool] = "all"
+    decay: Decay = "all"
     clip: Rate | None = None
     maximize: bool = False
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ import jax
 import optax
 
 from ..base.annotations import as_annotated
-from .optimizers import HIGHEST_ADAM, STACKED, Scalars, Tree, _clipped, _decayed, _Named
+from .optimizers import HIGHEST_ADAM, STACKED, Decay, Scalars, Tree, _clipped, _decayed, _Named
 
 OUTER = (
     *(
@@ -69,7 +68,7 @@ class muon(_Named):
     eps: float = 1e-8
     rms: float | None = 0.2
     weight_decay: Any = 0.0
-    decay: str | Callable[[str, Any], bool] = "all"
+    decay: Decay = "all"
     clip: Any = None
     adam_only: tuple[str, ...] = OUTER
     stacked: str = STACKED

@@ -45,6 +45,8 @@ from .schedules import Schedule, as_schedule, callable_name, constant, held, pla
 
 Tree = Any
 Scalars = dict[str, Any]
+Decay = str | Callable[[str, Any], bool]
+"""The parameters that decay: "all", "kernels", or a function of a leaf's path and the leaf."""
 
 
 class Optimizer(ABC):
@@ -248,7 +250,7 @@ class Optimizer(ABC):
         return scalars
 
 
-def decays(params: Tree, decay: str | Callable[[str, Any], bool]) -> Tree:
+def decays(params: Tree, decay: Decay) -> Tree:
     """A tree of bools that says which leaves of `params` decay.
 
     `decay` is "all", or "kernels", or a function of a leaf's path, such as "block1/conv/kernel",
@@ -401,7 +403,7 @@ class sgd(_Elementwise):
     momentum: Any = 0.9
     nesterov: bool = False
     weight_decay: Any = 0.0
-    decay: str | Callable[[str, Any], bool] = "all"
+    decay: Decay = "all"
     clip: Any = None
     dampening: float = field(default=0.0, metadata=LATER)
     maximize: bool = field(default=False, metadata=LATER)
@@ -477,7 +479,7 @@ class adam(_Adam):
 
     clip: Any = None
     l2: Any = field(default=0.0, metadata=LATER)
-    decay: str | Callable[[str, Any], bool] = field(default="all", metadata=LATER)
+    decay: Decay = field(default="all", metadata=LATER)
 
 
 @as_annotated
@@ -492,7 +494,7 @@ class adamw(_Adam):
     """
 
     weight_decay: Any = 0.01
-    decay: str | Callable[[str, Any], bool] = "all"
+    decay: Decay = "all"
     clip: Any = None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...base import DataError, Fact, unreadable
+from ...base import DataError, Fact, Say, silent, unreadable
 from ..folder import DEEPEST, TARS, is_litter
 from .columns import chosen, reading
 from .hub import files_at, from_hub, text_rows
@@ -36,7 +36,7 @@ def documents(
     path: Path | str,
     columns: dict[str, str],
     eval_split: str | None = None,
-    say: Callable[[Fact], None] = lambda fact: None,
+    say: Say = silent,
 ) -> Iterator[Document]:
     """Yields the documents at `path`, or of a data set of the Hub. See `text_listing`.
     *Arguments:* `say`: called with what a report says."""

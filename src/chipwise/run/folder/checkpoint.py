@@ -30,7 +30,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
-from ...base import CheckpointError, ChipwiseError, Fact, RecipeError, RunError, fact, invalid
+from ...base import CheckpointError, ChipwiseError, Fact, RecipeError, RunError, Say, fact, invalid
 from ...base.annotations import as_annotated
 from ...base.figures import one_line
 from ...base.files import (
@@ -295,7 +295,7 @@ class Checkpoints:
         return restored["about"]
 
     def restore(
-        self, template: Tree, say: Callable[[Fact], None], shards: int = 1
+        self, template: Tree, say: Say, shards: int = 1
     ) -> tuple[Tree, dict[str, Any]] | None:
         """The newest readable checkpoint, in the structure of `template`, and its JSON object.
 
@@ -509,7 +509,7 @@ def _same(folder: Path, steps: list[int]) -> bool:
 def restore_run(
     recipe: Recipe,
     run: str | Path,
-    say: Callable[[Fact], None] | None = None,
+    say: Say | None = None,
     *,
     best: bool = False,
 ) -> Restored:

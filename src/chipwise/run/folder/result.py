@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ...base import CheckpointError, Fact
+from ...base import CheckpointError, Say
 from ...base.displayed import Displayed
 from ...base.json_types import as_stored
 from ...machine.fingerprint import this_machine
@@ -120,7 +119,7 @@ class Result(Displayed):
         cls,
         recipe: Recipe,
         run: StoredRun,
-        say: Callable[[Fact], None] | None = None,
+        say: Say | None = None,
         *,
         best: bool = False,
     ) -> Result:
