@@ -201,11 +201,8 @@ def _written(predictor: Predictor, columns: Columns, file: Path, say: Say) -> in
             first = last
             say(fact("predict-done", done=first, total=predictor.examples))
 
-    try:
-        with replaced(file) as whole:
-            write(parts(), whole, format_of(file))
-    except OSError as error:
-        raise DataError("predictions-unwritable", path=file, reason=error) from error
+    with DataError.of_system("predictions-unwritable", path=file), replaced(file) as whole:
+        write(parts(), whole, format_of(file))
     known = [count for count in rights if count is not None]
     return sum(known) if len(known) == len(rights) else None
 

@@ -190,26 +190,20 @@ class Packing:
     def _appear(self) -> None:
         own = {*self.listing.splits, *self.listing.beside}
         self._lock.check()
-        try:
+        with DataError.of_system("pack-unwritable", path=self.partial):
             for name, content in self.listing.beside.items():
                 put_inside(self._place / name, content)
-        except OSError as error:
-            raise DataError("pack-unwritable", path=self.partial, reason=error) from error
         strange = {path.name for path in self._place.iterdir()} - own
         if strange:
             wrong = "{folder} holds {names:few} from another pack: move that away, and pack again."
             raise DataError(
                 "pack-partial-strange", wrong, folder=self.partial, names=sorted(strange)
             )
-        try:
+        wrong = "{folder} is complete, but cannot be renamed to {dst}: {reason}."
+        with DataError.of_system("pack-rename", wrong, folder=self.partial, dst=self.dst):
             self._lock.check()
             os.rename(self._place, self._lock.folder / self.dst.name)
             fsync_folder(self._lock.folder)
-        except OSError as error:
-            wrong = "{folder} is complete, but cannot be renamed to {dst}: {reason}."
-            raise DataError(
-                "pack-rename", wrong, folder=self.partial, dst=self.dst, reason=error
-            ) from error
 
     def _split(self, name: str, progress: Callable[[Progress], None]) -> int:
         split = self.listing.splits[name]

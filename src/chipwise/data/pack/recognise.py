@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base import DataError, unreadable
+from ...base import DataError
 from ...recipe.source import kind_of, unmasked
 from .. import remote
 from ..class_names import Renamed, joined, names_of, unjoined
@@ -38,7 +38,7 @@ def listing_of(src: Any, settings: PackSettings = USUAL) -> Listing:
     path = remote.local(src if isinstance(src, str) else Path(src))
     if path.name in ("", ".."):
         path = path.resolve()  # "." in a message looks like the end of a sentence
-    try:
+    with DataError.of_system("unreadable", path=path):
         if not path.exists():
             raise DataError("pack-source-missing", path=path)
         if (rows := files_at(path)) is not None:
@@ -48,8 +48,6 @@ def listing_of(src: Any, settings: PackSettings = USUAL) -> Listing:
         if path.is_dir():
             return arrange(path, walk(path), settings.eval_split)
         other = other_form(path) if path.is_file() else None
-    except OSError as error:
-        raise unreadable(path, error) from error
     if path.name.lower().endswith(".csv"):
         return listed_by(read_table(path, settings))
     if path.name.lower().endswith(TARS):

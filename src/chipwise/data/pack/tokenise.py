@@ -23,6 +23,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -260,7 +261,7 @@ class _Spool:
     def write(self, tokens: Any, counted: bool = True) -> None:
         """Appends `tokens`."""
         block = np.asarray(tokens, self.dtype)
-        with self._telling():
+        with self._writing():
             if self._file is None:
                 self.where.mkdir(parents=True, exist_ok=True)
                 # Open as long as the spool
@@ -273,21 +274,17 @@ class _Spool:
 
     def array(self) -> np.ndarray:
         """All tokens as a memory-mapped array. No more may be written."""
-        with self._telling():
+        with self._writing():
             self._file.flush()
             # Valid without the file's name
             return np.memmap(self._file, self.dtype, "r", shape=(self.tokens,))
 
-    @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise DataError("pack-unwritable", path=self.where, reason=error) from error
+    def _writing(self) -> AbstractContextManager[None]:
+        return DataError.of_system("pack-unwritable", path=self.where)
 
     def close(self) -> None:
         if self._file is not None:
-            with self._telling():  # it writes what is left
+            with self._writing():  # it writes what is left
                 self._file.close()
         if self.mask is not None:
             self.mask.close()
