@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from ..base import DeviceError, RecipeError
+from ..base import DeviceError, RecipeError, Say
 from ..base.files import to_write
 from .standard_output import opened
 
 if TYPE_CHECKING:
     from ..chips.prices import Price
+    from ..deploy.model import Trained
     from ..recipe import recipe as recipes
     from ..run.on import On
 
@@ -150,6 +151,22 @@ class Better:
             wrong = "{metrics:and}: given to both --lower and --higher."
             raise RecipeError("better-twice", wrong, metrics=both)
         return dict.fromkeys(lower, "lower") | dict.fromkeys(higher, "higher")
+
+
+@dataclass(frozen=True)
+class OfRun:
+    """The trained model of a run folder."""
+
+    run: str = RUN
+    recipe: str | None = OF_RUN
+    best: bool = BEST
+
+    def model(self, say: Say, **data: Any) -> Trained:
+        """The model of the newest checkpoint, or of the best one. *Arguments:* `data`: what of the
+        run's data is needed, see `deploy.model.trained`."""
+        from ..deploy.model import trained
+
+        return trained(self.run, self.recipe, say, best=self.best, **data)
 
 
 HELD = contextlib.ExitStack()

@@ -115,11 +115,16 @@ def _beside_plan(recipe: Recipe, record: Record) -> Record:
 
     with plan_progress(1) as reporter:
         share = measured_share(recipe, record, progress=reporter.progress)
-    found = causes(share, record) if isinstance(share, MeasuredShare) and share.slow else []
-    if isinstance(share, Fact) or share.slow:
+    planned: dict[str, Any] = {"problem": share}
+    found: list[Fact] = []
+    slow = True  # where no plan says it
+    if isinstance(share, MeasuredShare):
+        planned = share.to_json()
+        slow = share.slow
+        found += causes(share, record) if slow else []
+    if slow:
         for number, state in record.measured["gpus"].items():
             found += GpuState(**state).findings(int(number))
-    planned = share.to_json() if isinstance(share, MeasuredShare) else {"problem": share}
     beside = plain({"planned": planned, "found": found})
     return dataclasses.replace(record, measured={**record.measured, **beside})
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base import DataError, Fact, RecipeError, invalid
+from ..base import DataError, Fact, RecipeError, Say, invalid, silent
 from ..base.annotations import as_annotated
 from ..base.files import to_write
 from ..base.locks import replaced
@@ -70,7 +70,7 @@ def export(
     examples: int = EXAMPLES,
     batch: int | None = None,
     fresh: bool = False,
-    say: Callable[[Fact], None] = lambda _: None,
+    say: Say = silent,
 ) -> Export:
     """Writes a trained model as a file of another format, and checks it by running it.
 
@@ -150,7 +150,7 @@ def _examples(known: Trained, data: Any, inputs: Any) -> tuple[Source, str]:
 
 
 def _compared(
-    known: Trained, data: Any, inputs: Any, examples: int, say: Callable[[Fact], None]
+    known: Trained, data: Any, inputs: Any, examples: int, say: Say
 ) -> tuple[dict, dict, str, str]:
     """The examples to compare on, the model's own outputs, their kind if it is a classifier
     ("logits" or "probabilities"), else "", and the kind of the examples."""

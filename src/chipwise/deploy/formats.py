@@ -20,7 +20,6 @@ from ..base import DataError, RecipeError, library, near
 from ..base.figures import one_line
 from ..base.files import system_errors
 from ..data.sources import Spec
-from ..recipe.random_keys import as_data
 from ..recipe.source import rows_of
 from ..recipe.user_code import any_batch
 from ..run.folder.checkpoint import flatten
@@ -29,6 +28,7 @@ from .huggingface import folder_files
 from .model import Trained
 from .peft import adapter_files
 from .pretrained import load_arrays, pretrained, safetensors
+from .weight_names import model_tree
 
 Arrays = dict[str, np.ndarray]
 Runner = Callable[[Arrays], Arrays]
@@ -151,8 +151,8 @@ def _open_onnx(request: Request, path: Path) -> Runner:
 
 def weights_of(model: Trained) -> Arrays:
     """Parameters and state by name, such as `params.conv.kernel` and `state.norm.mean`."""
-    tree = {"params": model.params, "state": model.state}
-    return {name: np.asarray(value, order="C") for name, value in flatten(as_data(tree)).items()}
+    arrays = flatten(model_tree(model.params, model.state))
+    return {name: np.asarray(value, order="C") for name, value in arrays.items()}
 
 
 def _write_safetensors(request: Request, path: Path) -> None:

@@ -17,11 +17,12 @@ import numpy as np
 
 from ..base import DataError, Fact, RecipeError, fact
 from ..data.class_names import names_in, nfc, numbers_of
-from ..recipe.random_keys import as_data, as_keys
+from ..recipe.random_keys import as_keys
 from ..recipe.source import Columns, rows_of, spec_of
 from ..recipe.task import Task
 from ..recipe.user_code import user_code
 from ..run.folder.checkpoint import flatten
+from .weight_names import abstract_arrays, model_tree
 
 _EQUAL = 1e-3  # of what another order changes: products of other shapes are rounded otherwise
 
@@ -98,11 +99,7 @@ def _classes(task: Task) -> int | None:
 
 def _is_new(task: Task, used: Mapping[str, np.ndarray], count: int) -> bool:
     """Whether an array that may be a head's is none of `used`. Computes shapes alone."""
-
-    def tree(key: jax.Array) -> Any:
-        return as_data(dict(zip(("params", "state"), task.init(key), strict=True)))
-
-    shapes = flatten(jax.eval_shape(tree, jax.eval_shape(lambda: jax.random.key(0))))
+    shapes = abstract_arrays(task)
     return any(count in a.shape and name not in used for name, a in shapes.items())
 
 
@@ -112,8 +109,7 @@ def _head(task: Task, used: Mapping[str, np.ndarray], count: int) -> dict[str, i
     predict = task.predict
     if predict is None:
         return {}
-    first = task.init(jax.random.key(0))
-    tree = as_data(dict(zip(("params", "state"), first, strict=True)))
+    tree = model_tree(*task.init(jax.random.key(0)))
     whole = {n: np.asarray(used.get(n, a), a.dtype) for n, a in flatten(tree).items()}
     rng = np.random.default_rng(0)
     # A head may begin at zero, where its order would not show

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import numpy as np
 from ..base import DataError, RecipeError, library
 from ..base.figures import known, one_line
 from ..base.files import read_regular
+from ..base.json_types import json_object
 from ..data.pack.tokenise import TOKENIZER, TOKENIZER_CONFIG, Tokenizer, tokenizer_of
 from ..interop.nnx import module_of
 from ..models.bert import BERT
@@ -31,7 +32,7 @@ from ..models.transformer import GPT2, ViT
 from ..recipe.task import Task
 from ..run.folder.checkpoint import flatten
 from .model import Trained
-from .weight_names import translated_back
+from .weight_names import model_tree, translated_back
 
 HUB = "hf://"
 CONFIG = "config.json"
@@ -224,7 +225,7 @@ def folder_files(model: Trained) -> tuple[dict[str, bytes], dict[str, np.ndarray
             "huggingface-model", recipe=model.recipe.name, net=named, known=list(FAMILIES)
         )
     family = FAMILIES[kind]
-    flat = flatten({"params": model.params, "state": model.state})
+    flat = flatten(model_tree(model.params, model.state))
     arrays = {name.partition(".")[2]: np.asarray(array, np.float32) for name, array in flat.items()}
     config: dict[str, Any] = {
         "model_type": kind,
@@ -334,10 +335,7 @@ def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
     """`config.json` of a folder, or another file of it, `{}` where there is none. Raises
     `ValueError` if it is no JSON object."""
     file = folder / name
-    found = json.loads(read_regular(file)) if file.is_file() else {}
-    if not isinstance(found, dict):
-        raise ValueError(f"{name} is no JSON object")
-    return found
+    return json_object(read_regular(file)) if file.is_file() else {}
 
 
 def read_texts(folder: Path) -> dict[str, Any]:
@@ -433,24 +431,20 @@ def unread(config: Mapping[str, Any], texts: Mapping[str, Any]) -> dict[str, str
     }
 
 
-def unlike(config: Mapping[str, Any], task: Task) -> Iterator[dict[str, Any]]:
-    """The settings by which a `config.json` uses its arrays in another way than the built-in model
-    of `task`: each with what is `there` and `here`."""
-    family, (kind, net), given = (
-        FAMILIES.get(str(config.get("model_type"))),
-        kind_of(task),
-        _flat(config),
-    )
+def check_config(
+    path: str, config: Mapping[str, Any], task: Task, ignored: Sequence[str] = ()
+) -> None:
+    """Raises `RecipeError` for the first setting, but the `ignored` ones, by which a `config.json`
+    uses its arrays in another way than the built-in model of `task`."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    kind, net = kind_of(task)
+    given = _flat(config)
     if family is None or kind is None or FAMILIES[kind].recipe != family.recipe:
         return
     for setting, here in {"model_type": kind, **_settings(kind, net)[1]}.items():
         # A text or a flag is left out at its default
         there = given.get(setting, None if known(here) else here)
-        if there != here and not (there in _TANH and here in _TANH):
-            yield {"setting": setting, "there": there, "here": here}
-
-
-def check_config(path: str, config: Mapping[str, Any], task: Task) -> None:
-    """Raises `RecipeError` for the first of the settings that are `unlike`."""
-    for one in unlike(config, task):
-        raise RecipeError("huggingface-setting", path=path, **one)
+        alike = there == here or (there in _TANH and here in _TANH)
+        if not alike and setting not in ignored:
+            facts = {"setting": setting, "there": there, "here": here}
+            raise RecipeError("huggingface-setting", path=path, **facts)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..base import DataError, DeviceError, Fact, RecipeError, fact
+from ..base import DataError, DeviceError, RecipeError, Say, fact, silent
 from ..base.annotations import as_annotated
 from ..base.files import to_write
 from ..base.locks import replaced
@@ -88,7 +88,7 @@ def predict(
     top: int = 1,
     probabilities: bool = False,
     fresh: bool = False,
-    say: Callable[[Fact], None] = lambda _: None,
+    say: Say = silent,
 ) -> Predictions:
     """Predicts every example of `data` once, in order, on all devices.
 
@@ -184,9 +184,7 @@ def _labels(beside: Examples, classifier: bool) -> np.ndarray | None:
     return label if known else None
 
 
-def _written(
-    predictor: Predictor, columns: Columns, file: Path, say: Callable[[Fact], None]
-) -> int | None:
+def _written(predictor: Predictor, columns: Columns, file: Path, say: Say) -> int | None:
     """Writes the predictions to `file`. *Returns* how many examples a classifier gets right, if
     known. Raises `RunError` while another process makes the same file."""
     rights: list[int | None] = []
@@ -203,11 +201,8 @@ def _written(
             first = last
             say(fact("predict-done", done=first, total=predictor.examples))
 
-    try:
-        with replaced(file) as whole:
-            write(parts(), whole, format_of(file))
-    except OSError as error:
-        raise DataError("predictions-unwritable", path=file, reason=error) from error
+    with DataError.of_system("predictions-unwritable", path=file), replaced(file) as whole:
+        write(parts(), whole, format_of(file))
     known = [count for count in rights if count is not None]
     return sum(known) if len(known) == len(rights) else None
 

@@ -24,7 +24,7 @@ from ..base.annotations import as_annotated
 from ..base.figures import one_line
 from ..base.files import may_be_whole, open_regular, system_errors
 from ..recipe.low_rank import lora
-from ..recipe.random_keys import as_data, as_keys
+from ..recipe.random_keys import as_keys
 from ..recipe.recipe import Recipe
 from ..recipe.task import Task, Tree
 from ..recipes.load import load
@@ -43,7 +43,7 @@ from .huggingface import (
     unread,
     weight_files,
 )
-from .weight_names import translate
+from .weight_names import abstract_arrays, model_tree, translate
 
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt")
 _INSIDE = ("state_dict", "model", "params")  # where training scripts put a state dict
@@ -104,7 +104,7 @@ class Weights:
         resize: Sequence[str] = (),
     ) -> Match:
         """Matches the arrays by name and shape. Computes nothing. Arguments as in `start`."""
-        shapes = {name: tuple(leaf.shape) for name, leaf in _leaves(task).items()}
+        shapes = {name: tuple(leaf.shape) for name, leaf in abstract_arrays(task).items()}
         files = {new: old for old in self.arrays if (new := rename(old)) is not None}
         if self.config.get("tie_word_embeddings") and "words.embedding" in files:
             files.setdefault("head.embedding", files["words.embedding"])
@@ -166,7 +166,7 @@ class Weights:
             raise RecipeError("weights-optimizer-of-some", path=self.path)
         check_config(self.path, self.config, task)
         first, arrays = task.init, {new: self.arrays[old] for new, old in match.matched.items()}
-        leaves = _leaves(task)
+        leaves = abstract_arrays(task)
         if wrong := [
             f"{match.matched[name]} {array.dtype} for {leaves[name].dtype}"
             for name, array in arrays.items()
@@ -185,7 +185,7 @@ class Weights:
         arrays |= {name: np.take(arrays[name], order, axis) for name, (axis, order) in rows.items()}
 
         def init(key: jax.Array) -> tuple[Tree, Tree]:
-            tree = as_data(_tree(*first(key)))
+            tree = model_tree(*first(key))
             leaves = [
                 jnp.asarray(arrays[name], leaf.dtype) if name in arrays else leaf
                 for name, leaf in flatten(tree).items()
@@ -420,12 +420,3 @@ def _resized(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.concatenate(
         [array[:, :tokens], np.asarray(scaled).reshape(len(grid), new * new, -1)], axis=1
     )
-
-
-def _leaves(task: Task) -> dict[str, Any]:
-    """The shapes and dtypes of a task's arrays by name. Computes nothing."""
-    return flatten(jax.eval_shape(lambda: as_data(_tree(*task.init(jax.random.key(0))))))
-
-
-def _tree(params: Tree, state: Tree) -> Tree:
-    return {"params": params, "state": state}

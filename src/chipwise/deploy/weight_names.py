@@ -14,10 +14,15 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 
 from ..base import RecipeError, near
+from ..recipe.random_keys import as_data
+from ..recipe.task import Task, Tree
+from ..run.folder.checkpoint import flatten
 
 _LEAVES = {"bias": "bias", "beta": "bias", "running_mean": "mean", "running_var": "var"}
 _WEIGHTS = ("weight", "gamma")
@@ -69,6 +74,17 @@ class WeightNames:
         for number in place:
             block = block.replace(r"(\d+)", str(number), 1)
         return self.prefix + block
+
+
+def model_tree(params: Tree, state: Tree) -> Tree:
+    """The tree of a model's arrays, which `flatten` names as files do: `params.conv.kernel`. Random
+    keys are their words."""
+    return as_data({"params": params, "state": state})
+
+
+def abstract_arrays(task: Task) -> dict[str, Any]:
+    """The shapes and types of a task's arrays by name. Computes nothing."""
+    return flatten(jax.eval_shape(lambda: model_tree(*task.init(jax.random.key(0)))))
 
 
 def _pairs(words: str) -> dict[str, str]:

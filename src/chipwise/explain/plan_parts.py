@@ -6,7 +6,6 @@ schema's number. The number rises when a field changes its meaning or is removed
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from rich.text import Text
 
 from ..base import fact, plain
 from ..base.figures import byte_size, digits, dollars, duration, price, share, spread
+from ..base.json_types import as_stored
 from ..planner.plans import SCHEMA, Plan
 from ..planner.ranking import judge
 from ..recipe.described import title
@@ -56,7 +56,7 @@ def document(recipe: Recipe, plans: Sequence[Plan]) -> dict[str, Any]:
         },
         **verdict(plans),
     }
-    return json.loads(json.dumps(answer))  # tuples as lists
+    return as_stored(answer)
 
 
 def verdict(plans: Sequence[Plan]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..base import Fact, RecipeError, fact, plain
+from ..base import Fact, RecipeError, Say, fact, plain, silent
 from ..base.annotations import as_annotated
 from ..data.cached import steady
 from ..data.compared import changed_data, texts
@@ -168,7 +168,7 @@ def diff(
     *,
     steps: int | None = None,
     on: On = ALL,
-    say: Callable[[Fact], None] = lambda _: None,
+    say: Say = silent,
 ) -> Parting:
     """Finds where two runs or recipes part, and why.
 

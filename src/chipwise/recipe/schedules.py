@@ -229,8 +229,8 @@ class function(Schedule):
 
     call: Callable[[Any], Any]
 
-    fits_any_run: ClassVar[bool] = False
-    _BLOCK: ClassVar[int] = 1024
+    fits_any_run = False
+    _BLOCK = 1024
 
     def __repr__(self) -> str:
         return f"function({callable_name(self.call)})"
@@ -470,7 +470,7 @@ class one_cycle(Schedule):
     RAMP = "warmup"
     LATE = "peak-never-reached"
     INSTEAD = ("linear(peak, end)", "cosine(peak, end)")
-    SHAPES: ClassVar[tuple[str, ...]] = ("linear", "cosine", "linear-cosine")
+    SHAPES = ("linear", "cosine", "linear-cosine")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -506,7 +506,7 @@ class exponential(Schedule):
     decay: Length
     floor: float = 0.0
 
-    fits_any_run: ClassVar[bool] = False
+    fits_any_run = False
     NUMBERS = ("init", "floor")
     RAMP = "decay"
     INSTEAD = ("constant(value)",)
@@ -601,7 +601,7 @@ class tabulated(Schedule):
     values: Any  # given as any sequence of numbers; kept as a tuple
     each: str = "step"
 
-    fits_any_run: ClassVar[bool] = False
+    fits_any_run = False
 
     def __post_init__(self) -> None:
         listed = isinstance(self.values, Iterable) and not isinstance(

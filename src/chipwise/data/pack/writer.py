@@ -29,6 +29,7 @@ from ...base.files import (
     read_inside,
     remove_temporaries,
 )
+from ...base.json_types import json_object
 from ...base.locks import replaced
 from ...recipe.source import narrow
 from ..images import decode
@@ -445,7 +446,7 @@ def write_packed(
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        return json.loads(read_inside(path, 1 << 33))
+        return json_object(read_inside(path, 1 << 33))
     except FileNotFoundError:
         return None
     except ValueError as error:

@@ -22,6 +22,7 @@ from ...base import ChipwiseError, DivergedError, RunError, Stopped, locks
 from ...base.facts import plain
 from ...base.figures import known
 from ...base.files import is_full, open_inside, put_inside, put_on_disk, read_inside, to_write
+from ...base.json_types import as_stored
 from ...data.class_names import names_in
 from ...data.compared import Data
 from ...data.readings import readings
@@ -208,12 +209,12 @@ class RunFolder:
             with os.fdopen(handle, "ab+") as file:
                 if file.tell() and (file.seek(-1, os.SEEK_END), file.read())[1] != b"\n":
                     file.write(b"\n")  # a process was killed in the middle of a line
-                file.write((_json(row) + "\n").encode())
+                file.write(_json(row).encode())
 
     def replace(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
         """Replaces the file `name` of the folder by lines."""
         with self.writing():
-            text = "".join(_json(row) + "\n" for row in rows)
+            text = "".join(map(_json, rows))
             put_inside(self.place / name, text.encode())
 
     @contextlib.contextmanager
@@ -279,8 +280,7 @@ class RunFolder:
         if not trained and self.result() is not None:
             return
         with self.writing():
-            text = _json(result, indent=2) + "\n"
-            put_inside(self.place / "result.json", text.encode())
+            put_inside(self.place / "result.json", _json(result, indent=2).encode())
 
     def result(self) -> dict[str, Any] | None:
         """Returns the content of `result.json`, or `None` if it is missing or damaged."""
@@ -331,7 +331,7 @@ class RunFolder:
                 code = "run-of-another-duration" if longer else "run-of-another-recipe"
                 raise RunError(code, path=str(self.path), changes=changes)
         else:
-            put_inside(self.place / file.name, (json.dumps(recipe, indent=2) + "\n").encode())
+            put_inside(self.place / file.name, _json(recipe, indent=2).encode())
 
     def put_on_disk(self) -> None:
         """Waits until the rows so far are on disk. Called before a checkpoint of a later step gets
@@ -374,7 +374,7 @@ def recorded(recipe: Recipe) -> dict[str, Any]:
     more = {"texts": recipe.task.known_texts, "read": dict(recipe.task.read)}
     more["readings"] = plain(readings(recipe.task))
     known |= {name: told for name, told in more.items() if told}
-    return json.loads(json.dumps({**recipe.describe(), **known}))
+    return as_stored({**recipe.describe(), **known})
 
 
 def points(values: dict[str, float]) -> Any:
@@ -424,13 +424,4 @@ class Events:
 
 
 def _json(value: dict[str, Any], indent: int | None = None) -> str:
-    """`value` as JSON, with `null` for NaN and infinities, which JSON lacks."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(v) for name, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(as_stored(value), indent=indent) + "\n"
