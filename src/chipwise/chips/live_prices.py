@@ -121,7 +121,7 @@ def _vast() -> Iterator[tuple[str, Any]]:
     from gpuhunt import QueryFilter
     from gpuhunt.providers.vastai import VastAIProvider
 
-    everything = QueryFilter(gpu_name=["?"])  # of an unknown name, it asks for 3,000 offers, not 64
+    everything = QueryFilter(gpu_name=["?"])  # an unknown name lifts the limit to 3,000
 
     def ask(name: str) -> list[Any]:
         only: Any = {"gpu_name": {"eq": name}}
