@@ -93,7 +93,7 @@ def live() -> PricesRead:
     finally:
         socket.setdefaulttimeout(usual)
     if not found:
-        why = next(iter(failed.values()), "empty")
+        why = next(iter(failed.values()), "empty lists")
         raise DataError("prices-live-none", why=why, snapshot=max(one.day for one in load()))
     said = [fact("prices-live", prices=len(found), clouds=told)]
     if unknown:
@@ -118,11 +118,14 @@ def _offers(catalog: Any, cloud: str) -> tuple[str, Iterable[tuple[str, Any]]]:
 def _vast() -> Iterator[tuple[str, Any]]:
     """The cheapest offers of each chip at Vast. gpuhunt gives cards of several forms one name, so
     each of Vast's own names is asked for."""
+    from gpuhunt import QueryFilter
     from gpuhunt.providers.vastai import VastAIProvider
+
+    everything = QueryFilter(gpu_name=["?"])  # an unknown name lifts the limit to 3,000
 
     def ask(name: str) -> list[Any]:
         only: Any = {"gpu_name": {"eq": name}}
-        return VastAIProvider(extra_filters=only, order=[("dph_base", "asc")]).get()
+        return VastAIProvider(extra_filters=only, order=[("dph_base", "asc")]).get(everything)
 
     names = list(dict.fromkeys(row["gpu"] for row in _NAMES if row["cloud"] == "vastai"))
     with ThreadPoolExecutor(4) as pool:

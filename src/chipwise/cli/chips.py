@@ -147,7 +147,7 @@ def _one(chip: Chip) -> Table:
 
 def _prices(listed: list[Price]) -> Table:
     """The prices with their dates, sources and notes."""
-    numbers = ("chips", "USD/h", "spot USD/h")
+    numbers = ("chips", "USD/h of all", "spot USD/h of all")
     words = ("cloud", "instance", "region", "includes", "date", "source and notes")
     cells = [
         (
