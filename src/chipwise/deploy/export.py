@@ -17,7 +17,7 @@ from ..base import DataError, Fact, RecipeError, Say, invalid, silent
 from ..base.annotations import as_annotated
 from ..base.files import to_write
 from ..base.locks import replaced
-from ..data.sources import Source, take
+from ..data.sources import Arrays, Source, take
 from ..data.synthetic import like
 from ..recipe.recipe import Recipe
 from ..recipe.source import spec_of
@@ -154,7 +154,6 @@ def _compared(
 ) -> tuple[dict, dict, str, str]:
     """The examples to compare on, the model's own outputs, their kind if it is a classifier
     ("logits" or "probabilities"), else "", and the kind of the examples."""
-    from ..data.sources import Arrays
 
     def say_of_outputs(message: Fact) -> None:
         if message.code == "outputs-unstated":
