@@ -32,7 +32,7 @@ from ..models.transformer import GPT2, ViT
 from ..recipe.task import Task
 from ..run.folder.checkpoint import flatten
 from .model import Trained
-from .weight_names import model_tree, translated_back
+from .weight_names import NamedArrays, model_tree, translated_back
 
 HUB = "hf://"
 CONFIG = "config.json"
@@ -212,7 +212,7 @@ def kind_of(task: Task) -> tuple[str | None, Any]:
     return kind, net
 
 
-def folder_files(model: Trained) -> tuple[dict[str, bytes], dict[str, np.ndarray]]:
+def folder_files(model: Trained) -> tuple[dict[str, bytes], NamedArrays]:
     """The files beside the weights by name, and the arrays in float32 by their names there.
 
     Raises `RecipeError` for a model of another kind than those of `FAMILIES`.
