@@ -9,9 +9,9 @@ import numpy as np
 
 from ..base import DataError
 from ..base.annotations import as_annotated
-from .compared import Compared, of_portions, sha_of_all
+from .compared import Compared, Parts, of_portions, sha_of_all
 from .folder import list_tar, reading_image, walk
-from .images import checked_size, decode, decode_into
+from .images import Size, checked_size, decode, decode_into
 from .pack.folders import arrange
 from .remote import local
 from .sources import ByBatch, Columns, Spec
@@ -44,9 +44,7 @@ class ImageFolder(ByBatch):
     of an image are ignored.
     """
 
-    def __init__(
-        self, path: str | Path, size: int | tuple[int, int] | None = None, split: str | None = None
-    ):
+    def __init__(self, path: str | Path, size: int | Size | None = None, split: str | None = None):
         self.path = local(path)
         self.size = checked_size(size)
         if self.path.is_dir():
@@ -97,7 +95,7 @@ class ImageFolder(ByBatch):
         images = self._images
         n = len(self)
 
-        def digests(rows: np.ndarray) -> dict[str, str]:
+        def digests(rows: np.ndarray) -> Parts:
             return {"contents": sha_of_all(map(self._read, rows.tolist()))}
 
         read, contents = of_portions(n, images.sizes.mean(), digests)

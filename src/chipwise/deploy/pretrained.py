@@ -33,6 +33,7 @@ from ..run.folder.run_reader import stored_recipe
 from .heads import joined_head
 from .huggingface import (
     HUB,
+    Config,
     check_config,
     classes_in,
     from_hub,
@@ -89,7 +90,7 @@ class Weights:
     """SHA-256 of all arrays."""
     whole: NamedArrays | None = field(default=None, repr=False)
     """The training state of a run by name, if training continues with its optimizer."""
-    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    config: Config = field(default_factory=dict, repr=False)
     """A folder's `config.json`."""
     texts: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """What the folder, or the run's, says of texts: see `Task`."""
