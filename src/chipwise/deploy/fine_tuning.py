@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from ..recipes import BUILT_IN
 from ..recipes.load import load
-from .huggingface import CONFIG, HUB, check_config, from_hub, read_config, settings_of
+from .huggingface import CONFIG, HUB, Config, check_config, from_hub, read_config, settings_of
 
 _LANGUAGE = ("batch=8", "replicas=8", "shards=1", "duration=1000st")
 USUAL = {
@@ -82,7 +81,7 @@ def fine_tuning(
     return recipe if rank is None else _adapted(recipe, config, path, rank)
 
 
-def _adapted(recipe: Recipe, config: Mapping[str, Any], path: str, rank: int) -> Recipe:
+def _adapted(recipe: Recipe, config: Config, path: str, rank: int) -> Recipe:
     """`recipe` with adapters of `rank` alone, and weights in the type that `config` states."""
     stated = config.get("dtype", config.get("torch_dtype")) or "float32"
     packed = config.get("quantization_config") is not None

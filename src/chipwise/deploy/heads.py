@@ -22,7 +22,7 @@ from ..recipe.source import Columns, rows_of, spec_of
 from ..recipe.task import Task
 from ..recipe.user_code import user_code
 from ..run.folder.checkpoint import flatten
-from .weight_names import abstract_arrays, model_tree
+from .weight_names import NamedArrays, abstract_arrays, model_tree
 
 _EQUAL = 1e-3  # of what another order changes: products of other shapes are rounded otherwise
 
@@ -32,7 +32,7 @@ task, `(classes,)`."""
 
 
 def joined_head(
-    path: str, theirs: tuple[str, ...], task: Task, used: Mapping[str, np.ndarray]
+    path: str, theirs: tuple[str, ...], task: Task, used: NamedArrays
 ) -> tuple[Rows, Fact | None]:
     """The slices to take of the arrays of a head, and the fact that a run reports at its start.
 
@@ -97,13 +97,13 @@ def _classes(task: Task) -> int | None:
     return shape[1] if len(shape) == 2 else None
 
 
-def _is_new(task: Task, used: Mapping[str, np.ndarray], count: int) -> bool:
+def _is_new(task: Task, used: NamedArrays, count: int) -> bool:
     """Whether an array that may be a head's is none of `used`. Computes shapes alone."""
     shapes = abstract_arrays(task)
     return any(count in a.shape and name not in used for name, a in shapes.items())
 
 
-def _head(task: Task, used: Mapping[str, np.ndarray], count: int) -> dict[str, int]:
+def _head(task: Task, used: NamedArrays, count: int) -> dict[str, int]:
     """The arrays of the head, name to the axis of its classes: those of one layer whose slices, in
     another order, give the same outputs in that order. `{}` if no such layer is found."""
     predict = task.predict

@@ -32,7 +32,7 @@ from ..models.transformer import GPT2, ViT
 from ..recipe.task import Task
 from ..run.folder.checkpoint import flatten
 from .model import Trained
-from .weight_names import model_tree, translated_back
+from .weight_names import NamedArrays, model_tree, translated_back
 
 HUB = "hf://"
 CONFIG = "config.json"
@@ -40,6 +40,12 @@ INDEX = "model.safetensors.index.json"
 GENERATION = "generation_config.json"
 _TEMPLATE = "chat_template.jinja"
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+Config = dict[str, Any]
+"""A `config.json`, or a part of one."""
+Settings = tuple[Config, Config]
+"""What a `config.json` has of a net: what follows from its shapes, and what they do not show."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +60,10 @@ class Family:
     """The built-in recipe."""
     settings: Mapping[str, str]
     """The recipe's settings, mapped to their names in `config.json`."""
-    fixed: Mapping[str, Any]
+    fixed: Config
     """The settings of `config.json` that change what is computed from equal arrays, and that all
     nets here share."""
-    stated: Mapping[str, Any] = field(default_factory=dict)
+    stated: Config = field(default_factory=dict)
     """Other settings to write."""
 
 
@@ -69,12 +75,11 @@ FAMILIES = {
 }
 """`model_type` in `config.json` to its `Family`."""
 
-Config = dict[str, Any]
 
-# ---- what `config.json` has of a net: what follows from its shapes, and what they do not show
+# ---- the settings of each net
 
 
-def _gpt2(net: GPT2) -> tuple[Config, Config]:
+def _gpt2(net: GPT2) -> Settings:
     layers, (words, width) = net.blocks.stack, net.words.embedding.shape
     sizes = {
         "vocab_size": words,
@@ -86,7 +91,7 @@ def _gpt2(net: GPT2) -> tuple[Config, Config]:
     return sizes, {"n_head": layers.attention.heads, "layer_norm_epsilon": net.norm.epsilon}
 
 
-def _llama(net: Llama) -> tuple[Config, Config]:
+def _llama(net: Llama) -> Settings:
     layers, (words, width) = net.blocks.stack, net.words.embedding.shape
     one = layers.attention
     sizes = {
@@ -110,7 +115,7 @@ def _llama(net: Llama) -> tuple[Config, Config]:
     return sizes, {**rope, **heads, "rms_norm_eps": net.norm.epsilon}
 
 
-def _encoder(net: Any) -> tuple[Config, Config]:
+def _encoder(net: Any) -> Settings:
     depth, width, hidden = net.blocks.stack.hidden.kernel.shape
     return {"hidden_size": width, "num_hidden_layers": depth, "intermediate_size": hidden}, {
         "num_attention_heads": net.blocks.stack.attention.heads,
@@ -118,7 +123,7 @@ def _encoder(net: Any) -> tuple[Config, Config]:
     }
 
 
-def _bert(net: BERT) -> tuple[Config, Config]:
+def _bert(net: BERT) -> Settings:
     sizes, unseen = _encoder(net)
     sizes |= {
         "vocab_size": net.words.embedding.shape[0],
@@ -128,14 +133,14 @@ def _bert(net: BERT) -> tuple[Config, Config]:
     return sizes, unseen
 
 
-def _vit(net: ViT) -> tuple[Config, Config]:
+def _vit(net: ViT) -> Settings:
     (sizes, unseen), patch = _encoder(net), net.patches.kernel.shape[0]
     sizes |= {"patch_size": patch, "image_size": patch * math.isqrt(net.places.shape[1] - 1)}
     tanh = net.blocks.stack.tanh
     return sizes, {**unseen, "hidden_act": "gelu_pytorch_tanh" if tanh else "gelu"}
 
 
-def _resnet(net: ResNet50) -> tuple[Config, Config]:
+def _resnet(net: ResNet50) -> Settings:
     width = net.norm.scale.shape[0]
     stages = _stages(net)
     hidden = [4 * width << stage for stage in range(len(stages))]
@@ -148,7 +153,7 @@ def _stages(net: ResNet50) -> tuple[int, ...]:
     return tuple(widths.count(width) for width in sorted(set(widths)))
 
 
-_NETS: dict[str, tuple[type, Callable[[Any], tuple[Config, Config]]]] = {
+_NETS: dict[str, tuple[type, Callable[[Any], Settings]]] = {
     "gpt2": (GPT2, _gpt2),
     "llama": (Llama, _llama),
     "bert": (BERT, _bert),
@@ -164,7 +169,7 @@ _ROPE = (
 )
 
 
-def _settings(kind: str, net: Any) -> tuple[Config, Config]:
+def _settings(kind: str, net: Any) -> Settings:
     """The settings of `config.json` for a net: those that its shapes show, and those that change
     what is computed from equal arrays."""
     sizes, unseen = _NETS["llama" if kind == "qwen3" else kind][1](net)
@@ -212,7 +217,7 @@ def kind_of(task: Task) -> tuple[str | None, Any]:
     return kind, net
 
 
-def folder_files(model: Trained) -> tuple[dict[str, bytes], dict[str, np.ndarray]]:
+def folder_files(model: Trained) -> tuple[dict[str, bytes], NamedArrays]:
     """The files beside the weights by name, and the arrays in float32 by their names there.
 
     Raises `RecipeError` for a model of another kind than those of `FAMILIES`.
@@ -227,7 +232,7 @@ def folder_files(model: Trained) -> tuple[dict[str, bytes], dict[str, np.ndarray
     family = FAMILIES[kind]
     flat = flatten(model_tree(model.params, model.state))
     arrays = {name.partition(".")[2]: np.asarray(array, np.float32) for name, array in flat.items()}
-    config: dict[str, Any] = {
+    config: Config = {
         "model_type": kind,
         "architectures": [family.head],
         "dtype": "float32",
@@ -351,7 +356,7 @@ def read_texts(folder: Path) -> dict[str, Any]:
     return {name: content for name, content in found.items() if content}
 
 
-def names_of(path: Path, config: Mapping[str, Any]) -> str:
+def names_of(path: Path, config: Config) -> str:
     """The table of `weight_names.toml` for a folder with this `config.json`."""
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
@@ -359,7 +364,7 @@ def names_of(path: Path, config: Mapping[str, Any]) -> str:
     return FAMILIES[kind].names
 
 
-def classes_in(config: Mapping[str, Any]) -> tuple[str, ...]:
+def classes_in(config: Config) -> tuple[str, ...]:
     """The names of the classes that a `config.json` states for the numbers from 0 on, in their
     order, or `()`. Those that transformers puts for none are none."""
     stated = config.get("id2label")
@@ -385,7 +390,7 @@ def weight_files(folder: Path) -> Iterator[tuple[Path, set[str] | None]]:
         yield folder / name, {array for array, file in places.items() if file == name}
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(config: Config) -> Config:
     """A `config.json` with its rotary settings beside the rest, and the defaults that matter."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope = rope if isinstance(rope, Mapping) else {"rope_type": rope}
@@ -398,7 +403,7 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def settings_of(path: str, config: Mapping[str, Any]) -> tuple[str, list[str]]:
+def settings_of(path: str, config: Config) -> tuple[str, list[str]]:
     """The built-in recipe of the model that `config.json` of a folder describes, and its settings
     as typed.
     Raises `DataError` if it describes none, and `RecipeError` if its loss is another one."""
@@ -421,7 +426,7 @@ def _typed(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def unread(config: Mapping[str, Any], texts: Mapping[str, Any]) -> dict[str, str]:
+def unread(config: Config, texts: Mapping[str, Any]) -> dict[str, str]:
     """What a folder says of training and of generating that nothing here reads, for `Task.read`."""
     files = {CONFIG: (config, _DROPOUT), GENERATION: (_object(texts, GENERATION), _DRAWS)}
     return {
@@ -431,9 +436,7 @@ def unread(config: Mapping[str, Any], texts: Mapping[str, Any]) -> dict[str, str
     }
 
 
-def check_config(
-    path: str, config: Mapping[str, Any], task: Task, ignored: Sequence[str] = ()
-) -> None:
+def check_config(path: str, config: Config, task: Task, ignored: Sequence[str] = ()) -> None:
     """Raises `RecipeError` for the first setting, but the `ignored` ones, by which a `config.json`
     uses its arrays in another way than the built-in model of `task`."""
     family = FAMILIES.get(str(config.get("model_type")))

@@ -32,8 +32,13 @@ from ..run.predict import Predictor, inputs_of, returned
 from .inputs import name_of, open_data
 from .model import Trained, trained
 from .table import Columns, Rows, chances, format_of, write
+from .weight_names import NamedArrays
 
 _PART_ROWS, _PART_BYTES = 1 << 16, 1 << 25  # of a part; memory holds a few parts
+
+
+_Part = tuple[Examples, NamedArrays]
+"""The columns beside the model's inputs, and the outputs, of some examples."""
 
 
 @dataclass(frozen=True)
@@ -211,13 +216,13 @@ def _right(outputs: np.ndarray, label: np.ndarray) -> int:
     return int(np.sum(np.argmax(outputs, axis=1) == label))
 
 
-def _parts(predictor: Predictor) -> Iterator[tuple[Examples, dict[str, np.ndarray]]]:
+def _parts(predictor: Predictor) -> Iterator[_Part]:
     """The predictor's outputs in parts whose size no device and no `batch` changes, since a part
     is a row group of Parquet."""
     each = sum(4 * int(np.prod(s.shape)) + 64 for s in predictor.outputs.values())
     blocks = min(_PART_ROWS, _PART_BYTES // each) // predictor.block
     rows = predictor.block * max(1, blocks)
-    kept: list[tuple[Examples, dict[str, np.ndarray]]] = []
+    kept: list[_Part] = []
     held = 0
     for beside, outputs in predictor():
         kept.append((beside, outputs))
@@ -231,7 +236,7 @@ def _parts(predictor: Predictor) -> Iterator[tuple[Examples, dict[str, np.ndarra
         yield _joined(kept)
 
 
-def _joined(kept: list[tuple[Examples, dict[str, np.ndarray]]]) -> Any:
+def _joined(kept: list[_Part]) -> Any:
     if len(kept) == 1:
         return kept[0]
     return tuple(
@@ -239,5 +244,5 @@ def _joined(kept: list[tuple[Examples, dict[str, np.ndarray]]]) -> Any:
     )
 
 
-def _cut(pair: tuple[Examples, dict[str, np.ndarray]], rows: slice) -> Any:
+def _cut(pair: _Part, rows: slice) -> Any:
     return tuple({n: c[rows] for n, c in one.items()} for one in pair)

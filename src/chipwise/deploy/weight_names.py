@@ -24,6 +24,9 @@ from ..recipe.random_keys import as_data
 from ..recipe.task import Task, Tree
 from ..run.folder.checkpoint import flatten
 
+NamedArrays = dict[str, np.ndarray]
+"""Arrays by the names that a file has for them."""
+
 _LEAVES = {"bias": "bias", "beta": "bias", "running_mean": "mean", "running_var": "var"}
 _WEIGHTS = ("weight", "gamma")
 _PARTS = re.compile(r"(.*)\.(query|key|value)\.(kernel|bias)")
@@ -100,7 +103,7 @@ TABLES = {
 """The built-in model to the names that its weights have elsewhere."""
 
 
-def translate(arrays: Mapping[str, np.ndarray], model: str) -> dict[str, np.ndarray]:
+def translate(arrays: NamedArrays, model: str) -> NamedArrays:
     """`arrays` with the names and layouts of the built-in `model`.
 
     Arrays without a rule keep their names, so that `Weights.match` shows them. PyTorch's counters
@@ -120,9 +123,7 @@ def translate(arrays: Mapping[str, np.ndarray], model: str) -> dict[str, np.ndar
     return _stacked(translated) if libraries[0].stacked else translated
 
 
-def translated_back(
-    arrays: Mapping[str, np.ndarray], model: str, depths: Sequence[int] = ()
-) -> dict[str, np.ndarray]:
+def translated_back(arrays: NamedArrays, model: str, depths: Sequence[int] = ()) -> NamedArrays:
     """The inverse of `translate`: all arrays of the built-in `model` with the names and layouts of
     the last of its libraries, Hugging Face's. `depths`: the blocks of each stage, if blocks are not
     stacked."""
@@ -150,9 +151,7 @@ def translated_back(
     return made
 
 
-def _apart(
-    arrays: Mapping[str, np.ndarray], modules: Mapping[str, str]
-) -> Iterator[tuple[str, np.ndarray]]:
+def _apart(arrays: NamedArrays, modules: Mapping[str, str]) -> Iterator[tuple[str, np.ndarray]]:
     """The inverse of `_stacked`, then of `_joined`, if queries have a name of their own among
     `modules`."""
     for name, array in arrays.items():
@@ -191,9 +190,9 @@ def _translated(
     return f"{new}.scale", array
 
 
-def _joined(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _joined(arrays: NamedArrays) -> NamedArrays:
     """Joins `attention.query.kernel`, `.key` and `.value` to one `attention.qkv.kernel`."""
-    whole: dict[str, np.ndarray] = {}
+    whole: NamedArrays = {}
     for name, array in arrays.items():
         at = _PARTS.fullmatch(name)
         parts = (
@@ -208,7 +207,7 @@ def _joined(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return whole
 
 
-def _counted_through(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _counted_through(arrays: NamedArrays) -> NamedArrays:
     """Renames `blocks.2-1.conv` to `blocks.4.conv`: blocks are numbered over all stages."""
     staged = {name: at for name in arrays if (at := _STAGED.fullmatch(name))}
     pairs = sorted({(int(at[1]), int(at[2])) for at in staged.values()})
@@ -221,7 +220,7 @@ def _counted_through(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {counted(name): array for name, array in arrays.items()}
 
 
-def _stacked(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _stacked(arrays: NamedArrays) -> NamedArrays:
     """Stacks `blocks.3.norm.bias` of all blocks to `blocks.stack.norm.bias`, along a leading
     axis."""
     rest = {name: array for name, array in arrays.items() if not _NUMBERED.fullmatch(name)}

@@ -6,7 +6,7 @@ schema's number. The number rises when a field changes its meaning or is removed
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -21,9 +21,7 @@ from ..recipe.described import title
 from ..recipe.recipe import Recipe
 from . import plan_kernels, terminal
 from .charts import Panel, Trace
-from .terminal import Part, Title, grid, texts
-
-Document = Mapping[str, Any]
+from .terminal import Document, Part, Title, grid, texts
 
 CATEGORIES = {
     "parameters": "parameters",

@@ -27,7 +27,7 @@ from ..data.compared import changed_data, texts
 from ..data.sources import take
 from ..machine.arithmetic import fixed
 from ..machine.compiler import jitted
-from ..recipe.recipe import Recipe, difference
+from ..recipe.recipe import Changes, Recipe, difference
 from ..run.evaluate import evaluation
 from ..run.feed import flat, host_window
 from ..run.folder.checkpoint import flatten, state_of
@@ -114,7 +114,7 @@ class Parting:
 
     a: str
     b: str
-    settings: list[tuple[str, Any, Any]]
+    settings: Changes
     """The differences of the recipes: (name, a, b)."""
     same_program: bool
     """Whether both trace to the same operations."""

@@ -18,7 +18,7 @@ import simplejpeg
 from PIL import Image
 
 from ...base import DataError
-from ..images import Encoded, fitted, from_pillow, room
+from ..images import Encoded, Size, fitted, from_pillow, room
 from .folders import Split
 from .pack_settings import PackSettings
 
@@ -238,7 +238,7 @@ def stored_image(
         return StoredImage(data, simplejpeg.decode_jpeg(data, "RGB"))
 
 
-def _loaded(image: Image.Image, size: tuple[int, int] | None) -> np.ndarray:
+def _loaded(image: Image.Image, size: Size | None) -> np.ndarray:
     try:
         return from_pillow(image, size)  # Pillow reads a file when its pixels are asked for
     except (DataError, MemoryError, OSError):
@@ -273,7 +273,7 @@ def _array(value: Any, pixels: tuple[float, float] | None) -> np.ndarray:
     return np.rint(shifted * (255 / (white - black))).astype(np.uint8)
 
 
-def _resized(array: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def _resized(array: np.ndarray, size: Size) -> np.ndarray:
     grey = array.ndim == 3 and array.shape[2] == 1
     pixels = fitted(Image.fromarray(array[..., 0] if grey else array), size)
     return pixels[..., None] if grey else pixels

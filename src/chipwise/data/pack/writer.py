@@ -36,7 +36,7 @@ from ..images import decode
 from ..manifest import FORMAT, MANIFEST, RECORD, VERSION, record_dtype, render
 from ..packed import check_below
 from ..sources import Columns
-from .shards import Moments, NpyFile, record_lines
+from .shards import Moments, NpyFile, added, record_lines
 
 SHARD_BYTES = 1 << 30  # ImageNet at 256×256 is 252 GB: hundreds of files, not thousands
 PROGRESS = "progress.json"
@@ -314,8 +314,7 @@ class Writer:
         elif label is not None and label.ndim == 1 and "label" in self.below:
             counts = np.bincount(label, minlength=self.below["label"]).tolist()
         progress = self._progress
-        before = progress.counts or [0] * len(counts)
-        progress.counts = [a + b for a, b in zip(before, counts, strict=True)]
+        progress.counts = added(progress.counts, counts)
         if self.store == "jpeg":
             progress.moments.add(np.concatenate([np.ravel(decoded) for decoded in pixels]), 3)
         elif image is not None and image.dtype == np.uint8 and image.ndim in (3, 4):

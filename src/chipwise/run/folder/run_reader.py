@@ -24,7 +24,7 @@ from ...base.files import MOST_BYTES, read_inside
 from ...base.json_types import Misfit, as_stored, json_object, typed
 from ...recipe.direction import DIRECTIONS, LOWER, direction
 from ...recipe.duration import Clock
-from ...recipe.recipe import FROM_WEIGHTS, difference
+from ...recipe.recipe import FROM_WEIGHTS, Changes, difference
 from .early_stopping import Kept
 
 MOST_ROWS = 1 << 30  # bytes of metrics.jsonl
@@ -144,9 +144,7 @@ def read_processes(path: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row is not None and row.get("event") in ("start", "end")]
 
 
-def changed_programs(
-    processes: Sequence[Mapping[str, Any]], computed: dict[str, Any]
-) -> list[tuple[str, Any, Any]]:
+def changed_programs(processes: Sequence[Mapping[str, Any]], computed: dict[str, Any]) -> Changes:
     """Compares the programs of a run's last process with those of one that is to continue it,
     `Session.computes`. *Returns* the differences (what, before, now). Another chip, or without
     exact sums another number of devices, has other programs anyway. Versions of packages other than
@@ -191,7 +189,7 @@ def settings_in(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 def disagreement(
     stored: dict[str, Any], given: dict[str, Any], *, beginning: bool = True
-) -> list[tuple[str, Any, Any]]:
+) -> Changes:
     """The differences of two descriptions of a recipe: (setting, stored, given). Ignores the
     recipe's origin (`source`), what is known of its texts, what was read of its model, names of
     classes that only one of them has, directions of metrics for which none was stored

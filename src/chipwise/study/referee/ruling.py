@@ -9,7 +9,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +203,7 @@ def referee(
             )
             verdict = trial.run()
         tries.write(verdict.entry(margin))
-    return Ruling(**{**vars(verdict), "tries": tries.summary()})
+    return replace(verdict, tries=tries.summary())
 
 
 @dataclass
