@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import stat
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -132,6 +133,12 @@ def _at_most(file: BinaryIO, most: int, path: str | os.PathLike) -> bytes:
     if len(content) > most:
         raise OSError(errno.EFBIG, f"more than {most:,} bytes", str(path))
     return content
+
+
+def toml_beside(module: str) -> dict[str, Any]:
+    """The TOML file beside a module's file, with its name. For this package's own, which need no
+    checks."""
+    return tomllib.loads(Path(module).with_suffix(".toml").read_text("utf-8"))
 
 
 def replace_file(path: str | os.PathLike, content: str | bytes, code: str, **facts: Any) -> Path:

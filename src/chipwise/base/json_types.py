@@ -40,6 +40,12 @@ def json_object(text: str | bytes) -> dict[str, Any]:
     return value
 
 
+def part(stored: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
+    """A copy of the object `name` within a stored one. Empty if it is missing or no object."""
+    value = (stored or {}).get(name)
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
 def typed(kind: Any, value: Any, field: str = "") -> Any:
     """The JSON value `value` as a `kind`: a dataclass, whose fields with a default may be missing,
     a mapping, a tuple of one or more numbers, or a scalar. `float` is any number below 1e300 in

@@ -17,7 +17,6 @@ import hashlib
 import io
 import pickle
 import tarfile
-import tomllib
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -27,7 +26,7 @@ import numpy as np
 
 from ..base import DataError, unreadable
 from ..base.figures import one_line
-from ..base.files import open_regular
+from ..base.files import open_regular, toml_beside
 from .sources import Columns
 
 MOST_BYTES = 1 << 28  # read of a file; a batch has 31 MB, MNIST's images 47 MB
@@ -35,7 +34,7 @@ MOST_BYTES = 1 << 28  # read of a file; a batch has 31 MB, MNIST's images 47 MB
 CIFAR_FOLDER = "cifar-10-batches-py"
 CIFAR_ARCHIVE = "cifar-10-python.tar.gz"
 CIFAR_SHA256 = "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
-_DIGESTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_DIGESTS = toml_beside(__file__)
 MNIST_FILES: dict[str, list[str]] = _DIGESTS["mnist"]
 """File to two SHA-256: that of the published .gz, and that of its contents, which also fits
 repacked files."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +20,8 @@ import numpy as np
 
 from ..base import DataError, RecipeError, library
 from ..base.figures import known, one_line
-from ..base.files import read_regular
-from ..base.json_types import json_object
+from ..base.files import read_regular, toml_beside
+from ..base.json_types import json_object, part
 from ..data.pack.tokenise import TOKENIZER, TOKENIZER_CONFIG, Tokenizer, tokenizer_of
 from ..interop.nnx import module_of
 from ..models.bert import BERT
@@ -67,12 +66,7 @@ class Family:
     """Other settings to write."""
 
 
-FAMILIES = {
-    kind: Family(**family)
-    for kind, family in tomllib.loads(
-        Path(__file__).with_suffix(".toml").read_text("utf-8")
-    ).items()
-}
+FAMILIES = {kind: Family(**family) for kind, family in toml_beside(__file__).items()}
 """`model_type` in `config.json` to its `Family`."""
 
 
@@ -262,7 +256,7 @@ def _texts(task: Task, cut: Tokenizer | None) -> tuple[dict[str, bytes], Config]
     """The files that say how text becomes tokens and how it is generated, and the numbers of
     special tokens for `config.json`. They are those of the folder that the weights came from.
     Without one, `cut` says them."""
-    told = {name: _object(task.texts, name) for name in (CONFIG, GENERATION, TOKENIZER_CONFIG)}
+    told = {name: part(task.texts, name) for name in (CONFIG, GENERATION, TOKENIZER_CONFIG)}
     end = None if cut is None else cut.end
     begin = end if cut is None or not cut.begin else cut.begin[0]
     ids = told[CONFIG] if CONFIG in task.texts else {"bos_token_id": begin}
@@ -304,14 +298,8 @@ def _and(config: Config, end: int | None) -> Any:
 def ends_of(texts: Mapping[str, Any], cut: Tokenizer) -> list[int]:
     """The tokens that end a text, for a task's `texts`: those of transformers for the exported
     model."""
-    told = _and(_object(texts, GENERATION) or _object(texts, CONFIG), cut.end)
+    told = _and(part(texts, GENERATION) or part(texts, CONFIG), cut.end)
     return told if isinstance(told, list) else [told] * (told is not None)
-
-
-def _object(texts: Mapping[str, Any], name: str) -> Config:
-    """The JSON object of a file. `{}` without one."""
-    found = texts.get(name)
-    return dict(found) if isinstance(found, dict) else {}
 
 
 def _json(value: Any) -> bytes:
@@ -367,8 +355,7 @@ def names_of(path: Path, config: Config) -> str:
 def classes_in(config: Config) -> tuple[str, ...]:
     """The names of the classes that a `config.json` states for the numbers from 0 on, in their
     order, or `()`. Those that transformers puts for none are none."""
-    stated = config.get("id2label")
-    stated = stated if isinstance(stated, Mapping) else {}
+    stated = part(config, "id2label")
     numbers = range(len(stated))
     if {*stated} != {*map(str, numbers)}:
         return ()
@@ -428,7 +415,7 @@ def _typed(value: Any) -> str:
 
 def unread(config: Config, texts: Mapping[str, Any]) -> dict[str, str]:
     """What a folder says of training and of generating that nothing here reads, for `Task.read`."""
-    files = {CONFIG: (config, _DROPOUT), GENERATION: (_object(texts, GENERATION), _DRAWS)}
+    files = {CONFIG: (config, _DROPOUT), GENERATION: (part(texts, GENERATION), _DRAWS)}
     return {
         f"not read in {file}": ", ".join(f"{name}={given[name]}" for name in there)
         for file, (given, names) in files.items()

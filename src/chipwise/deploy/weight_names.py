@@ -10,16 +10,15 @@ to one.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from ..base import RecipeError, near
+from ..base.files import toml_beside
 from ..recipe.random_keys import as_data
 from ..recipe.task import Task, Tree
 from ..run.folder.checkpoint import flatten
@@ -96,9 +95,7 @@ def _pairs(words: str) -> dict[str, str]:
 
 TABLES = {
     model: tuple(WeightNames(**names) for names in libraries)
-    for model, libraries in tomllib.loads(
-        Path(__file__).with_suffix(".toml").read_text("utf-8")
-    ).items()
+    for model, libraries in toml_beside(__file__).items()
 }
 """The built-in model to the names that its weights have elsewhere."""
 

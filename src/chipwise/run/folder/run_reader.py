@@ -21,7 +21,7 @@ import psutil
 from ...base import Fact, RecipeError, RunError, fact
 from ...base.figures import known
 from ...base.files import MOST_BYTES, read_inside
-from ...base.json_types import Misfit, as_stored, json_object, typed
+from ...base.json_types import Misfit, as_stored, json_object, part, typed
 from ...recipe.direction import DIRECTIONS, LOWER, direction
 from ...recipe.duration import Clock
 from ...recipe.recipe import FROM_WEIGHTS, Changes, difference
@@ -89,9 +89,8 @@ class StoredRun:
     @property
     def better(self) -> dict[str, str]:
         """The better values of its metrics, as the result or the last process states them."""
-        stated = (self.result or next(reversed(self.starts), {})).get("better")
-        given = stated if isinstance(stated, dict) else {}
-        return {name: way for name, way in given.items() if way in DIRECTIONS}
+        stated = part(self.result or next(reversed(self.starts), {}), "better")
+        return {name: way for name, way in stated.items() if way in DIRECTIONS}
 
     @property
     def kept(self) -> Kept | None:
