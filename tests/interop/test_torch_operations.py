@@ -104,6 +104,10 @@ QUICK = {
         lambda self, x: self.part(x.reshape(-1, 3, 2, 2)),
         nn.Conv2d(3, 3, 3, stride=(2, 1), padding=1, groups=3),
     ),
+    "a kernel larger than its images": (
+        lambda self, x: self.part(x.reshape(-1, 3, 2, 2)),
+        nn.Sequential(nn.Conv2d(3, 5, 3, stride=(2, 1), padding=1), nn.Conv2d(5, 4, 1, bias=False)),
+    ),
     "on the CPU": lambda self, x: x.cpu() + x.to("cpu") + x.to(torch.device("cpu"), torch.float32),
     "new_tensor": lambda self, x: x + x.new_tensor([1.0] * 12) * x.new_tensor(2.0),
     "attention that sees nothing": attended,

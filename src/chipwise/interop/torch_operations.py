@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ..models.depthwise import depthwise
+from ..models.conv_first import conv_first, has_form
 
 
 def override(env: Any, torch: Any) -> None:
@@ -249,13 +249,17 @@ def _col2im(x, output_size, kernel_size, dilation, padding, stride):
 
 
 def _convolution(theirs, x, weight, bias, stride, padding, dilation, transposed, *more):
-    """Kernels of single channels have a form that is fast on CPUs."""
-    alone = x.ndim == 4 and weight.shape[:2] == (x.shape[1], 1) and more[-1] == x.shape[1] > 1
-    usual = not transposed and set(dilation) == {1} and x.dtype == weight.dtype
-    if not (alone and usual and jnp.issubdtype(x.dtype, jnp.floating)):
+    """Some 2-D convolutions have a form that is fast on CPUs."""
+    steps: Any = tuple(int(n) for n in stride)
+    sides: Any = tuple((int(n), int(n)) for n in padding)
+    usual = x.ndim == 4 and not transposed and set(dilation) == {1} and x.dtype == weight.dtype
+    if not (
+        usual
+        and jnp.issubdtype(x.dtype, jnp.floating)
+        and has_form(x, weight, steps, sides, more[-1])
+    ):
         return theirs(x, weight, bias, stride, padding, dilation, transposed, *more)
-    steps, around = (tuple(int(n) for n in each) for each in (stride, padding))
-    y = depthwise(x, weight, steps, tuple((n, n) for n in around))
+    y = conv_first(x, weight, steps, sides)
     return y if bias is None else y + bias[:, None, None]
 
 
