@@ -92,7 +92,10 @@ class Running:
         code = self.process.exitcode
         if self.why or code:
             why = self.why or (f"signal {-code}" if code < 0 else "it died")
-            at = next((c for c in ("traces", "check", "export", *COLUMNS) if not row[c]), COLUMNS[-1])
+            order = ["traces", "check", "export", *COLUMNS]
+            if row["source"] == "keras":  # whose door compares nothing
+                order = ["traces", "outputs", "step", "export", "bits", "back"]
+            at = next((c for c in order if not row[c]), COLUMNS[-1])
             row[at] = "no"
             row["causes"] = [*row["causes"], f"{at}: {row.get('error', '') or why}"]
         row["seconds"] = round(self.seconds, 1)

@@ -103,6 +103,12 @@ def test_a_model_that_dies_is_a_row():
     assert given.ended(1.0, 1)
     row = given.final()
     assert row["traces"] == "no" and row["causes"] == ["traces: signal 11"]
+    for source, first in (("torch", "check"), ("keras", "outputs")):
+        given.candidate = zoo_models.Candidate(source, "any")
+        given.row = {"traces": "yes"}
+        assert given.final()[first] == "no"
+    given.row |= {"outputs": "yes", "step": "yes", "export": "yes"}
+    assert given.final()["bits"] == "no" and given.final()["check"] == ""
 
 
 class Silent:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import operator
 import threading
 import warnings
@@ -18,7 +19,7 @@ import jax
 
 from ..base import RecipeError, library
 from ..base.figures import one_line
-from ..recipe.user_code import BY_VALUE
+from ..recipe.user_code import BY_VALUE, this_line
 from . import torch_function, torch_operations, torch_random, torch_recurrent, torch_sizes
 from .adapter import own_promotion
 from .torch_warnings import only_warns
@@ -129,6 +130,9 @@ def _with_constants(torch: Any, torchax: Any) -> Any:
                 return func(*args, **kwargs)
             written = torch_random.written_by(func, args, kwargs)
             if written is not None and not isinstance(written, traced):
+                if self.skips and isinstance(written, torch.nn.Parameter):
+                    # Of a layer that the call makes: a comparison finds whether it is read
+                    return written.data.fill_(math.nan)
                 raise torch_random.HostDraw
             given = pytree.tree_map_only(torch.Tensor, self.constant, (args, kwargs))
             with self._dispatch_mode:
@@ -293,8 +297,10 @@ def _class(torch: Any, torchax: Any) -> Any:
 
     class Environment(base):
         inside: bool
-        skips = asked = False
-        """Whether layers may be left out by chance, and whether one was asked for."""
+        skips = False
+        """Whether layers may be left out by chance."""
+        asked = ""
+        """The first line that asked for one."""
         pending: Any = None
         """The choice to leave out the next layer."""
 
@@ -330,7 +336,8 @@ def _class(torch: Any, torchax: Any) -> Any:
             if func is torch.Tensor.__bool__ and self.skips and hasattr(args[0], "chosen"):
                 # No: the layer is called, and what it returns is chosen where it returns
                 if not args[0].chosen:
-                    self.asked, args[0].chosen, self.pending = True, True, args[0]
+                    self.asked = self.asked or this_line()
+                    args[0].chosen, self.pending = True, args[0]
                 return False
             held = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, self.kinds)]
             origins = {getattr(x, "drawn", None) for x in held}

@@ -208,9 +208,12 @@ def repeating() -> Any:
 
     class Repeating(mode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
-            own = func.overloadpacket in operations()
-            if own and (kwargs or {}).get("generator") is None:
-                return result(draw, func, args, kwargs or {})
-            return func(*args, **(kwargs or {}))
+            own, kwargs = func.overloadpacket in operations(), kwargs or {}
+            if own and isinstance(written_by(func, args, kwargs), torch.nn.Parameter):
+                with torch.random.fork_rng(devices=[]):  # of a layer that the call makes
+                    return func(*args, **kwargs)
+            if own and kwargs.get("generator") is None:
+                return result(draw, func, args, kwargs)
+            return func(*args, **kwargs)
 
     return Repeating()
