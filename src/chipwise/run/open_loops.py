@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures.thread  # noqa: F401  # registers first, so that its threads end later
 import functools
+import inspect
 import os
 import sys
 import threading
@@ -16,34 +17,43 @@ from collections.abc import Callable, Generator
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
-Loop = TypeVar("Loop", bound=Generator[Any, Any, Any])
-_open: weakref.WeakSet[Generator[Any, Any, Any]] = weakref.WeakSet()
+Yielded = TypeVar("Yielded")
+Returned = TypeVar("Returned")
+Loop = Generator[Yielded, None, Returned]
 
 
-def closed_at_exit(function: Callable[P, Loop]) -> Callable[P, Loop]:
-    """`function`, a generator function, whose generators this process closes when it ends. Not
-    those of other threads, which may run at that time."""
+def closed_at_exit(
+    function: Callable[P, Loop[Yielded, Returned]],
+) -> Callable[P, Loop[Yielded, Returned]]:
+    """`function`, a generator function. Its generators that the main thread begins are closed when
+    this process ends. Another thread may run its own at that time."""
+
+    def begun(loop: Loop[Yielded, Returned]) -> Loop[Yielded, Returned]:
+        if threading.current_thread() is threading.main_thread():
+            _open_in(os.getpid()).add(loop)
+        return (yield from loop)
 
     @functools.wraps(function)
-    def begin(*args: P.args, **kwargs: P.kwargs) -> Loop:
-        loop = function(*args, **kwargs)
-        if threading.current_thread() is threading.main_thread():
-            _registered()
-            _open.add(loop)
-        return loop
+    def begin(*args: P.args, **kwargs: P.kwargs) -> Loop[Yielded, Returned]:
+        return begun(function(*args, **kwargs))
 
     return begin
 
 
 @functools.cache
-def _registered() -> None:
-    threading._register_atexit(_close, os.getpid())  # type: ignore[attr-defined]
+def _open_in(process: int) -> weakref.WeakSet[Loop[Any, Any]]:
+    """The loops of a process. A fork has copies of those of its parent, and does not close them."""
+    loops: weakref.WeakSet[Loop[Any, Any]] = weakref.WeakSet()
+    threading._register_atexit(_close, process, loops)  # type: ignore[attr-defined]
+    return loops
 
 
-def _close(owner: int) -> None:
-    if os.getpid() != owner:  # a fork, which has copies of the loops
+def _close(process: int, loops: weakref.WeakSet[Loop[Any, Any]]) -> None:
+    if os.getpid() != process:
         return
-    for loop in list(_open):
+    for loop in list(loops):
+        if inspect.getgeneratorstate(loop) == inspect.GEN_RUNNING:  # in another thread
+            continue
         try:
             loop.close()
         except Exception:  # as one that nobody catches, and the others are closed too
