@@ -155,7 +155,9 @@ def _exported(task: cw.Task, model: Model, row: Row, kinds: tuple[str, ...]) -> 
                     errors.append(error)
                 else:
                     return
-            raise errors[0]
+            # One that differs is not excused by one that wants a batch
+            wanting = [getattr(error, "code", "") == "export-any-batch" for error in errors]
+            raise errors[wanting.index(False) if False in wanting else 0]
 
         try:
             written(None)
