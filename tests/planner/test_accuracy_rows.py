@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import json
 import pkgutil
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,18 @@ def test_every_row_names_a_recipe_with_its_settings_and_a_target(rows, monkeypat
     for row in rows:
         builds(row)
     assert len(rows) >= 140
+
+
+@pytest.mark.slow
+def test_every_peak_names_a_model_with_its_settings_and_an_answer(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    peaks = importlib.import_module("benchmarks.plan_accuracy.peaks")
+    answers = json.loads(peaks.ANSWERS.read_text(encoding="utf-8"))
+    for row in (rows := peaks.rows()):
+        made = peaks.recipe(row)
+        assert (made.adapters is None) == (row["rank"] == "") and float(row["peak"]) > 0
+        assert peaks.command(row) in answers
+    assert len(rows) >= 10
 
 
 @pytest.mark.slow
