@@ -89,6 +89,18 @@ def joined(self, x):
     return F.ctc_loss(log, targets, whole, lengths, reduction="none")[:, None].repeat(1, 4)
 
 
+def mapped_index(self, x):
+    """As transformers makes masks of functions of places."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    def at(row, place):
+        return x[row, place] * (place < 7)
+
+    with TransformGetItemToIndex():
+        each = torch.vmap(torch.vmap(at, in_dims=(None, 0)), in_dims=(0, None))
+        return each(torch.arange(len(x)), torch.arange(12))
+
+
 def unpooled(stride):
     def f(self, x):
         best, at = F.max_pool2d(image(x), 2, stride, return_indices=True)
@@ -135,6 +147,8 @@ def written_view(self, x):
 
 
 OPERATIONS = {
+    "vmap": lambda self, x: torch.vmap(torch.outer, out_dims=1)(x[:, :3], x[:, 3:6]).transpose(0, 1),
+    "vmap of an index": mapped_index,
     "a view, by masks": masked_view,
     "a view, in place": written_view,
     "arguments of tensor_split": lambda self, x: torch.tensor_split(x, indices=[4, 8], dim=1)[0],

@@ -25,6 +25,8 @@ from .adapter import own_promotion
 from .torch_warnings import only_warns
 
 _INTO_PLAIN = "{} writes into a tensor that was made without device=x.device"
+_INDEXING = "torch._dynamo._trace_wrapped_higher_order_op"
+"""Where PyTorch has an index by tensors that `torch.vmap` maps over."""
 LOCK = threading.RLock()
 """A trace changes a module's training flags and PyTorch's classes. So only one runs at a time."""
 INSTALL = "pip install 'chipwise[torch]'"
@@ -271,6 +273,8 @@ def _with_functions(torch: Any, torchax: Any) -> Any:
             def apply(cls: Any, *args: Any) -> Any:
                 if cls is torch.utils.checkpoint.CheckpointFunction:
                     return checkpointed(cls, *args)
+                if cls.__module__ == _INDEXING:  # by tensors in a list, of no gradient
+                    return cls.forward(*args)
                 before, self.inside = self.inside, True
                 try:
                     if not self.holds(args):
@@ -324,6 +328,9 @@ def _class(torch: Any, torchax: Any) -> Any:
                 norm = torch.nn.modules.batchnorm._BatchNorm
                 forward = torch_operations.cumulative(vars(norm)["forward"])
                 patched.enter_context(replaced(norm, "forward", forward))
+                for place in (torch, torch.func):
+                    vmap = torch_operations.mapped(self)
+                    patched.enter_context(replaced(place, "vmap", vmap))
                 if any_size:  # some of PyTorch's C++ asks for sizes that its Python does not
                     patched.enter_context(torch._dispatch.python.enable_python_dispatcher())
                 with torch.enable_grad(), self:

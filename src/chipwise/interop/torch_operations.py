@@ -484,3 +484,21 @@ def cumulative(own: Callable) -> Callable:
         return torch.nn.functional.batch_norm(input, *moved, True, part, self.eps)
 
     return forward
+
+
+def mapped(env: Any) -> Callable:
+    """`torch.vmap` by JAX's, since PyTorch's own one knows no traced tensors."""
+
+    def vmap(func, in_dims=0, out_dims=0, randomness="error", *, chunk_size=None):
+        if randomness == "different":
+            raise NotImplementedError("torch.vmap with randomness='different'")
+
+        def one(*arrays):
+            return env.t2j_iso(func(*env.j2t_iso(arrays)))
+
+        def called(*args):
+            return env.j2t_iso(jax.vmap(one, in_dims, out_dims)(*env.t2j_iso(args)))
+
+        return called
+
+    return vmap
