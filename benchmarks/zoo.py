@@ -24,7 +24,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,10 @@ class Running:
         code = self.process.exitcode
         if self.why or code:
             why = self.why or (f"signal {-code}" if code < 0 else "it died")
-            at = next((c for c in ("traces", "check", "export", *COLUMNS) if not row[c]), COLUMNS[-1])
+            order = ["traces", "check", "export", *COLUMNS]
+            if row["source"] == "keras":  # whose door compares nothing
+                order = ["traces", "outputs", "step", "export", "bits", "back"]
+            at = next((c for c in order if not row[c]), COLUMNS[-1])
             row[at] = "no"
             row["causes"] = [*row["causes"], f"{at}: {row.get('error', '') or why}"]
         row["seconds"] = round(self.seconds, 1)
@@ -144,14 +147,14 @@ def append(file: Path, row: dict[str, Any]) -> None:
         writer.writerow(row | {"causes": json.dumps(row["causes"])})
 
 
-def rows_in(file: Path, commit: str = "") -> dict[str, dict[str, Any]]:
-    """The newest row of each model, by its key. *Arguments:* `commit`: of the package, if the first row
-    that it had of each is wanted."""
+def rows_in(file: Path, commits: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """The newest row of each model, by its key. *Arguments:* `commits`: of the package, if the first row
+    that each had at one of them is wanted."""
     if not file.exists():
         return {}
     with file.open() as opened:
         rows = [row | {"causes": json.loads(row["causes"])} for row in csv.DictReader(opened)]
-    rows = [row for row in reversed(rows) if row["commit"] == commit] if commit else rows
+    rows = [row for row in reversed(rows) if row["commit"] in commits] if commits else rows
     return {f"{row['source']}:{row['name']}": row for row in rows}
 
 
@@ -193,9 +196,12 @@ those that begin at 0 are drawn too: a zero hides what is behind it.
   PyTorch in float64 on both sides, where the module computes in it. A net that draws is differentiated in
   evaluation mode here; what it draws is in the next column. **off** is the largest relative difference.
 * **check**: the door's own comparison with eager PyTorch, random layers on. Keras' has none.
-* **bits**: two steps with `replicas=3` end with the same parameters on 1 and 3 devices.
+* **bits**: two steps with `replicas=3` end with the same parameters on 1 and 3 devices. SGD with a rate of
+  0.01 and gradients clipped to a norm of 1: some nets come to a pixel an image, and batch norm over 2 of
+  them has gradients of 1e10. Rows up to 0acb76ac: a rate of 1e-4, not clipped.
 * **back**: the weights in their module, whose outputs are compared.
-* **export**: StableHLO, else ONNX; the file was run.
+* **export**: StableHLO, else ONNX; the file was run. For any batch, and in {fixed} rows, whose last column
+  says so, for `batch=6` alone. Rows up to 0acb76ac: for any batch alone.
 
 A column is empty if it was not tried: after a model does not trace, and in rows of `--until traces` or
 `doors`. Seconds are those of a processor.
@@ -237,15 +243,16 @@ def version(package: str) -> str:
 
 
 def drawn_line(candidates: list[Candidate], file: Path, draw: str) -> str:
-    """How a seeded draw did. *Arguments:* `draw`: COUNT:SEED, or COUNT:SEED:COMMIT for the rows of one
-    commit of the package: the first try, whatever was mended by what it showed."""
-    count, seed, *commit = draw.split(":")
-    rows = rows_in(file, *commit)
+    """How a seeded draw did. *Arguments:* `draw`: COUNT:SEED, or COUNT:SEED:COMMIT+COMMIT for the rows of
+    these commits of the package: the first try, whatever was mended by what it showed."""
+    count, seed, *first = draw.split(":")
+    commits = first[0].split("+") if first else []
+    rows = rows_in(file, commits)
     own = [rows[c.key] for c in drawn(candidates, int(count), int(seed)) if c.key in rows]
     shares = ", ".join(f"{column} {said(row[column] for row in own)}" for column in COLUMNS)
-    of = f" at {commit[0]}" if commit else ""
+    of = f" at {' and '.join(commits)}" if commits else ""
     whole = f"{sum(map(passed, own))} of {len(own)} that were tried pass every column; "
-    return f"* `--draw {count} --seed {seed}`{of}: {whole if commit else ''}{shares}."
+    return f"* `--draw {count} --seed {seed}`{of}: {whole if commits else ''}{shares}."
 
 
 def page(candidates: list[Candidate], file: Path, draws: list[str]) -> str:
@@ -255,7 +262,14 @@ def page(candidates: list[Candidate], file: Path, draws: list[str]) -> str:
     versions = ", ".join(version(p) for p in PACKAGES)
     commits = sorted({row["commit"] for row in tried if row["commit"]})
     whole = sum(has(row, "all") for row in tried)
-    counts = {"whole": whole, "candidates": len(known), "tried": len(tried), "left": len(known) - len(tried)}
+    fixed = sum(line.startswith("batch=") for row in tried for line in row["causes"])
+    counts = {
+        "whole": whole,
+        "fixed": fixed,
+        "candidates": len(known),
+        "tried": len(tried),
+        "left": len(known) - len(tried),
+    }
     lines = [INTRODUCTION.format(**counts, versions=versions, commits=", ".join(commits))]
     lines += ["| source | candidates | tried | all columns | " + " | ".join(COLUMNS) + " |"]
     lines += ["|---" * (4 + len(COLUMNS)) + "|"]

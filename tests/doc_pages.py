@@ -39,6 +39,8 @@ NOT_HERE = {
     "train digits --track": "needs a service's library: tests/explain/test_services.py",
     "track runs/": "the same",
     "train mnist --data DIR --kernels": "needs an NVIDIA GPU: tests/machine/test_kernels.py",
+    "chips rtx-4090 --prices live": "needs a network: tests/chips/test_live_prices.py",
+    "plan gpt2-124m --on rtx-4090,h100 --prices": "the same",
     "plan hf://": "needs the Hub: tests/deploy/test_fine_tuning.py",
     "plan llama-8b": "tests/recipes/test_large_recipes.py",
     'recipe = cw.pretrained("hf://': "needs the Hub: tests/deploy/test_huggingface.py",

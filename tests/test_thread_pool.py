@@ -15,12 +15,18 @@ import os, sys
 os.cpu_count = lambda: int(sys.argv[1])
 import chipwise, hashlib, jax, numpy as np
 from chipwise.models.conv import conv
+from chipwise.models.conv_first import conv_first
 r = np.random.default_rng(0)
 def drawn(*shape): return jax.numpy.asarray(r.standard_normal(shape), np.float32)
 made = [jax.jit(lambda a, b: a.T @ b)(drawn(2048, 64), drawn(2048, 64))]
 for kernel in ((3, 3, 64, 64), (3, 3, 128, 128), (1, 1, 64, 64)):
     images, kernel = drawn(8, 16, 16, kernel[2]), drawn(*kernel)
     made.append(jax.jit(jax.grad(lambda k: (conv(images, k) ** 2).sum()))(kernel))
+def squared(x, k):
+    return (conv_first(x, k, (1, 1), ((k.shape[2] // 2,) * 2,) * 2) ** 2).sum()
+for size, kernel in ((16, 1), (2, 3)):
+    images, kernel = drawn(64, 128, size, size), drawn(128, 128, kernel, kernel)
+    made += jax.jit(jax.grad(squared, (0, 1)))(images, kernel)
 words = b"".join(np.asarray(one).tobytes() for one in made)
 print(len(jax.devices()), hashlib.sha256(words).hexdigest())
 """

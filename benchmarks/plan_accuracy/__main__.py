@@ -38,7 +38,7 @@ def main() -> None:
     options = parser.parse_args()
     numbers = {int(word) for word in options.rows.split(",")} if options.rows else None
     answers = stored()
-    for row in [] if options.page else rows(options.use, options.chips):
+    for row in [] if options.page else rows(options.use, options.chips, unmet=True):
         asked = row.use != "apart" and (numbers is None or row.row in numbers)
         if not asked or options.family not in (None, row.family):
             continue
@@ -57,7 +57,7 @@ def main() -> None:
 def stored() -> dict[int, dict[str, Any]]:
     """The answers by row, without answers to an older version of the row."""
     kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    questions = {row.row: row.command for row in rows() if row.use != "apart"}
+    questions = {row.row: row.command for row in rows(unmet=True) if row.use != "apart"}
     return {int(n): a for n, a in kept.items() if questions.get(int(n)) == a["command"]}
 
 

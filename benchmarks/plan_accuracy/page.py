@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,11 @@ from chipwise.explain.page import picture
 from .rows import Row
 
 SHARE = 0.4  # of the peak, in the rule of thumb
+PROGRAMS = {
+    "xla": "XLA's own kernels",
+    "library": "a framework that calls vendors' libraries",
+    "kernels": "hand-written attention or layers",
+}
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,18 @@ def write(folder: Path, rows: Sequence[Row], answers: dict[int, dict[str, Any]])
 
 
 def _summaries(known: Sequence[Prediction]) -> list[str]:
+    held_out = [p for p in known if p.row.use == "held-out"]
+    inside = sum(p.inside for p in held_out)
     lines = [
+        f"**{inside} of {len(held_out)} held-out measurements are inside the 90 % interval of their plan. "
+        f"The median error is {_errors(p.ratio for p in held_out)[0]}.** 25 % means 1.25 times too fast or "
+        "too slow.",
+        "",
+        *_grouped("chip", known, lambda p: p.row.target.chip.name),
+        *_grouped("kind of program", known, lambda p: PROGRAMS[p.row.program]),
+        *_grouped("kind of net", known, lambda p: p.row.family),
+        "### Beside a rule of thumb",
+        "",
         "| rows | number | predicted / measured, median | error, median | error, 90th percentile | inside "
         "| error of the rule, median | 90th percentile |",
         "|---|---|---|---|---|---|---|---|",
@@ -110,6 +126,26 @@ def _summaries(known: Sequence[Prediction]) -> list[str]:
                 if 0 < len(part) < len(some):
                     lines += _summary(f"{use}, {chips}, {program}", part)
     return lines
+
+
+def _grouped(title: str, known: Sequence[Prediction], key: Callable[[Prediction], str]) -> list[str]:
+    """A table: for each group its held-out rows, then those that may be fitted."""
+    each = "rows | predicted / measured, median | error, median | inside"
+    lines = [f"| {title} | held-out {each} | fit {each} |", f"|---{'|---' * 8}|"]
+    groups: dict[str, dict[str, list[Prediction]]] = {}
+    for p in known:
+        groups.setdefault(key(p), {"held-out": [], "fit": []})[p.row.use].append(p)
+    for name, uses in sorted(groups.items(), key=lambda group: -len(group[1]["held-out"])):
+        lines.append("| " + " | ".join([name, *_brief(uses["held-out"]), *_brief(uses["fit"])]) + " |")
+    return [*lines, ""]
+
+
+def _brief(some: Sequence[Prediction]) -> list[str]:
+    if not some:
+        return ["0", "-", "-", "-"]
+    middle = statistics.median(p.ratio for p in some)
+    inside = sum(p.inside for p in some)
+    return [str(len(some)), f"{middle:.2f}", _errors(p.ratio for p in some)[0], f"{inside} of {len(some)}"]
 
 
 def _summary(name: str, some: Sequence[Prediction]) -> list[str]:

@@ -6,14 +6,16 @@
 - `row`: its number, which never changes.
 - `use`: `fit` for a row that plans may be fitted to, `held-out` for one that is never used in a fit, `apart`
   for a program that cannot be a recipe, with the reason in `apart`; it is not predicted. All rows of one
-  family from one source have the same `use`.
+  family from one source have the same `use`, but for those from 273 on: they were predicted before they were
+  met, so they are held out even beside older rows of their source.
 - `family`: of nets. `program`: the kernels of the measured program: `xla`; `library`, a framework that calls
   vendors' libraries operation by operation or with a few fused ones; `kernels`, with hand-written attention
   or layers.
 - `clock`: what it covered: `steps`; `evaluation`, steps and evaluation; `run`, these and start-up and
   compilation; `wall`, more than steps, but what is not stated, so a correct prediction is above it.
 - `recipe`, `settings`, `eval_every`, `on`: the arguments of `chipwise plan`, without `eval_every` an
-  evaluation after each epoch. Recipe files are in `recipes/`.
+  evaluation after each epoch. Recipe files are in `recipes/`, or begin with `examples/`.
+- `throughput`: empty for a row that is to be predicted before it is met.
 
 Counts are global; `n_chips` are chips, each of which may be two devices of JAX.
 """
@@ -77,7 +79,8 @@ class Row:
     @property
     def spec(self) -> str:
         """The recipe as an argument of `chipwise plan`, from the repository's root."""
-        return f"benchmarks/plan_accuracy/recipes/{self.recipe}" if ".py" in self.recipe else self.recipe
+        own = ".py" in self.recipe and not self.recipe.startswith("examples/")
+        return f"benchmarks/plan_accuracy/recipes/{self.recipe}" if own else self.recipe
 
     @property
     def exact(self) -> bool:
@@ -106,10 +109,8 @@ class Row:
 
     def load(self) -> Recipe:
         """The recipe. Raises the errors of `chipwise plan` for its settings."""
-        if self.recipe == "cifar10-resnet32":
-            return load(str(FOLDER.parents[1] / "examples" / "cifar10_resnet32.py"), self.settings)
-        spec = str(FOLDER / "recipes" / self.recipe) if ".py" in self.recipe else self.recipe
-        return load(spec, self.settings)
+        spec = self.spec
+        return load(str(FOLDER.parents[1] / spec) if ".py" in spec else spec, self.settings)
 
     @property
     def batch(self) -> int:
@@ -123,7 +124,7 @@ class Row:
     @property
     def measured(self) -> float:
         """Examples (images or sequences) a second, of all devices."""
-        if self.unit in ("images/s", "sequences/s"):
+        if self.unit in ("images/s", "sequences/s", "examples/s"):
             return self.throughput
         if self.unit.startswith("tokens/s"):
             length = int(re.findall(r"seq (\d+)", self.dataset_input_shape)[0])
@@ -138,10 +139,11 @@ class Row:
         return self.batch / self.measured
 
 
-def rows(use: str | None = None, chips: str | None = None) -> list[Row]:
-    """The rows with one `use` and one kind of `chips`, "TPU" or "GPU"; by default all."""
+def rows(use: str | None = None, chips: str | None = None, unmet: bool = False) -> list[Row]:
+    """The rows with one `use` and one kind of `chips`, "TPU" or "GPU"; by default all. `unmet`: also those
+    without a throughput yet."""
     with PUBLISHED.open(newline="", encoding="utf-8") as file:
-        made = [_row(cells) for cells in csv.DictReader(file)]
+        made = [_row(cells) for cells in csv.DictReader(file) if cells["throughput"] or unmet]
     some = [row for row in made if use in (None, row.use)]
     return some if chips is None else [row for row in some if row.on and row.chips == chips]
 
@@ -151,6 +153,6 @@ def _row(cells: dict[str, str]) -> Row:
         "row": int(cells["row"]),
         "settings": tuple(cells["settings"].split()),
         "n_chips": float(cells["n_chips"]),
-        "throughput": float(cells["throughput"]),
+        "throughput": float(cells["throughput"] or "nan"),
     }
     return Row(**{**cells, **typed})  # type: ignore[arg-type]

@@ -16,8 +16,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "chipwise"
 
 
 def uses():
-    """Every `fact("code", ...)` and `SomeError("code", ...)` in the package: where, code, sentence or None,
-    numbers' names."""
+    """Every `fact("code", ...)`, `SomeError("code", ...)` and `SomeError.of_system("code", ...)`: where,
+    code, sentence or None, numbers' names."""
     kinds = {kind.__name__ for kind in _subclasses(ChipwiseError)} | {"fact"}
     for file in sorted(SOURCE.rglob("*.py")):
         tree = ast.parse(file.read_text())
@@ -26,10 +26,12 @@ def uses():
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
                 named[getattr(node.targets[0], "id", ""), node.lineno] = node.value.value
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in kinds and node.args:
+            of_system = getattr(getattr(node, "func", None), "attr", "") == "of_system"
+            called = node.func.value if of_system else getattr(node, "func", None)
+            if getattr(called, "id", "") in kinds and node.args:
                 first = node.args[0]
                 if isinstance(first, ast.Constant) and isinstance(first.value, str):
-                    names = {keyword.arg for keyword in node.keywords}
+                    names = {keyword.arg for keyword in node.keywords} | ({"reason"} if of_system else set())
                     second = node.args[1] if len(node.args) > 1 else None
                     sentence = second.value if isinstance(second, ast.Constant) else None
                     if isinstance(second, ast.Name):
@@ -76,6 +78,14 @@ def test_an_error_is_its_code_and_its_facts_also_across_processes():
     for one in (error, pickle.loads(pickle.dumps(error))):
         assert (one.code, one.facts["near"]) == ("odd", [96, 104])
         assert str(one) == "batch=100: try 96 or 104."
+
+
+def test_an_error_takes_the_place_of_one_of_the_system():
+    with pytest.raises(RecipeError) as caught, RecipeError.of_system("odd", "{path}: {reason}", path="x"):
+        Path("/none/at/all").read_text()
+    assert caught.value.facts == {"path": "x", "reason": "No such file or directory"}
+    with pytest.raises(ValueError), RecipeError.of_system("odd"):
+        raise ValueError
 
 
 def test_a_fact_is_text_only_where_it_is_shown():

@@ -1,6 +1,10 @@
 """`chipwise bench`: what it prints and writes, and how it fails."""
 
+import csv
+import dataclasses
+import importlib
 import json
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +12,7 @@ from chipwise.base.facts import fact
 from chipwise.cli import main
 from chipwise.machine.record import read
 
+ROOT = Path(__file__).parents[2]
 QUICK = ["--steps", "10", "--warmup", "3", "--devices", "1"]
 
 
@@ -61,6 +66,42 @@ def test_a_gpu_that_is_as_fast_as_planned_has_no_findings(tmp_path, monkeypatch,
     said = chipwise("bench", "digits", *QUICK, "--json", "--out", str(tmp_path / "r.json"))
     measured = json.loads(said.out)["measured"]
     assert measured["planned"]["fact"]["code"] == "share-as-planned" and measured["found"] == []
+
+
+def test_a_row_to_send_is_one_of_the_published_form(tmp_path, monkeypatch, chipwise):
+    from chipwise.study import bench
+
+    measure = bench.measure_train
+
+    def on_two_gpus(*given, **more):
+        made = measure(*given, **more)
+        devices = {**made.measured["devices"], "platform": "gpu", "kind": "NVIDIA H100 80GB HBM3", "count": 2}
+        return dataclasses.replace(made, measured={**made.measured, "devices": devices, "chip": "h100"})
+
+    monkeypatch.setattr(bench, "measure_train", on_two_gpus)
+    file = tmp_path / "mine.json"
+    settings = ["--set", "batch=48", "--set", "lr=0.002"]
+    said = chipwise("bench", "digits", *QUICK, *settings, "--out", str(file), "--no-plan", "--row")
+    assert said.code == 0 and str(fact("written", path=tmp_path / "mine.csv")) in said.err
+    with open(tmp_path / "mine.csv", newline="") as text:
+        (cells,) = csv.DictReader(text)
+    monkeypatch.syspath_prepend(ROOT)
+    published = importlib.import_module("benchmarks.plan_accuracy.rows")
+    assert list(cells) == published.PUBLISHED.read_text().splitlines()[0].split(",")
+    row = published._row({**cells, "row": "999"})
+    speed = read(file).figures["examples_per_second"].median
+    assert row.measured == pytest.approx(speed, rel=1e-5) and row.seconds == pytest.approx(48 / row.measured)
+    assert (row.on, row.n_chips, row.batch, row.use, row.clock) == ("h100:2", 2, 48, "held-out", "steps")
+    words = "digits --set batch=48 --set replicas=8 --set precision=f32 --set lr=0.002 --on h100:2"
+    assert row.command == f"chipwise plan {words}" and row.source == "mine.json"
+
+
+def test_a_row_of_a_cpu_is_refused_and_the_record_kept(tmp_path, chipwise):
+    file = tmp_path / "r.json"
+    said = chipwise("bench", "digits", *QUICK, "--out", str(file), "--no-plan", "--row")
+    assert (said.code, said.error.code) == (4, "bench-no-row")
+    assert said.error.facts["problem"].code == "share-of-a-cpu"
+    assert read(file).measured["batch"] and not (tmp_path / "r.csv").exists()
 
 
 def test_ctrl_c_while_it_plans_keeps_the_record(tmp_path, monkeypatch, chipwise):

@@ -6,7 +6,8 @@ from typer.testing import CliRunner
 
 from chipwise.base.errors import DataError, DeviceError
 from chipwise.base.facts import fact
-from chipwise.chips import CHIPS
+from chipwise.chips import CHIPS, live_prices
+from chipwise.chips.prices import load
 from chipwise.cli.chips import FIGURES, chips
 from refusals import refused
 
@@ -71,6 +72,19 @@ def test_your_own_prices(tmp_path):
     assert "0.1230" in out and "0.526" not in out
     with refused(DataError, "prices-unreadable", path="nowhere.csv"):
         run("t4", "--prices", "nowhere.csv")
+
+
+def test_prices_of_today_are_told_first_and_saved(monkeypatch, tmp_path):
+    read = fact("prices-live", prices=3, clouds=["aws 2026-11-28 (3)"])
+    today = live_prices.PricesRead(load()[:3], (read,))
+    monkeypatch.setattr(live_prices, "live", lambda: today)
+    file = tmp_path / "today.csv"
+    done = run("a100", "--prices", "live", "--out", str(file), "--json")
+    assert done.stderr.splitlines() == [str(read), str(fact("written", path=file))]
+    assert len(json.loads(done.stdout)["prices"]) == sum(p.chip == today.prices[0].chip for p in load(file))
+    assert load(file) == today.prices
+    with refused(DataError, "prices-unwritable", path=file / "inside"):
+        run("--out", str(file / "inside"))
 
 
 def test_a_wrong_name_says_the_nearest():

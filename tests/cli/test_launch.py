@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -57,6 +58,7 @@ def test_a_job_sends_its_rows_and_has_what_sends_them(chipwise, plans, tmp_path)
     "to, on, code",
     [
         ("skypilot", "a100", "launch-costs"),
+        ("dstack", "a100", "launch-costs"),
         ("docker", "a100", "launch-price-own"),
         pytest.param("kaggle", "t4", "launch-price-free", marks=pytest.mark.slow),
         pytest.param("colab", "t4", "launch-price-free", marks=pytest.mark.slow),
@@ -65,11 +67,26 @@ def test_a_job_sends_its_rows_and_has_what_sends_them(chipwise, plans, tmp_path)
 )
 def test_the_price_is_the_one_of_the_place(chipwise, plans, tmp_path, to, on, code):
     plans["t4:2"] = planned("t4:2", 2.0, 1.0)
-    bucket = ["--bucket", "gs://my-runs"] if to == "skypilot" else []
+    bucket = ["--bucket", "s3://my-runs"] if to in ("skypilot", "dstack") else []
     said = chipwise("launch", "digits", "--on", on, "--to", to, *bucket, "--out", tmp_path, "--json")
     told = json.loads(said.out)
-    assert told["about"][-1]["code"] == code
+    said = [one["code"] for one in told["about"]]
+    assert said[2] == code and said[3:] == (
+        ["launch-needs-dstack", "launch-needs-aws"] if to == "dstack" else []
+    )
     assert told["target"] == ("t4:2" if to == "kaggle" else on)
+
+
+@pytest.mark.parametrize("cloud, usd", [("runpod", 2.0), ("vast", 1.0), (None, 3.0)])
+def test_the_price_is_the_one_of_the_cloud(chipwise, plans, tmp_path, cloud, usd):
+    each = {"runpod": 2.0, "vast (marketplace)": 1.0, "gcp": 3.0}
+    (cost,) = plans["a100"].costs
+    costs = [replace(cost, cloud=name, usd_per_hour=hour) for name, hour in each.items()]
+    plans["a100"] = replace(plans["a100"], costs=tuple(costs))
+    words = ["--to", "skypilot", "--on", "a100", "--bucket", "s3://my-runs", "--out", tmp_path, "--json"]
+    told = json.loads(chipwise("launch", "digits", *words, *(["--cloud", cloud] if cloud else [])).out)
+    assert told["about"][2]["hour"] == usd
+    assert told["start"][-1] == "chipwise-digits.yaml" and ("--secret" in told["start"]) is bool(cloud)
 
 
 def test_a_recipe_travels_with_what_it_imports_and_this_chipwise(chipwise, plans, tmp_path):
@@ -142,6 +159,8 @@ def test_what_no_plan_would_change_is_refused_before_it(chipwise, tmp_path, monk
         (["--to", "slurm", "--on", "a100", "--track", "csv:mine"], 2, "track-destination"),
         (["--to", "skypilot", "--on", "a100", "--zone", "us-east1-b"], 2, "launch-option-unused"),
         (["--to", "docker", "--on", "a100", "--package", __file__], 2, "launch-package-local"),
+        (["--to", "docker", "--on", "a100", "--cloud", "vast"], 2, "launch-option-unused"),
+        (["--to", "dstack", "--on", "a100", "--cloud", "lamda"], 2, "launch-cloud-unknown"),
     ],
 )
 def test_one_line_and_nothing_written(chipwise, plans, tmp_path, arguments, code, error):

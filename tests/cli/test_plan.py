@@ -3,6 +3,7 @@ import json
 import pytest
 
 from chipwise.base.facts import fact
+from chipwise.chips import live_prices, prices
 from chipwise.cli import main
 from chipwise.compile.answers import Answer
 from chipwise.planner import ask
@@ -65,15 +66,27 @@ def test_with_json_progress_goes_to_standard_error(monkeypatch, capsys):
 
 
 def test_own_prices(tmp_path, capsys):
-    prices = tmp_path / "mine.csv"
-    prices.write_text(
+    own = tmp_path / "mine.csv"
+    own.write_text(
         "chip,chips,cloud,instance,region,usd_per_hour,includes,source,date\n"
         "t4,1,mine,desk,home,7.2,whole VM,receipt,2026-01-15\n"
     )
-    assert main(["plan", "digits", "--on", "t4", "--json", "--prices", str(prices)]) == 0
+    assert main(["plan", "digits", "--on", "t4", "--json", "--prices", str(own)]) == 0
     plan = json.loads(capsys.readouterr().out)["plans"][0]
     assert plan["cheapest"]["cloud"] == "mine"
     assert plan["cheapest"]["usd"]["value"] == pytest.approx(plan["wall_seconds"]["value"] * 0.002)
+
+
+def test_prices_of_today_are_told_before_the_plan(monkeypatch, capsys):
+    row = "chip,chips,cloud,usd_per_hour,includes,source,date\nt4,1,runpod,7.2,whole VM,list,2026-11-28\n"
+    read = fact("prices-live", prices=1, clouds=["runpod 2026-11-28 (1)"])
+    monkeypatch.setattr(
+        live_prices, "live", lambda: live_prices.PricesRead(prices.read(row, "live"), (read,))
+    )
+    assert main(["plan", "digits", "--on", "t4", "--json", "--prices", "live"]) == 0
+    told = capsys.readouterr()
+    cost = json.loads(told.out)["plans"][0]["cheapest"]
+    assert told.err.startswith(f"{read}\n") and (cost["cloud"], cost["date"]) == ("runpod", "2026-11-28")
 
 
 def test_made_up_data_has_the_shapes_of_the_recipe_s_own(capsys):

@@ -183,13 +183,3 @@ def test_what_memory_cannot_hold_is_refused_with_the_way_out(tmp_path, monkeypat
     with refused(DataError, "archive-too-large", path=tmp_path / "x.tar.xz", limit_bytes=1000):
         listing_of(archive(tmp_path / "x.tar.xz", root))
     assert len(listing_of(archive(tmp_path / "x.tar", root)).splits["train"]) == 9  # read in place: no limit
-
-
-def test_a_table_may_name_members_in_full_or_below_the_shared_folder(tmp_path):
-    path = archive(tmp_path / "x.tar", write(tmp_path / "data", per_class=1))
-    for prefix in ("data/", ""):
-        (tmp_path / "l.csv").write_text(
-            "file,label\n" + "".join(f"{prefix}{c}/000.jpeg,{c}\n" for c in ("ant", "bee", "cat"))
-        )
-        found = listing_of(path, tmp_path / "l.csv")
-        assert found.splits["train"].labels["label"].tolist() == [0, 1, 2]

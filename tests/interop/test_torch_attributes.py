@@ -5,6 +5,7 @@ import logging
 import sys
 import warnings
 
+import jax
 import numpy as np
 import pytest
 
@@ -97,6 +98,44 @@ def test_what_each_call_writes_again_is_left_as_it_was(name):
             mine(torch.from_numpy(ROWS.columns["x"])), torch.from_numpy(ROWS.columns["label"]).long()
         )
         assert result.metrics["eval/loss"] == pytest.approx(float(own.detach()), abs=1e-5)
+
+
+class Inner(nn.Module):
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.line, self.drop = nn.Linear(8, 8), nn.Dropout(dropout)
+
+    def forward(self, x):
+        return self.drop(self.line(x))
+
+
+def made_again(self, x):
+    """Replaces a part at its first call by another one of the same weights."""
+    if not self.lin.drop.p:
+        new = Inner(0.5)
+        new.line, self.lin = self.lin.line, new
+    return self.lin(x)
+
+
+def test_a_layer_that_a_call_makes_passes_with_weights_that_there_are():
+    net = made(made_again, lambda _: Inner())
+    part, state = net.lin, torch.get_rng_state()
+    task = cw.torch.task(net, nn.CrossEntropyLoss(), train=ROWS)
+    recipe = cw.Recipe(task=task, batch=8, replicas=2, duration="1st", optimizer=cw.sgd(lr=0.1))
+    result = cw.fit(recipe, on=cw.On(devices=1), run=None, progress="none")
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.params))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert net.lin is part and type(part.line.weight) is nn.Parameter
+
+
+def test_a_layer_that_a_call_makes_with_weights_of_its_own_is_refused():
+    def fresh(self, x):
+        return self.lin(x) + nn.Linear(8, 8)(x)
+
+    with refused(cw.errors.RecipeError, "torch-step-differs"):
+        cw.torch.task(made(fresh), nn.CrossEntropyLoss(), train=ROWS)
+    with refused(cw.errors.RecipeError, "torch-draws-once"):
+        cw.torch.task(made(fresh), nn.CrossEntropyLoss(), train=ROWS, check=False)
 
 
 def noted(self, x):

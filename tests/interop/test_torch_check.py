@@ -1,6 +1,7 @@
 """The door's comparison with eager PyTorch: random layers draw the same numbers on both sides."""
 
 import contextlib
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -162,6 +163,14 @@ def test_a_layer_that_is_left_out_by_chance_passes(decide):
     assert 6 <= len(values) <= 8  # each of three layers is there or not
 
 
+@pytest.mark.parametrize("decide", [as_transformers, as_bart])
+def test_layers_that_draw_are_left_out_by_chance(decide):
+    net = layers(decide)
+    net.layers = nn.ModuleList(nn.Sequential(layer, nn.Dropout(0.5)) for layer in net.layers)
+    net.head = nn.Sequential(nn.Dropout(0.5), net.head)
+    cw.torch.task(net, nn.CrossEntropyLoss(), train=ROWS)
+
+
 def other_branch(layer, x, drawn):
     if drawn < 0.4:
         x = x * 2
@@ -172,9 +181,16 @@ def unlike_its_input(layer, x, drawn):
     return x if drawn < 0.4 else F.relu(layer(x))
 
 
-@pytest.mark.parametrize("decide", [other_branch, unlike_its_input])
+def beside_its_input(layer, x, drawn):
+    return x if drawn < 0.4 else x + layer(x)
+
+
+@pytest.mark.parametrize("decide", [other_branch, unlike_its_input, beside_its_input])
 def test_another_choice_by_chance_is_refused(decide):
-    with refused(cw.errors.RecipeError, "torch-step-differs"):
+    lines, first = inspect.getsourcelines(decide)
+    line = next(i for i, text in enumerate(lines, first) if "drawn < 0.4" in text)
+    where = f"{__file__.rpartition('/')[2]}:{line}"
+    with refused(cw.errors.RecipeError, "torch-draw-decides", where=where):
         cw.torch.task(layers(decide), nn.CrossEntropyLoss(), train=ROWS)
 
 

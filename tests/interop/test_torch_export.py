@@ -89,6 +89,39 @@ def attended(self, x):
     return self.head(self.parts["layer"](x, x, x)[0].flatten(1))
 
 
+def cell(name):
+    def f(self, x):
+        state = None
+        for t in range(x.shape[1]):
+            state = self.parts["layer"](x[:, t], state)
+        h = state[0] if isinstance(state, tuple) else state
+        return self.head(F.pad(h, (0, 20)))
+
+    return f, {"layer": getattr(nn, name)(6, 4)}
+
+
+def resized(mode):
+    def f(self, x):
+        wide = F.interpolate(F.prelu(x[:, None], self.head.bias[:1]), (8, 6), mode=mode)
+        return self.head(wide[:, 0, ::2].flatten(1))
+
+    return f, {}
+
+
+def unpooled(self, x):
+    y, at = F.max_pool2d(x[:, None], 2, return_indices=True)
+    return self.head(F.max_unpool2d(y, at, 2).flatten(1))
+
+
+def turned(self, x):
+    grid = F.affine_grid(torch.eye(2, 3).expand(x.shape[0], 2, 3) * 0.9, x[:, None].shape, False)
+    return self.head(F.grid_sample(x[:, None], grid, align_corners=False).flatten(1))
+
+
+def squeezed(self, x):
+    return self.head((x[:, :, None].squeeze().view(-1, 4, 6) * 2).flatten(1))
+
+
 IDIOMS = {
     "view": (view, {}),
     "unpacked": (unpacked, {}),
@@ -100,6 +133,14 @@ IDIOMS = {
     "asked": (asked, {}),
     "LSTM": recurrent("LSTM"),
     "GRU": recurrent("GRU"),
+    "LSTMCell": cell("LSTMCell"),
+    "GRUCell": cell("GRUCell"),
+    "RNNCell": cell("RNNCell"),
+    "bilinear": resized("bilinear"),
+    "bicubic": resized("bicubic"),
+    "unpooled": (unpooled, {}),
+    "turned": (turned, {}),
+    "squeezed": (squeezed, {}),
     "MultiheadAttention": (attended, {"layer": nn.MultiheadAttention(6, 2, batch_first=True)}),
     "encoder": (
         lambda self, x: self.head(self.parts["layer"](x).flatten(1)),

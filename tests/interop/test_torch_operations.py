@@ -89,6 +89,18 @@ def joined(self, x):
     return F.ctc_loss(log, targets, whole, lengths, reduction="none")[:, None].repeat(1, 4)
 
 
+def mapped_index(self, x):
+    """As transformers makes masks of functions of places."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+    def at(row, place):
+        return x[row, place] * (place < 7)
+
+    with TransformGetItemToIndex():
+        each = torch.vmap(torch.vmap(at, in_dims=(None, 0)), in_dims=(0, None))
+        return each(torch.arange(len(x)), torch.arange(12))
+
+
 def unpooled(stride):
     def f(self, x):
         best, at = F.max_pool2d(image(x), 2, stride, return_indices=True)
@@ -103,6 +115,10 @@ QUICK = {
     "each channel by a kernel": (
         lambda self, x: self.part(x.reshape(-1, 3, 2, 2)),
         nn.Conv2d(3, 3, 3, stride=(2, 1), padding=1, groups=3),
+    ),
+    "a kernel larger than its images": (
+        lambda self, x: self.part(x.reshape(-1, 3, 2, 2)),
+        nn.Sequential(nn.Conv2d(3, 5, 3, stride=(2, 1), padding=1), nn.Conv2d(5, 4, 1, bias=False)),
     ),
     "on the CPU": lambda self, x: x.cpu() + x.to("cpu") + x.to(torch.device("cpu"), torch.float32),
     "new_tensor": lambda self, x: x + x.new_tensor([1.0] * 12) * x.new_tensor(2.0),
@@ -131,6 +147,8 @@ def written_view(self, x):
 
 
 OPERATIONS = {
+    "vmap": lambda self, x: torch.vmap(torch.outer, out_dims=1)(x[:, :3], x[:, 3:6]).transpose(0, 1),
+    "vmap of an index": mapped_index,
     "a view, by masks": masked_view,
     "a view, in place": written_view,
     "arguments of tensor_split": lambda self, x: torch.tensor_split(x, indices=[4, 8], dim=1)[0],

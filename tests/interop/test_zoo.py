@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -48,6 +49,42 @@ def test_a_row_is_what_its_columns_say_and_until_where_it_was_tried():
     assert zoo.has(row | {"traces": "no", "until": "traces"}, "all")
 
 
+def module(forward, *parts):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torchax")
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = torch.nn.Sequential(*parts)
+
+        def forward(self, x):
+            return forward(self.parts, x)
+
+    torch.manual_seed(0)
+    x = zoo_models.rng().normal(size=(zoo_models.BATCH, 4)).astype(np.float32)
+    net = Net()
+    return zoo_models.Model(lambda: net, {"x": x}, zoo_models.labels(), torch.nn.CrossEntropyLoss())
+
+
+def test_an_export_that_has_to_know_its_batch_is_written_for_one():
+    nn = pytest.importorskip("torch").nn
+    model = module(lambda parts, x: parts(x.reshape(len(x), -1)), nn.Linear(4, zoo_models.CLASSES))
+    row = {"export": "", "causes": []}
+    list(zoo_measure._exported(zoo_measure._unchecked(model.make(), model), model, row, ("stablehlo",)))
+    assert row["export"] == "yes" and row["causes"][0].startswith("batch=6: export-any-batch")
+
+
+def test_a_net_with_huge_gradients_ends_near_its_weights():
+    nn = pytest.importorskip("torch").nn
+    model = module(lambda parts, x: 1e6 * parts(x), nn.Linear(4, zoo_models.CLASSES))
+    task = zoo_measure._unchecked(model.make(), model)
+    result = zoo_measure.cw.fit(zoo_measure._recipe(task), progress="none")
+    before = task.init(jax.random.key(0))[0]
+    moved = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - b).max()), result.params, before)
+    assert 0 < max(jax.tree.leaves(moved)) <= 0.02
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_a_number_that_is_none_is_off(wrong):
     theirs = {"a": np.ones(2), "b": np.ones(2)}
@@ -66,6 +103,12 @@ def test_a_model_that_dies_is_a_row():
     assert given.ended(1.0, 1)
     row = given.final()
     assert row["traces"] == "no" and row["causes"] == ["traces: signal 11"]
+    for source, first in (("torch", "check"), ("keras", "outputs")):
+        given.candidate = zoo_models.Candidate(source, "any")
+        given.row = {"traces": "yes"}
+        assert given.final()[first] == "no"
+    given.row |= {"outputs": "yes", "step": "yes", "export": "yes"}
+    assert given.final()["bits"] == "no" and given.final()["check"] == ""
 
 
 class Silent:

@@ -74,7 +74,7 @@ HOSTILE = [f"a{c}b: c" for c in CONTROL] + [
 ]
 TARGETS = {
     "skypilot": "v5e-8", "slurm": "h100:16", "gcloud": "v5e-16", "docker": "t4",
-    "kaggle": "t4:2", "colab": "t4",
+    "kaggle": "t4:2", "colab": "t4", "dstack": "t4",
 }  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def job(where: str, field: str, text: str, folder) -> LaunchJob:
     file = folder / "recipe.py"
     one = LaunchJob(
         name="chipwise-digits", target=parse(TARGETS[where]), words=("digits", "--set", "a=1"),
-        packages=("chipwise", "jax"), bucket="gs://my-runs/a",
+        packages=("chipwise", "jax"), bucket="s3://my-runs/a" if where == "dstack" else "gs://my-runs/a",
         about=(fact("launch-price-unknown"),),
     )  # fmt: skip
     named = folder / (text.replace("/", "|")[:200] + ".py")
@@ -119,7 +119,7 @@ def expanded(words: list[str]) -> list[str]:
 
 
 def parsed(name: str, text: str):
-    if name.endswith(".yaml"):
+    if name.endswith((".yaml", ".yml")):
         document = leaves(yaml.safe_load(text))
         if "spec" in document:
             pod = document["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]

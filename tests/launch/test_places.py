@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from chipwise.base.errors import DeviceError, RecipeError
 from chipwise.chips.targets import parse
@@ -23,6 +24,7 @@ AWKWARD = 'note=it\'s $HOME "here" {x}'
 
 
 def job(target: str, **changes) -> LaunchJob:
+    """A job whose bucket is Google's."""
     plain = LaunchJob(
         name="chipwise-digits",
         target=parse(target),
@@ -37,12 +39,17 @@ def job(target: str, **changes) -> LaunchJob:
 EXAMPLES = [
     ("skypilot", "v5e-8"), ("skypilot", "h100:16"), ("skypilot", "t4"), ("slurm", "h100:16"),
     ("gcloud", "v5e-16"), ("docker", "t4"), ("docker", "v5e-8"),
-    ("kaggle", "t4:2"), ("colab", "v5e-1"),
+    ("kaggle", "t4:2"), ("colab", "v5e-1"), ("dstack", "h100:8"),
 ]  # fmt: skip
 
 
-def write_in(folder, where: str, one: LaunchJob) -> dict[str, str]:
-    files = write(place(where), one)
+BUCKETS = {"dstack": "s3://my-runs/a"}
+
+
+def write_in(folder, where: str, one: LaunchJob, cloud: str | None = None) -> dict[str, str]:
+    there = place(where).at(cloud)
+    bucket = one.bucket.replace("gs://", "s3://") if there.scheme == "s3" else one.bucket
+    files = write(there, replace(one, bucket=bucket))
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -54,7 +61,9 @@ def test_every_offered_target_has_files(where):
     targets = offered(place(where))
     assert targets
     for target in targets:
-        assert all(write(place(where), job(target.name)).values())
+        assert all(
+            write(place(where), job(target.name, bucket=BUCKETS.get(where, "gs://my-runs/a"))).values()
+        )
 
 
 def test_what_is_rented_is_what_was_planned():
@@ -148,6 +157,66 @@ def test_a_notebook_runs(where, target, tmp_path):
     assert [call.startswith(f"{words} ") for call, words in zip(calls, wanted, strict=True)] == [True] * 3
     assert AWKWARD in calls[1] and (ran / "my_task.py").read_text() == "recipe = 1\n"
     assert (ran / "chipwise-1-py3-none-any.whl").read_bytes() == b"a wheel"
+
+
+@pytest.mark.parametrize("cloud", places.CLOUDS)
+@pytest.mark.parametrize("where", ["skypilot", "dstack"])
+def test_a_cloud_is_the_only_one_and_its_needs_are_in_the_file(where, cloud, tmp_path):
+    there = place(where).at(cloud)
+    (text,) = write_in(tmp_path, where, job("h100:8", about=there.needs), cloud).values()
+    document = yaml.safe_load(text)
+    assert all(f"# {need}\n" in text for need in there.needs)
+    assert {need.code for need in there.needs} >= {f"launch-needs-{where}"}
+    if where == "dstack":
+        assert (document["backends"], document["resources"]) == (
+            [there.cloud.backend],
+            {"gpu": "H100:80GB:8"},
+        )
+        assert document["files"] == ["./chipwise-digits-files:/carried"]
+    else:
+        assert document["resources"]["infra"] == cloud and document["num_nodes"] == 1
+        assert (
+            "/runs" in document["file_mounts"]
+        ) is there.cloud.mounts  # SkyPilot mounts no bucket at others
+        assert document.get("secrets", {}).keys() == set(there.begin("x")) & {*places._SECRETS[1::2]}
+
+
+AWS = """
+echo "$@" >> "$AWS_FOLDER/calls"
+words=("$@")
+case "$1 $2" in
+  "s3 ls") [ -z "$NO_BUCKET" ] ;;
+  "s3 cp") cat > "$AWS_FOLDER/started" ;;
+  "s3 sync")
+    from=${words[-2]} to=${words[-1]}
+    case "$from" in s3://*) from=$AWS_FOLDER/bucket ;; *) to=$AWS_FOLDER/bucket ;; esac
+    mkdir -p "$from" "$to"; cp -r "$from/." "$to" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("where, cloud, at", [("dstack", None, "commands"), ("skypilot", "vast", "run")])
+@pytest.mark.parametrize("no_bucket", ["", "1"])
+def test_a_run_is_copied_back_and_forth_where_no_bucket_is_mounted(tmp_path, where, cloud, at, no_bucket):
+    """A stopped run begins with what the bucket has, its last state gets there, and its exit code stays."""
+    (text,) = write_in(tmp_path, where, job("t4"), cloud).values()
+    script = yaml.safe_load(text)[at]
+    tools, home = tmp_path / "tools", tmp_path / "home"
+    tools.mkdir(), home.mkdir()
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket" / "checkpoint").write_text("5")
+    train = 'while [ $# -gt 1 ]; do shift; done; echo "$(cat "$1/checkpoint") 9" > "$1/checkpoint"; exit 75'
+    environment = programs(tools, aws=AWS, chipwise=train, python3="")
+    environment |= {"HOME": str(home), "AWS_FOLDER": str(tmp_path), "NO_BUCKET": no_bucket}
+    command = ["bash", "-c", script if at == "run" else script[0]]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    kept = (tmp_path / "bucket" / "checkpoint").read_text()
+    if no_bucket:
+        assert done.returncode not in (0, 75) and kept == "5"
+    else:
+        assert (done.returncode, kept) == (75, "5 9\n") and (tmp_path / "started").exists()
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls[0] == "s3 ls s3://my-runs/" and len(calls) == (1 if no_bucket else 4)
 
 
 @pytest.mark.skipif(not installed("skypilot"), reason="SkyPilot is not installed")
@@ -419,8 +488,20 @@ def test_what_cannot_be_is_refused(tmp_path):
         write(place("docker"), job("k80"))
     with refused(RecipeError, "launch-without-bucket", place="gcloud"):
         write(place("gcloud"), job("v5e-8", bucket=None))
-    with refused(RecipeError, "launch-bucket-of-google", place="gcloud"):
+    with refused(RecipeError, "launch-bucket-scheme", place="gcloud", scheme="gs"):
         write(place("gcloud"), job("v5e-8", bucket="s3://my-runs"))
+    with refused(RecipeError, "launch-bucket-scheme", place="skypilot", scheme="s3"):
+        write(place("skypilot").at("vast"), job("t4"))
+    with refused(RecipeError, "launch-without-bucket", place="dstack", scheme="s3"):
+        write(place("dstack"), job("t4", bucket=None))
+    with refused(RecipeError, "launch-cloud-unknown", cloud="runpot", hint="runpod"):
+        place("dstack").at("runpot")
+    with refused(DeviceError, "launch-not-offered", target="h100:16"):  # no network between hosts
+        write(place("skypilot").at("runpod"), job("h100:16"))
+    with refused(DeviceError, "launch-not-offered", target="v5e-8"):
+        write(place("skypilot").at("lambda"), job("v5e-8"))
+    with refused(RecipeError, "launch-no-spot", place="dstack at runpod"):
+        write(place("dstack").at("runpod"), job("t4", spot=True, bucket="s3://my-runs"))
     with refused(RecipeError, "launch-data-local", place="gcloud"):
         write(place("gcloud"), job("v5e-8", data=tmp_path))
     with refused(RecipeError, "launch-no-spot", place="slurm"):

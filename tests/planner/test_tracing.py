@@ -117,6 +117,18 @@ def test_chips_with_other_kernels_have_their_own(traces):
     assert traces(body, "a100", "t4", "h100", "v100") == 2
 
 
+def test_contents_of_a_chip_without_a_compiler_need_no_cudnn(monkeypatch):
+    """Then nothing was exported: the catalogue lacks figures of the chip, or its compiler is missing."""
+
+    def refuse():
+        raise RuntimeError("cuDNN is not detected")
+
+    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", refuse)
+    q = jax.ShapeDtypeStruct((4, 256, 2, 64), jnp.bfloat16)
+    program = Program("replica", lambda q: own((), q), (q,))
+    assert "bfloat16" in program.contents(parse("h100-nvl").chip).dtypes
+
+
 def test_traces_of_other_shapes_are_forgotten_now_and_then(monkeypatch):
     """JAX keeps them for ever. Seen by a function of the process, which is traced again after that."""
     monkeypatch.setattr(exports, "MOST_TRACED", 3)

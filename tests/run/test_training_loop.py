@@ -4,6 +4,9 @@ import contextlib
 import gc
 import inspect
 import json
+import os
+import subprocess
+import sys
 import time
 
 import jax
@@ -95,6 +98,33 @@ def test_a_loop_that_is_left_leaves_a_run_that_goes_on(recipe, whole, tmp_path, 
     done = cw.fit(recipe, tmp_path, **HOW)
     assert done.fingerprint == whole.fingerprint
     assert [row["step"] for row in done.history] == [row["step"] for row in whole.history]
+
+
+HELD = """
+import multiprocessing, sys
+import chipwise as cw
+import tasks
+
+loop = cw.training(tasks.quick(), sys.argv[1], on=cw.On(devices=1), log_every="2st", progress="none")
+print(next(loop).step)
+child = multiprocessing.get_context("fork").Process(target=print, args=("child",), kwargs={"flush": True})
+child.start()
+child.join()
+"""
+
+
+@pytest.mark.slow
+def test_a_loop_that_a_program_holds_at_its_end_saves_its_state(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", HELD, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert (done.returncode, done.stdout) == (0, "2\nchild\n") and "Traceback" not in done.stderr
+    stored = read_run(tmp_path)
+    assert [(e["event"], e.get("how")) for e in stored.processes] == [("start", None), ("end", "stopped")]
+    assert stored.checkpoints
 
 
 @pytest.mark.slow

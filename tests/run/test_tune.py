@@ -125,6 +125,17 @@ def test_a_run_does_not_go_on_with_other_kernels_or_without(timed, tmp_path, oth
     assert (run / FILE).read_text() == OTHERS.text
 
 
+def test_a_run_with_changed_code_keeps_its_earlier_kernels(timed, tmp_path):
+    run = tmp_path / "run"
+    cw.fit(tasks.quick(), run, on=on(file(tmp_path, OTHERS)), stop_after="9st", **HOW)
+    now = file(tmp_path, SOME, "now.textproto")
+    cw.fit(tasks.quick(), run, on=on(now), changed_code=True, **HOW)
+    assert (run / FILE).read_text() == SOME.text
+    assert (run / f"kernels-{OTHERS.digest[:12]}.textproto").read_text() == OTHERS.text
+    cw.fit(tasks.quick(), run, on=on(now), fresh=True, **HOW)
+    assert [kernels.name for kernels in run.glob("kernels*")] == [FILE]
+
+
 def test_a_run_that_lost_its_kernels_is_not_tuned_again(timed, tmp_path):
     run = tmp_path / "run"
     cw.fit(tasks.quick(), run, on=on(), stop_after="9st", **HOW)

@@ -81,7 +81,7 @@ def resnet164():
 
 
 def efficientnet(kind="b0", image=0):
-    """*Arguments:* `kind`: `b0`, `b4` or `v2_s`; `image`: pixels on a side, the paper's when 0."""
+    """*Arguments:* `kind`: `b0`, `b4`, `v2_b0` or `v2_s`; `image`: pixels on a side, the paper's when 0."""
     stem, pixels, blocks, head = EFFICIENTNETS[kind]
     return recipe(
         f"efficientnet-{kind}", lambda rngs: EfficientNet(stem, blocks, head, rngs), image or pixels
@@ -257,6 +257,10 @@ def rounded(channels):
 EFFICIENTNETS = {  # stem, pixels, stages, head
     "b0": (32, 224, _scaled(1.0, 1.0), 1280),
     "b4": (48, 380, _scaled(1.4, 1.8), 1792),
+    "v2_b0": (32, 192, [
+        (True, 1, 3, 1, 1, 16), (True, 2, 3, 2, 4, 32), (True, 2, 3, 2, 4, 48), (False, 3, 3, 2, 4, 96),
+        (False, 5, 3, 1, 6, 112), (False, 8, 3, 2, 6, 192),
+    ], 1280),
     "v2_s": (24, 300, [
         (True, 2, 3, 1, 1, 24), (True, 4, 3, 2, 4, 48), (True, 4, 3, 2, 4, 64), (False, 6, 3, 2, 4, 128),
         (False, 9, 3, 1, 6, 160), (False, 15, 3, 2, 6, 256),

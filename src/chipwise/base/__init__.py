@@ -22,4 +22,4 @@ from .errors import (  # noqa: F401
     unknown,
     unreadable,
 )
-from .facts import Fact, fact, plain, say, text_of, texts  # noqa: F401
+from .facts import Fact, Say, fact, plain, say, silent, text_of, texts  # noqa: F401

@@ -25,9 +25,10 @@ The first line of a class's docstring describes its exit code in `chipwise --hel
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,15 @@ class ChipwiseError(Exception):
     def of(cls, fact: Fact) -> ChipwiseError:
         """The error for a fact."""
         return cls(fact.code, fact.sentence, **fact.numbers)
+
+    @classmethod
+    @contextlib.contextmanager
+    def of_system(cls, code: str, sentence: str | None = None, /, **facts: Any) -> Iterator[None]:
+        """A context that raises this error in the place of an `OSError`, which is its `reason`."""
+        try:
+            yield
+        except OSError as error:
+            raise cls(code, sentence, **facts, reason=error) from error
 
     @property
     def fact(self) -> Fact:

@@ -46,6 +46,14 @@ class Fact:
         return {"code": self.code, "text": str(self), **plain(self.numbers)}
 
 
+Say = Callable[[Fact], None]
+"""A function that shows a fact, as the command line does."""
+
+
+def silent(_: Fact) -> None:
+    """Shows nothing."""
+
+
 def plain(value: Any) -> Any:
     """A value as JSON: facts with their sentences, dataclasses as objects."""
     if isinstance(value, Fact):

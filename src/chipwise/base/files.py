@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import stat
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -134,6 +135,12 @@ def _at_most(file: BinaryIO, most: int, path: str | os.PathLike) -> bytes:
     return content
 
 
+def toml_beside(module: str) -> dict[str, Any]:
+    """The TOML file beside a module's file, with its name. For this package's own, which need no
+    checks."""
+    return tomllib.loads(Path(module).with_suffix(".toml").read_text("utf-8"))
+
+
 def replace_file(path: str | os.PathLike, content: str | bytes, code: str, **facts: Any) -> Path:
     """Writes `content` (text in UTF-8) to `path` under a temporary name and renames it. Creates the
     folders above. A device, such as /dev/null, is written to, not replaced.
@@ -143,14 +150,12 @@ def replace_file(path: str | os.PathLike, content: str | bytes, code: str, **fac
     is then untouched.
     """
     to, content = Path(path), content.encode() if isinstance(content, str) else content
-    try:
+    with DataError.of_system(code, path=to, **facts):
         to.parent.mkdir(parents=True, exist_ok=True)
         if to.is_char_device():
             to.write_bytes(content)
         else:
             put_inside(to, content)
-    except OSError as error:
-        raise DataError(code, path=to, reason=error, **facts) from None
     return to
 
 

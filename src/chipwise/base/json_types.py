@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -23,6 +23,27 @@ class Misfit(ValueError):
         if code != "field-missing":
             self.facts |= {"value": json.dumps(value)[:60], "expected": list(expected)}
         super().__init__(" ".join(map(str, (code, *self.facts.values()))))
+
+
+def as_stored(value: Any, default: Callable[[Any], Any] = str) -> Any:
+    """A value as it is when it is read back from JSON: tuples as lists, `None` for NaN and
+    infinities, which JSON lacks, and for other kinds what `default` makes of them."""
+    return json.loads(json.dumps(value, default=default), parse_constant=lambda _: None)
+
+
+def json_object(text: str | bytes) -> dict[str, Any]:
+    """The JSON object in a text. Raises `ValueError` for anything else, or `RecursionError` for
+    values thousands deep."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"it holds a {type(value).__name__}")
+    return value
+
+
+def part(stored: Mapping[str, Any] | None, name: str) -> dict[str, Any]:
+    """A copy of the object `name` within a stored one. Empty if it is missing or no object."""
+    value = (stored or {}).get(name)
+    return dict(value) if isinstance(value, Mapping) else {}
 
 
 def typed(kind: Any, value: Any, field: str = "") -> Any:

@@ -2,8 +2,8 @@
 
 `chips.csv` has a row for each chip, and `prices.csv` one for each offer. `slices.csv` has the
 topologies of TPU slices, `generations.csv` the figures of GPUs by compute capability, and
-`product_rates.csv` the measured rates of matrix products. `figure_units.csv` labels the figures
-with their units.
+`product_rates.csv` the measured rates of matrix products. `cloud_names.csv` says which form of a
+card a cloud means, and `figure_units.csv` labels the figures with their units.
 """
 
 from .catalogue import (

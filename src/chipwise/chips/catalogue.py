@@ -113,7 +113,7 @@ def _normal(device_kind: str) -> str:
 
 # Of the memory that a row states, what CUDA may report: error correction takes up to a tenth. The
 # 10 GB of one card are five sixths of the 12 GB of its namesake.
-_REPORTED = 0.84, 1.05
+REPORTED = 0.84, 1.05
 # A chip without namesakes is not lost to a wrong share: if JAX started with 0.75 of the memory and
 # the environment says 0.9 since, or the other way round, 0.75 to 1.2 of it seem to be there.
 # Another size is at most two thirds or at least four thirds.
@@ -131,7 +131,7 @@ def _of_kind(device_kind: str, memory_bytes: float | None = None) -> tuple[Chip,
             size = next((int(word[:-2]) * 2.0**30 for word in words if word.endswith("gb")), None)
             return _of_kind(kind, memory_bytes or size)
     found = [chip for chip in CHIPS if name in map(_normal, chip.device_kinds)]
-    low, high = _REPORTED if len(found) > 1 else _REPORTED_OF_ONE
+    low, high = REPORTED if len(found) > 1 else _REPORTED_OF_ONE
     size = (memory_bytes or 0) / 2**30
     return tuple(
         c for c in found if not (size and c.memory_GB) or low <= size / c.memory_GB <= high

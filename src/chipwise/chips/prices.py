@@ -231,6 +231,16 @@ class _Line:
         )
 
 
+def text(prices: Iterable[Price]) -> str:
+    """Prices as the text of a price file."""
+    made = io.StringIO()
+    writer = csv.writer(made, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for price in prices:
+        writer.writerow(getattr(price, column) for column in COLUMNS)
+    return made.getvalue()
+
+
 def prices_for(target: Target, table: Sequence[Price]) -> list[Price]:
     """The prices of a target: first those of one machine, then estimates for several, each from the
     cheapest to unknown on-demand prices.

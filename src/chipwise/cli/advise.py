@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..base import Fact, RecipeError, fact
+from ..base import Fact, RecipeError, fact, plain
 from ..explain.terminal import console, lines, printed
 from . import options
 from .options import flag, option
@@ -49,7 +49,7 @@ def check(
             "findings": [finding.json() for finding in findings],
         }
         if model is not None:
-            made["layers"] = model_summary.to_json(model)
+            made["layers"] = plain(model)
         print_json("check/1", made)
         return
     if model is not None:

@@ -82,12 +82,10 @@ def _audit(
     said: Any = {} if json_ else {"say": options.say}
     with contextlib.closing(FolderHandle(run)) as audited:
         verdict, statement = check(run, loaded, steps=steps, every=every, on=on, **said)
-        try:  # in the folder that was audited, wherever it is by now
+        text = "Cannot write {path}: {reason}. Copy the run to a folder of yours."
+        with RunError.of_system("audit-unwritable", text, path=str(run / FILE)):
+            # In the folder that was audited, wherever it is by now
             put_inside(audited.path / FILE, (json.dumps(statement, indent=2) + "\n").encode())
-        except OSError as error:
-            text = "Cannot write {path}: {reason}. Copy the run to a folder of yours."
-            facts = {"path": str(run / FILE), "reason": error}
-            raise RunError("audit-unwritable", text, **facts) from error
     if json_:
         print_json("audit/1", statement)
     if not statement["passed"]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from ..base import DeviceError, Fact, fact, near, plain
+from ..base.files import replace_file
 from ..chips.catalogue import CHIPS, NAMES, Chip, named, rows as rows_of
-from ..chips.prices import Price, load, prices_for
+from ..chips.prices import Price, prices_for, text
 from ..chips.targets import SLICES, Target, parse
 from ..explain.terminal import console, lines, table
 from . import options
-from .options import argument
+from .options import argument, option
 from .standard_output import print_json
 
 WIDE = 170
@@ -29,6 +31,7 @@ def chips(
         "A chip such as h100 or v5e, or a target such as v3-8.", default=None
     ),
     prices: str | None = options.PRICES,
+    out: Path | None = option("Write these prices as a file for --prices.", "FILE.csv"),
     json_: bool = options.JSON,
 ) -> None:
     """Show the catalogue of chips, or the figures and prices of one, with their sources.
@@ -38,8 +41,11 @@ def chips(
     chipwise chips v5e
     chipwise chips v3-8
     chipwise chips h100:8 --prices mine.csv --json
+    chipwise chips rtx-4090 --prices live --out prices-2026-11-30.csv
     """
-    rows = load(prices)
+    rows = options.priced(prices)
+    if out is not None:
+        options.say(fact("written", path=replace_file(out, text(rows), "prices-unwritable")))
     to = console(width=WIDE)
     if name is None:
         if json_:
@@ -141,7 +147,7 @@ def _one(chip: Chip) -> Table:
 
 def _prices(listed: list[Price]) -> Table:
     """The prices with their dates, sources and notes."""
-    numbers = ("chips", "USD/h", "spot USD/h")
+    numbers = ("chips", "USD/h of all", "spot USD/h of all")
     words = ("cloud", "instance", "region", "includes", "date", "source and notes")
     cells = [
         (

@@ -18,6 +18,8 @@ from .standard_output import print_json
 if TYPE_CHECKING:
     from ..data.packed import PackedFolder
 
+    Splits = dict[str, PackedFolder]
+
 _CLASSES = 20  # rows of the table of classes
 _SKIPPED = 10
 
@@ -52,12 +54,12 @@ def show(path: str, verify: bool, json_: bool) -> None:
         print_json("pack/1", {**document(path, splits), "verified": True if verify else None})
 
 
-def document(path: str | Path, splits: dict[str, PackedFolder]) -> dict[str, Any]:
+def document(path: str | Path, splits: Splits) -> dict[str, Any]:
     """The `path` of a pack and the manifests of its splits, for JSON."""
     return {"path": str(path), "splits": {name: source.manifest for name, source in splits.items()}}
 
 
-def summary(folder: Path, to: Console) -> dict[str, PackedFolder]:
+def summary(folder: Path, to: Console) -> Splits:
     """Prints the contents of a pack or a split: sizes, classes, settings, and what was skipped.
     *Returns* its splits. Raises `DataError` if it is neither."""
     splits = _splits(folder)
@@ -68,7 +70,7 @@ def summary(folder: Path, to: Console) -> dict[str, PackedFolder]:
     return splits
 
 
-def _splits(path: Path) -> dict[str, PackedFolder]:
+def _splits(path: Path) -> Splits:
     """The reader of each split by name. If `path` itself is a split, only its own. Raises
     `DataError` if there is none."""
     from ..data.manifest import MANIFEST
@@ -85,7 +87,7 @@ def _splits(path: Path) -> dict[str, PackedFolder]:
     return {name: PackedFolder(path, name, size=_size(path / name)) for name in names}
 
 
-def _missing(path: Path, splits: dict[str, PackedFolder]) -> Iterator[DataError]:
+def _missing(path: Path, splits: Splits) -> Iterator[DataError]:
     """Yields an error for each missing split of a packed folder, and nothing if `path` is a single
     split."""
     from ..data.manifest import MANIFEST
@@ -104,7 +106,7 @@ def _size(split: Path) -> int | None:
     return 224 if columns.get("image", {}).get("shape", ()) is None else None
 
 
-def _contents(splits: dict[str, PackedFolder]) -> Table:
+def _contents(splits: Splits) -> Table:
     cells = []
     for name, source in splits.items():
         manifest = source.manifest
@@ -123,7 +125,7 @@ def _contents(splits: dict[str, PackedFolder]) -> Table:
     return table(columns, cells, left=words, fold=words)
 
 
-def _notes(splits: dict[str, PackedFolder]) -> Iterator[Fact]:
+def _notes(splits: Splits) -> Iterator[Fact]:
     from ..data.readings import packs_read
 
     settings: dict[str, Any] = {}
@@ -153,7 +155,7 @@ def _kind(column: dict[str, Any]) -> str:
     )
 
 
-def _classes(splits: dict[str, PackedFolder]) -> tuple[str, Table]:
+def _classes(splits: Splits) -> tuple[str, Table]:
     """The title and the table of the number of examples by class. With many classes, only the
     largest and the smallest are shown."""
     names = next(source.names for source in splits.values() if source.names)

@@ -20,16 +20,15 @@ if TYPE_CHECKING:
 
 @options.taking
 def predict(
+    *,
     here: options.Here,
-    run: str = options.RUN,
     data: str | None = option(
         "Images, a packed folder, .npy or .npz. [the evaluation data]", "PATH"
     ),
     out: Path = option("A .parquet, .csv or .jsonl file.", "FILE", default=Path("predictions.csv")),
     top: int = option("Number of classes in a row.", "N", default=1, min=1),
     probabilities: bool = flag("Add the probabilities of all classes."),
-    recipe: str | None = options.OF_RUN,
-    best: bool = options.BEST,
+    of: options.OfRun,
     batch: int | None = option("Examples to read at a time; changes no output.", "N", min=1),
     workers: str | None = options.WORKERS,
     fresh: bool = flag("Replace an existing file."),
@@ -47,14 +46,13 @@ def predict(
     Predictions do not depend on the number of devices.
     """
     on = here.on(workers=workers)
-    from ..deploy.model import trained
     from ..deploy.predictions import predict as predicted
 
     def say(message: Fact) -> None:
         if message.code != "predict-done" or not quiet:
             options.say(message)
 
-    model = trained(run, recipe, say, with_data=data is None, best=best)
+    model = of.model(say, with_data=data is None)
     predictions = predicted(
         model,
         _source(model, data),
@@ -68,7 +66,7 @@ def predict(
     )
     if json_:
         shown = {
-            "run": run,
+            "run": of.run,
             "steps": model.steps,
             "examples": predictions.examples,
             "out": str(predictions.file),
@@ -85,8 +83,8 @@ def predict(
 
 @options.taking
 def generate(
+    *,
     here: options.Here,
-    run: str = options.RUN,
     prompt: list[str] | None = option("Text to continue; may be repeated. [an empty one]", "TEXT"),
     tokens: int = option("Most new tokens.", "N", default=200, min=1),
     temperature: float = option(
@@ -96,8 +94,7 @@ def generate(
     seed: int = option("Seed of the draws.", "N", default=0, min=0),
     stop: list[str] | None = option("Text at which to stop; may be repeated.", "TEXT"),
     tokenizer: Path | None = option("A tokenizer.json. [that of the run's data]", "FILE"),
-    recipe: str | None = options.OF_RUN,
-    best: bool = options.BEST,
+    of: options.OfRun,
     batch: int | None = option(
         "Prompts computed together; another number rounds otherwise.", "N", min=1
     ),
@@ -116,7 +113,6 @@ def generate(
     """
     on = here.on()
     from ..deploy.generation import generate as generated
-    from ..deploy.model import trained
 
     prompts = prompt or [""]
     stream = not json_ and len(prompt or "1") == 1
@@ -127,7 +123,7 @@ def generate(
             print(_shown(next(begun, "") + piece), end="", flush=True)
 
     found = generated(
-        trained(run, recipe, options.say, best=best),
+        of.model(options.say),
         prompts,
         on=on,
         tokens=tokens,
@@ -140,7 +136,7 @@ def generate(
         show=show,
     )
     if json_:
-        print_json("generate/1", {"run": run, **dataclasses.asdict(found), "prompts": prompts})
+        print_json("generate/1", {"run": of.run, **dataclasses.asdict(found), "prompts": prompts})
         return
     texts = [_shown(one + text) for one, text in zip(prompts, found.texts, strict=True)]
     print(_shown(next(begun, "")) if stream else "\n\n".join(texts))
@@ -158,7 +154,7 @@ def generate(
 
 @options.taking
 def export(
-    run: str = options.RUN,
+    *,
     to: str = option("The format.", "stablehlo|onnx|safetensors|huggingface|peft", default=MISSING),
     out: Path | None = option(
         "The file, or for huggingface and peft the folder. [the run's name with the "
@@ -172,8 +168,7 @@ def export(
     batch: int | None = option(
         "Make a program for N examples at a time alone. [for any number]", "N", min=1
     ),
-    recipe: str | None = options.OF_RUN,
-    best: bool = options.BEST,
+    of: options.OfRun,
     fresh: bool = flag("Replace an existing file."),
     json_: bool = options.JSON,
 ) -> None:
@@ -192,9 +187,8 @@ def export(
     """
     options.only_look()
     from ..deploy.export import export as exported
-    from ..deploy.model import trained
 
-    model = trained(run, recipe, options.say, best=best)
+    model = of.model(options.say)
     result = exported(
         model,
         to,
@@ -206,7 +200,8 @@ def export(
         say=options.say,
     )
     if json_:
-        print_json("export/1", {"run": run, **dataclasses.asdict(result), "file": str(result.file)})
+        about = {"run": of.run, **dataclasses.asdict(result), "file": str(result.file)}
+        print_json("export/1", about)
         return
     print(fact("exported" if result.data else "exported-weights", **dataclasses.asdict(result)))
     if result.labels_differ is not None:

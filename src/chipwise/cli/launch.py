@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import shlex
+from collections.abc import Sequence
 from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from .options import flag, option
 from .standard_output import print_json
 
 if TYPE_CHECKING:
+    from ..chips.prices import Price
     from ..launch.launch_job import LaunchJob
     from ..launch.places import Place
     from ..planner.plans import Plan
@@ -26,11 +28,16 @@ if TYPE_CHECKING:
 def launch(
     recipe: options.Given,
     to: str = option(
-        "Where to run: skypilot, slurm, gcloud, docker, kaggle, colab.", "PLACE", default=MISSING
+        "Where to run: skypilot, dstack, slurm, gcloud, docker, kaggle, colab.",
+        "PLACE",
+        default=MISSING,
     ),
     on: str = option("Target such as v5e-8, a100:8 or t4.", "TARGET", default=MISSING),
     spot: bool = flag("Machines that may be preempted; the run resumes."),
     bucket: str | None = option("A bucket for the run folder, such as gs://NAME/FOLDER.", "URL"),
+    cloud: str | None = option(
+        "Let SkyPilot or dstack rent at: runpod, vast, lambda. [cheapest]", "CLOUD"
+    ),
     zone: str | None = option("Google's zone of the TPU.", "ZONE"),
     partition: str | None = option("SLURM's partition.", "NAME"),
     account: str | None = option("SLURM account to charge.", "NAME"),
@@ -54,6 +61,7 @@ def launch(
     \b
     Examples:
       chipwise launch cifar10-davidnet --on v5e-8 --spot --to skypilot --bucket gs://my-runs
+      chipwise launch gpt2-124m --on rtx-4090 --to dstack --cloud vast --spot --bucket s3://my-runs
       chipwise launch digits --on a100 --to slurm
       chipwise launch mnist --on t4:2 --to kaggle
     """
@@ -64,9 +72,9 @@ def launch(
     from ..run.tracking import destination
 
     where = places.place(to)
-    _check_used(
-        where, bucket=bucket, zone=zone, partition=partition, account=account, sbatch=sbatch
-    )
+    own = {"partition": partition, "account": account, "sbatch": sbatch}
+    _check_used(where, bucket=bucket, cloud=cloud, zone=zone, **own)
+    where = where.at(cloud)
     services = {destination(to)[0] for to in track or ()}
     loaded = recipe.load()
     data = jobs.local_data(recipe.data)
@@ -75,7 +83,7 @@ def launch(
     target = places.lent(where, parse(on))
     file = jobs.recipe_file(recipe.recipe)
     brought = carried.chipwise(package)
-    own, imports = carried.modules(file) if file else ({}, set())
+    modules, imports = carried.modules(file) if file else ({}, set())
     found = carried.requirements(imports | services, also or ())
     newest = services - {one.partition("==")[0] for one in found}  # not installed here
     more = [*found, *sorted(newest), *(also or ())]
@@ -93,19 +101,21 @@ def launch(
         partition=partition,
         account=account,
         sbatch=tuple(sbatch or ()),
-        carried={**own, **brought},
+        carried={**modules, **brought},
     )
     jobs.check(to_launch)  # before the plan, which takes minutes
     places.check(where, to_launch)
-    chosen = _planned(loaded, recipe.recipe, target.name, prices)
-    to_launch = replace(to_launch, hours=_hours(chosen), about=about(loaded, chosen, where, spot))
+    chosen = _planned(loaded, recipe.recipe, target.name, options.priced(prices))
+    to_launch = replace(
+        to_launch, hours=_hours(chosen), about=(*about(loaded, chosen, where, spot), *where.needs)
+    )
     files = places.write(where, to_launch)
     for name, content in files.items():
         replace_file(out / name, content, "launch-file-unwritable")
     _show(where, to_launch, out, list(files), json_)
 
 
-def _planned(recipe: Recipe, given: str, target: str, prices: str | None) -> Plan:
+def _planned(recipe: Recipe, given: str, target: str, prices: Sequence[Price]) -> Plan:
     """The plan of a recipe, which was `given` by that name. Raises `DeviceError` if it cannot run
     there, or if this machine cannot plan."""
     from ..compile.answers import FAILED_HERE
@@ -180,16 +190,19 @@ def _hours(plan: Plan) -> int:
 
 def _check_used(where: Place, **values: Any) -> None:
     """Raises `RecipeError` for an option that the place would ignore."""
-    used = {"bucket": where.keeps, "zone": where.name == "gcloud"}
+    used = {
+        "bucket": where.keeps,
+        "cloud": where.name in ("skypilot", "dstack"),
+        "zone": where.name == "gcloud",
+    }
     for name, value in values.items():
         if value is not None and not used.get(name, where.name == "slurm"):
             raise RecipeError("launch-option-unused", place=where.name, option=f"--{name}")
 
 
 def _show(where: Place, job: LaunchJob, out: Path, files: list[str], json_: bool) -> None:
-    start, stop = (
-        [word.format(name=job.name) for word in words] for words in (where.start, where.stop)
-    )
+    start = where.begin(job.name)
+    stop = [word.format(name=job.name) for word in where.stop]
     if json_:
         document = {
             "place": where.name,
@@ -203,7 +216,8 @@ def _show(where: Place, job: LaunchJob, out: Path, files: list[str], json_: bool
         print_json("launch/1", document)
         return
     rows: list[tuple[str, Any]] = [("job", line) for line in job.about[:1]]
-    rows += [("plan", line) for line in job.about[1:]]
+    needs = where.needs
+    rows += [("needs" if line in needs else "plan", line) for line in job.about[1:]]
     rows += [("file", out / name) for name in files]
     if start:
         rows.append(("start", f"cd {shlex.quote(str(out))} && {shlex.join(start)}"))

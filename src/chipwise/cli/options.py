@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from ..base import DeviceError, RecipeError
+from ..base import DeviceError, RecipeError, Say
 from ..base.files import to_write
 from .standard_output import opened
 
 if TYPE_CHECKING:
+    from ..chips.prices import Price
+    from ..deploy.model import Trained
     from ..recipe import recipe as recipes
     from ..run.on import On
 
@@ -83,7 +85,7 @@ EVAL_DATA = option(
     "Evaluate on this instead: a packed folder or .npz, such as a third split.", "PATH"
 )
 BEST = flag("The checkpoint that --keep-best kept, instead of the newest.")
-PRICES = option("Your own prices instead of the bundled ones.", "FILE")
+PRICES = option("Take prices from your own file, or read today's: live. [bundled]", "FILE|live")
 HTML = option("Write one self-contained page.", "FILE")
 QUIET = flag("No progress, only warnings and the result.")
 JSON = flag("Print one JSON object, and nothing else, on standard output.")
@@ -149,6 +151,22 @@ class Better:
             wrong = "{metrics:and}: given to both --lower and --higher."
             raise RecipeError("better-twice", wrong, metrics=both)
         return dict.fromkeys(lower, "lower") | dict.fromkeys(higher, "higher")
+
+
+@dataclass(frozen=True)
+class OfRun:
+    """The trained model of a run folder."""
+
+    run: str = RUN
+    recipe: str | None = OF_RUN
+    best: bool = BEST
+
+    def model(self, say: Say, **data: Any) -> Trained:
+        """The model of the newest checkpoint, or of the best one. *Arguments:* `data`: what of the
+        run's data is needed, see `deploy.model.trained`."""
+        from ..deploy.model import trained
+
+        return trained(self.run, self.recipe, say, best=self.best, **data)
 
 
 HELD = contextlib.ExitStack()
@@ -323,6 +341,16 @@ def _typer(name: str, kind: Any, made: Any) -> inspect.Parameter:
 def say(said: object) -> None:
     """Prints a line beside the output."""
     typer.echo(str(said), err=True)
+
+
+def priced(given: str | None) -> tuple[Price, ...]:
+    """The prices of `--prices`, after lines that say what was read today."""
+    from ..chips.live_prices import prices
+
+    read = prices(given)
+    for line in read.said:
+        say(line)
+    return read.prices
 
 
 def warn(warning: object) -> None:

@@ -48,6 +48,7 @@ def plan(
       chipwise plan mnist --like runs/mnist --target eval/accuracy=0.99 --batch 64..4096 \
 --on t4,v5e-1
       chipwise plan gpt2-124m --on v5e-8,h100 --kernels
+      chipwise plan gpt2-124m --on rtx-4090,h100:8 --prices live
       chipwise plan hf://Qwen/Qwen3-0.6B --set context=2048 --lora 16 --on t4,rtx-4090
     """
     options.only_look()
@@ -59,6 +60,7 @@ def plan(
 
     gc.set_threshold(20_000)  # a seventh of the time to trace a net is collecting objects that stay
     loaded = _loaded(recipe, lora)
+    known = options.priced(prices)
     targets = _names(on)
     batches = [] if batch is None else _batches(batch)
     if (like, target, batch).count(None) not in (0, 3) or (like is None and better.given):
@@ -71,7 +73,7 @@ def plan(
         plans = make(
             loaded,
             on=targets,
-            prices=prices,
+            prices=known,
             exact=exact,
             eval_every=eval_every,
             find_largest_batch=largest_batch,

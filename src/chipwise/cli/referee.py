@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..base import RecipeError, fact, invalid
+from ..base import RecipeError, fact, invalid, silent
 from ..explain.terminal import console, lines
 from . import options
 from .options import argument, flag, option
@@ -93,7 +93,7 @@ def referee(
         raise typer.Exit(_of_rows(base, change, foreign, typed, json_, shared))
     shared |= {"set": set_ or (), "set_base": set_base or (), "data": data}
     shared |= {"spend": _seconds(spend or "30min"), "on": here.on()}
-    shared["say"] = (lambda _: None) if json_ else options.say
+    shared["say"] = silent if json_ else options.say
     if drop:
         raise typer.Exit(_dropped(base, typed, json_, shared))
     if head:

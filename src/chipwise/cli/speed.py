@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import os
 import re
 import time
@@ -12,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..base import DataError, Fact, fact, plain
 from ..base.figures import byte_size, digits, sparkline
+from ..base.files import replace_file
 from ..explain.terminal import console, grid, lines
 from ..machine.hosts import hosts
 from . import options
-from .options import option
+from .options import flag, option
 from .standard_output import print_json
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ def bench(
         default=True,
         name="--plan/--no-plan",
     ),
+    row: bool = flag("Also write a row for the table of plan accuracy, beside the record."),
     json_: bool = options.JSON,
 ) -> None:
     """Measure how fast a recipe trains here, and save a record to compare with others.
@@ -54,6 +58,7 @@ def bench(
       chipwise bench digits
       chipwise bench cifar10-davidnet --synthetic --steps 100
       chipwise bench mnist --data DIR --set batch=512 --feed host
+      chipwise bench gpt2-124m --synthetic --row
 
     The largest batch that fits a chip: chipwise plan RECIPE --on v5e-8 --largest-batch.
     """
@@ -84,6 +89,22 @@ def bench(
         record = _beside_plan(loaded, record)
         record.write(out)
     _show(record, out, json_)
+    if row:
+        _write_row(given, record, out)
+
+
+def _write_row(given: options.Given, record: Record, out: Path) -> None:
+    """Writes the measurement as a line of `benchmarks/plan_accuracy/published.csv`, with its
+    header."""
+    from ..planner.measured_share import accuracy_row
+
+    cells = accuracy_row(given.recipe, given.settings, record, out.name)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([cells, cells.values()])
+    path = replace_file(
+        out.with_suffix(".csv"), text.getvalue(), "record-unwritable", option="--out"
+    )
+    options.say(fact("written", path=path))
 
 
 def _beside_plan(recipe: Recipe, record: Record) -> Record:
@@ -94,11 +115,16 @@ def _beside_plan(recipe: Recipe, record: Record) -> Record:
 
     with plan_progress(1) as reporter:
         share = measured_share(recipe, record, progress=reporter.progress)
-    found = causes(share, record) if isinstance(share, MeasuredShare) and share.slow else []
-    if isinstance(share, Fact) or share.slow:
+    planned: dict[str, Any] = {"problem": share}
+    found: list[Fact] = []
+    slow = True  # where no plan says it
+    if isinstance(share, MeasuredShare):
+        planned = share.to_json()
+        slow = share.slow
+        found += causes(share, record) if slow else []
+    if slow:
         for number, state in record.measured["gpus"].items():
             found += GpuState(**state).findings(int(number))
-    planned = share.to_json() if isinstance(share, MeasuredShare) else {"problem": share}
     beside = plain({"planned": planned, "found": found})
     return dataclasses.replace(record, measured={**record.measured, **beside})
 

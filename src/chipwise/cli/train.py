@@ -181,13 +181,12 @@ def sweep(
 
 @options.taking
 def evaluate_run(
+    *,
     here: options.Here,
-    run: str = options.RUN,
     batch: int | None = option("Examples to read at a time; changes no value.", min=1),
     data: str | None = options.DATA,
     eval_data: str | None = options.EVAL_DATA,
-    recipe: str | None = options.OF_RUN,
-    best: bool = options.BEST,
+    of: options.OfRun,
     json_: bool = options.JSON,
 ) -> None:
     """Evaluate the newest checkpoint of a run, every example exactly once.
@@ -200,16 +199,13 @@ def evaluate_run(
       chipwise eval runs/mine --recipe my_task.py:recipe
     """
     on = here.on()
-    from ..deploy.model import trained
     from ..run.evaluate import evaluate
 
-    model = trained(
-        run, recipe, options.warn, data=data, with_data=True, eval_data=eval_data, best=best
-    )
+    model = of.model(options.warn, data=data, with_data=True, eval_data=eval_data)
     metrics = evaluate(model.recipe, model.params, model.state, batch=batch, on=on)
     examples = len(model.recipe.task.eval or ())
     if json_:
-        shown = {"run": run, "steps": model.steps, "examples": examples, "metrics": metrics}
+        shown = {"run": of.run, "steps": model.steps, "examples": examples, "metrics": metrics}
         print_json("eval/1", shown)
         return
     for name, value in metrics.items():

@@ -44,13 +44,16 @@ _FIRST_PORTION = 8
 _GROWTH = 4
 
 
+Parts = dict[str, str]
+"""Part to digest. A name such as `contents/2048` has the number of examples, so that it is compared
+only with a digest of the same number."""
+
+
 @dataclass(frozen=True)
 class Compared:
     """How far a source is compared."""
 
-    parts: dict[str, str]
-    """Part to digest. A name such as `contents/2048` has the number of examples, so that it is
-    compared only with a digest of the same number."""
+    parts: Parts
     read: int
     """The number of examples whose contents are in `parts`."""
     examples: int
@@ -113,7 +116,7 @@ def uncompared(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
             yield f"{name} data ({', '.join(parts)})"
 
 
-def _parts(text: str | None) -> dict[str, str]:
+def _parts(text: str | None) -> Parts:
     return {
         name: digest for name, _, digest in (part.rpartition(":") for part in (text or "").split())
     }
@@ -158,8 +161,8 @@ def sha_of_all(values: Iterable[str | bytes]) -> str:
 
 
 def of_portions(
-    n: int, example_bytes: float, digests: Callable[[np.ndarray], dict[str, str]]
-) -> tuple[int, dict[str, str]]:
+    n: int, example_bytes: float, digests: Callable[[np.ndarray], Parts]
+) -> tuple[int, Parts]:
     """Digests of some of `n` examples, in portions of growing size, for about a second at most. A
     slow disk reads fewer portions. Two results are compared by the portions that both have.
 
@@ -171,8 +174,8 @@ def of_portions(
     began = time.monotonic()
     read = 0
     end = _FIRST_PORTION
-    parts: dict[str, str] = {}
-    chained: dict[str, str] = {}
+    parts: Parts = {}
+    chained: Parts = {}
     while read < len(order) and (not read or time.monotonic() - began < _SECONDS / _GROWTH):
         portion = digests(order[read:end])
         read = min(end, len(order))
@@ -202,7 +205,7 @@ def _of_torch(source: Any) -> str | None:
     return kind.__name__ if kind.__module__ == "torch.utils.data.dataset" else None
 
 
-def _labels(source: Any) -> dict[str, str]:
+def _labels(source: Any) -> Parts:
     """The digest of the labels of all examples, if the source knows them without reading an
     example."""
     with contextlib.suppress(Exception):  # attributes of these names may be anything
@@ -225,11 +228,11 @@ def _known_labels(source: Any) -> Any:
     return source.targets if labels is None else labels  # as torchvision's data sets call them
 
 
-def _read(source: Any) -> tuple[int, dict[str, str]]:
+def _read(source: Any) -> tuple[int, Parts]:
     """The number of examples that were read, and digests of their labels and of the rest. Code in
     `[i]` draws as in an evaluation."""
 
-    def digests(rows: np.ndarray) -> dict[str, str]:
+    def digests(rows: np.ndarray) -> Parts:
         columns = take(reader, rows)
         labels = {"label": columns.pop("label")} if "label" in columns else {}
         return {"labels": columns_digest(labels), "examples": columns_digest(columns)}

@@ -7,11 +7,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from ..base import DataError, unreadable
+from ..base import DataError
 from ..base.annotations import as_annotated
-from .compared import Compared, of_portions, sha_of_all
-from .folder import list_tar, walk
-from .images import checked_size, decode, decode_into
+from .compared import Compared, Parts, of_portions, sha_of_all
+from .folder import list_tar, reading_image, walk
+from .images import Size, checked_size, decode, decode_into
 from .pack.folders import arrange
 from .remote import local
 from .sources import ByBatch, Columns, Spec
@@ -44,9 +44,7 @@ class ImageFolder(ByBatch):
     of an image are ignored.
     """
 
-    def __init__(
-        self, path: str | Path, size: int | tuple[int, int] | None = None, split: str | None = None
-    ):
+    def __init__(self, path: str | Path, size: int | Size | None = None, split: str | None = None):
         self.path = local(path)
         self.size = checked_size(size)
         if self.path.is_dir():
@@ -75,10 +73,8 @@ class ImageFolder(ByBatch):
         """Column to the shape and type of one example. Without `size`, decodes the first image
         once."""
         if self._shape is None:
-            try:
-                self._shape = (*self.size, 3) if self.size else decode(self._read(0)).shape
-            except DataError as error:
-                raise self._of(0, error) from error
+            with reading_image(self.path, self._images.names[0]):
+                self._shape = (*self.size, 3) if self.size else decode(self._bytes(0)).shape
         return {
             "image": jax.ShapeDtypeStruct(self._shape, np.uint8),
             "label": jax.ShapeDtypeStruct((), np.int32),
@@ -99,7 +95,7 @@ class ImageFolder(ByBatch):
         images = self._images
         n = len(self)
 
-        def digests(rows: np.ndarray) -> dict[str, str]:
+        def digests(rows: np.ndarray) -> Parts:
             return {"contents": sha_of_all(map(self._read, rows.tolist()))}
 
         read, contents = of_portions(n, images.sizes.mean(), digests)
@@ -112,13 +108,11 @@ class ImageFolder(ByBatch):
         return Compared(parts, read, n)
 
     def _decode_into(self, index: int, out: np.ndarray) -> None:
-        with stage("read"):
-            data = self._read(index)
-        try:
+        with reading_image(self.path, self._images.names[index]):
+            with stage("read"):
+                data = self._bytes(index)
             with stage("decode"):
                 shape = decode_into(data, out, self.size)
-        except DataError as error:
-            raise self._of(index, error) from error
         if shape != out.shape:
             first, file = (self._images.names[i] for i in (0, index))
             raise DataError(
@@ -129,15 +123,9 @@ class ImageFolder(ByBatch):
                 size=list(shape[:2]),
             )
 
-    def _of(self, index: int, error: DataError) -> DataError:
-        """A decoder's `error` with the file's name."""
-        if error.code in ("image-unreadable", "unreadable"):
-            return error
-        name = self._images.names[index]
-        return DataError("image-unreadable", path=self.path, file=name, problem=error.fact)
-
     def _read(self, index: int) -> bytes:
-        try:
-            return self._images.read(index)["image"]
-        except OSError as error:
-            raise unreadable(self.path / self._images.names[index], error) from error
+        with reading_image(self.path, self._images.names[index]):
+            return self._bytes(index)
+
+    def _bytes(self, index: int) -> bytes:
+        return self._images.read(index)["image"]

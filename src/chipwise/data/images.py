@@ -40,6 +40,10 @@ _ORIENTATION = 274  # the EXIF tag
 _TURNS = range(2, 9)  # its values that are not upright
 
 
+Size = tuple[int, int]
+"""Height and width in pixels."""
+
+
 class Encoded:
     """An encoded image. Only its header has been read.
 
@@ -67,7 +71,7 @@ class Encoded:
             raise _damaged(data, error) from error
         _bytes(self.height * self.width, self._cost)
 
-    def pixels(self, size: tuple[int, int] | None = None) -> np.ndarray:
+    def pixels(self, size: Size | None = None) -> np.ndarray:
         """The pixels, `(height, width, 3)` uint8.
 
         With `size` `(height, width)`, the image is scaled to cover it and cropped at the centre.
@@ -206,7 +210,7 @@ def _opened(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
-def checked_size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+def checked_size(size: int | Size | None) -> Size | None:
     """`(height, width)` from one number for both or from two. Raises `DataError` for less than a
     pixel."""
     size = (size, size) if isinstance(size, int) else size
@@ -216,14 +220,12 @@ def checked_size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     return size
 
 
-def decode(data: bytes, size: tuple[int, int] | None = None) -> np.ndarray:
+def decode(data: bytes, size: Size | None = None) -> np.ndarray:
     """An encoded image as `(height, width, 3)` uint8, RGB, upright. See `Encoded.pixels`."""
     return Encoded(data).pixels(size)
 
 
-def decode_into(
-    data: bytes, out: np.ndarray, size: tuple[int, int] | None = None
-) -> tuple[int, ...]:
+def decode_into(data: bytes, out: np.ndarray, size: Size | None = None) -> tuple[int, ...]:
     """Decodes an image, as `decode` does, into `out` `(height, width, 3)` uint8.
 
     *Returns* the image's shape. If it differs from the shape of `out`, nothing is written.
@@ -244,13 +246,13 @@ def decode_into(
     return pixels.shape
 
 
-def from_pillow(image: Image.Image, size: tuple[int, int] | None = None) -> np.ndarray:
+def from_pillow(image: Image.Image, size: Size | None = None) -> np.ndarray:
     """A Pillow image as `(height, width, 3)` uint8, as `Encoded.pixels` gives it."""
     with room(_bytes(image.width * image.height, _cost(image))):
         return _from_pillow(image, size)
 
 
-def _from_pillow(image: Image.Image, size: tuple[int, int] | None) -> np.ndarray:
+def _from_pillow(image: Image.Image, size: Size | None) -> np.ndarray:
     # Pillow keeps the high byte of 16-bit colour, which only the raw mode of the file shows
     if image.mode.split(";")[0] in _WIDE_MODES or any(
         ";16" in str(t[3]) for t in getattr(image, "tile", ())
@@ -282,14 +284,14 @@ def _pixels(image: Image.Image) -> np.ndarray:
     return whole
 
 
-def fitted(image: Image.Image, size: tuple[int, int] | None) -> np.ndarray:
+def fitted(image: Image.Image, size: Size | None) -> np.ndarray:
     """The pixels of `image`, scaled to cover `size`, bilinear, and cropped at the centre."""
     if size is not None:
         image = ImageOps.fit(image, size[::-1], Image.Resampling.BILINEAR)
     return np.asarray(image)
 
 
-def covering(shape: tuple[int, int], size: tuple[int, int] | None) -> tuple[int, int]:
+def covering(shape: Size, size: Size | None) -> Size:
     """The height and width of an image of `shape` scaled to just cover `size`, or `shape` if `size`
     is `None`."""
     if size is None:

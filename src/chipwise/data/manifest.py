@@ -84,11 +84,8 @@ def manifest_in(text: bytes) -> dict[str, Any]:
 
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, as hexadecimal digits."""
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise unreadable(path, error) from error
+    with DataError.of_system("unreadable", path=path), open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def verify(folder: Path, manifest: dict[str, Any]) -> None:

@@ -11,12 +11,12 @@ https://www.cs.toronto.edu/~kriz/cifar.html (2009).
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
 import pickle
 import tarfile
-import tomllib
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -26,7 +26,7 @@ import numpy as np
 
 from ..base import DataError, unreadable
 from ..base.figures import one_line
-from ..base.files import open_regular
+from ..base.files import open_regular, toml_beside
 from .sources import Columns
 
 MOST_BYTES = 1 << 28  # read of a file; a batch has 31 MB, MNIST's images 47 MB
@@ -34,7 +34,7 @@ MOST_BYTES = 1 << 28  # read of a file; a batch has 31 MB, MNIST's images 47 MB
 CIFAR_FOLDER = "cifar-10-batches-py"
 CIFAR_ARCHIVE = "cifar-10-python.tar.gz"
 CIFAR_SHA256 = "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
-_DIGESTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_DIGESTS = toml_beside(__file__)
 MNIST_FILES: dict[str, list[str]] = _DIGESTS["mnist"]
 """File to two SHA-256: that of the published .gz, and that of its contents, which also fits
 repacked files."""
@@ -62,16 +62,11 @@ def read_idx(path: str | Path, sha256: str) -> np.ndarray:
     missing or damaged, and for any but the published one.
     """
     path = Path(path)
-    try:
-        with open_regular(path) as raw:
-            zipped = raw.read(2) == b"\x1f\x8b"  # not by its name: some programs unpack and keep it
-            raw.seek(0)
-            with gzip.GzipFile(fileobj=raw) if zipped else raw as stream:
-                data = stream.read(MOST_BYTES)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError("file-damaged", path=path, reason=str(error)) from error
-    except OSError as error:
-        raise unreadable(path, error) from error
+    with _reading(path), open_regular(path) as raw:
+        zipped = raw.read(2) == b"\x1f\x8b"  # not by its name: some programs unpack and keep it
+        raw.seek(0)
+        with gzip.GzipFile(fileobj=raw) if zipped else raw as stream:
+            data = stream.read(MOST_BYTES)
     _check(path, hashlib.sha256(data).hexdigest(), sha256)
     dimensions = data[3]
     shape = np.frombuffer(data, ">u4", dimensions, 4).tolist()
@@ -87,7 +82,7 @@ def read_cifar(path: Path) -> dict[str, Columns]:
     executed.
     """
     splits: dict[str, list[Columns]] = {"train": [], "test": []}
-    try:
+    with _reading(path):
         for name, data in sorted(_in_folder(path) if path.is_dir() else _in_archive(path)):
             _check(
                 path / name,
@@ -95,10 +90,6 @@ def read_cifar(path: Path) -> dict[str, Columns]:
                 CIFAR_BATCHES[name],
             )
             splits["test" if "test" in name else "train"].append(read_batch(data, path / name))
-    except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise DataError("file-damaged", path=path, reason=str(error)) from error
-    except OSError as error:
-        raise unreadable(error.filename or path, error) from error
     return {
         split: {
             column: np.concatenate([batch[column] for batch in batches])
@@ -106,6 +97,17 @@ def read_cifar(path: Path) -> dict[str, Columns]:
         }
         for split, batches in splits.items()
     }
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """A context that turns the errors of damaged and of unreadable files into a `DataError`."""
+    try:
+        yield
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError("file-damaged", path=path, reason=str(error)) from error
+    except OSError as error:
+        raise unreadable(Path(error.filename or path), error) from error
 
 
 def read_batch(data: bytes, path: Path) -> Columns:

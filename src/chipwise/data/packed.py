@@ -29,7 +29,7 @@ from ..base.errors import unreadable
 from ..base.files import may_be_whole
 from . import remote
 from .compared import Compared, sha_of_all
-from .images import MAX_PIXELS, checked_size, decode_into
+from .images import MAX_PIXELS, Size, checked_size, decode_into
 from .manifest import MANIFEST, RECORD, read_manifest, verify as verify_files
 from .sources import ByBatch, Columns, Spec, first_outside
 from .stages import stage
@@ -93,7 +93,7 @@ class PackedFolder(ByBatch):
         self,
         path: str | Path,
         split: str | None = "train",
-        size: int | tuple[int, int] | None = None,
+        size: int | Size | None = None,
     ):
         self.path = remote.local(path) / (split or "")
         self.size = checked_size(size)

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ..base import DataError, Fact, RecipeError, invalid
+from ..base import DataError, Fact, RecipeError, Say, invalid, silent
 from ..base.annotations import as_annotated
 from ..base.files import to_write
 from ..base.locks import replaced
-from ..data.sources import Source, take
+from ..data.sources import Arrays, Source, take
 from ..data.synthetic import like
 from ..recipe.recipe import Recipe
 from ..recipe.source import spec_of
@@ -28,6 +28,7 @@ from .formats import WEIGHTS, Request, format_named
 from .inputs import open_data
 from .model import Trained, trained
 from .predictions import predict
+from .weight_names import NamedArrays
 
 EXAMPLES = 1000
 TOLERANCE = 1e-3  # relative to the largest output: float32 sums in another order
@@ -70,7 +71,7 @@ def export(
     examples: int = EXAMPLES,
     batch: int | None = None,
     fresh: bool = False,
-    say: Callable[[Fact], None] = lambda _: None,
+    say: Say = silent,
 ) -> Export:
     """Writes a trained model as a file of another format, and checks it by running it.
 
@@ -150,11 +151,10 @@ def _examples(known: Trained, data: Any, inputs: Any) -> tuple[Source, str]:
 
 
 def _compared(
-    known: Trained, data: Any, inputs: Any, examples: int, say: Callable[[Fact], None]
+    known: Trained, data: Any, inputs: Any, examples: int, say: Say
 ) -> tuple[dict, dict, str, str]:
     """The examples to compare on, the model's own outputs, their kind if it is a classifier
     ("logits" or "probabilities"), else "", and the kind of the examples."""
-    from ..data.sources import Arrays
 
     def say_of_outputs(message: Fact) -> None:
         if message.code == "outputs-unstated":
@@ -173,7 +173,7 @@ def _compared(
     return {n: rows[n] for n in inputs}, outputs, predicted.returns if classifier else "", where
 
 
-def _run(run: Callable, rows: dict[str, np.ndarray], batch: int | None) -> dict[str, np.ndarray]:
+def _run(run: Callable, rows: NamedArrays, batch: int | None) -> NamedArrays:
     """Runs the file in batches of 1, 100 and the rest, or of `batch`, filled up with the last
     example."""
     total = len(next(iter(rows.values())))
@@ -188,7 +188,7 @@ def _run(run: Callable, rows: dict[str, np.ndarray], batch: int | None) -> dict[
 
 
 def _compare(
-    expected: dict[str, np.ndarray], actual: dict[str, np.ndarray], classifier: str, to: str
+    expected: NamedArrays, actual: NamedArrays, classifier: str, to: str
 ) -> tuple[float, float, int | None]:
     """The largest difference, the largest output, and how many labels differ. Raises `RecipeError`
     if the exported model computes something else."""

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ..base import DataError, RecipeError
+from ..base import DataError
 from ..base.figures import one_line
 from ..recipe.low_rank import lora
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from ..recipes import BUILT_IN
 from ..recipes.load import load
-from .huggingface import CONFIG, HUB, from_hub, read_config, settings_of, unlike
+from .huggingface import CONFIG, HUB, Config, check_config, from_hub, read_config, settings_of
 
 _LANGUAGE = ("batch=8", "replicas=8", "shards=1", "duration=1000st")
 USUAL = {
@@ -77,14 +76,12 @@ def fine_tuning(
             raise DataError("config-context", path=path, context=one_line(repr(longest), 40))
         usual.append(f"context={min(CONTEXT, longest)}")
     recipe = load(name, [*usual, *settings], data)
-    for one in unlike(config, recipe.task):
-        if one["setting"] not in EPSILONS:
-            raise RecipeError("huggingface-setting", path=path, **one)
+    check_config(path, config, recipe.task, ignored=EPSILONS)
     recipe = dataclasses.replace(recipe, name=Path(path).name)
     return recipe if rank is None else _adapted(recipe, config, path, rank)
 
 
-def _adapted(recipe: Recipe, config: Mapping[str, Any], path: str, rank: int) -> Recipe:
+def _adapted(recipe: Recipe, config: Config, path: str, rank: int) -> Recipe:
     """`recipe` with adapters of `rank` alone, and weights in the type that `config` states."""
     stated = config.get("dtype", config.get("torch_dtype")) or "float32"
     packed = config.get("quantization_config") is not None

@@ -20,7 +20,6 @@ from ..base import DataError, RecipeError, library, near
 from ..base.figures import one_line
 from ..base.files import system_errors
 from ..data.sources import Spec
-from ..recipe.random_keys import as_data
 from ..recipe.source import rows_of
 from ..recipe.user_code import any_batch
 from ..run.folder.checkpoint import flatten
@@ -29,9 +28,9 @@ from .huggingface import folder_files
 from .model import Trained
 from .peft import adapter_files
 from .pretrained import load_arrays, pretrained, safetensors
+from .weight_names import NamedArrays, model_tree
 
-Arrays = dict[str, np.ndarray]
-Runner = Callable[[Arrays], Arrays]
+Runner = Callable[[NamedArrays], NamedArrays]
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _ADAPTERS = "adapter_model.safetensors"
 
@@ -130,7 +129,7 @@ def _open_onnx(request: Request, path: Path) -> Runner:
     options.log_severity_level = 4
     session: Any = None
 
-    def run(inputs: Arrays) -> Arrays:
+    def run(inputs: NamedArrays) -> NamedArrays:
         nonlocal session
         try:
             session = session or runtime.InferenceSession(
@@ -149,17 +148,17 @@ def _open_onnx(request: Request, path: Path) -> Runner:
 # ---- safetensors: only the weights
 
 
-def weights_of(model: Trained) -> Arrays:
+def weights_of(model: Trained) -> NamedArrays:
     """Parameters and state by name, such as `params.conv.kernel` and `state.norm.mean`."""
-    tree = {"params": model.params, "state": model.state}
-    return {name: np.asarray(value, order="C") for name, value in flatten(as_data(tree)).items()}
+    arrays = flatten(model_tree(model.params, model.state))
+    return {name: np.asarray(value, order="C") for name, value in arrays.items()}
 
 
 def _write_safetensors(request: Request, path: Path) -> None:
     _save(weights_of(request.model), path, {"format": "np", **request.about})
 
 
-def _save(arrays: Arrays, path: Path, about: Mapping[str, str]) -> None:
+def _save(arrays: NamedArrays, path: Path, about: Mapping[str, str]) -> None:
     """Writes a `.safetensors` file whose bytes depend on its contents alone, with the mode of any
     new file. The library orders `about` by chance, and keeps the file from other users."""
     path.touch()
@@ -181,7 +180,7 @@ def _open_safetensors(request: Request, path: Path) -> None:
     _compare_bits(load_arrays(path), weights_of(request.model))
 
 
-def _compare_bits(read: Arrays, weights: Arrays) -> None:
+def _compare_bits(read: NamedArrays, weights: NamedArrays) -> None:
     differ = [
         name
         for name, a in weights.items()
@@ -207,7 +206,7 @@ def _open_peft(request: Request, path: Path) -> None:
 
 
 def _write_folder(
-    request: Request, path: Path, files: Mapping[str, bytes], name: str, arrays: Arrays
+    request: Request, path: Path, files: Mapping[str, bytes], name: str, arrays: NamedArrays
 ) -> None:
     """Writes a folder of `files`, and of `arrays` in the file `name`."""
     path.mkdir()

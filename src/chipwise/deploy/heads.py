@@ -17,11 +17,12 @@ import numpy as np
 
 from ..base import DataError, Fact, RecipeError, fact
 from ..data.class_names import names_in, nfc, numbers_of
-from ..recipe.random_keys import as_data, as_keys
+from ..recipe.random_keys import as_keys
 from ..recipe.source import Columns, rows_of, spec_of
 from ..recipe.task import Task
 from ..recipe.user_code import user_code
 from ..run.folder.checkpoint import flatten
+from .weight_names import NamedArrays, abstract_arrays, model_tree
 
 _EQUAL = 1e-3  # of what another order changes: products of other shapes are rounded otherwise
 
@@ -31,7 +32,7 @@ task, `(classes,)`."""
 
 
 def joined_head(
-    path: str, theirs: tuple[str, ...], task: Task, used: Mapping[str, np.ndarray]
+    path: str, theirs: tuple[str, ...], task: Task, used: NamedArrays
 ) -> tuple[Rows, Fact | None]:
     """The slices to take of the arrays of a head, and the fact that a run reports at its start.
 
@@ -96,24 +97,19 @@ def _classes(task: Task) -> int | None:
     return shape[1] if len(shape) == 2 else None
 
 
-def _is_new(task: Task, used: Mapping[str, np.ndarray], count: int) -> bool:
+def _is_new(task: Task, used: NamedArrays, count: int) -> bool:
     """Whether an array that may be a head's is none of `used`. Computes shapes alone."""
-
-    def tree(key: jax.Array) -> Any:
-        return as_data(dict(zip(("params", "state"), task.init(key), strict=True)))
-
-    shapes = flatten(jax.eval_shape(tree, jax.eval_shape(lambda: jax.random.key(0))))
+    shapes = abstract_arrays(task)
     return any(count in a.shape and name not in used for name, a in shapes.items())
 
 
-def _head(task: Task, used: Mapping[str, np.ndarray], count: int) -> dict[str, int]:
+def _head(task: Task, used: NamedArrays, count: int) -> dict[str, int]:
     """The arrays of the head, name to the axis of its classes: those of one layer whose slices, in
     another order, give the same outputs in that order. `{}` if no such layer is found."""
     predict = task.predict
     if predict is None:
         return {}
-    first = task.init(jax.random.key(0))
-    tree = as_data(dict(zip(("params", "state"), first, strict=True)))
+    tree = model_tree(*task.init(jax.random.key(0)))
     whole = {n: np.asarray(used.get(n, a), a.dtype) for n, a in flatten(tree).items()}
     rng = np.random.default_rng(0)
     # A head may begin at zero, where its order would not show

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ import numpy as np
 
 from ..base import DataError, RecipeError, library
 from ..base.figures import known, one_line
-from ..base.files import read_regular
+from ..base.files import read_regular, toml_beside
+from ..base.json_types import json_object, part
 from ..data.pack.tokenise import TOKENIZER, TOKENIZER_CONFIG, Tokenizer, tokenizer_of
 from ..interop.nnx import module_of
 from ..models.bert import BERT
@@ -31,7 +31,7 @@ from ..models.transformer import GPT2, ViT
 from ..recipe.task import Task
 from ..run.folder.checkpoint import flatten
 from .model import Trained
-from .weight_names import translated_back
+from .weight_names import NamedArrays, model_tree, translated_back
 
 HUB = "hf://"
 CONFIG = "config.json"
@@ -39,6 +39,12 @@ INDEX = "model.safetensors.index.json"
 GENERATION = "generation_config.json"
 _TEMPLATE = "chat_template.jinja"
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+Config = dict[str, Any]
+"""A `config.json`, or a part of one."""
+Settings = tuple[Config, Config]
+"""What a `config.json` has of a net: what follows from its shapes, and what they do not show."""
 
 
 @dataclass(frozen=True)
@@ -53,27 +59,21 @@ class Family:
     """The built-in recipe."""
     settings: Mapping[str, str]
     """The recipe's settings, mapped to their names in `config.json`."""
-    fixed: Mapping[str, Any]
+    fixed: Config
     """The settings of `config.json` that change what is computed from equal arrays, and that all
     nets here share."""
-    stated: Mapping[str, Any] = field(default_factory=dict)
+    stated: Config = field(default_factory=dict)
     """Other settings to write."""
 
 
-FAMILIES = {
-    kind: Family(**family)
-    for kind, family in tomllib.loads(
-        Path(__file__).with_suffix(".toml").read_text("utf-8")
-    ).items()
-}
+FAMILIES = {kind: Family(**family) for kind, family in toml_beside(__file__).items()}
 """`model_type` in `config.json` to its `Family`."""
 
-Config = dict[str, Any]
 
-# ---- what `config.json` has of a net: what follows from its shapes, and what they do not show
+# ---- the settings of each net
 
 
-def _gpt2(net: GPT2) -> tuple[Config, Config]:
+def _gpt2(net: GPT2) -> Settings:
     layers, (words, width) = net.blocks.stack, net.words.embedding.shape
     sizes = {
         "vocab_size": words,
@@ -85,7 +85,7 @@ def _gpt2(net: GPT2) -> tuple[Config, Config]:
     return sizes, {"n_head": layers.attention.heads, "layer_norm_epsilon": net.norm.epsilon}
 
 
-def _llama(net: Llama) -> tuple[Config, Config]:
+def _llama(net: Llama) -> Settings:
     layers, (words, width) = net.blocks.stack, net.words.embedding.shape
     one = layers.attention
     sizes = {
@@ -109,7 +109,7 @@ def _llama(net: Llama) -> tuple[Config, Config]:
     return sizes, {**rope, **heads, "rms_norm_eps": net.norm.epsilon}
 
 
-def _encoder(net: Any) -> tuple[Config, Config]:
+def _encoder(net: Any) -> Settings:
     depth, width, hidden = net.blocks.stack.hidden.kernel.shape
     return {"hidden_size": width, "num_hidden_layers": depth, "intermediate_size": hidden}, {
         "num_attention_heads": net.blocks.stack.attention.heads,
@@ -117,7 +117,7 @@ def _encoder(net: Any) -> tuple[Config, Config]:
     }
 
 
-def _bert(net: BERT) -> tuple[Config, Config]:
+def _bert(net: BERT) -> Settings:
     sizes, unseen = _encoder(net)
     sizes |= {
         "vocab_size": net.words.embedding.shape[0],
@@ -127,14 +127,14 @@ def _bert(net: BERT) -> tuple[Config, Config]:
     return sizes, unseen
 
 
-def _vit(net: ViT) -> tuple[Config, Config]:
+def _vit(net: ViT) -> Settings:
     (sizes, unseen), patch = _encoder(net), net.patches.kernel.shape[0]
     sizes |= {"patch_size": patch, "image_size": patch * math.isqrt(net.places.shape[1] - 1)}
     tanh = net.blocks.stack.tanh
     return sizes, {**unseen, "hidden_act": "gelu_pytorch_tanh" if tanh else "gelu"}
 
 
-def _resnet(net: ResNet50) -> tuple[Config, Config]:
+def _resnet(net: ResNet50) -> Settings:
     width = net.norm.scale.shape[0]
     stages = _stages(net)
     hidden = [4 * width << stage for stage in range(len(stages))]
@@ -147,7 +147,7 @@ def _stages(net: ResNet50) -> tuple[int, ...]:
     return tuple(widths.count(width) for width in sorted(set(widths)))
 
 
-_NETS: dict[str, tuple[type, Callable[[Any], tuple[Config, Config]]]] = {
+_NETS: dict[str, tuple[type, Callable[[Any], Settings]]] = {
     "gpt2": (GPT2, _gpt2),
     "llama": (Llama, _llama),
     "bert": (BERT, _bert),
@@ -163,7 +163,7 @@ _ROPE = (
 )
 
 
-def _settings(kind: str, net: Any) -> tuple[Config, Config]:
+def _settings(kind: str, net: Any) -> Settings:
     """The settings of `config.json` for a net: those that its shapes show, and those that change
     what is computed from equal arrays."""
     sizes, unseen = _NETS["llama" if kind == "qwen3" else kind][1](net)
@@ -211,7 +211,7 @@ def kind_of(task: Task) -> tuple[str | None, Any]:
     return kind, net
 
 
-def folder_files(model: Trained) -> tuple[dict[str, bytes], dict[str, np.ndarray]]:
+def folder_files(model: Trained) -> tuple[dict[str, bytes], NamedArrays]:
     """The files beside the weights by name, and the arrays in float32 by their names there.
 
     Raises `RecipeError` for a model of another kind than those of `FAMILIES`.
@@ -224,9 +224,9 @@ def folder_files(model: Trained) -> tuple[dict[str, bytes], dict[str, np.ndarray
             "huggingface-model", recipe=model.recipe.name, net=named, known=list(FAMILIES)
         )
     family = FAMILIES[kind]
-    flat = flatten({"params": model.params, "state": model.state})
+    flat = flatten(model_tree(model.params, model.state))
     arrays = {name.partition(".")[2]: np.asarray(array, np.float32) for name, array in flat.items()}
-    config: dict[str, Any] = {
+    config: Config = {
         "model_type": kind,
         "architectures": [family.head],
         "dtype": "float32",
@@ -256,7 +256,7 @@ def _texts(task: Task, cut: Tokenizer | None) -> tuple[dict[str, bytes], Config]
     """The files that say how text becomes tokens and how it is generated, and the numbers of
     special tokens for `config.json`. They are those of the folder that the weights came from.
     Without one, `cut` says them."""
-    told = {name: _object(task.texts, name) for name in (CONFIG, GENERATION, TOKENIZER_CONFIG)}
+    told = {name: part(task.texts, name) for name in (CONFIG, GENERATION, TOKENIZER_CONFIG)}
     end = None if cut is None else cut.end
     begin = end if cut is None or not cut.begin else cut.begin[0]
     ids = told[CONFIG] if CONFIG in task.texts else {"bos_token_id": begin}
@@ -298,14 +298,8 @@ def _and(config: Config, end: int | None) -> Any:
 def ends_of(texts: Mapping[str, Any], cut: Tokenizer) -> list[int]:
     """The tokens that end a text, for a task's `texts`: those of transformers for the exported
     model."""
-    told = _and(_object(texts, GENERATION) or _object(texts, CONFIG), cut.end)
+    told = _and(part(texts, GENERATION) or part(texts, CONFIG), cut.end)
     return told if isinstance(told, list) else [told] * (told is not None)
-
-
-def _object(texts: Mapping[str, Any], name: str) -> Config:
-    """The JSON object of a file. `{}` without one."""
-    found = texts.get(name)
-    return dict(found) if isinstance(found, dict) else {}
 
 
 def _json(value: Any) -> bytes:
@@ -334,10 +328,7 @@ def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
     """`config.json` of a folder, or another file of it, `{}` where there is none. Raises
     `ValueError` if it is no JSON object."""
     file = folder / name
-    found = json.loads(read_regular(file)) if file.is_file() else {}
-    if not isinstance(found, dict):
-        raise ValueError(f"{name} is no JSON object")
-    return found
+    return json_object(read_regular(file)) if file.is_file() else {}
 
 
 def read_texts(folder: Path) -> dict[str, Any]:
@@ -353,7 +344,7 @@ def read_texts(folder: Path) -> dict[str, Any]:
     return {name: content for name, content in found.items() if content}
 
 
-def names_of(path: Path, config: Mapping[str, Any]) -> str:
+def names_of(path: Path, config: Config) -> str:
     """The table of `weight_names.toml` for a folder with this `config.json`."""
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
@@ -361,11 +352,10 @@ def names_of(path: Path, config: Mapping[str, Any]) -> str:
     return FAMILIES[kind].names
 
 
-def classes_in(config: Mapping[str, Any]) -> tuple[str, ...]:
+def classes_in(config: Config) -> tuple[str, ...]:
     """The names of the classes that a `config.json` states for the numbers from 0 on, in their
     order, or `()`. Those that transformers puts for none are none."""
-    stated = config.get("id2label")
-    stated = stated if isinstance(stated, Mapping) else {}
+    stated = part(config, "id2label")
     numbers = range(len(stated))
     if {*stated} != {*map(str, numbers)}:
         return ()
@@ -387,7 +377,7 @@ def weight_files(folder: Path) -> Iterator[tuple[Path, set[str] | None]]:
         yield folder / name, {array for array, file in places.items() if file == name}
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(config: Config) -> Config:
     """A `config.json` with its rotary settings beside the rest, and the defaults that matter."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope = rope if isinstance(rope, Mapping) else {"rope_type": rope}
@@ -400,7 +390,7 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def settings_of(path: str, config: Mapping[str, Any]) -> tuple[str, list[str]]:
+def settings_of(path: str, config: Config) -> tuple[str, list[str]]:
     """The built-in recipe of the model that `config.json` of a folder describes, and its settings
     as typed.
     Raises `DataError` if it describes none, and `RecipeError` if its loss is another one."""
@@ -423,9 +413,9 @@ def _typed(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def unread(config: Mapping[str, Any], texts: Mapping[str, Any]) -> dict[str, str]:
+def unread(config: Config, texts: Mapping[str, Any]) -> dict[str, str]:
     """What a folder says of training and of generating that nothing here reads, for `Task.read`."""
-    files = {CONFIG: (config, _DROPOUT), GENERATION: (_object(texts, GENERATION), _DRAWS)}
+    files = {CONFIG: (config, _DROPOUT), GENERATION: (part(texts, GENERATION), _DRAWS)}
     return {
         f"not read in {file}": ", ".join(f"{name}={given[name]}" for name in there)
         for file, (given, names) in files.items()
@@ -433,24 +423,18 @@ def unread(config: Mapping[str, Any], texts: Mapping[str, Any]) -> dict[str, str
     }
 
 
-def unlike(config: Mapping[str, Any], task: Task) -> Iterator[dict[str, Any]]:
-    """The settings by which a `config.json` uses its arrays in another way than the built-in model
-    of `task`: each with what is `there` and `here`."""
-    family, (kind, net), given = (
-        FAMILIES.get(str(config.get("model_type"))),
-        kind_of(task),
-        _flat(config),
-    )
+def check_config(path: str, config: Config, task: Task, ignored: Sequence[str] = ()) -> None:
+    """Raises `RecipeError` for the first setting, but the `ignored` ones, by which a `config.json`
+    uses its arrays in another way than the built-in model of `task`."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    kind, net = kind_of(task)
+    given = _flat(config)
     if family is None or kind is None or FAMILIES[kind].recipe != family.recipe:
         return
     for setting, here in {"model_type": kind, **_settings(kind, net)[1]}.items():
         # A text or a flag is left out at its default
         there = given.get(setting, None if known(here) else here)
-        if there != here and not (there in _TANH and here in _TANH):
-            yield {"setting": setting, "there": there, "here": here}
-
-
-def check_config(path: str, config: Mapping[str, Any], task: Task) -> None:
-    """Raises `RecipeError` for the first of the settings that are `unlike`."""
-    for one in unlike(config, task):
-        raise RecipeError("huggingface-setting", path=path, **one)
+        alike = there == here or (there in _TANH and here in _TANH)
+        if not alike and setting not in ignored:
+            facts = {"setting": setting, "there": there, "here": here}
+            raise RecipeError("huggingface-setting", path=path, **facts)

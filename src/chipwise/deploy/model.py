@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..base import DataError, Fact, RecipeError, RunError, fact
+from ..base import DataError, Fact, RecipeError, RunError, Say, fact, silent
 from ..base.annotations import as_annotated
 from ..data.class_names import Renamed, names_in, names_of, told
 from ..data.remote import fetched_before, is_url
@@ -69,7 +68,7 @@ class Trained:
 def trained(
     model: Result | Trained | Event | str | Path,
     recipe: Recipe | str | None = None,
-    say: Callable[[Fact], None] = lambda _: None,
+    say: Say = silent,
     *,
     data: str | None = None,
     with_data: bool = False,
@@ -131,7 +130,7 @@ def _warn(message: Fact) -> None:
 def _loaded(
     run: StoredRun,
     recipe: Recipe | str | None,
-    say: Callable[[Fact], None],
+    say: Say,
     data: str | None = None,
     with_data: bool = False,
 ) -> Recipe:

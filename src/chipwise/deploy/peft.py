@@ -16,12 +16,12 @@ from ..recipe.low_rank import Adapter
 from ..recipe.task import by_path
 from .huggingface import kind_of
 from .model import Trained
-from .weight_names import TABLES
+from .weight_names import TABLES, NamedArrays
 
 _STACK = "blocks/stack/"
 
 
-def adapter_files(model: Trained) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def adapter_files(model: Trained) -> tuple[dict[str, Any], NamedArrays]:
     """The content of `adapter_config.json`, and the arrays by name.
 
     Raises `RecipeError` if the model is none of a run folder with adapters of matrices in the

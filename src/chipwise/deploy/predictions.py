@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..base import DataError, DeviceError, Fact, RecipeError, fact
+from ..base import DataError, DeviceError, RecipeError, Say, fact, silent
 from ..base.annotations import as_annotated
 from ..base.files import to_write
 from ..base.locks import replaced
@@ -32,8 +32,13 @@ from ..run.predict import Predictor, inputs_of, returned
 from .inputs import name_of, open_data
 from .model import Trained, trained
 from .table import Columns, Rows, chances, format_of, write
+from .weight_names import NamedArrays
 
 _PART_ROWS, _PART_BYTES = 1 << 16, 1 << 25  # of a part; memory holds a few parts
+
+
+_Part = tuple[Examples, NamedArrays]
+"""The columns beside the model's inputs, and the outputs, of some examples."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ def predict(
     top: int = 1,
     probabilities: bool = False,
     fresh: bool = False,
-    say: Callable[[Fact], None] = lambda _: None,
+    say: Say = silent,
 ) -> Predictions:
     """Predicts every example of `data` once, in order, on all devices.
 
@@ -184,9 +189,7 @@ def _labels(beside: Examples, classifier: bool) -> np.ndarray | None:
     return label if known else None
 
 
-def _written(
-    predictor: Predictor, columns: Columns, file: Path, say: Callable[[Fact], None]
-) -> int | None:
+def _written(predictor: Predictor, columns: Columns, file: Path, say: Say) -> int | None:
     """Writes the predictions to `file`. *Returns* how many examples a classifier gets right, if
     known. Raises `RunError` while another process makes the same file."""
     rights: list[int | None] = []
@@ -203,11 +206,8 @@ def _written(
             first = last
             say(fact("predict-done", done=first, total=predictor.examples))
 
-    try:
-        with replaced(file) as whole:
-            write(parts(), whole, format_of(file))
-    except OSError as error:
-        raise DataError("predictions-unwritable", path=file, reason=error) from error
+    with DataError.of_system("predictions-unwritable", path=file), replaced(file) as whole:
+        write(parts(), whole, format_of(file))
     known = [count for count in rights if count is not None]
     return sum(known) if len(known) == len(rights) else None
 
@@ -216,13 +216,13 @@ def _right(outputs: np.ndarray, label: np.ndarray) -> int:
     return int(np.sum(np.argmax(outputs, axis=1) == label))
 
 
-def _parts(predictor: Predictor) -> Iterator[tuple[Examples, dict[str, np.ndarray]]]:
+def _parts(predictor: Predictor) -> Iterator[_Part]:
     """The predictor's outputs in parts whose size no device and no `batch` changes, since a part
     is a row group of Parquet."""
     each = sum(4 * int(np.prod(s.shape)) + 64 for s in predictor.outputs.values())
     blocks = min(_PART_ROWS, _PART_BYTES // each) // predictor.block
     rows = predictor.block * max(1, blocks)
-    kept: list[tuple[Examples, dict[str, np.ndarray]]] = []
+    kept: list[_Part] = []
     held = 0
     for beside, outputs in predictor():
         kept.append((beside, outputs))
@@ -236,7 +236,7 @@ def _parts(predictor: Predictor) -> Iterator[tuple[Examples, dict[str, np.ndarra
         yield _joined(kept)
 
 
-def _joined(kept: list[tuple[Examples, dict[str, np.ndarray]]]) -> Any:
+def _joined(kept: list[_Part]) -> Any:
     if len(kept) == 1:
         return kept[0]
     return tuple(
@@ -244,5 +244,5 @@ def _joined(kept: list[tuple[Examples, dict[str, np.ndarray]]]) -> Any:
     )
 
 
-def _cut(pair: tuple[Examples, dict[str, np.ndarray]], rows: slice) -> Any:
+def _cut(pair: _Part, rows: slice) -> Any:
     return tuple({n: c[rows] for n, c in one.items()} for one in pair)

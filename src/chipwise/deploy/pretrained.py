@@ -24,7 +24,7 @@ from ..base.annotations import as_annotated
 from ..base.figures import one_line
 from ..base.files import may_be_whole, open_regular, system_errors
 from ..recipe.low_rank import lora
-from ..recipe.random_keys import as_data, as_keys
+from ..recipe.random_keys import as_keys
 from ..recipe.recipe import Recipe
 from ..recipe.task import Task, Tree
 from ..recipes.load import load
@@ -33,6 +33,7 @@ from ..run.folder.run_reader import stored_recipe
 from .heads import joined_head
 from .huggingface import (
     HUB,
+    Config,
     check_config,
     classes_in,
     from_hub,
@@ -43,7 +44,7 @@ from .huggingface import (
     unread,
     weight_files,
 )
-from .weight_names import translate
+from .weight_names import NamedArrays, abstract_arrays, model_tree, translate
 
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt")
 _INSIDE = ("state_dict", "model", "params")  # where training scripts put a state dict
@@ -84,12 +85,12 @@ class Weights:
     """Arrays by name, from a file."""
 
     path: str
-    arrays: dict[str, np.ndarray] = field(repr=False)
+    arrays: NamedArrays = field(repr=False)
     digest: str
     """SHA-256 of all arrays."""
-    whole: Mapping[str, np.ndarray] | None = field(default=None, repr=False)
+    whole: NamedArrays | None = field(default=None, repr=False)
     """The training state of a run by name, if training continues with its optimizer."""
-    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    config: Config = field(default_factory=dict, repr=False)
     """A folder's `config.json`."""
     texts: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """What the folder, or the run's, says of texts: see `Task`."""
@@ -104,7 +105,7 @@ class Weights:
         resize: Sequence[str] = (),
     ) -> Match:
         """Matches the arrays by name and shape. Computes nothing. Arguments as in `start`."""
-        shapes = {name: tuple(leaf.shape) for name, leaf in _leaves(task).items()}
+        shapes = {name: tuple(leaf.shape) for name, leaf in abstract_arrays(task).items()}
         files = {new: old for old in self.arrays if (new := rename(old)) is not None}
         if self.config.get("tie_word_embeddings") and "words.embedding" in files:
             files.setdefault("head.embedding", files["words.embedding"])
@@ -166,7 +167,7 @@ class Weights:
             raise RecipeError("weights-optimizer-of-some", path=self.path)
         check_config(self.path, self.config, task)
         first, arrays = task.init, {new: self.arrays[old] for new, old in match.matched.items()}
-        leaves = _leaves(task)
+        leaves = abstract_arrays(task)
         if wrong := [
             f"{match.matched[name]} {array.dtype} for {leaves[name].dtype}"
             for name, array in arrays.items()
@@ -185,7 +186,7 @@ class Weights:
         arrays |= {name: np.take(arrays[name], order, axis) for name, (axis, order) in rows.items()}
 
         def init(key: jax.Array) -> tuple[Tree, Tree]:
-            tree = as_data(_tree(*first(key)))
+            tree = model_tree(*first(key))
             leaves = [
                 jnp.asarray(arrays[name], leaf.dtype) if name in arrays else leaf
                 for name, leaf in flatten(tree).items()
@@ -312,7 +313,7 @@ def pretrained(
     return _named_as(names, str(path), arrays, **found)
 
 
-def _named_as(names: str | None, path: str, arrays: dict[str, np.ndarray], **found: Any) -> Weights:
+def _named_as(names: str | None, path: str, arrays: NamedArrays, **found: Any) -> Weights:
     if not arrays:
         raise DataError("weights-none", "{path} holds no weights.", path=path)
     if names is not None:
@@ -325,17 +326,17 @@ def safetensors() -> Any:
     return library("safetensors.numpy", "export-library", extra="export")
 
 
-def load_arrays(file: Path) -> dict[str, np.ndarray]:
+def load_arrays(file: Path) -> NamedArrays:
     """The arrays of a `.safetensors` file. Raises `OSError`, also for a pipe or a device."""
     open_regular(file).close()
     with system_errors(file):
         return safetensors().load_file(file)
 
 
-def _folder_arrays(folder: Path) -> dict[str, np.ndarray]:
+def _folder_arrays(folder: Path) -> NamedArrays:
     """The arrays of a folder's files by name, as its index says. Warns of those that the index does
     not name. Raises `DataError` for a name that two files have."""
-    arrays: dict[str, np.ndarray] = {}
+    arrays: NamedArrays = {}
     unnamed = []
     for file, names in weight_files(folder):
         for name, array in load_arrays(file).items():
@@ -351,7 +352,7 @@ def _folder_arrays(folder: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _state_dict(file: Path) -> dict[str, np.ndarray]:
+def _state_dict(file: Path) -> NamedArrays:
     torch = library("torch", "export-library", extra="torch")
     with open_regular(file) as opened:
         read = torch.load(opened, map_location="cpu", weights_only=True)
@@ -372,7 +373,7 @@ def _state_dict(file: Path) -> dict[str, np.ndarray]:
     return {str(n).removeprefix("module."): t.detach().numpy() for n, t in wide.items()}
 
 
-def _run(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, Any]]:
+def _run(folder: Path) -> tuple[NamedArrays, NamedArrays, dict[str, Any]]:
     """The parameters and the state of a run's newest checkpoint, all arrays of it, and what the run
     says of its classes and, from its own weights, of texts."""
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
@@ -420,12 +421,3 @@ def _resized(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.concatenate(
         [array[:, :tokens], np.asarray(scaled).reshape(len(grid), new * new, -1)], axis=1
     )
-
-
-def _leaves(task: Task) -> dict[str, Any]:
-    """The shapes and dtypes of a task's arrays by name. Computes nothing."""
-    return flatten(jax.eval_shape(lambda: as_data(_tree(*task.init(jax.random.key(0))))))
-
-
-def _tree(params: Tree, state: Tree) -> Tree:
-    return {"params": params, "state": state}

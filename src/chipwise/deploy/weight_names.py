@@ -10,14 +10,21 @@ to one.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 
 from ..base import RecipeError, near
+from ..base.files import toml_beside
+from ..recipe.random_keys import as_data
+from ..recipe.task import Task, Tree
+from ..run.folder.checkpoint import flatten
+
+NamedArrays = dict[str, np.ndarray]
+"""Arrays by the names that a file has for them."""
 
 _LEAVES = {"bias": "bias", "beta": "bias", "running_mean": "mean", "running_var": "var"}
 _WEIGHTS = ("weight", "gamma")
@@ -71,20 +78,29 @@ class WeightNames:
         return self.prefix + block
 
 
+def model_tree(params: Tree, state: Tree) -> Tree:
+    """The tree of a model's arrays, which `flatten` names as files do: `params.conv.kernel`. Random
+    keys are their words."""
+    return as_data({"params": params, "state": state})
+
+
+def abstract_arrays(task: Task) -> dict[str, Any]:
+    """The shapes and types of a task's arrays by name. Computes nothing."""
+    return flatten(jax.eval_shape(lambda: model_tree(*task.init(jax.random.key(0)))))
+
+
 def _pairs(words: str) -> dict[str, str]:
     return dict(zip(words.split()[::2], words.split()[1::2], strict=True))
 
 
 TABLES = {
     model: tuple(WeightNames(**names) for names in libraries)
-    for model, libraries in tomllib.loads(
-        Path(__file__).with_suffix(".toml").read_text("utf-8")
-    ).items()
+    for model, libraries in toml_beside(__file__).items()
 }
 """The built-in model to the names that its weights have elsewhere."""
 
 
-def translate(arrays: Mapping[str, np.ndarray], model: str) -> dict[str, np.ndarray]:
+def translate(arrays: NamedArrays, model: str) -> NamedArrays:
     """`arrays` with the names and layouts of the built-in `model`.
 
     Arrays without a rule keep their names, so that `Weights.match` shows them. PyTorch's counters
@@ -104,9 +120,7 @@ def translate(arrays: Mapping[str, np.ndarray], model: str) -> dict[str, np.ndar
     return _stacked(translated) if libraries[0].stacked else translated
 
 
-def translated_back(
-    arrays: Mapping[str, np.ndarray], model: str, depths: Sequence[int] = ()
-) -> dict[str, np.ndarray]:
+def translated_back(arrays: NamedArrays, model: str, depths: Sequence[int] = ()) -> NamedArrays:
     """The inverse of `translate`: all arrays of the built-in `model` with the names and layouts of
     the last of its libraries, Hugging Face's. `depths`: the blocks of each stage, if blocks are not
     stacked."""
@@ -134,9 +148,7 @@ def translated_back(
     return made
 
 
-def _apart(
-    arrays: Mapping[str, np.ndarray], modules: Mapping[str, str]
-) -> Iterator[tuple[str, np.ndarray]]:
+def _apart(arrays: NamedArrays, modules: Mapping[str, str]) -> Iterator[tuple[str, np.ndarray]]:
     """The inverse of `_stacked`, then of `_joined`, if queries have a name of their own among
     `modules`."""
     for name, array in arrays.items():
@@ -175,9 +187,9 @@ def _translated(
     return f"{new}.scale", array
 
 
-def _joined(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _joined(arrays: NamedArrays) -> NamedArrays:
     """Joins `attention.query.kernel`, `.key` and `.value` to one `attention.qkv.kernel`."""
-    whole: dict[str, np.ndarray] = {}
+    whole: NamedArrays = {}
     for name, array in arrays.items():
         at = _PARTS.fullmatch(name)
         parts = (
@@ -192,7 +204,7 @@ def _joined(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return whole
 
 
-def _counted_through(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _counted_through(arrays: NamedArrays) -> NamedArrays:
     """Renames `blocks.2-1.conv` to `blocks.4.conv`: blocks are numbered over all stages."""
     staged = {name: at for name in arrays if (at := _STAGED.fullmatch(name))}
     pairs = sorted({(int(at[1]), int(at[2])) for at in staged.values()})
@@ -205,7 +217,7 @@ def _counted_through(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {counted(name): array for name, array in arrays.items()}
 
 
-def _stacked(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _stacked(arrays: NamedArrays) -> NamedArrays:
     """Stacks `blocks.3.norm.bias` of all blocks to `blocks.stack.norm.bias`, along a leading
     axis."""
     rest = {name: array for name, array in arrays.items() if not _NUMBERED.fullmatch(name)}

@@ -7,14 +7,13 @@ parameter it reads. A product of two activations, such as attention's scores, be
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 from rich.console import RenderableType
 
-from ..base import plain
 from ..base.figures import byte_size, short
 from ..chips import named
 from ..models.chip_traits import traced_for
@@ -117,11 +116,6 @@ def _walk(jaxpr: Any, owner: dict[Any, str], found: dict[str, Layer], times: int
             layer = found[of or _REST]
             layer.flops += times * equation_flops(equation)
             layer.output = tuple(made.shape[1:]) if of else None
-
-
-def to_json(found: list[Layer]) -> list[Mapping[str, Any]]:
-    """The layers as plain JSON values."""
-    return [plain(layer) for layer in found]
 
 
 def parts(recipe: Recipe, found: list[Layer]) -> Iterator[RenderableType]:

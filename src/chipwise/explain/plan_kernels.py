@@ -5,7 +5,7 @@ They come from a plan document, so that terminal and page show the same, or from
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ class KernelRow:
     help: Fact
 
 
-def costliest(plan: Mapping[str, Any]) -> list[KernelRow]:
+def costliest(plan: terminal.Document) -> list[KernelRow]:
     """The costliest kernels of a plan, at most `SHOWN`. The list may be empty."""
     parts = {
         k: v for k, v in (plan.get("step_parts") or {}).items() if k != "dispatch" and known(v)
@@ -96,7 +96,7 @@ def short(line: str) -> str:
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def would_help(kernel: Mapping[str, Any], reached: float | None, precision: Any) -> Fact:
+def would_help(kernel: terminal.Document, reached: float | None, precision: Any) -> Fact:
     """Advice that would make a kernel faster."""
     kind = kernel["kind"]
     bound = kernel["bound"]
@@ -128,7 +128,7 @@ def would_help(kernel: Mapping[str, Any], reached: float | None, precision: Any)
 # ---- to show
 
 
-def parts(plans: Sequence[Mapping[str, Any]]) -> Iterator[terminal.Part]:
+def parts(plans: Sequence[terminal.Document]) -> Iterator[terminal.Part]:
     """The kernels of each plan that runs."""
     for plan in plans:
         if plan["problem"] is not None:

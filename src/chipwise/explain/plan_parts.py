@@ -6,8 +6,7 @@ schema's number. The number rises when a field changes its meaning or is removed
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -15,15 +14,14 @@ from rich.text import Text
 
 from ..base import fact, plain
 from ..base.figures import byte_size, digits, dollars, duration, price, share, spread
+from ..base.json_types import as_stored
 from ..planner.plans import SCHEMA, Plan
 from ..planner.ranking import judge
 from ..recipe.described import title
 from ..recipe.recipe import Recipe
 from . import plan_kernels, terminal
 from .charts import Panel, Trace
-from .terminal import Part, Title, grid, texts
-
-Document = Mapping[str, Any]
+from .terminal import Document, Part, Title, grid, texts
 
 CATEGORIES = {
     "parameters": "parameters",
@@ -56,7 +54,7 @@ def document(recipe: Recipe, plans: Sequence[Plan]) -> dict[str, Any]:
         },
         **verdict(plans),
     }
-    return json.loads(json.dumps(answer))  # tuples as lists
+    return as_stored(answer)
 
 
 def verdict(plans: Sequence[Plan]) -> dict[str, Any]:

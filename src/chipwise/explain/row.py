@@ -12,6 +12,7 @@ import numpy as np
 
 from ..base import DataError, Fact, fact
 from ..base.figures import known
+from ..base.json_types import part
 from ..recipe.schedules import as_typed
 
 # Of a recipe: a row's, or a repeat's
@@ -164,12 +165,6 @@ def flat(stored: Mapping[str, Any], path: str = "") -> dict[str, Any]:
         else:
             leaves[f"{path}{key}"] = as_typed(value) if isinstance(value, Mapping) else value
     return leaves
-
-
-def part(stored: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
-    """An object within a stored one. Empty if it is missing."""
-    value = (stored or {}).get(name)
-    return value if isinstance(value, Mapping) else {}
 
 
 def text(stored: Mapping[str, Any], name: str) -> str | None:

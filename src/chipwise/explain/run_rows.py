@@ -10,11 +10,12 @@ from typing import Any
 
 from ..base import DataError, Fact, RunError, fact
 from ..base.figures import known
+from ..base.json_types import part
 from ..machine.fingerprint import stated as machine_of
 from ..run.folder.run_reader import BESIDE, StoredRun, metrics_of, read_run, stored_recipe
 from ..study.study_file import Study, read as read_study
 from .report.time_spent import intervals
-from .row import Repeat, Row, divergence, identity, numbers, part, ran_on, text, whole
+from .row import Repeat, Row, divergence, identity, numbers, ran_on, text, whole
 
 _ROUNDING = 0.01  # seconds
 

@@ -49,6 +49,8 @@ class Tiles:
 
 
 Part = RenderableType | Panel | Tiles
+Document = Mapping[str, Any]
+"""An answer as JSON values."""
 
 
 def console(to: IO[str] | None = None, width: int | None = 120, quiet: bool = False) -> Console:
@@ -78,7 +80,7 @@ def printed(to: Console, parts: Iterable[Part]) -> None:
 
 
 def answer(
-    document: Mapping[str, Any],
+    document: Document,
     parts: Iterable[Part],
     html: Path | None,
     json_: bool,

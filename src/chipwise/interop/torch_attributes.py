@@ -16,16 +16,19 @@ from ..base import library
 _SEQUENCES = (list, collections.deque)
 _MAPPINGS = (dict, collections.OrderedDict, collections.defaultdict)
 _KINDS = (*_SEQUENCES, *_MAPPINGS, set)
+_PARTS = {"_parameters", "_buffers", "_modules"}
+"""Where PyTorch keeps what a module is made of, which a call may replace."""
 
 
 @contextlib.contextmanager
 def unchanged(module: Any) -> Iterator[None]:
-    """A context after which all parts of `module` have the attributes that they had before."""
+    """A context after which all parts of `module` have the attributes, weights and layers that they
+    had before."""
     before = [(part, dict(vars(part))) for part in module.modules()]
     inside: dict[int, tuple[Any, Any]] = {}
     for _, held in before:
         for name, value in held.items():
-            if name not in _own():
+            if name not in _own() - _PARTS:
                 _remember(value, inside)
     try:
         yield

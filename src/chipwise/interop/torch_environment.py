@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
+import operator
 import threading
 import warnings
 from collections.abc import Iterator
@@ -17,12 +19,14 @@ import jax
 
 from ..base import RecipeError, library
 from ..base.figures import one_line
-from ..recipe.user_code import BY_VALUE
+from ..recipe.user_code import BY_VALUE, this_line
 from . import torch_function, torch_operations, torch_random, torch_recurrent, torch_sizes
 from .adapter import own_promotion
 from .torch_warnings import only_warns
 
 _INTO_PLAIN = "{} writes into a tensor that was made without device=x.device"
+_INDEXING = "torch._dynamo._trace_wrapped_higher_order_op"
+"""Where PyTorch has an index by tensors that `torch.vmap` maps over."""
 LOCK = threading.RLock()
 """A trace changes a module's training flags and PyTorch's classes. So only one runs at a time."""
 INSTALL = "pip install 'chipwise[torch]'"
@@ -51,6 +55,13 @@ def environment() -> Any:
     torch_operations.override(env, torch)
     torch_recurrent.override(env, torch)
     return env
+
+
+def _is_composite(torch: Any, func: Any) -> bool:
+    """Whether PyTorch's C++ makes `func` of other operations."""
+    known = torch._C._dispatch_has_kernel_for_dispatch_key
+    overload = isinstance(func, torch._ops.OpOverload)
+    return overload and known(func.name(), "CompositeImplicitAutograd")
 
 
 def _set_item(own: Any, torch: Any, view: Any, index: Any, value: Any) -> None:
@@ -98,6 +109,8 @@ def _with_constants(torch: Any, torchax: Any) -> Any:
 
     class Environment(torchax.Environment):
         kinds = traced
+        number: float | None = None
+        """What was drawn last if it is a single number that is known."""
         backward = False
         """Whether the backward pass of a `torch.autograd.Function` is traced, after its module's
         call: what the module holds are its first weights then, and draws would repeat."""
@@ -119,6 +132,9 @@ def _with_constants(torch: Any, torchax: Any) -> Any:
                 return func(*args, **kwargs)
             written = torch_random.written_by(func, args, kwargs)
             if written is not None and not isinstance(written, traced):
+                if self.skips and isinstance(written, torch.nn.Parameter):
+                    # Of a layer that the call makes: a comparison finds whether it is read
+                    return written.data.fill_(math.nan)
                 raise torch_random.HostDraw
             given = pytree.tree_map_only(torch.Tensor, self.constant, (args, kwargs))
             with self._dispatch_mode:
@@ -128,8 +144,12 @@ def _with_constants(torch: Any, torchax: Any) -> Any:
             """The numbers of `jax.random`'s function `kind`, of the next key."""
             if self.backward:
                 raise TypeError("a backward that draws: draw in forward, and keep it in ctx")
+            self.number = None
             if self.param.prng is torch_random.REPEATED:
-                return self.j2t_iso(torch_random.repeated(kind, shape, *limits))
+                numbers = torch_random.repeated(kind, shape, *limits)
+                if not numbers.shape:
+                    self.number = float(numbers)
+                return self.j2t_iso(numbers)
             key = self.get_and_rotate_prng_key()
             return self.j2t_iso(torch_random.values(key, kind, shape, *limits))
 
@@ -161,6 +181,8 @@ def _with_operations(torch: Any, torchax: Any) -> Any:
     class Environment(base):
         cut = False
         """Whether the module is in `torch.no_grad()`."""
+        any_size = False
+        """Whether the batch may have any size."""
         inside = False
         """Whether it is in the forward pass of a `torch.autograd.Function`. That is without a
         gradient already, and its backward is the gradient, so there the modes change nothing."""
@@ -204,6 +226,8 @@ def _with_operations(torch: Any, torchax: Any) -> Any:
             try:
                 known = super()._get_op_or_decomp(func)
             except torchax.OperatorNotFound:
+                if self.any_size and _is_composite(torch, func):
+                    return ops_registry.Operator(func, func.decompose, False, True, False, False)
                 if not written:
                     raise
             else:  # a decomposition would write into a copy of a view
@@ -249,6 +273,8 @@ def _with_functions(torch: Any, torchax: Any) -> Any:
             def apply(cls: Any, *args: Any) -> Any:
                 if cls is torch.utils.checkpoint.CheckpointFunction:
                     return checkpointed(cls, *args)
+                if cls.__module__ == _INDEXING:  # by tensors in a list, of no gradient
+                    return cls.forward(*args)
                 before, self.inside = self.inside, True
                 try:
                     if not self.holds(args):
@@ -269,14 +295,16 @@ def _with_functions(torch: Any, torchax: Any) -> Any:
 def _class(torch: Any, torchax: Any) -> Any:
     """The class above, which can be entered, knows what is drawn, and leaves out layers by it."""
     pytree = torch.utils._pytree
-    less = (torch.ops.aten.lt.Scalar, torch.ops.aten.le.Scalar)
+    less = {torch.ops.aten.lt.Scalar: operator.lt, torch.ops.aten.le.Scalar: operator.le}
     reads = (torch.Tensor.item, torch.ops.aten._local_scalar_dense.default)
     base: Any = _with_functions(torch, torchax)
 
     class Environment(base):
         inside: bool
-        skips = asked = False
-        """Whether layers may be left out by chance, and whether one was asked for."""
+        skips = False
+        """Whether layers may be left out by chance."""
+        asked = ""
+        """The first line that asked for one."""
         pending: Any = None
         """The choice to leave out the next layer."""
 
@@ -286,6 +314,7 @@ def _class(torch: Any, torchax: Any) -> Any:
             `traceable` makes a context that says whose errors are raised in it."""
 
             self.cut, self.inside, self.pending = False, False, None
+            self.any_size = any_size
             with contextlib.ExitStack() as patched:
                 # torchax' say yes, and PyTorch's trunc_normal_ leaves those as they are
                 sizes = torch_sizes.attributes(torch) if any_size else {}
@@ -299,16 +328,23 @@ def _class(torch: Any, torchax: Any) -> Any:
                 norm = torch.nn.modules.batchnorm._BatchNorm
                 forward = torch_operations.cumulative(vars(norm)["forward"])
                 patched.enter_context(replaced(norm, "forward", forward))
+                for place in (torch, torch.func):
+                    vmap = torch_operations.mapped(self)
+                    patched.enter_context(replaced(place, "vmap", vmap))
+                if any_size:  # some of PyTorch's C++ asks for sizes that its Python does not
+                    patched.enter_context(torch._dispatch.python.enable_python_dispatcher())
                 with torch.enable_grad(), self:
                     yield
 
         def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             """The result of `func`. A tensor that depends on nothing given has an attribute
-            `drawn`: whether it depends on a draw."""
+            `drawn`: whether it depends on a draw. A choice by one has `known`: whether the numbers
+            of this comparison surely leave the layer out."""
             if func is torch.Tensor.__bool__ and self.skips and hasattr(args[0], "chosen"):
                 # No: the layer is called, and what it returns is chosen where it returns
                 if not args[0].chosen:
-                    self.asked, args[0].chosen, self.pending = True, True, args[0]
+                    self.asked = self.asked or this_line()
+                    args[0].chosen, self.pending = True, args[0]
                 return False
             held = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, self.kinds)]
             origins = {getattr(x, "drawn", None) for x in held}
@@ -321,14 +357,16 @@ def _class(torch: Any, torchax: Any) -> Any:
                 if drawn:
                     raise torch_random.DrawDecides from error
                 raise
+            number = None
             if getattr(func, "overloadpacket", None) in torch_random.operations():
-                drawn = True
+                drawn, number = True, self.number
             inner = isinstance(func, torch._ops.OpOverload)  # a function ends in one of these
             for x in pytree.tree_leaves(result):
                 if isinstance(x, self.kinds) and (inner or not hasattr(x, "drawn")):
-                    x.drawn = drawn
+                    x.drawn, x.number = drawn, number
             if func in less and getattr(args[0], "drawn", False) and not args[0].shape:
-                result.chosen = False
+                number, known = args[0].number, less[func]
+                result.chosen, result.known = False, number is not None and known(number, args[1])
             return result
 
     return Environment

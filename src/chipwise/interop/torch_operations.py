@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ..models.depthwise import depthwise
+from ..models.conv_first import conv_first, has_form
 
 
 def override(env: Any, torch: Any) -> None:
@@ -24,6 +24,7 @@ def override(env: Any, torch: Any) -> None:
 
     functional, aten = torch.nn.functional, torch.ops.aten
     of_tensors: dict[Any, Callable] = {
+        functional.affine_grid: _affine_grid,
         functional.batch_norm: _batch_norm,
         functional.instance_norm: _instance_norm,
         functional.interpolate: _interpolate,
@@ -52,6 +53,7 @@ def override(env: Any, torch: Any) -> None:
         aten.max_unpool2d: _max_unpool,
         aten.max_unpool3d: _max_unpool,
         aten.mT: lambda x: x.mT,
+        aten.squeeze.default: _squeeze,
         aten.take_along_dim: _take_along_dim,
         aten._upsample_bilinear2d_aa: functools.partial(_resized, "linear"),
         aten._upsample_bicubic2d_aa: functools.partial(_resized, "cubic"),
@@ -109,6 +111,13 @@ def _as_tensor(env, data, dtype=None, device=None):
 
     x = data if isinstance(data, env.kinds) else env.constant(torch.as_tensor(data))
     return x if dtype is None else x.to(dtype)
+
+
+def _affine_grid(env, theta, size, align_corners=None):
+    """PyTorch's own one compares the sizes."""
+    import torch
+
+    return torch.affine_grid_generator(theta, size, bool(align_corners))
 
 
 def _attention(env, query, key, value, attn_mask=None, *others, **more):
@@ -240,13 +249,17 @@ def _col2im(x, output_size, kernel_size, dilation, padding, stride):
 
 
 def _convolution(theirs, x, weight, bias, stride, padding, dilation, transposed, *more):
-    """Kernels of single channels have a form that is fast on CPUs."""
-    alone = x.ndim == 4 and weight.shape[:2] == (x.shape[1], 1) and more[-1] == x.shape[1] > 1
-    usual = not transposed and set(dilation) == {1} and x.dtype == weight.dtype
-    if not (alone and usual and jnp.issubdtype(x.dtype, jnp.floating)):
+    """Some 2-D convolutions have a form that is fast on CPUs."""
+    steps: Any = tuple(int(n) for n in stride)
+    sides: Any = tuple((int(n), int(n)) for n in padding)
+    usual = x.ndim == 4 and not transposed and set(dilation) == {1} and x.dtype == weight.dtype
+    if not (
+        usual
+        and jnp.issubdtype(x.dtype, jnp.floating)
+        and has_form(x, weight, steps, sides, more[-1])
+    ):
         return theirs(x, weight, bias, stride, padding, dilation, transposed, *more)
-    steps, around = (tuple(int(n) for n in each) for each in (stride, padding))
-    y = depthwise(x, weight, steps, tuple((n, n) for n in around))
+    y = conv_first(x, weight, steps, sides)
     return y if bias is None else y + bias[:, None, None]
 
 
@@ -323,8 +336,8 @@ def _max_unpool(x, indices, output_size, *_):
     flat, at = (a.reshape(*lead, -1) for a in (x, indices))
     zeros = jnp.zeros((*lead, math.prod(output_size)), x.dtype)
     fixed = jax.lax.stop_gradient(flat)
-    placed = jnp.put_along_axis(zeros, at, fixed, -1, inplace=False)
-    placed = placed + zeros.at[(*jnp.indices(flat.shape, sparse=True)[:-1], at)].add(flat - fixed)
+    rows = [jax.lax.broadcasted_iota(at.dtype, at.shape, i) for i in range(len(lead))]
+    placed = zeros.at[(*rows, at)].set(fixed) + zeros.at[(*rows, at)].add(flat - fixed)
     return placed.reshape(*lead, *output_size)
 
 
@@ -340,6 +353,11 @@ def _resized(method, x, output_size, align_corners, *scales):
         return jax.image.resize(x, shape, method)
     # PyTorch keeps the scale that is given, though the sizes are whole
     return jax.image.scale_and_translate(x, shape, (2, 3), jnp.array(scales), jnp.zeros(2), method)
+
+
+def _squeeze(x):
+    """Leaves out axes of size 1. That of a batch of any size stays."""
+    return jnp.squeeze(x, tuple(axis for axis, size in enumerate(x.shape) if size == 1))
 
 
 def _take_along_dim(input, indices, dim=None):
@@ -466,3 +484,21 @@ def cumulative(own: Callable) -> Callable:
         return torch.nn.functional.batch_norm(input, *moved, True, part, self.eps)
 
     return forward
+
+
+def mapped(env: Any) -> Callable:
+    """`torch.vmap` by JAX's, since PyTorch's own one knows no traced tensors."""
+
+    def vmap(func, in_dims=0, out_dims=0, randomness="error", *, chunk_size=None):
+        if randomness == "different":
+            raise NotImplementedError("torch.vmap with randomness='different'")
+
+        def one(*arrays):
+            return env.t2j_iso(func(*env.j2t_iso(arrays)))
+
+        def called(*args):
+            return env.j2t_iso(jax.vmap(one, in_dims, out_dims)(*env.t2j_iso(args)))
+
+        return called
+
+    return vmap

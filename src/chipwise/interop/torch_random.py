@@ -56,10 +56,12 @@ def repeated(kind: str, shape: Any, *limits: Any) -> jax.Array:
     torch = library("torch", "adapter-library")
     with torch.utils._mode_utils.no_dispatch(), torch._C.DisableTorchFunction():
         seed = int(torch.randint(2**31 - 1, ()))
-    numbers = values(jax.random.key(seed), kind, shape, *limits)
-    if numbers.shape or not _FORCED:
-        return numbers
-    return jnp.full_like(numbers, 0.0 if _FORCED[-1](seed) else 1 - 2**-20)
+    if kind == "permutation" or shape:
+        return values(jax.random.key(seed), kind, shape, *limits)
+    with jax.ensure_compile_time_eval():  # a single number may say which layers draw
+        number = values(jax.random.key(seed), kind, shape, *limits)
+        forced = 0.0 if _FORCED and _FORCED[-1](seed) else 1 - 2**-20
+        return jnp.full_like(number, forced) if _FORCED else number
 
 
 def values(key: jax.Array, kind: str, shape: Any, *limits: Any) -> jax.Array:
@@ -206,9 +208,12 @@ def repeating() -> Any:
 
     class Repeating(mode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
-            own = func.overloadpacket in operations()
-            if own and (kwargs or {}).get("generator") is None:
-                return result(draw, func, args, kwargs or {})
-            return func(*args, **(kwargs or {}))
+            own, kwargs = func.overloadpacket in operations(), kwargs or {}
+            if own and isinstance(written_by(func, args, kwargs), torch.nn.Parameter):
+                with torch.random.fork_rng(devices=[]):  # of a layer that the call makes
+                    return func(*args, **kwargs)
+            if own and kwargs.get("generator") is None:
+                return result(draw, func, args, kwargs)
+            return func(*args, **kwargs)
 
     return Repeating()

@@ -269,6 +269,7 @@ def _scopes(module: Any, env: Any) -> Iterator[None]:
     `chipwise audit A B` shows the path. Scopes are names only, so no bit depends on them. A part
     that is left out by chance returns its first argument."""
     entered: list[tuple[str, Any, Any]] = []
+    numbers = torch_library().default_generator
 
     def enter(place: str, part: Any, args: Any, kwargs: Any) -> None:
         around = f"{entered[-1][0]}." if entered else ""
@@ -276,13 +277,15 @@ def _scopes(module: Any, env: Any) -> Iterator[None]:
         scope.__enter__()
         choice, env.pending = env.pending, None
         first = None if choice is None else next(iter((*args, *kwargs.values())))
-        entered.append((place, scope, (choice, first)))
+        entered.append((place, scope, (choice, first, numbers.get_state())))
 
     def leave(part: Any, args: Any, output: Any) -> Any:
-        _, scope, (choice, first) = entered.pop()
+        _, scope, (choice, first, state) = entered.pop()
         scope.__exit__(None, None, None)
         if choice is None or output is None:
             return None
+        if choice.known:  # PyTorch does not call it, so nothing is drawn in it
+            numbers.set_state(state)
         whole, *rest = output if isinstance(output, tuple) else (output,)
         if whole.shape != first.shape:
             raise torch_random.DrawDecides  # a layer that is left out would pass its input on

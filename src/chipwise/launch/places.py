@@ -21,7 +21,7 @@ from typing import Any
 
 import jinja2
 
-from ..base import DeviceError, RecipeError, fact, near
+from ..base import DeviceError, Fact, RecipeError, fact, near
 from ..base.figures import printable
 from ..chips.prices import OWNED
 from ..chips.targets import Target, names, parse
@@ -62,7 +62,34 @@ def skypilot(target: Target) -> str | None:
     return name and f"{name}:{target.chips // target.hosts}"
 
 
+def dstack(target: Target) -> str | None:
+    """dstack's name, memory and number of GPUs of one host, such as `A100:80GB:8`."""
+    name = _TABLES["dstack_gpus"].get(short(target))
+    return name and f"{name}:{target.chips}" if target.hosts == 1 else None
+
+
 # ---- places
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """A cloud that a place rents at, if a person names one."""
+
+    name: str
+    prices: tuple[str, ...]
+    """Its names in price files."""
+    key: str
+    """Where SkyPilot looks for its key."""
+    backend: str
+    """dstack's name of it."""
+    spot: tuple[str, ...] = ()
+    """The places that rent spot machines there."""
+    mounts: bool = False
+    """SkyPilot mounts buckets there, and rents several hosts."""
+
+
+_SECRETS = ("--secret", "AWS_ACCESS_KEY_ID", "--secret", "AWS_SECRET_ACCESS_KEY")
+CLOUDS = {name: Cloud(name, **table) for name, table in _TABLES["clouds"].items()}
 
 
 @dataclass(frozen=True)
@@ -80,8 +107,12 @@ class Place:
     """The command that stops the billing."""
     keeps: bool = False
     """Needs a bucket for the run folder."""
-    google: bool = False
-    """Needs a Google bucket."""
+    scheme: str | None = None
+    """The scheme of the bucket, if only one is possible."""
+    copies: bool = False
+    """The job itself copies the run folder to the bucket, and back."""
+    cloud: Cloud | None = None
+    """Where it rents, if a person named it."""
     sends: bool = False
     """A local data folder can be used there."""
     shares: bool = False
@@ -103,7 +134,47 @@ class Place:
             return target.name in self.lends
         if self.name == "docker":
             return target.hosts == 1 and (gpu(target) or target.chip.kind == "TPU")
-        return bool({"skypilot": skypilot, "slurm": gpu, "gcloud": google_type}[self.name](target))
+        if self.cloud and (target.chip.kind != "GPU" or (target.hosts > 1 and self.copies)):
+            return False
+        named = {"skypilot": skypilot, "dstack": dstack, "slurm": gpu, "gcloud": google_type}
+        return bool(named[self.name](target))
+
+    def at(self, cloud: str | None) -> Place:
+        """The place, renting at that cloud alone. Raises `RecipeError` for an unknown one."""
+        if cloud is None:
+            return self
+        if cloud not in CLOUDS:
+            hint = near(cloud, CLOUDS)
+            raise RecipeError("launch-cloud-unknown", cloud=cloud, hint=hint, clouds=list(CLOUDS))
+        there = CLOUDS[cloud]
+        copies = self.copies or not there.mounts
+        start = self.start
+        if copies and self.name == "skypilot":
+            start = (*start[:-1], *_SECRETS, start[-1])
+        return replace(
+            self,
+            start=start,
+            cloud=there,
+            clouds=there.prices,
+            copies=copies,
+            scheme="s3" if copies else self.scheme,
+            spot=self.name in there.spot,
+        )
+
+    @property
+    def needs(self) -> tuple[Fact, ...]:
+        """What must be there before the job is started, where a cloud is named or copied to."""
+        needs = []
+        if self.cloud and self.name == "skypilot":
+            needs.append(fact("launch-needs-skypilot", cloud=self.cloud.name, key=self.cloud.key))
+        if self.name == "dstack":
+            backend = self.cloud.backend if self.cloud else "TYPE"
+            needs.append(fact("launch-needs-dstack", backend=backend))
+        return (*needs, fact("launch-needs-aws")) if self.copies else tuple(needs)
+
+    def begin(self, name: str) -> list[str]:
+        """The command that starts the job `name`."""
+        return [word.format(name=name) for word in self.start]
 
     def takes(self, cloud: str, includes: str) -> bool:
         """Whether such a price is one of this place. Prices of the user's own machines always
@@ -142,13 +213,16 @@ def check(where: Place, job: LaunchJob) -> None:
         has = [target.name for target in offered(where)]
         raise DeviceError("launch-not-offered", place=where.name, target=job.target.name, has=has)
     if where.keeps and job.bucket is None:
-        raise RecipeError("launch-without-bucket", place=where.name)
-    if where.google and not str(job.bucket).startswith("gs://"):
-        raise RecipeError("launch-bucket-of-google", place=where.name, bucket=job.bucket)
+        scheme = where.scheme or "gs"
+        raise RecipeError("launch-without-bucket", place=where.name, scheme=scheme)
+    if where.scheme and not str(job.bucket).startswith(f"{where.scheme}://"):
+        facts = {"place": where.name, "bucket": job.bucket, "scheme": where.scheme}
+        raise RecipeError("launch-bucket-scheme", **facts)
     if job.data is not None and not where.sends:
         raise RecipeError("launch-data-local", place=where.name, data=job.data)
     if job.spot and not where.spot:
-        raise RecipeError("launch-no-spot", place=where.name)
+        at = where.cloud and where.cloud.name
+        raise RecipeError("launch-no-spot", place=f"{where.name} at {at}" if at else where.name)
 
 
 # ---- the texts
@@ -165,7 +239,12 @@ def write(where: Place, job: LaunchJob) -> Files:
         values |= _notebook_values(where, job)
     elif where.shares:  # but for a wheel, which may be a temporary file here
         carried = {name: carried[name] for name in job.packages[:1] if name in carried}
-    values |= {"job": there, "where": where.name}
+    values |= {
+        "job": there,
+        "where": where.name,
+        "place": where,
+        "start": shlex.join(where.begin(job.name)),
+    }
     texts = {
         f"{job.name}{end}": _environment().get_template(template).render(values)
         for end, template in where.templates.items()
@@ -195,6 +274,7 @@ def _values(where: Place, job: LaunchJob) -> dict[str, Any]:
         "bucket": f"{scheme}//{name}",  # SkyPilot mounts whole buckets
         "folder": "".join(f"{one}/" for one in folders),
         "accelerators": skypilot(job.target),
+        "gpus": dstack(job.target),
         "nodes": 1 if tpu else job.target.hosts,  # a TPU slice is one node of SkyPilot's
         "a_host": job.target.chips // job.target.hosts,
         "type": google_type(job.target),

@@ -7,16 +7,15 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from ..base import DeviceError
+from ..base.files import toml_beside
 from .host_facts import installed
 from .portable_cpu import FLAGS, asked
 
-_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_TABLE = toml_beside(__file__)
 _FIXED: dict[str, Any] = {"jax_default_matmul_precision": None, **_TABLE["settings"]}
 _USUAL = {"NPROC": "8"}  # as `import chipwise` sets it
 _HARMLESS = tuple(_TABLE["harmless_flags"])

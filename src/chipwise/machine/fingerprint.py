@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..base.json_types import part
 from .host_facts import installed
 from .limits import cores, memory
 from .plugins import text_in
@@ -89,8 +90,7 @@ def stated(stored: Any) -> tuple[str | None, dict[str, str]]:
     """The title and the versions of a machine read from a file, in which any part may be
     missing."""
     stored = stored if isinstance(stored, dict) else {}
-    packages = stored.get("versions") if isinstance(stored.get("versions"), dict) else {}
-    versions = {"python": stored.get("python"), **packages}
+    versions = {"python": stored.get("python"), **part(stored, "versions")}
     title = stored.get("title") if isinstance(stored.get("title"), str) else None
     return title, {name: version for name, version in versions.items() if isinstance(version, str)}
 

@@ -15,7 +15,6 @@ import contextlib
 import ctypes
 import functools
 import glob
-import json
 import logging
 import os
 import re
@@ -41,6 +40,7 @@ from ..base import (
 )
 from ..base.annotations import as_annotated
 from ..base.figures import one_line
+from ..base.json_types import as_stored
 from . import arithmetic, cluster
 from .channel import Channel, PortTaken, accept_hosts, connect_to_first, own_interface
 from .cluster import TOKEN, Seat
@@ -116,7 +116,7 @@ class Hosts:
 
         *Arguments:* `facts`: an error's code to the values that it reports, JSON values by name.
         """
-        rows = self.everyone(what, json.loads(json.dumps(facts, default=str)))
+        rows = self.everyone(what, as_stored(facts))
         names = dict.fromkeys(
             (code, name) for row in rows for code in row for name in row[code] or {}
         )

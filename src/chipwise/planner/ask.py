@@ -20,7 +20,8 @@ from ..base import DeviceError, RecipeError, fact, invalid
 from ..base.annotations import as_annotated
 from ..base.prediction import Range
 from ..chips.catalogue import peak_flops_per_device
-from ..chips.prices import Price, load as load_prices
+from ..chips.live_prices import prices as read_prices
+from ..chips.prices import Price
 from ..chips.targets import Target, parse
 from ..compile.absent_device import available
 from ..compile.answers import FAILED_HERE
@@ -78,7 +79,8 @@ def plan(
 
     - `on`: targets such as `["v5e-8", "v3-8", "a100:8", "t4"]`, or a text with commas,
       `"v5e-8,t4"`. See `chipwise.chips.targets`.
-    - `prices`: a price file, or prices. By default the bundled snapshot.
+    - `prices`: a price file, prices, or `"live"` for those of today. By default the bundled
+      snapshot.
     - `today`: the date from which the age of prices counts. By default today.
     - `exact`, `eval_every`: as in `fit`.
     - `find_largest_batch`: search for it on every target, not only if the recipe's batch does not
@@ -94,8 +96,8 @@ def plan(
       for.
 
     *Returns* a list of `Plan`, in the order of `on`. Raises `DeviceError` for an unknown or
-    impossible target, `RecipeError` for a recipe that cannot be traced, `DataError` for a price
-    file that cannot be read.
+    impossible target, `RecipeError` for a recipe that cannot be traced, `DataError` for prices
+    that cannot be read.
     """
     names = [name.strip() for name in on.split(",")] if isinstance(on, str) else on
     targets = list({t.name: t for t in map(parse, names)}.values())
@@ -103,11 +105,12 @@ def plan(
         raise DeviceError("no-target", "No target: type --on v5e-8,a100,t4, for example.")
     if host_cores is not None and host_cores < 1:
         raise invalid("host-cores", "host_cores", host_cores, "at least 1, or None for this host's")
-    table = load_prices(prices) if prices is None or isinstance(prices, str | Path) else prices
+    if prices is None or isinstance(prices, str | Path):
+        prices = read_prices(prices).prices
     folder = cache_folder(cache)
     question = PlanRequest(
         recipe=recipe,
-        prices=table,
+        prices=prices,
         today=today or datetime.date.today(),
         cache=folder,
         exact=exact,

@@ -4,10 +4,11 @@ should be?"""
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..base import ChipwiseError, Fact, fact, plain
+from ..base import ChipwiseError, DeviceError, Fact, fact, plain
 from ..base.annotations import as_annotated
 from ..base.prediction import Range
 from ..chips.catalogue import named
@@ -64,6 +65,65 @@ def here(chip: str | None, devices: int) -> Target | None:
     return next((one for one in sizes(listed) if one.devices == devices), None)
 
 
+def target_of(record: Record) -> Target | Fact:
+    """The target that `record` was measured on, or why there is none."""
+    devices = record.measured["devices"]
+    if devices["platform"] == "cpu":
+        return fact("share-of-a-cpu")
+    try:
+        target = here(record.measured["chip"], devices["count"])
+    except ChipwiseError as error:
+        return error.fact
+    return target or fact("share-of-no-target", kind=devices["kind"], count=devices["count"])
+
+
+def accuracy_row(
+    recipe: str, settings: Sequence[str], record: Record, source: str
+) -> dict[str, str]:
+    """The cells of a measurement in `benchmarks/plan_accuracy/published.csv`, by column.
+
+    *Arguments:* `recipe` and `settings` as they were typed. `source`: where the record is.
+
+    Raises `DeviceError` where nothing can be planned for the machine.
+    """
+    target = target_of(record)
+    if isinstance(target, Fact):
+        raise DeviceError("bench-no-row", problem=target)
+    measured = record.measured
+    stated = {name: str(measured[name]) for name in ("batch", "replicas", "precision")}
+    stated |= dict(setting.split("=", 1) for setting in settings)
+    versions = {name: record.machine.versions[name] for name in ("chipwise", "jax")}
+    exact = "exact" if measured["exact"] else "exact=False"
+    said = [
+        record.machine.title,
+        exact,
+        *(f"{name} {version}" for name, version in versions.items()),
+    ]
+    return {
+        "row": "",
+        "use": "held-out",
+        "family": record.name,
+        "program": "xla",
+        "clock": "steps",
+        "recipe": recipe,
+        "settings": " ".join(f"{name}={value}" for name, value in stated.items()),
+        "eval_every": "",
+        "on": target.name,
+        "model": f"{record.name} (chipwise)",
+        "dataset_input_shape": measured["data"],
+        "global_batch": str(measured["batch"]),
+        "precision": measured["precision"],
+        "device": measured["devices"]["kind"],
+        "n_chips": str(target.chips),
+        "throughput": f"{record.figures['examples_per_second'].median:.6g}",
+        "unit": "examples/s",
+        "kind": "measured",
+        "source": source,
+        "note": "; ".join(said),
+        "apart": "",
+    }
+
+
 @as_annotated
 def measured_share(
     recipe: Recipe,
@@ -79,13 +139,10 @@ def measured_share(
     *Returns* the fact why there is no plan, otherwise: on a CPU, on a chip that the catalogue
     lacks, or where the recipe cannot be planned.
     """
-    devices = record.measured["devices"]
-    if devices["platform"] == "cpu":
-        return fact("share-of-a-cpu")
+    target = target_of(record)
+    if isinstance(target, Fact):
+        return target
     try:
-        target = here(record.measured["chip"], devices["count"])
-        if target is None:
-            return fact("share-of-no-target", kind=devices["kind"], count=devices["count"])
         (planned,) = plan(
             recipe,
             [target.name],

@@ -5,25 +5,25 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from ..base import ChipwiseError, Fact, RecipeError, RunError, fact, plain
+from ..base import ChipwiseError, Fact, RecipeError, RunError, Say, fact, plain, silent
 from ..base.annotations import as_annotated
 from ..base.figures import one_line
 from ..base.files import read_inside
+from ..base.json_types import as_stored
 from ..base.locks import NAMES as LOCKS
 from ..data.compared import changed_data, uncompared
 from ..machine.arithmetic import fixed
 from ..machine.kernels import FILE as KERNELS
 from ..recipe.recipe import Recipe, difference
 from ..recipe.task import finished
-from ..run.folder.checkpoint import restore_run, state_of
+from ..run.folder.checkpoint import damage, restore_run, state_of
 from ..run.folder.early_stopping import FOLDER
 from ..run.folder.ledger import head_of
 from ..run.folder.run_folder import recorded
@@ -63,7 +63,7 @@ def audit(
     steps: str | None = None,
     every: str | None = None,
     on: On = ALL,
-    say: Callable[[Fact], None] = lambda _: None,
+    say: Say = silent,
 ) -> tuple[Fact, dict[str, Any]]:
     """Computes parts of a run again, from the checkpoint before each, and compares them with its
     ledger, metrics, checkpoints, best checkpoint and result. Writes nothing.
@@ -143,7 +143,7 @@ def audit(
         "same_bits": replay.exact,
         "made": made,
     }
-    document = json.loads(json.dumps(plain(statement), default=str))
+    document = as_stored(plain(statement))
     return verdict, {**document, "digest": sha_of(document)}
 
 
@@ -315,7 +315,7 @@ class _Replay:
         self.passed: dict[int, dict[str, str] | None] = dict.fromkeys(kept)
         self.sums: dict[int, list[bytes]] = {}
         self.best = False
-        self.head = json.loads(json.dumps(head_of(session), default=str))
+        self.head = as_stored(head_of(session))
         bits = [
             [h["computed"].get(n) for n in ("chip", "layout", "devices", "kernels")]
             for h in (*ledger.heads, self.head)
@@ -332,8 +332,7 @@ class _Replay:
         except ChipwiseError:
             raise
         except Exception as error:  # Orbax raises many types for damaged bytes
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-            return fact("audit-damaged", step=step, run=str(self.run), reason=reason)
+            return fact("audit-damaged", step=step, run=str(self.run), reason=damage(error))
         self.session.begin(state)
         self.begin = step
         if not step:

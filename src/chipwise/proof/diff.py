@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,14 +20,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..base import Fact, RecipeError, fact, plain
+from ..base import Fact, RecipeError, Say, fact, plain, silent
 from ..base.annotations import as_annotated
 from ..data.cached import steady
 from ..data.compared import changed_data, texts
 from ..data.sources import take
 from ..machine.arithmetic import fixed
 from ..machine.compiler import jitted
-from ..recipe.recipe import Recipe, difference
+from ..recipe.recipe import Changes, Recipe, difference
 from ..run.evaluate import evaluation
 from ..run.feed import flat, host_window
 from ..run.folder.checkpoint import flatten, state_of
@@ -114,7 +114,7 @@ class Parting:
 
     a: str
     b: str
-    settings: list[tuple[str, Any, Any]]
+    settings: Changes
     """The differences of the recipes: (name, a, b)."""
     same_program: bool
     """Whether both trace to the same operations."""
@@ -168,7 +168,7 @@ def diff(
     *,
     steps: int | None = None,
     on: On = ALL,
-    say: Callable[[Fact], None] = lambda _: None,
+    say: Say = silent,
 ) -> Parting:
     """Finds where two runs or recipes part, and why.
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..base.figures import known
+from ..base.json_types import part
 from ..recipe.direction import direction
 from ..recipe.recipe import Recipe
 from ..run.folder.early_stopping import EarlyStopping
@@ -50,9 +51,9 @@ class Rows:
         names = dict.fromkeys(name for row in self.at.values() for name in row)
         return [name for name in names if not _is_computed(name) and name not in ("step", "epoch")]
 
-    def has(self, step: int, part: str) -> bool:
-        """Whether the row of `step` has metrics of a part, "train/" or "eval/"."""
-        return any(name.startswith(part) for name in self.at.get(step, ()))
+    def has(self, step: int, split: str) -> bool:
+        """Whether the row of `step` has metrics of a split, "train/" or "eval/"."""
+        return any(name.startswith(split) for name in self.at.get(step, ()))
 
     def unlike(
         self, step: int, made: Mapping[str, Any], parts: tuple[str, ...], apart: float
@@ -116,8 +117,7 @@ def result_unlike(
     last: dict[str, Any] = {}
     for at in sorted(rows.at):
         last |= {n: v for n, v in rows.at[at].items() if n.startswith("train/")}
-    there = stated.get("metrics")
-    there = there if isinstance(there, dict) else {}
+    there = part(stated, "metrics")
     made = {**last, **computed}
     for name in dict.fromkeys([*there, *made]):
         if name not in there or name not in made or not equal(there[name], made[name], apart):

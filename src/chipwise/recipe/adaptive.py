@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 import optax
@@ -19,7 +19,7 @@ import optax
 from ..base import invalid
 from ..base.annotations import as_annotated
 from .by_value import by_value
-from .optimizers import HIGHEST_ADAM, Scalars, _Elementwise, _Parts, moments
+from .optimizers import HIGHEST_ADAM, Decay, Scalars, _Elementwise, _Parts, moments
 from .schedules import Schedule
 
 Rate = float | Schedule | Callable[[Any], Any]
@@ -33,7 +33,7 @@ class _Adaptive(_Elementwise):
     lr: Rate
     _: KW_ONLY
     l2: Rate = 0.0
-    decay: str | Callable[[str, Any], bool] = "all"
+    decay: Decay = "all"
     clip: Rate | None = None
     maximize: bool = False
 
@@ -120,7 +120,7 @@ class rmsprop(_Decoupled):
     momentum: Rate = 0.0
     centered: bool = False
 
-    rate_power: ClassVar[float | None] = 0.5
+    rate_power = 0.5
 
     def _rule(self, hyper: Scalars) -> _Parts:
         scale = optax.scale_by_stddev if self.centered else optax.scale_by_rms
@@ -136,8 +136,8 @@ class _Moments(_Decoupled):
     b2: Rate = 0.999
     eps: float = 1e-8
 
-    usual_rates: ClassVar[tuple[float, float] | None] = (1e-6, HIGHEST_ADAM)
-    rate_power: ClassVar[float | None] = 0.5
+    usual_rates = (1e-6, HIGHEST_ADAM)
+    rate_power = 0.5
 
 
 @as_annotated

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.figures import counted, known, one_line, printable
+from ..base.json_types import part
 from .duration import Clock
 from .schedules import as_typed
 
@@ -22,7 +23,7 @@ def title(described: Mapping[str, Any]) -> str:
     *Arguments:* `described`: has the `name` of a recipe and its `source`, as `recipe.json` does.
     Nothing in it is trusted.
     """
-    name, source = str(described.get("name") or ""), _part(described, "source")
+    name, source = str(described.get("name") or ""), part(described, "source")
     file, _, _ = str(source.get("recipe") or "").rpartition(":")
     unnamed = name.removesuffix("-synthetic") == "recipe" and file
     return title_of_file(file) + name.removeprefix("recipe") if unnamed else name
@@ -42,21 +43,21 @@ def described_rows(described: Mapping[str, Any], clock: Clock | None) -> list[tu
     has the `texts` of its task and what was `read` of its model. Nothing in it is trusted. `clock`:
     the recipe's, if it is known.
     """
-    task = _part(described, "task")
-    optimizer = _part(described, "optimizer")
+    task = part(described, "task")
+    optimizer = part(described, "optimizer")
     rows = [("recipe", described.get("name"))]
     for name, words in (("train", "training examples"), ("eval", "evaluation examples")):
-        data = _part(task, name)
+        data = part(task, name)
         many = data.pop("examples", None)
         columns = ", ".join(f"{k} {v}" for k, v in data.items())
         shown = f"{many:,}" if isinstance(many, int) else many
         rows.append((words, f"{shown} ({columns})" if data or many else "none"))
-    texts = _part(described, "texts")
+    texts = part(described, "texts")
     if isinstance(begin := texts.get("begin"), list):
         shown = " ".join(map(str, begin)) or "none"
         rows.append(("documents", f"begin {shown}, end {texts.get('end') or 'as usual'}"))
     rows += [(name, task.get(name)) for name in ("eval_group", "augment", "mix")]
-    rows += _part(described, "read").items()
+    rows += part(described, "read").items()
     batch = described.get("batch")
     replicas = described.get("replicas")
     if known(batch) and isinstance(replicas, int) and replicas > 0:
@@ -68,8 +69,3 @@ def described_rows(described: Mapping[str, Any], clock: Clock | None) -> list[tu
     rows += [(f"  {key}", as_typed(v)) for key, v in optimizer.items() if v is not None]
     rows += [(name, described.get(name)) for name in _MORE]
     return [(printable(name), one_line(value)) for name, value in rows if value is not None]
-
-
-def _part(described: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = described.get(name)
-    return dict(value) if isinstance(value, Mapping) else {}

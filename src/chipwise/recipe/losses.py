@@ -55,7 +55,7 @@ def softmax_cross_entropy(logits: Any, labels: Any, smoothing: float = 0.0) -> j
     labels = as_array(labels, "labels")
     _share(smoothing)
     classes = logits.shape[1]
-    if labels.shape == logits.shape and jnp.issubdtype(labels.dtype, jnp.floating):
+    if _are_probabilities(labels, logits):
         targets = labels.astype(logits.dtype)
         return optax.softmax_cross_entropy(logits, optax.smooth_labels(targets, smoothing))
     labels = class_labels(labels, logits)
@@ -91,13 +91,11 @@ def weighted_softmax_cross_entropy(
     logits = floats(logits, "logits", ndim=2)
     note("weighted_softmax_cross_entropy", logits)
     labels = as_array(labels, "labels")
-    weights = as_array(weights, "weights")
+    weights = _class_weights(weights, "weights", logits)
     _share(smoothing)
     examples, classes = logits.shape
-    if weights.shape != (classes,):
-        raise RecipeError("weights-shape", name="weights", shape=weights.shape, expected=(classes,))
     weights = jnp.where(weights >= 0, weights.astype(logits.dtype), jnp.nan)
-    if labels.shape == logits.shape and jnp.issubdtype(labels.dtype, jnp.floating):
+    if _are_probabilities(labels, logits):
         targets = optax.smooth_labels(labels.astype(logits.dtype), smoothing)
         return Sum(
             jnp.sum(optax.softmax_cross_entropy(logits, targets * weights[None])),
@@ -148,14 +146,7 @@ def sigmoid_cross_entropy(
     if positive_weights is None:
         losses = optax.sigmoid_binary_cross_entropy(logits, targets)
     else:
-        weights = as_array(positive_weights, "positive_weights")
-        if weights.shape != logits.shape[1:]:
-            raise RecipeError(
-                "weights-shape",
-                name="positive_weights",
-                shape=weights.shape,
-                expected=logits.shape[1:],
-            )
+        weights = _class_weights(positive_weights, "positive_weights", logits)
         yes = -jax.nn.log_sigmoid(logits)
         no = -jax.nn.log_sigmoid(-logits)
         losses = weights.astype(logits.dtype)[None] * targets * yes + (1.0 - targets) * no
@@ -207,7 +198,7 @@ def correct(logits: Any, labels: Any, k: int = 1) -> jax.Array:
     classes = logits.shape[1]
     if not 1 <= k <= classes:
         raise invalid("k-range", "k", k, f"1 to {classes}, the classes", classes=classes)
-    if labels.shape == logits.shape and jnp.issubdtype(labels.dtype, jnp.floating):
+    if _are_probabilities(labels, logits):
         labels = jnp.argmax(labels, axis=1)
     labels = class_labels(labels, logits)
     # The label's rank by counting: no sort, which accelerators do slowly, and no tie left to the
@@ -218,6 +209,20 @@ def correct(logits: Any, labels: Any, k: int = 1) -> jax.Array:
     rank = jnp.sum((logits > own) | ((logits == own) & lower), axis=1)
     right = (rank < k) & ~jnp.any(jnp.isnan(logits), axis=1)
     return jnp.where((labels >= 0) & (labels < classes), right.astype(jnp.float32), jnp.nan)
+
+
+def _are_probabilities(labels: jax.Array, logits: jax.Array) -> bool:
+    """Whether labels have a probability for each class."""
+    return labels.shape == logits.shape and jnp.issubdtype(labels.dtype, jnp.floating)
+
+
+def _class_weights(values: Any, name: str, logits: jax.Array) -> jax.Array:
+    """One weight for each class of `logits` (b, k). Raises `RecipeError` for another shape."""
+    weights = as_array(values, name)
+    expected = logits.shape[1:]
+    if weights.shape != expected:
+        raise RecipeError("weights-shape", name=name, shape=weights.shape, expected=expected)
+    return weights
 
 
 def _share(smoothing: float) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import fnmatch
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import optax
 
 from ..base.annotations import as_annotated
-from .optimizers import HIGHEST_ADAM, STACKED, Scalars, Tree, _clipped, _decayed, _Named
+from .optimizers import HIGHEST_ADAM, STACKED, Decay, Scalars, Tree, _clipped, _decayed, _Named
 
 OUTER = (
     *(
@@ -69,13 +68,13 @@ class muon(_Named):
     eps: float = 1e-8
     rms: float | None = 0.2
     weight_decay: Any = 0.0
-    decay: str | Callable[[str, Any], bool] = "all"
+    decay: Decay = "all"
     clip: Any = None
     adam_only: tuple[str, ...] = OUTER
     stacked: str = STACKED
 
-    usual_rates: ClassVar[tuple[float, float] | None] = (1e-6, HIGHEST_ADAM)
-    rate_power: ClassVar[float | None] = 0.5
+    usual_rates = (1e-6, HIGHEST_ADAM)
+    rate_power = 0.5
 
     @property
     def elementwise(self) -> bool:

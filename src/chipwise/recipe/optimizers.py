@@ -45,6 +45,8 @@ from .schedules import Schedule, as_schedule, callable_name, constant, held, pla
 
 Tree = Any
 Scalars = dict[str, Any]
+Decay = str | Callable[[str, Any], bool]
+"""The parameters that decay: "all", "kernels", or a function of a leaf's path and the leaf."""
 
 
 class Optimizer(ABC):
@@ -248,7 +250,7 @@ class Optimizer(ABC):
         return scalars
 
 
-def decays(params: Tree, decay: str | Callable[[str, Any], bool]) -> Tree:
+def decays(params: Tree, decay: Decay) -> Tree:
     """A tree of bools that says which leaves of `params` decay.
 
     `decay` is "all", or "kernels", or a function of a leaf's path, such as "block1/conv/kernel",
@@ -401,13 +403,13 @@ class sgd(_Elementwise):
     momentum: Any = 0.9
     nesterov: bool = False
     weight_decay: Any = 0.0
-    decay: str | Callable[[str, Any], bool] = "all"
+    decay: Decay = "all"
     clip: Any = None
     dampening: float = field(default=0.0, metadata=LATER)
     maximize: bool = field(default=False, metadata=LATER)
 
-    usual_rates: ClassVar[tuple[float, float] | None] = (1e-3, 3.0)
-    rate_power: ClassVar[float | None] = 1.0
+    usual_rates = (1e-3, 3.0)
+    rate_power = 1.0
 
     def _moving(self, hyper: Scalars, decay: _Parts) -> _Parts:
         if "momentum" not in hyper:
@@ -435,8 +437,8 @@ class _Adam(_Elementwise):
     amsgrad: bool = field(default=False, kw_only=True, metadata=LATER)
     maximize: bool = field(default=False, kw_only=True, metadata=LATER)
 
-    usual_rates: ClassVar[tuple[float, float] | None] = (1e-6, HIGHEST_ADAM)
-    rate_power: ClassVar[float | None] = 0.5
+    usual_rates = (1e-6, HIGHEST_ADAM)
+    rate_power = 0.5
 
     def _moving(self, hyper: Scalars, decay: _Parts) -> _Parts:
         b1, b2, eps = hyper["b1"], hyper["b2"], self.eps
@@ -477,7 +479,7 @@ class adam(_Adam):
 
     clip: Any = None
     l2: Any = field(default=0.0, metadata=LATER)
-    decay: str | Callable[[str, Any], bool] = field(default="all", metadata=LATER)
+    decay: Decay = field(default="all", metadata=LATER)
 
 
 @as_annotated
@@ -492,7 +494,7 @@ class adamw(_Adam):
     """
 
     weight_decay: Any = 0.01
-    decay: str | Callable[[str, Any], bool] = "all"
+    decay: Decay = "all"
     clip: Any = None
 
 

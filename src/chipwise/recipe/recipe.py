@@ -311,9 +311,13 @@ class Recipe:
         return warnings + self.optimizer.warnings(clock)
 
 
-def difference(stored: dict, given: dict, path: str = "") -> list[tuple[str, Any, Any]]:
+Changes = list[tuple[str, Any, Any]]
+"""Settings that differ, each with its value before and now."""
+
+
+def difference(stored: dict, given: dict, path: str = "") -> Changes:
     """The differences between two descriptions, as (setting, stored, given)."""
-    rows: list[tuple[str, Any, Any]] = []
+    rows: Changes = []
     for key in sorted(set(stored) | set(given)):
         a = stored.get(key)
         b = given.get(key)

@@ -50,6 +50,8 @@ from .duration import Clock, Duration, Length
 
 Change = Callable[[float], float]
 Lengthen = Callable[[str], str]
+Lengths = list[tuple[str, str]]
+"""Durations, each as (name, as written)."""
 LONG = "1000000"
 """Long enough to show the factor of a `Lengthen`."""
 
@@ -98,8 +100,8 @@ class Schedule(ABC):
         new |= {self.RAMP: length(getattr(self, self.RAMP))} if self.RAMP else {}
         return replace(self, **new)  # type: ignore[type-var]
 
-    def lengths(self) -> list[tuple[str, str]]:
-        """The durations in it, as (name, as written)."""
+    def lengths(self) -> Lengths:
+        """The durations in it."""
         return [(self.RAMP, getattr(self, self.RAMP))] if self.RAMP else []
 
     def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
@@ -229,8 +231,8 @@ class function(Schedule):
 
     call: Callable[[Any], Any]
 
-    fits_any_run: ClassVar[bool] = False
-    _BLOCK: ClassVar[int] = 1024
+    fits_any_run = False
+    _BLOCK = 1024
 
     def __repr__(self) -> str:
         return f"function({callable_name(self.call)})"
@@ -299,7 +301,7 @@ class held(Schedule):
     def _changed(self, number: Change, length: Lengthen) -> Schedule:
         return held(self.schedule._changed(number, length), self.clock)
 
-    def lengths(self) -> list[tuple[str, str]]:
+    def lengths(self) -> Lengths:
         return self.schedule.lengths()
 
 
@@ -470,7 +472,7 @@ class one_cycle(Schedule):
     RAMP = "warmup"
     LATE = "peak-never-reached"
     INSTEAD = ("linear(peak, end)", "cosine(peak, end)")
-    SHAPES: ClassVar[tuple[str, ...]] = ("linear", "cosine", "linear-cosine")
+    SHAPES = ("linear", "cosine", "linear-cosine")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -506,7 +508,7 @@ class exponential(Schedule):
     decay: Length
     floor: float = 0.0
 
-    fits_any_run: ClassVar[bool] = False
+    fits_any_run = False
     NUMBERS = ("init", "floor")
     RAMP = "decay"
     INSTEAD = ("constant(value)",)
@@ -573,7 +575,7 @@ class piecewise(Schedule):
     def _changed(self, number: Change, length: Lengthen) -> Schedule:
         return piecewise([(length(key), number(value)) for key, value in self.pieces])
 
-    def lengths(self) -> list[tuple[str, str]]:
+    def lengths(self) -> Lengths:
         return [("boundaries", ", ".join(key for key, _ in self.pieces if Duration.parse(key)))]
 
     def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
@@ -601,7 +603,7 @@ class tabulated(Schedule):
     values: Any  # given as any sequence of numbers; kept as a tuple
     each: str = "step"
 
-    fits_any_run: ClassVar[bool] = False
+    fits_any_run = False
 
     def __post_init__(self) -> None:
         listed = isinstance(self.values, Iterable) and not isinstance(
@@ -632,7 +634,7 @@ class tabulated(Schedule):
         values = [self.values[min(i * old // new, len(self.values) - 1)] for i in range(count)]
         return tabulated([number(value) for value in values], self.each)
 
-    def lengths(self) -> list[tuple[str, str]]:
+    def lengths(self) -> Lengths:
         return [("table", f"{len(self.values)} {self.each}s")]
 
     def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
@@ -680,7 +682,7 @@ class warmup(Schedule):
         inner = as_given(self.schedule, self._inner._changed(number, length))
         return warmup(inner, length(self.length), number(self.start))
 
-    def lengths(self) -> list[tuple[str, str]]:
+    def lengths(self) -> Lengths:
         return [("warmup", self.length), *self._inner.lengths()]
 
     def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:

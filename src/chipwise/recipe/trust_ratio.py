@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from ..base.annotations import as_annotated
-from .optimizers import STACKED, Scalars, Tree, _clipped, _decayed, _Named, _Parts
+from .optimizers import STACKED, Decay, Scalars, Tree, _clipped, _decayed, _Named, _Parts
 
 
 class _ByLayer(_Named):
@@ -79,7 +79,7 @@ class lamb(_ByLayer):
     b2: Any = 0.999
     eps: float = 1e-6
     weight_decay: Any = 0.01
-    decay: str | Callable[[str, Any], bool] = "all"
+    decay: Decay = "all"
     clip: Any = None
     stacked: str = STACKED
 
@@ -109,7 +109,7 @@ class lars(_ByLayer):
     weight_decay: Any = 0.0
     trust: float = 0.001
     eps: float = 0.0
-    decay: str | Callable[[str, Any], bool] = "all"
+    decay: Decay = "all"
     clip: Any = None
     stacked: str = STACKED
 

@@ -123,6 +123,12 @@ def own_line(places: Iterable[tuple[str, int]]) -> str | None:
     return None
 
 
+def this_line() -> str:
+    """The innermost line that is being run outside of Python and the frameworks, "file.py:12"."""
+    places = ((f.f_code.co_filename, line) for f, line in traceback.walk_stack(None))
+    return next(f"{Path(name).name}:{line}" for name, line in places if not is_framework(name))
+
+
 def is_framework(name: str) -> bool:
     """Whether the file `name` is part of Python or of a framework, or is none."""
     return not Path(name).is_absolute() or _installed(Path(name), False)

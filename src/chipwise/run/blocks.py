@@ -23,6 +23,7 @@ from ..machine.compiler import jitted
 from ..models.large import SHARD, in_group
 from ..models.remat import inside
 from ..recipe.recipe import Recipe
+from ..recipe.source import Columns
 from ..recipe.task import Tree
 from .placement import Placement
 
@@ -90,7 +91,7 @@ class ExampleBlocks:
         rows = np.arange(start, start + self.rows, dtype=np.int32)
         return np.where(rows < self.examples, rows, 0).astype(np.int32)
 
-    def cut(self, columns: dict[str, np.ndarray]) -> list[list[Tree]]:
+    def cut(self, columns: Columns) -> list[list[Tree]]:
         """Cuts the columns of this host's rows of a read. *Returns*, for each of a group's blocks
         in turn, the columns of the block on each local group."""
         turns, local = [], self.placement.local

@@ -34,7 +34,7 @@ from ..models.chip_traits import traced_for
 from ..recipe import logits, precision
 from ..recipe.random_keys import as_data, as_keys
 from ..recipe.recipe import Recipe
-from ..recipe.source import Source, rows_of
+from ..recipe.source import Columns, Source, rows_of
 from ..recipe.task import Sum, Tree, finished
 from ..recipe.user_code import user_code
 from ..step import keys, window
@@ -340,6 +340,6 @@ class Evaluator:
             self._workers.close()
             self._workers = None
 
-    def _place(self, columns: dict[str, np.ndarray], indices: np.ndarray) -> Any:
+    def _place(self, columns: Columns, indices: np.ndarray) -> Any:
         self._indexed.check(columns, "evaluation", indices)
         return self.blocks.cut(columns)

@@ -25,6 +25,7 @@ from .folder.run_folder import RunFolder
 from .log import Log
 from .meter import Meter
 from .on import ALL, On
+from .open_loops import closed_at_exit
 from .progress import Reporter
 from .run_schedule import Agenda
 from .session import Session
@@ -36,6 +37,7 @@ from .watchdog import watched
 
 
 @as_annotated
+@closed_at_exit
 def training(
     recipe: Recipe,
     run: str | Path | None = None,
@@ -64,8 +66,8 @@ def training(
 
     *Yields* an `Event` after each row of metrics, evaluation and checkpoint, and at the end, with
     the `result`. The loop's code changes no bit. The time for which a device waits for it is
-    `seconds["own_code"]`, and no part of any speed. A loop that is left saves its state, and the
-    same call resumes the run.
+    `seconds["own_code"]`, and no part of any speed. A loop that is left saves its state, also at
+    the end of the program, and the same call resumes the run.
 
     The arguments, the errors, and JAX's settings within the loop are those of `fit`.
     """

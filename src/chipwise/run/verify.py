@@ -16,12 +16,12 @@ replica:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ..base import DeviceFault, Fact, fact
+from ..base import DeviceFault, Say, fact, silent
 from .folder.run_reader import number
 from .placement import device_names
 from .programs import Programs, Recheck
@@ -56,7 +56,7 @@ class Verifier:
     def __init__(self, programs: Programs, share: float):
         self.programs, self.placement, self.share = programs, programs.placement, share
         self.step, self.replicas, self.faults = 0, 0, list[dict[str, Any]]()
-        self.say: Callable[[Fact], None] = lambda _: None
+        self.say: Say = silent
         self._suspects: dict[int, Votes] = {}
         self._returns = 0
 

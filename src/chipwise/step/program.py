@@ -15,7 +15,14 @@ import jax
 
 from ..base import ChipwiseError, RecipeError
 from ..chips.catalogue import Chip
-from ..compile.exports import Contents, Exported, export_program, flat_positions
+from ..compile.exports import (
+    EXPORTING,
+    Contents,
+    Exported,
+    cudnn_assumed,
+    export_program,
+    flat_positions,
+)
 from ..models.chip_traits import ChipTraits, depends_on_chip, traced_for
 from ..recipe import precision
 
@@ -64,7 +71,7 @@ class Program:
         """Returns the contents of the program for a chip. Traces it unless it was exported."""
         if known := self._exported.get(_same_trace(ChipTraits.of(chip))):
             return known.contents
-        with tracing(self.name), traced_for(chip):
+        with EXPORTING, cudnn_assumed(), tracing(self.name), traced_for(chip):
             closed = jax.make_jaxpr(self.function)(*self.specs)
         return Contents.of(closed.jaxpr)
 

@@ -120,13 +120,9 @@ class Study(Displayed):
         """Replaces `study.json`. Raises `RunError` if it cannot be written, and leaves the old
         file."""
         text = json.dumps(self.to_json(), indent=1) + "\n"
-        try:
+        with RunError.of_system("study-document-unwritable", path=self.folder / FILE):
             self.check()
             put_inside(self.folder / FILE, text.encode())
-        except OSError as error:
-            raise RunError(
-                "study-document-unwritable", path=self.folder / FILE, reason=error
-            ) from None
 
 
 def read(folder: str | Path) -> Study | None:
@@ -168,11 +164,9 @@ def read(folder: str | Path) -> Study | None:
 def opened(run: str | Path, recipe: str, source: dict[str, Any] | None) -> Iterator[Study]:
     """Opens the study in the folder `run`, old or new, and locks it for this process."""
     folder = Path(to_write(run, "run")).absolute()
-    try:
+    with RunError.of_system("study-unwritable", folder=run):
         folder.mkdir(parents=True, exist_ok=True)
         lock = hold(folder, FILE)
-    except OSError as error:
-        raise RunError("study-unwritable", folder=run, reason=error) from error
     with lock:
         if (folder / "recipe.json").exists():
             raise RunError("single-run-here", folder=folder)

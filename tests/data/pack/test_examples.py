@@ -12,16 +12,17 @@ from chipwise.base.errors import DataError
 from chipwise.data import Arrays, PackedFolder
 from chipwise.data import images as decoding
 from chipwise.data.pack import examples
-from chipwise.data.pack.examples import Form, stored_image
+from chipwise.data.pack.examples import stored_image
 from chipwise.data.pack.folders import Split
+from chipwise.data.pack.pack_settings import PackSettings
 from chipwise.data.pack.packing import pack
 from pictures import encoded, smooth
 from refusals import refused
 
-JPEG, RAW = Form(store="jpeg"), Form(store="raw")
+JPEG, RAW = PackSettings(store="jpeg"), PackSettings(store="raw")
 
 
-@pytest.mark.parametrize("form", [JPEG, Form(16, "jpeg")])
+@pytest.mark.parametrize("form", [JPEG, PackSettings(16, "jpeg")])
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"mode": "L"}, {"subsampling": 0}])
 def test_a_jpeg_that_needs_no_change_is_kept_byte_for_byte(form, options):
     data = encoded(smooth(size=(16, 16)), quality=83, **options)
@@ -42,8 +43,8 @@ def turned(turn):
         (encoded(smooth(), "PNG"), JPEG),
         (encoded(smooth(), mode="CMYK"), JPEG),
         (turned(6), JPEG),
-        (encoded(smooth()), Form(8, "jpeg")),
-        (encoded(smooth()), Form(16, "jpeg")),
+        (encoded(smooth()), PackSettings(8, "jpeg")),
+        (encoded(smooth()), PackSettings(16, "jpeg")),
     ],
     ids=["png", "cmyk", "turned", "smaller", "cut"],
 )
@@ -51,14 +52,14 @@ def test_what_needs_a_change_is_encoded_and_seen_as_it_is_stored(data, form):
     made = stored_image(data, form)
     assert made.data != data
     np.testing.assert_array_equal(made.pixels, simplejpeg.decode_jpeg(made.data, "RGB"))
-    raw = stored_image(data, Form(form.size, "raw"))
+    raw = stored_image(data, PackSettings(form.size, "raw"))
     assert raw.pixels is raw.data and raw.pixels.shape == made.pixels.shape
     assert np.abs(raw.pixels.astype(int) - made.pixels).mean() < 4
 
 
 def test_quality_and_chroma():
     pixels = np.random.default_rng(0).integers(0, 255, (32, 32, 3), np.uint8)
-    sizes = [len(stored_image(pixels, Form(store="jpeg", quality=q)).data) for q in (10, 90, 100)]
+    sizes = [len(stored_image(pixels, PackSettings(store="jpeg", quality=q)).data) for q in (10, 90, 100)]
     assert sizes == sorted(set(sizes))
     assert simplejpeg.decode_jpeg_header(stored_image(pixels, JPEG).data)[3] == "420"
 
@@ -86,13 +87,13 @@ def test_values_of_python_objects():
         for black, white in ((0, 1), (-1, 1), (0, 255), (1, 0), (0, 65535)):
             image = channels_first if made is Tensor else pixels
             value = made(black + image / np.float32(255) * (white - black))
-            form = Form(pixels=(black, white))
+            form = PackSettings(pixels=(black, white))
             np.testing.assert_array_equal(stored_image(value, form).data, pixels)
             np.testing.assert_array_equal(stored_image(pixels, form).data, pixels)
     grey = pixels[..., 0]
     for value in (grey, grey[..., None]):
         np.testing.assert_array_equal(stored_image(value, RAW).data, value)
-        assert stored_image(value, Form(8)).data.shape == (8, 8, *value.shape[2:])
+        assert stored_image(value, PackSettings(8)).data.shape == (8, 8, *value.shape[2:])
         np.testing.assert_array_equal(
             stored_image(value, JPEG).pixels[..., 0], stored_image(value, JPEG).pixels[..., 2]
         )
@@ -129,7 +130,7 @@ def test_what_is_no_image(value, code, facts):
 )
 def test_pixels_outside_of_what_is_declared(value, pixels):
     with refused(DataError, "image-array-outside", black=pixels[0], white=pixels[1]):
-        stored_image(value, Form(pixels=pixels))
+        stored_image(value, PackSettings(pixels=pixels))
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -142,7 +143,7 @@ def test_pixels_of_every_kind_of_number(kind, turned):
         ends = (np.iinfo(kind).min, np.iinfo(kind).max)
     value = np.array([ends, ends[::-1]], kind)
     low, high = (255, 0) if turned else (0, 255)
-    made = stored_image(value, Form(pixels=ends[::-1] if turned else ends))
+    made = stored_image(value, PackSettings(pixels=ends[::-1] if turned else ends))
     np.testing.assert_array_equal(made.data, [[low, high], [high, low]])
     if kind == "bool":
         with refused(DataError, "image-array-values", dtype="bool"):
@@ -171,7 +172,7 @@ def test_a_side_longer_than_a_jpeg_can_have():
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 def test_a_thin_line_is_not_enlarged_to_gigabytes(kind):
     line = encoded(np.zeros((2, 60_000, 3), np.uint8), kind)
-    assert stored_image(line, Form(224)).data.shape == (224, 224, 3)
+    assert stored_image(line, PackSettings(224)).data.shape == (224, 224, 3)
 
 
 def test_a_pillow_image_that_is_read_late():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from chipwise.base.errors import DataError, RecipeError
 from chipwise.data import folder
 from chipwise.data.pack.folders import Listing, Split, divided
-from chipwise.data.pack.packing import PackSettings
+from chipwise.data.pack.pack_settings import PackSettings
 from chipwise.data.pack.recognise import listing_of
 from pictures import write
 from refusals import refused
@@ -50,7 +50,7 @@ def test_train_beside_another_becomes_train_and_eval(tmp_path, other, above):
 
 def test_what_is_not_packed_is_told(tmp_path):
     touch(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "test/a/1.jpg", "train/a/notes.txt")
-    found = listing_of(tmp_path, eval_split="val")
+    found = listing_of(tmp_path, PackSettings(eval_split="val"))
     assert found.left_out == ("test/", "train/a/notes.txt")
     assert found.splits["eval"].names == ["a/1.jpg"]
 

@@ -12,6 +12,7 @@ from chipwise.base.errors import DataError
 from chipwise.data import PackedFolder
 from chipwise.data.pack import hub, tfrecord
 from chipwise.data.pack.columns import labels_of
+from chipwise.data.pack.pack_settings import USUAL
 from chipwise.data.pack.packing import pack
 from chipwise.data.sources import materialize
 from refusals import refused
@@ -165,7 +166,7 @@ def test_a_parquet_that_states_more_rows_than_bytes_is_refused(tmp_path, monkeyp
     with refused(DataError, "rows-unreadable", path=path):
         pack(path, tmp_path / "out")
     monkeypatch.setattr(hub, "_FEWEST_ROWS", 30_000)
-    assert len(hub.from_parquet([path], {}).splits["train"].names) == 30_000
+    assert len(hub.from_parquet([path], USUAL).splits["train"].names) == 30_000
 
 
 @pytest.mark.parametrize("kind", ["binary", "text", "in a list"])
@@ -204,7 +205,7 @@ def test_a_file_that_was_replaced_is_read_again(tmp_path):
     for labels in ([0, 1], [1, 1]):
         path = parquet(tmp_path / "a.parquet", IMAGES[:2], labels)
         os.utime(path, (1.7e9, 1.7e9))
-        assert hub.from_parquet([path], {}).splits["train"].labels["label"].tolist() == labels
+        assert hub.from_parquet([path], USUAL).splits["train"].labels["label"].tolist() == labels
 
 
 @pytest.mark.parametrize("name", ["a*", "a?", "a[b]", "a[!x]", "**"])
@@ -212,7 +213,7 @@ def test_a_name_is_no_pattern(tmp_path, name):
     """The library takes patterns: of a file `a*` it would read `ab` too."""
     parquet(tmp_path / "ab.parquet", IMAGES, LABELS)
     path = parquet(tmp_path / f"{name}.parquet", IMAGES[:2], LABELS[:2])
-    assert len(hub.from_parquet([path], {}).splits["train"].names) == 2
+    assert len(hub.from_parquet([path], USUAL).splits["train"].names) == 2
     for file, rows in ((tmp_path / "ab.csv", 3), (tmp_path / f"{name}.csv", 2)):
         file.write_text("text\n" + "x\n" * rows)
     assert len(list(hub.text_rows(file))) == 2

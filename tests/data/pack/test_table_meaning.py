@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from chipwise.base.errors import DataError, RecipeError
+from chipwise.data.pack.pack_settings import PackSettings
 from chipwise.data.pack.packing import Packing
 from chipwise.data.pack.recognise import listing_of
 from chipwise.data.pack.tables import read_table
@@ -20,7 +21,7 @@ def rows(*labels, heading="file,label"):
 def read(tmp_path, text, **declared):
     path = tmp_path / "labels.csv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return read_table(path, **declared)
+    return read_table(path, PackSettings(**declared))
 
 
 DECIMALS = ("1.5", "2.5", "4.0")

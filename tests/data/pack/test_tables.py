@@ -6,6 +6,7 @@ import pytest
 from chipwise.base.errors import DataError
 from chipwise.data.pack import tables
 from chipwise.data.pack.folders import divided
+from chipwise.data.pack.pack_settings import PackSettings
 from chipwise.data.pack.packing import Packing
 from chipwise.data.pack.recognise import listing_of
 from chipwise.data.pack.tables import read_table
@@ -42,7 +43,7 @@ def touch(root, *names):
     ],
 )
 def test_every_kind_of_label(tmp_path, text, declared, labels, classes):
-    found = read_table(table(tmp_path, text), labels=declared)
+    found = read_table(table(tmp_path, text), PackSettings(labels=declared))
     np.testing.assert_array_equal(found.labels, labels)
     assert found.labels.dtype == labels.dtype and found.classes == classes
     assert found.below == ({"label": len(classes)} if labels.dtype == np.int32 else {})

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...base import DataError, Fact, fact
+from ..sources import Columns
 
 COLUMNS = {
     "image": ("image", "image/encoded", "img", "jpg", "png", "jpeg", "webp"),
@@ -61,7 +62,7 @@ def reading(
 
 def labels_of(
     values: Mapping[str, list[Any]], declared: str | None = None
-) -> tuple[dict[str, dict[str, np.ndarray]], tuple[str, ...]]:
+) -> tuple[dict[str, Columns], tuple[str, ...]]:
     """Labels by split, and the classes: sorted text, or integers from 0 to the largest.
     *Arguments:* `declared`: "classes" or "numbers", if the user says it."""
     every = [value for some in values.values() for value in some]

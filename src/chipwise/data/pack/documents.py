@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...base import DataError, Fact, unreadable
+from ...base import DataError, Fact, Say, silent
 from ..folder import DEEPEST, TARS, is_litter
 from .columns import chosen, reading
 from .hub import files_at, from_hub, text_rows
@@ -36,7 +36,7 @@ def documents(
     path: Path | str,
     columns: dict[str, str],
     eval_split: str | None = None,
-    say: Callable[[Fact], None] = lambda fact: None,
+    say: Say = silent,
 ) -> Iterator[Document]:
     """Yields the documents at `path`, or of a data set of the Hub. See `text_listing`.
     *Arguments:* `say`: called with what a report says."""
@@ -60,7 +60,7 @@ def documents(
             yield from _rows(path, splits[name], split, columns, say_once)
         return
     ending = path.suffix.lower()
-    try:
+    with DataError.of_system("unreadable", path=path):
         if not path.exists():
             raise DataError("pack-source-missing", path=path)
         if path.is_dir() and (rows := files_at(path)) is not None and rows[0] == "parquet":
@@ -80,8 +80,6 @@ def documents(
         else:
             roles_of(["train"])
             yield Document("train", path.name, _pieces(path))
-    except OSError as error:
-        raise unreadable(path, error) from error
 
 
 def _files(

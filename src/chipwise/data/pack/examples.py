@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +18,9 @@ import simplejpeg
 from PIL import Image
 
 from ...base import DataError
-from ..images import Encoded, fitted, from_pillow, room
+from ..images import Encoded, Size, fitted, from_pillow, room
 from .folders import Split
+from .pack_settings import PackSettings
 
 # Chroma at half the resolution, as in cameras. Photographs at 224×224 and quality 90 take 15.9 kB
 # and 0.23 ms to decode; 4:4:4 takes 21.3 kB and 0.44 ms for 2.8 dB more (simplejpeg 1.9 on one AMD
@@ -33,20 +33,6 @@ PIECE_BYTES = 1 << 20
 _HELD_BYTES = 1 << 27
 _ENCODING = 6  # bytes a pixel, besides those of the image
 _JPEG_SIDE = 65_500  # libjpeg's limit
-
-
-@dataclass(frozen=True)
-class Form:
-    """How images are stored."""
-
-    size: int | None = None
-    """Both sides in pixels, or `None` to leave them as they are."""
-    store: str = "raw"
-    """The form of the data, "raw" or "jpeg"."""
-    quality: int = 90
-    """The quality of JPEGs that must be encoded."""
-    pixels: tuple[float, float] | None = None
-    """The values of numbers other than uint8 that are black and white."""
 
 
 class StoredImage(NamedTuple):
@@ -71,7 +57,7 @@ class Entry(NamedTuple):
 
 
 def records(
-    split: Split, pieces: Iterable[Sequence[int]], form: Form, workers: int
+    split: Split, pieces: Iterable[Sequence[int]], settings: PackSettings, workers: int
 ) -> Iterator[list[Entry]]:
     """Yields the records of each of `pieces`, rows of `split`, in order, converted by `workers`
     threads.
@@ -93,16 +79,15 @@ def records(
                 return
             rows = rows[len(part) :]
             examples = examples and examples[len(part) :]
-            future = pool.submit(piece, split, rows, examples, form, held, True)
+            future = pool.submit(piece, split, rows, examples, settings, held, True)
 
     with ThreadPoolExecutor(workers, "chipwise-pack") as pool:
         try:
             for rows in pieces:
                 # An object's [i] may not be thread-safe: then this thread reads
                 examples = None if split.threads else [_read(split, row) for row in rows]
-                waiting.append(
-                    (rows, examples, pool.submit(piece, split, rows, examples, form, held, False))
-                )
+                future = pool.submit(piece, split, rows, examples, settings, held, False)
+                waiting.append((rows, examples, future))
                 if len(waiting) > workers + 2:
                     yield from first()
             while waiting:
@@ -152,7 +137,12 @@ def _held(entry: Entry) -> int:
 
 
 def piece(
-    split: Split, rows: Sequence[int], examples: list | None, form: Form, held: Held, first: bool
+    split: Split,
+    rows: Sequence[int],
+    examples: list | None,
+    settings: PackSettings,
+    held: Held,
+    first: bool,
 ) -> list[Entry]:
     """The records of `rows`, from `examples`, or read here if that is `None`.
 
@@ -175,7 +165,7 @@ def piece(
             if isinstance(example, DataError):
                 raise example
             labels = {name: column[row] for name, column in split.labels.items()}
-            done.append(_record(split.names[row], labels, example, form, before_pixels))
+            done.append(_record(split.names[row], labels, example, settings, before_pixels))
             held.add(_held(done[-1]))
         except _NoRoom:
             return done
@@ -195,48 +185,48 @@ def _record(
     name: str,
     labels: Mapping[str, Any],
     example: Mapping[str, Any],
-    form: Form,
+    settings: PackSettings,
     before_pixels: Callable[[int], None],
 ) -> Entry:
     columns = {**labels, **example}
     if "image" not in columns:
-        if form.store == "jpeg" or form.size is not None:
+        if settings.store == "jpeg" or settings.size is not None:
             wrong = "it has no column 'image' ({columns:list}): leave out --size and --store jpeg."
             raise DataError("no-image-column", wrong, columns=list(columns))
         return Entry(name, {column: np.asarray(value) for column, value in columns.items()})
-    image = stored_image(columns.pop("image"), form, before_pixels)
+    image = stored_image(columns.pop("image"), settings, before_pixels)
     others = {column: np.asarray(value) for column, value in columns.items()}
     return Entry(name, {"image": image.data, **others}, image.pixels)
 
 
 def stored_image(
-    value: Any, form: Form, before_pixels: Callable[[int], None] = lambda nbytes: None
+    value: Any, settings: PackSettings, before_pixels: Callable[[int], None] = lambda nbytes: None
 ) -> StoredImage:
     """`value` in its stored form.
 
     `value`: encoded bytes, a Pillow image, or an array or tensor. An array is `(h, w)` or
     `(h, w, 1 or 3)`, a tensor also `(1 or 3, h, w)`, of uint8, or of other numbers in
-    `form.pixels`, which become 0 to 255. A JPEG that needs no change is stored byte for byte.
+    `settings.pixels`, which become 0 to 255. A JPEG that needs no change is stored byte for byte.
     Arrays without `size` are stored raw as they are. `before_pixels` is called with the bytes of an
     encoded image's pixels before it is decoded.
 
     Raises `DataError` if it cannot be stored. The caller adds the name.
     """
-    size = None if form.size is None else (form.size, form.size)
+    size = None if settings.size is None else (settings.size, settings.size)
     if isinstance(value, bytes):
         encoded = Encoded(value)
         shape = (encoded.height, encoded.width)
         before_pixels(3 * math.prod(size or shape))
         pixels = encoded.pixels(size)
-        if form.store == "jpeg" and encoded.plain and pixels.shape[:2] == shape:
+        if settings.store == "jpeg" and encoded.plain and pixels.shape[:2] == shape:
             return StoredImage(value, pixels)
     elif isinstance(value, Image.Image):
         pixels = _loaded(value, size)
     else:
-        array = _array(value, form.pixels)
+        array = _array(value, settings.pixels)
         shape = array.shape[:2]
         pixels = array if size is None or shape == size else _resized(array, size)
-    if form.store == "raw":
+    if settings.store == "raw":
         return StoredImage(pixels, pixels)
     height, width = pixels.shape[:2]
     if max(height, width) > _JPEG_SIDE:
@@ -244,11 +234,11 @@ def stored_image(
         raise DataError("image-jpeg-side", wrong, height=height, width=width, limit=_JPEG_SIDE)
     color = np.broadcast_to(pixels.reshape(height, width, -1), (height, width, 3))
     with room(_ENCODING * height * width):
-        data = simplejpeg.encode_jpeg(np.ascontiguousarray(color), form.quality, "RGB", _CHROMA)
+        data = simplejpeg.encode_jpeg(np.ascontiguousarray(color), settings.quality, "RGB", _CHROMA)
         return StoredImage(data, simplejpeg.decode_jpeg(data, "RGB"))
 
 
-def _loaded(image: Image.Image, size: tuple[int, int] | None) -> np.ndarray:
+def _loaded(image: Image.Image, size: Size | None) -> np.ndarray:
     try:
         return from_pillow(image, size)  # Pillow reads a file when its pixels are asked for
     except (DataError, MemoryError, OSError):
@@ -283,7 +273,7 @@ def _array(value: Any, pixels: tuple[float, float] | None) -> np.ndarray:
     return np.rint(shifted * (255 / (white - black))).astype(np.uint8)
 
 
-def _resized(array: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def _resized(array: np.ndarray, size: Size) -> np.ndarray:
     grey = array.ndim == 3 and array.shape[2] == 1
     pixels = fitted(Image.fromarray(array[..., 0] if grey else array), size)
     return pixels[..., None] if grey else pixels

@@ -27,6 +27,7 @@ from ..class_names import numbers_of, unjoined
 from ..folder import is_litter
 from .columns import chosen, labels_of, only, reading
 from .folders import Listing, Split
+from .pack_settings import PackSettings
 from .splits import evaluated, split_of
 
 _HUB = "hf://datasets/"
@@ -73,19 +74,16 @@ def files_at(path: Path) -> tuple[str, list[Path]] | None:
     return None
 
 
-def from_parquet(
-    files: Sequence[Path],
-    columns: Mapping[str, str],
-    eval_split: str | None = None,
-    declared: str | None = None,
-) -> Listing:
+def from_parquet(files: Sequence[Path], settings: PackSettings) -> Listing:
     """The rows of Parquet `files`. The names of the files say which split they are of.
 
     Raises `DataError` for files that are damaged, or state more rows than they have bytes.
     """
     by_split: dict[str, list[Path]] = {}
     content: dict[str, str] = {}
-    roles, told = evaluated({split_of(file.name) for file in files}, eval_split, files[0].parent)
+    roles, told = evaluated(
+        {split_of(file.name) for file in files}, settings.eval_split, files[0].parent
+    )
     for file in files:
         if (split := roles.get(split_of(file.name))) is None:
             continue
@@ -108,7 +106,7 @@ def from_parquet(
         options = {"data_files": names, "split": "train", "cache_dir": f"{_cache()}/{known[:32]}"}
         with _library(by_split[split][0]) as datasets:
             splits[split] = datasets.load_dataset("parquet", **options)
-    return from_datasets(splits, columns, files[0], content, told=told, declared=declared)
+    return from_datasets(splits, settings, files[0], content, told)
 
 
 def text_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -182,22 +180,22 @@ def _refuse_long_lines(path: Path) -> None:
 
 def from_datasets(
     splits: Mapping[str, Any],
-    columns: Mapping[str, str],
+    settings: PackSettings,
     path: Any,
     content: Mapping[str, str],
-    names: Sequence[str] = (),
     told: Sequence[Fact] = (),
-    declared: str | None = None,
 ) -> Listing:
     """The rows of `datasets.Dataset`s by split, with images or numbers, and with labels if there
     are any. Beside an image, and of columns that are no numbers, nothing is read.
 
-    *Arguments:* `columns`: the names of "image" and "label", if they are not the usual ones.
-    `path`: the source, for errors. `content`: a digest of each split, where the library's own is
-    not enough. `names`: the classes, by default those of the first split that states them. Labels
-    of the others are joined to them by name. `told`: how the splits were read. `declared`: as in
-    `labels_of`.
+    *Arguments:* `path`: the source, for errors. `content`: a digest of each split, where the
+    library's own is not enough. `told`: how the splits were read.
+
+    The classes are `settings.names`, by default those of the first split that states them. Labels
+    of the others are joined to them by name.
     """
+    columns = settings.columns or {}
+    names = settings.names
     read: dict[str, Any] = {}
     values: dict[str, list[Any]] = {}
     classes = tuple(names)
@@ -231,8 +229,8 @@ def from_datasets(
             told_now = reading({"image": image, "label": label}, others, left)
             read_as += [one for one in told_now if one not in read_as]
             read[split] = _reader(data.select_columns([image] if image else others), image, path)
-    classes = () if declared == "numbers" else classes
-    labels, found = labels_of(values, declared)
+    classes = () if settings.labels == "numbers" else classes
+    labels, found = labels_of(values, settings.labels)
     entries = {}
     for split, data in splits.items():
         known = content.get(split, data._fingerprint)

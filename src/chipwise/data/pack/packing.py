@@ -11,12 +11,10 @@ import itertools
 import json
 import math
 import os
-import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,14 +28,13 @@ from ...base.annotations import as_annotated
 from ...base.files import check_inside, fsync_folder, put_inside, to_write
 from ...base.locks import Lock
 from ...machine.limits import usable_cores
-from ..images import MAX_PIXELS
 from ..remote import local
 from .documents import is_text
-from .examples import Entry, Form, pieces_of, records
+from .examples import Entry, pieces_of, records
 from .folders import divided
 from .hub import on_hub
+from .pack_settings import PackSettings
 from .recognise import has_rows, listing_of
-from .tables import LABELS
 from .tokenise import TextForm, text_listing
 from .writer import SHARD_BYTES, Writer
 
@@ -57,90 +54,13 @@ class Progress(NamedTuple):
     """The number of entries skipped so far, in all splits."""
 
 
-@dataclass(frozen=True)
-class PackSettings:
-    """How to pack. Raises `RecipeError` for invalid values."""
-
-    size: int | None = None
-    """In pixels: images are scaled to cover `size` × `size`, and the centre is cropped. `None`
-    leaves their sizes as they are."""
-    store: str = "raw"
-    """`"raw"`: pixels, all of one size. `"jpeg"`: JPEGs. Those that need no change are stored byte
-    for byte."""
-    quality: int = 90
-    """The quality of JPEGs that must be encoded."""
-    split: float | None = None
-    """The share of each class for `eval`."""
-    shards: int | str = "auto"
-    """The approximate number of files per column, or `"auto"`: 1 GiB each."""
-    max_skipped: int | None = None
-    """How many entries that cannot be packed are skipped, by default 1 % and at least 10. The
-    manifest lists them."""
-    workers: int | None = None
-    """The number of threads, by default one per core."""
-    names: Sequence[str] = ()
-    """The classes, for objects without them."""
-    text: TextForm | None = None
-    """How text becomes tokens. `.txt`, `.md` and `.jsonl` files are text also without it."""
-    columns: Mapping[str, str] | None = None
-    """The names of "image", "label", "text" or the "prompt" that the text answers, in a table,
-    Parquet or TFRecord."""
-    labels: str | None = None
-    """What the labels of a table are: `"classes"`, `"several"` classes each or `"numbers"`. `None`
-    takes what all cells say. Of Parquet and TFRecord, whole numbers are classes then."""
-    heading: str | None = None
-    """The names of the columns of a table without a heading, such as `"file,label"`."""
-    pixels: tuple[float, float] | None = None
-    """The values that are black and white in images of floats, such as `(0, 1)`, or of whole
-    numbers other than uint8. They become 0 to 255."""
-    eval_split: str | None = None
-    """The split to evaluate on, such as "validation", of a source with several."""
-
-    def __post_init__(self):
-        def whole(value: Any, least: int, most: float = math.inf) -> bool:
-            return value is None or (isinstance(value, int) and least <= value <= most)
-
-        share = self.split is None or (isinstance(self.split, (int, float)) and 0 < self.split < 1)
-        ends = (0, 1) if self.pixels is None else self.pixels
-        pixels = len(ends) == 2 and all(map(math.isfinite, ends)) and ends[0] != ends[1]
-        largest = math.isqrt(MAX_PIXELS)
-        shards = re.fullmatch("auto|0*[1-9][0-9]*", str(self.shards))
-        checks = (
-            (f"--store {self.store}", self.store in ("raw", "jpeg"), "raw or jpeg"),
-            (
-                f"--size {self.size!r}",
-                whole(self.size, 1, largest),
-                f"a whole number from 1 to {largest:,}",
-            ),
-            (
-                f"--quality {self.quality!r}",
-                whole(self.quality, 1, 100),
-                "a whole number from 1 to 100",
-            ),
-            (
-                f"--max-skipped {self.max_skipped!r}",
-                whole(self.max_skipped, 0),
-                "a whole number from 0",
-            ),
-            (f"--workers {self.workers!r}", whole(self.workers, 1), "a whole number from 1"),
-            (f"--split {self.split!r}", share, "the share for eval, between 0 and 1, such as 0.1"),
-            (f"--shards {self.shards}", shards, "auto or a number from 1"),
-            (f"--pixels {self.pixels}", pixels, "the values of black and white, such as 0,1"),
-            (f"--labels {self.labels}", self.labels in (None, *LABELS), " or ".join(LABELS)),
-        )
-        for given, right, expected in checks:
-            if not right:
-                wrong = "{given}: expected {expected}."
-                raise RecipeError("pack-option", wrong, given=given, expected=expected)
-
-
 class Packing:
     """A source and where it is packed. See `pack`. The constructor lists the source and writes
     nothing.
 
     *Attributes:* `src`: its name. `dst`: the folder of the pack. `partial`: the temporary folder.
-    `options`: the `PackSettings`. `form`: how images are stored. `listing`: the entries. `workers`
-    and `max_skipped`: as in `PackSettings`, with their defaults replaced.
+    `options`: the `PackSettings`. `listing`: the entries. `workers` and `max_skipped`: as in
+    `PackSettings`, with their defaults replaced.
     """
 
     def __init__(self, src: Any, dst: str | Path, **options: Any):
@@ -158,12 +78,10 @@ class Packing:
                 wrong = "{dst} lies inside {src}: pack to a folder beside it."
                 raise DataError("pack-inside-source", wrong, dst=self.dst, src=src)
         given = self.options
-        self.form = Form(given.size, given.store, given.quality, given.pixels)
-        columns = given.columns
         path = src if on_hub(src) else None
         if path is None and isinstance(src, (str, os.PathLike)):
             path = local(str(src))
-        named = not {"text", "prompt"}.isdisjoint(columns or {})
+        named = not {"text", "prompt"}.isdisjoint(given.columns or {})
         textual = path is not None and (named or (isinstance(path, Path) and is_text(path)))
         self.text = text = given.text or (TextForm() if textual else None)
         if text is not None and path is None:
@@ -178,15 +96,11 @@ class Packing:
             wrong = "--labels several is for a .csv, not for {src:plain}: give a list in each row."
             raise RecipeError("pack-labels-several", wrong, src=self.src)
         if text is None or path is None:
-            self.listing = listing_of(
-                src, given.names, columns, given.eval_split, given.labels, given.heading
-            )
+            self.listing = listing_of(src, given)
             if given.split is not None:
                 self.listing = divided(self.listing, given.split)
         else:
-            self.listing = text_listing(
-                path, text, self.dst.parent, columns, given.split, given.eval_split
-            )
+            self.listing = text_listing(path, text, self.dst.parent, given)
         for name, split in self.listing.splits.items():
             if not len(split):
                 wrong = "{src} has no examples in {split}: expected at least one."
@@ -206,18 +120,18 @@ class Packing:
 
     def settings(self, split: str) -> dict[str, Any]:
         """The settings that determine a split's bytes, for the manifest."""
-        shards = self.options.shards
+        given = self.options
         most = None
-        if shards != "auto":
-            most = math.ceil(len(self.listing.splits[split]) / int(shards))
+        if given.shards != "auto":
+            most = math.ceil(len(self.listing.splits[split]) / int(given.shards))
         return {
-            "size": self.form.size,
-            "fit": None if self.form.size is None else "crop",
-            "store": self.form.store,
-            "quality": self.form.quality if self.form.store == "jpeg" else None,
+            "size": given.size,
+            "fit": None if given.size is None else "crop",
+            "store": given.store,
+            "quality": given.quality if given.store == "jpeg" else None,
             "shard_bytes": SHARD_BYTES,
             "shard_examples": most,
-            **({} if self.form.pixels is None else {"pixels": list(self.form.pixels)}),
+            **({} if given.pixels is None else {"pixels": list(given.pixels)}),
             "decoders": f"simplejpeg {simplejpeg.__version__}, Pillow {PIL.__version__}",
             **(
                 {}
@@ -276,26 +190,20 @@ class Packing:
     def _appear(self) -> None:
         own = {*self.listing.splits, *self.listing.beside}
         self._lock.check()
-        try:
+        with DataError.of_system("pack-unwritable", path=self.partial):
             for name, content in self.listing.beside.items():
                 put_inside(self._place / name, content)
-        except OSError as error:
-            raise DataError("pack-unwritable", path=self.partial, reason=error) from error
         strange = {path.name for path in self._place.iterdir()} - own
         if strange:
             wrong = "{folder} holds {names:few} from another pack: move that away, and pack again."
             raise DataError(
                 "pack-partial-strange", wrong, folder=self.partial, names=sorted(strange)
             )
-        try:
+        wrong = "{folder} is complete, but cannot be renamed to {dst}: {reason}."
+        with DataError.of_system("pack-rename", wrong, folder=self.partial, dst=self.dst):
             self._lock.check()
             os.rename(self._place, self._lock.folder / self.dst.name)
             fsync_folder(self._lock.folder)
-        except OSError as error:
-            wrong = "{folder} is complete, but cannot be renamed to {dst}: {reason}."
-            raise DataError(
-                "pack-rename", wrong, folder=self.partial, dst=self.dst, reason=error
-            ) from error
 
     def _split(self, name: str, progress: Callable[[Progress], None]) -> int:
         split = self.listing.splits[name]
@@ -311,7 +219,7 @@ class Packing:
         identity = json.dumps(decides, sort_keys=True).encode("utf-8", "surrogateescape")
         writer = Writer(
             self._place / name,
-            store=self.form.store,
+            store=self.options.store,
             names=self.listing.names,
             below=self.listing.below,
             settings=settings,
@@ -335,7 +243,7 @@ class Packing:
             report_progress()
             if not writer.complete:
                 pieces = pieces_of(split.sizes, begun)
-                for piece in records(split, pieces, self.form, self.workers):
+                for piece in records(split, pieces, self.options, self.workers):
                     self._write(writer, piece)
                     report_progress()
                 writer.finish(source)

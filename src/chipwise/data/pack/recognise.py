@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...base import DataError, unreadable
+from ...base import DataError
 from ...recipe.source import kind_of, unmasked
 from .. import remote
 from ..class_names import Renamed, joined, names_of, unjoined
@@ -18,6 +18,7 @@ from ..folder import TARS, list_tar, walk
 from ..sources import Columns, check_labels
 from .folders import Listing, Split, arrange, listed_by
 from .hub import files_at, from_datasets, from_hub, from_parquet, on_hub
+from .pack_settings import USUAL, PackSettings
 from .splits import evaluated
 from .tables import other_form, read_table
 from .tfrecord import from_tfrecords
@@ -25,41 +26,32 @@ from .tfrecord import from_tfrecords
 _RENAMED = {"img": "image", "images": "image", "labels": "label"}
 
 
-def listing_of(
-    src: Any,
-    names: Sequence[str] = (),
-    columns: Mapping[str, str] | None = None,
-    eval_split: str | None = None,
-    labels: str | None = None,
-    heading: str | None = None,
-) -> Listing:
-    """The entries of `src`, whatever its kind. A URL is fetched. *Arguments:* as in `PackSettings`.
+def listing_of(src: Any, settings: PackSettings = USUAL) -> Listing:
+    """The entries of `src`, whatever its kind. A URL is fetched.
 
     Raises `DataError` if it cannot be packed.
     """
     if on_hub(src):
         src = from_hub(src)
     if not isinstance(src, (str, os.PathLike)):
-        return from_objects(src, names, columns, eval_split, labels)
+        return from_objects(src, settings)
     path = remote.local(src if isinstance(src, str) else Path(src))
     if path.name in ("", ".."):
         path = path.resolve()  # "." in a message looks like the end of a sentence
-    try:
+    with DataError.of_system("unreadable", path=path):
         if not path.exists():
             raise DataError("pack-source-missing", path=path)
         if (rows := files_at(path)) is not None:
             kind, found = rows
             read = from_tfrecords if kind == "tfrecord" else from_parquet
-            return read(found, dict(columns or {}), eval_split, labels)
+            return read(found, settings)
         if path.is_dir():
-            return arrange(path, walk(path), eval_split)
+            return arrange(path, walk(path), settings.eval_split)
         other = other_form(path) if path.is_file() else None
-    except OSError as error:
-        raise unreadable(path, error) from error
     if path.name.lower().endswith(".csv"):
-        return listed_by(read_table(path, columns, labels, heading, eval_split))
+        return listed_by(read_table(path, settings))
     if path.name.lower().endswith(TARS):
-        return arrange(path, list_tar(path), eval_split)
+        return arrange(path, list_tar(path), settings.eval_split)
     raise other or DataError("pack-source-unknown", path=path)
 
 
@@ -71,30 +63,24 @@ def has_rows(src: Any) -> bool:
     return all(hasattr(source, "cast_column") for source in sources)
 
 
-def from_objects(
-    sources: Any,
-    names: Sequence[str] = (),
-    columns: Mapping[str, str] | None = None,
-    eval_split: str | None = None,
-    declared: str | None = None,
-) -> Listing:
+def from_objects(sources: Any, settings: PackSettings) -> Listing:
     """The entries of any object with `len` and `[i]`, or of a dict of them by split (`train`, and
     `test` or similar).
 
-    An example is a dict of columns or a pair (image, label). The classes are `names`, by default
-    those of `train`. Labels of an object that states its own are joined to them by name. `columns`
-    and `declared`: those of a Hugging Face data set, and what its labels are. Raises `DataError`
-    for other classes.
+    An example is a dict of columns or a pair (image, label). The classes are `settings.names`, by
+    default those of `train`. Labels of an object that states its own are joined to them by name.
+    Raises `DataError` for other classes.
     """
     named = sources if isinstance(sources, Mapping) else {"train": sources}
     if "train" not in named:
         raise DataError("objects-by-split", splits=list(named))
-    roles, told = evaluated(list(named), eval_split, "The data")
+    roles, told = evaluated(list(named), settings.eval_split, "The data")
     by_split = {role: named[name] for name, role in roles.items()}
     if all(hasattr(source, "cast_column") for source in by_split.values()):
         kind = type(sources).__name__
-        return from_datasets(by_split, columns or {}, kind, {}, names, told, declared)
+        return from_datasets(by_split, settings, kind, {}, told)
     splits = {}
+    names = settings.names
     known = tuple(names) or names_of(by_split["train"])
     classes = known
     for split, source in by_split.items():

@@ -88,6 +88,11 @@ def record_lines(
     return lines
 
 
+def added(totals: list[int], more: list[int]) -> list[int]:
+    """The sums of two lists. An empty first one is zeros."""
+    return [a + b for a, b in zip(totals or [0] * len(more), more, strict=True)]
+
+
 @dataclass
 class Moments:
     """Sums over uint8 pixels by channel, as integers of any size."""
@@ -122,12 +127,8 @@ class Moments:
         total[0] += rest.sum(axis=0)
         total[1] += (rest * rest).sum(axis=0)
         self.count += flat.size // channels
-        self.sums = [
-            a + b for a, b in zip(self.sums or [0] * channels, total[0].tolist(), strict=True)
-        ]
-        self.squares = [
-            a + b for a, b in zip(self.squares or [0] * channels, total[1].tolist(), strict=True)
-        ]
+        self.sums = added(self.sums, total[0].tolist())
+        self.squares = added(self.squares, total[1].tolist())
 
     @property
     def mean(self) -> list[float]:

@@ -31,12 +31,11 @@ from ...base.files import open_regular
 from ..class_names import nfc
 from ..folder import refuse_duplicates
 from .columns import COLUMNS, chosen
+from .pack_settings import USUAL, PackSettings
 from .splits import EVAL, evaluated
 
 _MOST_BYTES = 1 << 29  # of memory for the cells of a table, or for its multi-hot labels
 _FILE = ("file", "filename", "file_name", "path", *COLUMNS["image"], "name", "image_id", "id")
-LABELS = ("classes", "several", "numbers")
-"""What the labels of a table may be."""
 _CELLS = {
     "lists": ("several", r"[^|;]*[|;].*"),
     "whole numbers": ("classes", r"[+-]?\d+"),
@@ -84,26 +83,13 @@ class TableRow(NamedTuple):
         )
 
 
-def read_table(
-    path: Path,
-    columns: Mapping[str, str] | None = None,
-    labels: str | None = None,
-    heading: str | None = None,
-    eval_split: str | None = None,
-) -> LabelTable:
-    """Reads a table.
-
-    *Arguments:* `columns`: the names of the columns "image" and "label", if there are others.
-    `labels`: one of `LABELS`, by default what all cells say. `heading`: the names of the columns of
-    a table without a heading, such as `"file,label"`. `eval_split`: as in `PackSettings`.
-
-    Raises `DataError` with the line if the table cannot be understood.
-    """
-    top, *rows = table_rows(path, heading)
+def read_table(path: Path, settings: PackSettings = USUAL) -> LabelTable:
+    """Reads a table. Raises `DataError` with the line if it cannot be understood."""
+    top, *rows = table_rows(path, settings.heading)
     header = top.cells
     if not rows or len(header) < 2:
         raise top.wrong(header, "a heading such as file,label, and a row for each image")
-    file_at, split_at, label_at = _roles(top, columns or {})
+    file_at, split_at, label_at = _roles(top, settings.columns or {})
     files = [row.cells[file_at].replace("\\", "/").removeprefix("./") for row in rows]
     for row, name in zip(rows, files, strict=True):
         if name.startswith("/") or ".." in name.split("/") or not name:
@@ -112,11 +98,11 @@ def read_table(
             )
     refuse_duplicates(files, path)
     of = ["train"] if split_at is None else [_split(row, split_at) for row in rows]
-    roles, told = evaluated({*of}, eval_split, path)
+    roles, told = evaluated({*of}, settings.eval_split, path)
     splits = None if split_at is None else [roles.get(name, "") for name in of]
     names = [header[i] for i in label_at]
     cells = [[row.cells[i] for i in label_at] for row in rows]
-    values, classes = _labels(rows, names, cells, labels)
+    values, classes = _labels(rows, names, cells, settings.labels)
     below = {"label": len(classes)} if values.dtype == np.int32 else {}
     read = fact(
         "table-read",

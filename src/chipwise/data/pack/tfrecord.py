@@ -20,6 +20,7 @@ from ...base import DataError, Fact, library
 from ...base.protobuf import message_class
 from .columns import chosen, labels_of, reading
 from .folders import Listing, Split
+from .pack_settings import PackSettings
 from .splits import evaluated, split_of
 
 MOST = 1 << 30  # bytes of a record; a larger length is damage
@@ -73,12 +74,7 @@ def _values(feature: Any) -> Value:
 # ---- the rows of files
 
 
-def from_tfrecords(
-    files: Sequence[Path],
-    columns: Mapping[str, str],
-    eval_split: str | None = None,
-    declared: str | None = None,
-) -> Listing:
+def from_tfrecords(files: Sequence[Path], settings: PackSettings) -> Listing:
     """The examples of TFRecord `files`, with images or numbers, and with labels if there are any.
 
     Each file is read once here, to check it. Memory contains offsets and labels. Raises `DataError`
@@ -88,7 +84,10 @@ def from_tfrecords(
     values: dict[str, list[Any]] = {}
     digests: dict[str, str] = {}
     read_as: list[Fact] = []
-    roles, told = evaluated({split_of(file.name) for file in files}, eval_split, files[0].parent)
+    columns = settings.columns or {}
+    roles, told = evaluated(
+        {split_of(file.name) for file in files}, settings.eval_split, files[0].parent
+    )
 
     def kept(features: dict[str, Value], label: str | None, path: Path) -> tuple[str | None, list]:
         """The column of images, and without one those of numbers."""
@@ -132,7 +131,7 @@ def from_tfrecords(
 
         return read
 
-    labels, classes = labels_of(values, declared)
+    labels, classes = labels_of(values, settings.labels)
     splits = {
         split: Split.numbered(len(at), reader(at), labels[split], content=digests[split])
         for split in ("train", "eval")

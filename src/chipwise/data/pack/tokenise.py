@@ -23,6 +23,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,13 @@ import numpy as np
 
 from ...base import DataError, Fact, RecipeError, library
 from ...base.files import read_regular
+from ...base.json_types import json_object
 from ..deadline import TooSlow, in_time
 from ..packed import PackedFolder
 from . import tokenizer_process
 from .documents import Document, documents
 from .folders import Listing, Split
+from .pack_settings import PackSettings
 
 _MOST = 1 << 22  # tokens of an example
 TOKENIZER = "tokenizer.json"  # beside the splits of a pack: what packed it
@@ -102,27 +105,21 @@ BYTES = Tokenizer(
 """A byte is a token, and 256 ends a document."""
 
 
-def text_listing(
-    path: Path | str,
-    form: TextForm,
-    where: Path,
-    columns: Mapping[str, str] | None = None,
-    share: float | None = None,
-    eval_split: str | None = None,
-) -> Listing:
+def text_listing(path: Path | str, form: TextForm, where: Path, settings: PackSettings) -> Listing:
     """The examples of the text at `path`: a file, a folder of files, or a column of a table. A
     string names a data set of the Hub, whose column is read. With a column "prompt" the examples
     have a `mask`, 1 for tokens of the answers.
 
-    *Arguments:* `where`: a folder with space for the tokens. `share`: the share of the documents
-    for eval, selected by name, or the last part of a single document. `eval_split`: as in
-    `PackSettings`.
+    *Arguments:* `where`: a folder with space for the tokens. `settings`: of these, `split` is the
+    share of the documents for eval, selected by name, or the last part of a single document.
 
     Raises `DataError` with the file and the byte for damaged text.
     """
+    columns = dict(settings.columns or {})
+    share = settings.split
     tokens = _tokens_of(form)
     dtype = np.dtype(np.uint16 if tokens.kinds <= 1 << 16 else np.uint32)
-    masked = "prompt" in (columns or {})
+    masked = "prompt" in columns
     spools = {split: _Spool(where, dtype, masked) for split in ("train", "eval")}
     count = 0
     begun = set()
@@ -130,7 +127,7 @@ def text_listing(
 
     def parts() -> Iterator[_Part]:
         nonlocal count
-        for document in documents(path, dict(columns or {}), eval_split, told.append):
+        for document in documents(path, columns, settings.eval_split, told.append):
             if share is not None and document.split == "eval":
                 raise DataError("split-twice", share=share, splits=["train", "eval"])
             digest = hashlib.sha256(document.name.encode("utf-8", "surrogateescape")).digest()
@@ -264,7 +261,7 @@ class _Spool:
     def write(self, tokens: Any, counted: bool = True) -> None:
         """Appends `tokens`."""
         block = np.asarray(tokens, self.dtype)
-        with self._telling():
+        with self._writing():
             if self._file is None:
                 self.where.mkdir(parents=True, exist_ok=True)
                 # Open as long as the spool
@@ -277,21 +274,17 @@ class _Spool:
 
     def array(self) -> np.ndarray:
         """All tokens as a memory-mapped array. No more may be written."""
-        with self._telling():
+        with self._writing():
             self._file.flush()
             # Valid without the file's name
             return np.memmap(self._file, self.dtype, "r", shape=(self.tokens,))
 
-    @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise DataError("pack-unwritable", path=self.where, reason=error) from error
+    def _writing(self) -> AbstractContextManager[None]:
+        return DataError.of_system("pack-unwritable", path=self.where)
 
     def close(self) -> None:
         if self._file is not None:
-            with self._telling():  # it writes what is left
+            with self._writing():  # it writes what is left
                 self._file.close()
         if self.mask is not None:
             self.mask.close()
@@ -476,7 +469,7 @@ def _beside(path: Path) -> dict[str, Any]:
     if path.name != TOKENIZER or not file.is_file():
         return {}
     with _damage(file):
-        told = dict(json.loads(read_regular(file)))
+        told = json_object(read_regular(file))
         # A token may be written with how it is found in text
         return {k: v.get("content") if isinstance(v, dict) else v for k, v in told.items()}
 

@@ -29,13 +29,14 @@ from ...base.files import (
     read_inside,
     remove_temporaries,
 )
+from ...base.json_types import json_object
 from ...base.locks import replaced
 from ...recipe.source import narrow
 from ..images import decode
 from ..manifest import FORMAT, MANIFEST, RECORD, VERSION, record_dtype, render
 from ..packed import check_below
 from ..sources import Columns
-from .shards import Moments, NpyFile, record_lines
+from .shards import Moments, NpyFile, added, record_lines
 
 SHARD_BYTES = 1 << 30  # ImageNet at 256×256 is 252 GB: hundreds of files, not thousands
 PROGRESS = "progress.json"
@@ -313,8 +314,7 @@ class Writer:
         elif label is not None and label.ndim == 1 and "label" in self.below:
             counts = np.bincount(label, minlength=self.below["label"]).tolist()
         progress = self._progress
-        before = progress.counts or [0] * len(counts)
-        progress.counts = [a + b for a, b in zip(before, counts, strict=True)]
+        progress.counts = added(progress.counts, counts)
         if self.store == "jpeg":
             progress.moments.add(np.concatenate([np.ravel(decoded) for decoded in pixels]), 3)
         elif image is not None and image.dtype == np.uint8 and image.ndim in (3, 4):
@@ -445,7 +445,7 @@ def write_packed(
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        return json.loads(read_inside(path, 1 << 33))
+        return json_object(read_inside(path, 1 << 33))
     except FileNotFoundError:
         return None
     except ValueError as error:

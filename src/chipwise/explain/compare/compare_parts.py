@@ -12,10 +12,9 @@ from rich.text import Text
 from ...base import fact
 from ...base.figures import digits, dollars, duration, figure, interval, pair, printable
 from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE
-from ..terminal import Part, Title, table, texts
+from ..terminal import Document, Part, Title, table, texts
 from .compare_pictures import pictures
 
-Document = Mapping[str, Any]
 _MANY = 4  # rows; with more, the values of a difference are grouped
 _VERDICTS = {HIGHER: "faster", LOWER: "slower", NO_DIFFERENCE: "no difference"}
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from ..charts import Panel, Trace, panel, style_of
+from ..terminal import Document
 
 
-def pictures(document: Mapping[str, Any]) -> Iterator[Panel]:
+def pictures(document: Document) -> Iterator[Panel]:
     """Curves of all rows, as far as their runs have the points."""
     metric = document["metric"] or ""
     speed = []

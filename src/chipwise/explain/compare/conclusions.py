@@ -3,15 +3,15 @@ whether the difference is significant, which row is faster, and the time and cos
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from ...base import Fact, fact
 from ...base.figures import known
 from ...study.stats import CONFIDENCE, HIGHER, LOWER, NO_DIFFERENCE, UNKNOWN
+from ..terminal import Document
 from .row_figures import FEW, SAME_BITS
 
-Document = Mapping[str, Any]
 _MANY = 3  # comparisons, from which on chance is worth a word
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from ...base import Fact, fact, say, texts
 from ...base.figures import one_line
+from ...base.json_types import part
 from ...data.watch import FED
 from ...run.folder.run_reader import StoredRun, number
-from ..row import part
 from .time_spent import Interval
 
 WORSE = 1.1  # final evaluation loss over its minimum

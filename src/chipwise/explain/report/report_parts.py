@@ -4,7 +4,7 @@ markup."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -12,13 +12,13 @@ from rich.text import Text
 
 from ...base.figures import counted, duration as seconds, figure, known, share, sparkline
 from ..charts import CHARTS, LOG_FROM, Trace, metric_names, metric_panels, panel, spread_out
-from ..terminal import Part, Tiles, Title, grid, table, texts
+from ..terminal import Document, Part, Tiles, Title, grid, table, texts
 from .time_spent import PARTS
 
 _CELLS = 24  # of a bar of time and of a curve: they fit beside figures on a phone
 
 
-def parts(document: Mapping[str, Any]) -> Iterator[Part]:
+def parts(document: Document) -> Iterator[Part]:
     """The parts to show, in order."""
     yield Title(f"{document['name']}: the run", level=1)
     yield " · ".join(texts(document["about"]))
@@ -47,7 +47,7 @@ def parts(document: Mapping[str, Any]) -> Iterator[Part]:
     yield grid([(one["about"], one["text"]) for one in document["sources"]], "dim")
 
 
-def _schedule(document: Mapping[str, Any]) -> Iterator[Part]:
+def _schedule(document: Document) -> Iterator[Part]:
     rate = document["schedule"]
     if "note" in rate:
         yield Text(rate["note"]["text"], style="dim")
@@ -58,7 +58,7 @@ def _schedule(document: Mapping[str, Any]) -> Iterator[Part]:
     yield from filter(None, [panel(title, [curve], zero=True, second=_epochs(document))])
 
 
-def _panels(document: Mapping[str, Any]) -> Iterator[Part]:
+def _panels(document: Document) -> Iterator[Part]:
     """Draws each metric over steps and over time, and the speed over steps."""
     over_steps: dict[str, Any] = {
         "second": _epochs(document),
@@ -84,14 +84,14 @@ def _panels(document: Mapping[str, Any]) -> Iterator[Part]:
         yield Text(f"Not drawn, but in the JSON: {', '.join(left_out)}.", style="dim")
 
 
-def _epochs(document: Mapping[str, Any]) -> tuple[str, float] | None:
+def _epochs(document: Document) -> tuple[str, float] | None:
     """Epochs per step, for a second axis. `None` if the run is shorter than an epoch."""
     points = (p for points in document["curves"].values() for p in points if p[1])
     last = max(points, key=lambda p: p[0], default=None)
     return ("epoch", last[1] / last[0]) if last is not None and last[0] and last[1] >= 1 else None
 
 
-def _advice(document: Mapping[str, Any]) -> Iterator[Part]:
+def _advice(document: Document) -> Iterator[Part]:
     for finding in document["advice"]:
         yield Text(f"- {finding['text']}", style="bold")
         yield f"  {finding['evidence']}"
@@ -112,7 +112,7 @@ def beside(batch: Any, replicas: Any) -> str:
     return f"batch {batch if type(batch) is int else 'unknown'}, {of}"
 
 
-def _metrics(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _metrics(document: Document) -> Iterator[tuple[str, str]]:
     steps = document["metric_steps"]
     if (best := document["best"]) is not None:
         at = f" at step {best['step']:,}"
@@ -122,7 +122,7 @@ def _metrics(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield name, metric(value) + (f" at step {step:,}" if step is not None else "")
 
 
-def _figures(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _figures(document: Document) -> Iterator[tuple[str, str]]:
     fast = document["speed"]
     time = document["seconds"]
     if fast is not None:
@@ -133,13 +133,15 @@ def _figures(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if known(fast["share_of_peak"]):
             text += f", {share(fast['share_of_peak'])} of peak"
         yield "speed", text
+    if document["of_plan"]:
+        yield "of the plan", document["of_plan"]["text"]
     if time is not None:
         yield "time", f"{seconds(time['total'])}, {time['covers']['text']}"
     if document["fingerprint"]:
         yield "fingerprint", document["fingerprint"]
 
 
-def _curves(document: Mapping[str, Any]) -> Table:
+def _curves(document: Document) -> Table:
     rows = [(name, figure, [p[3] for p in points]) for name, points in document["curves"].items()]
     rows.append(("examples/s", "{:,.0f}".format, [i["speed"] for i in document["intervals"]]))
     waits = [i["waited"] for i in document["intervals"] if i["waited"] is not None]
@@ -164,7 +166,7 @@ def spark(values: Sequence[float]) -> str:
     return sparkline([sum(cell) / len(cell) for cell in cells if cell])
 
 
-def _predictions(found: Mapping[str, Any]) -> Iterator[Part]:
+def _predictions(found: Document) -> Iterator[Part]:
     right = f"{found['accuracy']:.2%}"
     many = f"{found['examples']:,}"
     yield f"{right} of {many} examples are right, with the parameters of step {found['steps']:,}."
@@ -185,7 +187,7 @@ def _predictions(found: Mapping[str, Any]) -> Iterator[Part]:
         yield Tiles(pair["tiles"])
 
 
-def _time(time: Mapping[str, Any]) -> Table:
+def _time(time: Document) -> Table:
     named = ((words, time["parts"].get(name)) for name, words in PARTS.items())
     rows = [(words, value, value / time["total"]) for words, value in named if value]
     cells = [

@@ -28,6 +28,7 @@ from ...run.folder.run_reader import (
 from ...study.study_file import FILE
 from ..terminal import heading
 from .findings import divergence, learned, slow
+from .planned_speed import of_plan
 from .stored_settings import command, curve, next_commands, typed
 from .time_spent import Speed, TimeSpent, intervals, speed, spent
 
@@ -84,6 +85,7 @@ def run_document(run: StoredRun) -> dict[str, Any]:
         "metric_steps": steps,
         "best": _best(run),
         "speed": fast and vars(fast),
+        "of_plan": (share := of_plan(run, fast, devices or {})) and share.json(),
         "fingerprint": one_line(fingerprint) if isinstance(fingerprint, str) else None,
         "devices": devices,
         "settings": [list(row) for row in described_rows(run.recipe, clock)],

@@ -13,12 +13,12 @@ import numpy as np
 
 from ...base import ChipwiseError, Fact, fact
 from ...base.figures import one_line
+from ...base.json_types import part
 from ...machine.kernels import FILE as KERNELS
 from ...recipe.direction import named
 from ...recipe.duration import Clock
 from ...recipe.schedules import Schedule, as_typed, from_json
 from ...run.folder.run_reader import StoredRun, number
-from ..row import part
 
 _RATES = ("lr", "learning_rate")
 _POINTS = 240  # of a curve: enough for any screen

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...base import Fact, fact
+from ...base.json_types import part
 from ...run.folder.run_reader import StoredRun, number
-from ..row import part
 
 PARTS = {
     "start": "starting",

@@ -30,7 +30,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
-from ...base import CheckpointError, ChipwiseError, Fact, RecipeError, RunError, fact, invalid
+from ...base import CheckpointError, ChipwiseError, Fact, RecipeError, RunError, Say, fact, invalid
 from ...base.annotations import as_annotated
 from ...base.figures import one_line
 from ...base.files import (
@@ -142,6 +142,11 @@ def _opened(place: Path) -> dict[str, Any]:
 
     futures = {name: opened(name) for name in names}
     return {name: future.result() for name, future in futures.items()}
+
+
+def damage(error: Exception) -> str:
+    """The reason in an error of a damaged checkpoint, on one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
 
 
 def _placed(store: Any, sharding: Any) -> jax.Array:
@@ -290,7 +295,7 @@ class Checkpoints:
         return restored["about"]
 
     def restore(
-        self, template: Tree, say: Callable[[Fact], None], shards: int = 1
+        self, template: Tree, say: Say, shards: int = 1
     ) -> tuple[Tree, dict[str, Any]] | None:
         """The newest readable checkpoint, in the structure of `template`, and its JSON object.
 
@@ -309,8 +314,7 @@ class Checkpoints:
             except ChipwiseError:
                 raise
             except Exception as error:  # of many types, for damaged bytes
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-                say(fact("checkpoint-damaged", step=step, reason=reason))
+                say(fact("checkpoint-damaged", step=step, reason=damage(error)))
                 damaged.append(step)
                 continue
             self._check_recipe(step, about)
@@ -505,7 +509,7 @@ def _same(folder: Path, steps: list[int]) -> bool:
 def restore_run(
     recipe: Recipe,
     run: str | Path,
-    say: Callable[[Fact], None] | None = None,
+    say: Say | None = None,
     *,
     best: bool = False,
 ) -> Restored:

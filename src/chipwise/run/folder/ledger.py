@@ -12,11 +12,11 @@ rows that they compute again.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ...base import DeviceFault, Fact, RunError
+from ...base.json_types import as_stored
 from ...data.compared import changed_data, texts
 from ..placement import device_names
 from ..run_schedule import Agenda
@@ -184,7 +184,7 @@ class Ledger:
     def _open(self, folder: RunFolder) -> Rows:
         """Begins or continues the file. *Returns* the rows that will be computed again."""
         stored = read_ledger(folder.path)
-        now = json.loads(json.dumps(head_of(self.session), default=str))
+        now = as_stored(head_of(self.session))
         head = {"ledger": LEDGER_VERSION, "from": self._begin, **now}
         if stored is None:
             folder.replace(LEDGER, [head])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import json
 import math
 import os
@@ -20,12 +21,13 @@ import psutil
 from ...base import ChipwiseError, DivergedError, RunError, Stopped, locks
 from ...base.facts import plain
 from ...base.figures import known
-from ...base.files import is_full, open_inside, put_inside, put_on_disk, to_write
+from ...base.files import is_full, open_inside, put_inside, put_on_disk, read_inside, to_write
+from ...base.json_types import as_stored
 from ...data.class_names import names_in
 from ...data.compared import Data
 from ...data.readings import readings
 from ...machine.fingerprint import this_machine
-from ...machine.kernels import FILE as KERNELS
+from ...machine.kernels import FILE as KERNELS, Kernels
 from ...recipe.recipe import Recipe
 from ...step.state import nbytes
 from ..tracking import TRACKED
@@ -71,7 +73,8 @@ class RunFolder:
         processes.jsonl  one object when a process starts (or resumes) and one when it ends
         events.out.*     the finite numbers, the texts and the pictures, for TensorBoard
         checkpoints/     Orbax, the newest three
-        kernels.textproto  with `On.kernels`: see `machine.kernels`
+        kernels.textproto  with `On.kernels`: see `machine.kernels`. Those of processes before
+                         one with `changed_code` are in kernels-DIGEST.textproto
         result.json      written when the run is complete
         tracked/         what was sent to other services: see `tracking`
 
@@ -206,12 +209,12 @@ class RunFolder:
             with os.fdopen(handle, "ab+") as file:
                 if file.tell() and (file.seek(-1, os.SEEK_END), file.read())[1] != b"\n":
                     file.write(b"\n")  # a process was killed in the middle of a line
-                file.write((_json(row) + "\n").encode())
+                file.write(_json(row).encode())
 
     def replace(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
         """Replaces the file `name` of the folder by lines."""
         with self.writing():
-            text = "".join(_json(row) + "\n" for row in rows)
+            text = "".join(map(_json, rows))
             put_inside(self.place / name, text.encode())
 
     @contextlib.contextmanager
@@ -240,8 +243,7 @@ class RunFolder:
                 raise RunError("run-of-other-programs", path=str(self.path), changes=changes)
             start["changed"] = changes
         if (kernels := session.programs.kernels) is not None:
-            with self.writing():
-                put_inside(self.place / KERNELS, kernels.text.encode())
+            self._put_kernels(kernels)
         machine = this_machine(session.placement.devices).to_json()
         self._note("start", step=session.step, **start, devices=session.describe(), machine=machine)
         how, code = "failed", None
@@ -259,6 +261,16 @@ class RunFolder:
                 verified = session.verifier.json()
                 self._note("end", step=session.step, how=how, code=code, verified=verified)
 
+    def _put_kernels(self, kernels: Kernels) -> None:
+        """Writes the kernels of this process. Others that the run has used stay under their
+        digest, as the ledger's earlier heads name them."""
+        file, content = self.place / KERNELS, kernels.text.encode()
+        with self.writing():
+            if file.exists() and (before := read_inside(file)) != content:
+                digest = hashlib.sha256(before).hexdigest()
+                put_inside(file.with_stem(f"{file.stem}-{digest[:12]}"), before)
+            put_inside(file, content)
+
     def _note(self, event: str, **facts: Any) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         self.append("processes.jsonl", {"event": event, "time": now, **facts})
@@ -268,8 +280,7 @@ class RunFolder:
         if not trained and self.result() is not None:
             return
         with self.writing():
-            text = _json(result, indent=2) + "\n"
-            put_inside(self.place / "result.json", text.encode())
+            put_inside(self.place / "result.json", _json(result, indent=2).encode())
 
     def result(self) -> dict[str, Any] | None:
         """Returns the content of `result.json`, or `None` if it is missing or damaged."""
@@ -306,6 +317,8 @@ class RunFolder:
                 shutil.rmtree(self.place / name)
         for file in self.place.glob(f"{PREFIX}.out.tfevents.*"):
             file.unlink()
+        for file in self.place.glob(KERNELS.replace(".", "-*.")):
+            file.unlink()
         for name in NAMES:
             (self.place / name).unlink(missing_ok=True)
 
@@ -318,7 +331,7 @@ class RunFolder:
                 code = "run-of-another-duration" if longer else "run-of-another-recipe"
                 raise RunError(code, path=str(self.path), changes=changes)
         else:
-            put_inside(self.place / file.name, (json.dumps(recipe, indent=2) + "\n").encode())
+            put_inside(self.place / file.name, _json(recipe, indent=2).encode())
 
     def put_on_disk(self) -> None:
         """Waits until the rows so far are on disk. Called before a checkpoint of a later step gets
@@ -361,7 +374,7 @@ def recorded(recipe: Recipe) -> dict[str, Any]:
     more = {"texts": recipe.task.known_texts, "read": dict(recipe.task.read)}
     more["readings"] = plain(readings(recipe.task))
     known |= {name: told for name, told in more.items() if told}
-    return json.loads(json.dumps({**recipe.describe(), **known}))
+    return as_stored({**recipe.describe(), **known})
 
 
 def points(values: dict[str, float]) -> Any:
@@ -411,13 +424,4 @@ class Events:
 
 
 def _json(value: dict[str, Any], indent: int | None = None) -> str:
-    """`value` as JSON, with `null` for NaN and infinities, which JSON lacks."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(v) for name, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(as_stored(value), indent=indent) + "\n"

@@ -20,11 +20,11 @@ import psutil
 
 from ...base import Fact, RecipeError, RunError, fact
 from ...base.figures import known
-from ...base.files import read_inside
-from ...base.json_types import Misfit, typed
+from ...base.files import MOST_BYTES, read_inside
+from ...base.json_types import Misfit, as_stored, json_object, part, typed
 from ...recipe.direction import DIRECTIONS, LOWER, direction
 from ...recipe.duration import Clock
-from ...recipe.recipe import FROM_WEIGHTS, difference
+from ...recipe.recipe import FROM_WEIGHTS, Changes, difference
 from .early_stopping import Kept
 
 MOST_ROWS = 1 << 30  # bytes of metrics.jsonl
@@ -89,9 +89,8 @@ class StoredRun:
     @property
     def better(self) -> dict[str, str]:
         """The better values of its metrics, as the result or the last process states them."""
-        stated = (self.result or next(reversed(self.starts), {})).get("better")
-        given = stated if isinstance(stated, dict) else {}
-        return {name: way for name, way in given.items() if way in DIRECTIONS}
+        stated = part(self.result or next(reversed(self.starts), {}), "better")
+        return {name: way for name, way in stated.items() if way in DIRECTIONS}
 
     @property
     def kept(self) -> Kept | None:
@@ -144,9 +143,7 @@ def read_processes(path: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row is not None and row.get("event") in ("start", "end")]
 
 
-def changed_programs(
-    processes: Sequence[Mapping[str, Any]], computed: dict[str, Any]
-) -> list[tuple[str, Any, Any]]:
+def changed_programs(processes: Sequence[Mapping[str, Any]], computed: dict[str, Any]) -> Changes:
     """Compares the programs of a run's last process with those of one that is to continue it,
     `Session.computes`. *Returns* the differences (what, before, now). Another chip, or without
     exact sums another number of devices, has other programs anyway. Versions of packages other than
@@ -174,19 +171,14 @@ def stored_recipe(run: Path) -> dict[str, Any]:
     """The content of `recipe.json` in the run folder `run`. Raises `RunError` when it is missing or
     damaged."""
     file = run / "recipe.json"
+    if (content := _content(file)) is None:
+        raise RunError("not-a-run", path=str(run))
     try:
-        stored = json.loads(read_inside(file))
-        if not isinstance(stored, dict):
-            raise ValueError(f"it holds a {type(stored).__name__}")
-    except (FileNotFoundError, NotADirectoryError):
-        raise RunError("not-a-run", path=str(run)) from None
-    except OSError as error:
-        raise RunError("file-unreadable", path=str(file), reason=error) from error
+        return json_object(content)
     except (ValueError, RecursionError) as error:
         raise RunError(
             "recipe-json-damaged", path=str(file), run=str(run), reason=str(error)
         ) from error
-    return stored
 
 
 def settings_in(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,12 +188,12 @@ def settings_in(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 def disagreement(
     stored: dict[str, Any], given: dict[str, Any], *, beginning: bool = True
-) -> list[tuple[str, Any, Any]]:
+) -> Changes:
     """The differences of two descriptions of a recipe: (setting, stored, given). Ignores the
     recipe's origin (`source`), what is known of its texts, what was read of its model, names of
     classes that only one of them has, directions of metrics for which none was stored
     (`Task.better`) and, unless `beginning`, the initial weights."""
-    both = stored, json.loads(json.dumps(given))
+    both = stored, as_stored(given)
     named = all(d.get("classes") for d in both)
     ignored = set(BESIDE) - {"classes"} if named else set(BESIDE)
     a, b = ({k: v for k, v in d.items() if k not in ignored} for d in both)
@@ -257,10 +249,17 @@ def read_rows(run: Path) -> tuple[list[dict[str, Any]], list[int]]:
 def _lines(file: Path) -> list[str]:
     """The lines of a file in a run folder, none if it is missing. Raises `RunError` if it cannot be
     read."""
+    content = _content(file, MOST_ROWS)
+    return [] if content is None else content.decode("utf-8", "replace").split("\n")
+
+
+def _content(file: Path, most: int = MOST_BYTES) -> bytes | None:
+    """The bytes of a file in a run folder, `None` if it is missing. Raises `RunError` if it cannot
+    be read."""
     try:
-        return read_inside(file, MOST_ROWS).decode("utf-8", "replace").split("\n")
-    except FileNotFoundError:
-        return []
+        return read_inside(file, most)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except OSError as error:
         raise RunError("file-unreadable", path=str(file), reason=error) from error
 
@@ -281,17 +280,12 @@ def read_media(run: Path) -> list[dict[str, Any]]:
 def read_result(run: Path) -> tuple[dict[str, Any] | None, str]:
     """Reads result.json. *Returns* its content, or `None` before the run is complete. Also returns
     the reason if the file is damaged, otherwise "". Raises as `read_rows`."""
-    try:
-        result = json.loads(read_inside(run / "result.json"))
-        if not isinstance(result, dict):
-            raise ValueError(f"it holds a {type(result).__name__}")
-    except (FileNotFoundError, NotADirectoryError):
+    if (content := _content(run / "result.json")) is None:
         return None, ""
-    except OSError as error:
-        raise RunError("file-unreadable", path=str(run / "result.json"), reason=error) from error
+    try:
+        return json_object(content), ""
     except (ValueError, RecursionError) as error:
         return None, " ".join(str(error).split())[:120]
-    return result, ""
 
 
 def best_row(
@@ -406,10 +400,9 @@ def _parsed(line: str) -> dict[str, Any] | None:
 def _object(line: str) -> dict[str, Any]:
     """Returns the JSON object in a line, or an empty one for anything else."""
     try:
-        row = json.loads(line)
+        return json_object(line)
     except (ValueError, RecursionError):
         return {}
-    return row if isinstance(row, dict) else {}
 
 
 def sha_of(value: Any) -> str:

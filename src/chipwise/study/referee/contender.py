@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base import RecipeError
+from ...base.json_types import as_stored
 from ...data.compared import Data
 from ...recipe.recipe import Recipe
 from ...run.folder.ledger import head_of
@@ -108,7 +109,7 @@ class Contender:
             known = known_of(session)
             programs = [first_digest(recipe), known.evaluation]
         settings = {k: v for k, v in recipe.describe().items() if k not in _NAMES}
-        self.settings = json.loads(json.dumps(settings, default=str))
+        self.settings = as_stored(settings)
         whole = [settings, head["computed"], head["data"], programs]
         text = json.dumps(whole, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest(), session.data_compared, known.better

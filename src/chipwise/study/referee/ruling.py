@@ -8,12 +8,12 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...base import Fact, RecipeError, RunError, Stopped, fact, invalid, plain, unknown
+from ...base import Fact, RecipeError, RunError, Say, Stopped, fact, invalid, plain, silent, unknown
 from ...base.annotations import as_annotated
 from ...base.files import to_write
 from ...data.compared import changed_data, texts
@@ -134,7 +134,7 @@ def referee(
     data: str | Path | None = None,
     run: str | Path = "runs/referee",
     progress: str = "none",
-    say: Callable[[Fact], None] = lambda _: None,
+    say: Say = silent,
     **options: Any,
 ) -> Ruling:
     """Compares two recipes until it is known which is better, and stops as soon as it is.
@@ -203,7 +203,7 @@ def referee(
             )
             verdict = trial.run()
         tries.write(verdict.entry(margin))
-    return Ruling(**{**vars(verdict), "tries": tries.summary()})
+    return replace(verdict, tries=tries.summary())
 
 
 @dataclass
@@ -216,7 +216,7 @@ class _Trial:
     folder: Path
     options: dict[str, Any]
     progress: str
-    say: Callable[[Fact], None]
+    say: Say
     tries: Tries
     directions: dict[str, Fact]
     """The direction of each metric that may be compared. The first that both sides have is."""

@@ -4,10 +4,10 @@ against the recipe with all."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ...base import Fact, RecipeError, fact
+from ...base import Fact, RecipeError, Say, fact, silent
 from ...base.annotations import as_annotated
 from ...recipes.load import switches
 from .ruling import Ruling, referee
@@ -21,7 +21,7 @@ def drop(
     set: Sequence[str] = (),
     set_base: Sequence[str] = (),
     spend: float = 1800.0,
-    say: Callable[[Fact], None] = lambda _: None,
+    say: Say = silent,
     **options: Any,
 ) -> dict[str, Ruling]:
     """Compares a recipe with itself less each of its techniques, which share the base's runs.

@@ -8,10 +8,10 @@ the try × (1 + verdicts so far), with weights 6 / (pi t)^2 that add up to one.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class Tries:
             raise invalid("referee-error", "error", error, "a probability, such as 0.05")
         self.folder, self.error = folder, error
         self.rows: list[dict[str, Any]] = []
-        with self._telling():
+        with self._writing():
             folder.mkdir(parents=True, exist_ok=True)
             lock = hold(folder, FILE)
         self.close, self.check = lock.close, lock.check
@@ -69,18 +69,9 @@ class Tries:
                 reason=error,
             ) from error
 
-    @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Turns an `OSError` of a folder that cannot be written into a `RunError`."""
-        try:
-            yield
-        except OSError as error:
-            raise RunError(
-                "tries-unwritable",
-                "Cannot write {file}: {reason}. Name another --run.",
-                file=self.folder / FILE,
-                reason=error,
-            ) from error
+    def _writing(self) -> AbstractContextManager[None]:
+        text = "Cannot write {file}: {reason}. Name another --run."
+        return RunError.of_system("tries-unwritable", text, file=self.folder / FILE)
 
     def level(self, key: Mapping[str, Any]) -> float:
         """The error of a try, in (0, 1). A try that continues, of the same `KEY`, keeps its first
@@ -98,7 +89,7 @@ class Tries:
         others = [old for old in self.rows if any(old.get(name) != row.get(name) for name in KEY)]
         self.rows = [*others, dict(row)]
         text = "".join(json.dumps(one) + "\n" for one in self.rows)
-        with self._telling():
+        with self._writing():
             self.check()
             put_inside(self.folder / FILE, text.encode())
 
