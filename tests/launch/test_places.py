@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from chipwise.base.errors import DeviceError, RecipeError
-from chipwise.chips.targets import parse
+from chipwise.chips.targets import names, parse
 from chipwise.launch import places
 from chipwise.launch.launch_job import LaunchJob, check, local_data, name_of, packages, recipe_file
 from chipwise.launch.places import PLACES, offered, place, write
@@ -163,7 +163,8 @@ def test_a_notebook_runs(where, target, tmp_path):
 @pytest.mark.parametrize("where", ["skypilot", "dstack"])
 def test_a_cloud_is_the_only_one_and_its_needs_are_in_the_file(where, cloud, tmp_path):
     there = place(where).at(cloud)
-    (text,) = write_in(tmp_path, where, job("h100:8", about=there.needs), cloud).values()
+    one = job("h100:8" if where == "dstack" else "b200:8", about=there.needs)
+    (text,) = write_in(tmp_path, where, one, cloud).values()
     document = yaml.safe_load(text)
     assert all(f"# {need}\n" in text for need in there.needs)
     assert {need.code for need in there.needs} >= {f"launch-needs-{where}"}
@@ -179,6 +180,47 @@ def test_a_cloud_is_the_only_one_and_its_needs_are_in_the_file(where, cloud, tmp
             "/runs" in document["file_mounts"]
         ) is there.cloud.mounts  # SkyPilot mounts no bucket at others
         assert document.get("secrets", {}).keys() == set(there.begin("x")) & {*places._SECRETS[1::2]}
+
+
+SOLD = {
+    "runpod": {
+        "A100-80GB": "a100-pcie", "A100-80GB-SXM": "a100-80gb", "A30": "a30", "A40": "a40", "B200": "b200",
+        "H100": "h100-pcie", "H100-NVL": "h100-nvl", "H100-SXM": "h100", "H200-SXM": "h200", "L4": "l4",
+        "L40S": "l40s", "RTX3070": "rtx-3070", "RTX3090": "rtx-3090", "RTX4080": "rtx-4080",
+        "RTX4090": "rtx-4090", "RTX5080": "rtx-5080", "RTX5090": "rtx-5090", "RTX6000-Ada": "rtx-6000-ada",
+        "RTXA4000": "rtx-a4000", "RTXA5000": "rtx-a5000", "RTXA6000": "rtx-a6000",
+        "RTXPRO6000-WK": "rtx-pro-6000", "V100-16GB-PCIe": "v100-pcie", "V100-16GB-SXM2": "v100",
+        "V100-32GB-SXM2": "v100-32gb",
+    },
+    "vast": {
+        "A10": "a10", "A40": "a40", "B200": "b200", "L4": "l4", "L40S": "l40s", "RTX6000-Ada": "rtx-6000-ada",
+        "RTXA4000": "rtx-a4000", "RTXA5000": "rtx-a5000", "RTXA6000": "rtx-a6000",
+        "RTXPRO6000WS": "rtx-pro-6000", "T4": "t4",
+    },
+    "lambda": {
+        "A10": "a10", "A100": "a100", "A100-80GB": "a100-80gb", "A6000": "rtx-a6000", "B200": "b200",
+        "H100": "h100", "V100": "v100",
+    },
+}  # fmt: skip
+"""The chips that SkyPilot's own names mean at each cloud, where it is one alone."""
+OF_EIGHT = {("lambda", "a100"), ("lambda", "h100")}  # a smaller machine may have PCIe cards
+
+
+@pytest.mark.parametrize("cloud", places.CLOUDS)
+def test_a_named_cloud_rents_the_chip_of_the_plan_or_none(cloud):
+    where, one = place("skypilot").at(cloud), job("t4")
+    for target in map(parse, names()):
+        if target.rented_as:
+            continue
+        chip = target.chip.names[0]
+        if chip in SOLD[cloud].values() and (target.chips == 8 or (cloud, chip) not in OF_EIGHT):
+            name, _, number = places.skypilot(target, where.cloud).rpartition(":")
+            assert (SOLD[cloud][name], number) == (chip, str(target.chips))
+            assert where.offers(target)
+        else:
+            with refused(DeviceError, "launch-not-offered-at", cloud=cloud, target=target.name) as caught:
+                write(where, replace(one, target=target))
+            assert "b200" in caught.value.facts["has"]
 
 
 AWS = """
@@ -496,9 +538,9 @@ def test_what_cannot_be_is_refused(tmp_path):
         write(place("dstack"), job("t4", bucket=None))
     with refused(RecipeError, "launch-cloud-unknown", cloud="runpot", hint="runpod"):
         place("dstack").at("runpot")
-    with refused(DeviceError, "launch-not-offered", target="h100:16"):  # no network between hosts
+    with refused(DeviceError, "launch-not-offered-at", target="h100:16"):  # no network between hosts
         write(place("skypilot").at("runpod"), job("h100:16"))
-    with refused(DeviceError, "launch-not-offered", target="v5e-8"):
+    with refused(DeviceError, "launch-not-offered-at", target="v5e-8"):
         write(place("skypilot").at("lambda"), job("v5e-8"))
     with refused(RecipeError, "launch-no-spot", place="dstack at runpod"):
         write(place("dstack").at("runpod"), job("t4", spot=True, bucket="s3://my-runs"))
