@@ -20,6 +20,7 @@ from chipwise.run.folder.run_folder import RunFolder, recorded
 from chipwise.run.folder.run_reader import (
     disagreement,
     newest_checkpoint,
+    read_ledger,
     read_media,
     read_processes,
     read_result,
@@ -119,10 +120,15 @@ def test_a_recipe_keeps_what_is_not_finite():
     assert disagreement({"most": math.inf}, {"most": math.inf}) == []
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "media.jsonl", "processes.jsonl"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "media.jsonl", "processes.jsonl", "ledger.jsonl"])
 def test_a_file_in_the_place_of_a_run_has_no_rows_to_read(tmp_path, name):
     """Rows of a missing file are none, but a path below a file is no run."""
-    read = {"metrics.jsonl": read_rows, "media.jsonl": read_media, "processes.jsonl": read_processes}[name]
+    read = {
+        "metrics.jsonl": read_rows,
+        "media.jsonl": read_media,
+        "processes.jsonl": read_processes,
+        "ledger.jsonl": read_ledger,
+    }[name]
     (tmp_path / "file").write_text("")
     with refused(RunError, "file-unreadable", path=str(tmp_path / "file" / name)):
         read(tmp_path / "file")
