@@ -117,6 +117,8 @@ def _affine_grid(env, theta, size, align_corners=None):
     """PyTorch's own one compares the sizes."""
     import torch
 
+    if not theta.is_floating_point():
+        raise ValueError(f"affine_grid of {theta.dtype}, which is no floating point type")
     return torch.affine_grid_generator(theta, size, bool(align_corners))
 
 
