@@ -495,11 +495,12 @@ def mapped(env: Any) -> Callable:
         if randomness == "different":
             raise NotImplementedError("torch.vmap with randomness='different'")
 
-        def one(*arrays):
-            return env.t2j_iso(func(*env.j2t_iso(arrays)))
+        def called(*args, **kwargs):
+            def one(*arrays):
+                return env.t2j_iso(func(*env.j2t_iso(arrays), **kwargs))
 
-        def called(*args):
-            return env.j2t_iso(jax.vmap(one, in_dims, out_dims)(*env.t2j_iso(args)))
+            with env.drawing(randomness == "same"):
+                return env.j2t_iso(jax.vmap(one, in_dims, out_dims)(*env.t2j_iso(args)))
 
         return called
 

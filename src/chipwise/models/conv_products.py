@@ -33,7 +33,7 @@ _MOST = 49
 def pay(image: tuple[int, ...], taps: tuple[int, ...], strides: Pair, pads: Pads) -> bool:
     """Whether products are faster for `taps` (kernel height, width) over `image`."""
     out = sizes(image, taps, strides, pads)
-    small = any(k > min(both) for k, *both in zip(taps, image, out, strict=True))
+    small = all(k > min(both) for k, *both in zip(taps, image, out, strict=True))
     return math.prod(taps) == 1 or (small and math.prod(taps) <= _MOST)
 
 
