@@ -104,6 +104,7 @@ def test_a_row_to_send_is_one_of_the_published_form(tmp_path, monkeypatch, chipw
         ([], "r.json", 4, "bench-no-row"),
         ([], "mine.csv", 3, "bench-row-out"),
         ([], "old.json", 3, "bench-row-out"),
+        (["--no-exact"], "r.json", 2, "bench-row-exact"),
         (["--set", "lr=a b"], "r.json", 2, "bench-row-setting"),
         (["--set", "lr=a=b"], "r.json", 2, "bench-row-setting"),
     ],

@@ -70,6 +70,8 @@ def bench(
     _check_writable(out)
     if row and out is not None and (out.suffix == ".csv" or out.with_suffix(".csv").exists()):
         raise DataError("bench-row-out", path=out.with_suffix(".csv"))
+    if row and not how.exact:  # the plan of a row is exact
+        raise invalid("bench-row-exact", "--row", "--no-exact", "one of them alone")
     for setting in given.settings if row else ():
         if len(setting.split()) != 1 or setting.count("=") != 1:
             raise invalid("bench-row-setting", "--set", setting, "without --row, or NAME=VALUE")
