@@ -90,6 +90,7 @@ def test_a_row_to_send_is_one_of_the_published_form(tmp_path, monkeypatch, chipw
     monkeypatch.syspath_prepend(ROOT)
     published = importlib.import_module("benchmarks.plan_accuracy.rows")
     assert list(cells) == published.PUBLISHED.read_text().splitlines()[0].split(",")
+    assert cells["dataset_input_shape"] == "real: image uint8[8, 8], label int32[]"
     row = published._row({**cells, "row": "999"})
     speed = read(file).figures["examples_per_second"].median
     assert row.measured == pytest.approx(speed, rel=1e-5) and row.seconds == pytest.approx(48 / row.measured)

@@ -100,15 +100,18 @@ def bench(
         record.write(out)
     _show(record, out, json_)
     if row:
-        _write_row(given, record, out)
+        _write_row(given, loaded, record, out)
 
 
-def _write_row(given: options.Given, record: Record, out: Path) -> None:
+def _write_row(given: options.Given, recipe: Recipe, record: Record, out: Path) -> None:
     """Writes the measurement as a line of `benchmarks/plan_accuracy/published.csv`, with its
     header."""
+    from ..data.sources import described
     from ..planner.measured_share import accuracy_row
+    from ..recipe.source import spec_of
 
-    cells = accuracy_row(given.recipe, given.settings, record, out.name)
+    shape = ", ".join(described(spec_of(recipe.task.train)))
+    cells = accuracy_row(given.recipe, given.settings, shape, record, out.name)
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([cells, cells.values()])
     path = replace_file(
