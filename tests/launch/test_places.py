@@ -4,8 +4,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -259,6 +261,69 @@ def test_a_run_is_copied_back_and_forth_where_no_bucket_is_mounted(tmp_path, whe
         assert (done.returncode, kept) == (75, "5 9\n") and (tmp_path / "started").exists()
     calls = (tmp_path / "calls").read_text().splitlines()
     assert calls[0] == "s3 ls s3://my-runs/" and len(calls) == (1 if no_bucket else 4)
+
+
+KEEPS = """
+echo "$@" >> "$FOLDER/calls"
+[ "$2" != sync ] && [ "$2" != rsync ] && exit
+case "$*" in
+  *--delete*) [ ! -e "$FOLDER/broken" ] && [ -s "$FOLDER/ends" ] && rm "$FOLDER/ends" && exit 1
+    [ ! -e "$FOLDER/broken" ] && touch "$FOLDER/kept" ;;
+esac
+"""
+TRAINS = """
+trap 'echo saved > "$FOLDER/saved"; exit 75' TERM
+touch "$FOLDER/trains"
+case "$HOW" in
+  keeper) for pid in $(ps -o pid= --ppid $PPID); do [ $pid = $$ ] || kill $pid 2>/dev/null; done; exit 75 ;;
+  stopped) for _ in $(seq 600); do sleep 0.05; done ;;
+esac
+exit 75
+"""
+
+
+@pytest.mark.parametrize("where, cloud", [("dstack", None), ("skypilot", "vast"), ("gcloud", None)])
+@pytest.mark.parametrize("how", ["keeper", "stopped", "once", "broken"])
+def test_the_last_state_is_kept_and_the_exit_code_stays(tmp_path, where, cloud, how):
+    """Where the copier is gone, a copy fails once or always, or the job is told to stop."""
+    texts = write_in(tmp_path, where, job("v5e-8" if where == "gcloud" else "t4"), cloud)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    environment = programs(tools, aws=KEEPS, gcloud=KEEPS, chipwise=TRAINS, curl="echo 0", python3="")
+    environment |= {"HOME": str(tmp_path / "home"), "FOLDER": str(tmp_path), "HOW": how}
+    if where == "gcloud":
+        (tmp_path / "chipwise" / "bin").mkdir(parents=True)
+        programs(tmp_path / "chipwise" / "bin", chipwise=TRAINS)
+        wanted = ["chipwise-digits-files/chipwise-1-py3-none-any.whl", *job("v5e-8").packages[1:], ""]
+        (tmp_path / "chipwise" / "wanted").write_text("\n".join(wanted))
+        command = ["bash", "chipwise-digits.host.sh"]
+    else:
+        (text,) = texts.values()
+        document = yaml.safe_load(text)
+        shells = {"skypilot": ["bash", "-c"], "dstack": ["bash", "-i", "-c"]}
+        command = [*shells[where], document["run"] if where == "skypilot" else document["commands"][0]]
+    if how == "once":
+        (tmp_path / "ends").write_text("1")
+    elif how == "broken":
+        (tmp_path / "broken").touch()
+    started = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    if how == "stopped":
+        wait_for(tmp_path / "trains", started)
+        # dstack's runner tells the whole group, others only the script
+        (os.killpg if where == "dstack" else os.kill)(started.pid, signal.SIGTERM)
+    said = started.communicate(timeout=60)[1]
+    assert started.returncode == 75, said
+    assert (tmp_path / "kept").exists() == (how != "broken")
+    assert ("did not reach" in said) == (how == "broken")
+    assert (tmp_path / "saved").exists() == (how == "stopped")
+
+
+def wait_for(file, process):
+    while not file.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
 
 
 @pytest.mark.skipif(not installed("skypilot"), reason="SkyPilot is not installed")

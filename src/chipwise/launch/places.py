@@ -21,7 +21,7 @@ from typing import Any
 
 import jinja2
 
-from ..base import DeviceError, Fact, RecipeError, fact, near
+from ..base import DeviceError, Fact, RecipeError, fact, invalid, near
 from ..base.figures import printable
 from ..chips.prices import OWNED
 from ..chips.targets import Target, names, parse
@@ -219,6 +219,9 @@ def check(where: Place, job: LaunchJob) -> None:
             raise DeviceError("launch-not-offered", place=where.name, target=name, has=has)
         named = {"place": where.name, "cloud": where.cloud.name, "target": name}
         raise DeviceError("launch-not-offered-at", **named, has=has)
+    for text in (*job.words, *job.packages) if where.name == "dstack" else ():
+        if re.search(r"\$(\$|\{\{)", text):  # it puts values there
+            raise invalid("launch-dstack-text", "an argument", text, "no ${{ and no $$")
     if where.keeps and job.bucket is None:
         scheme = where.scheme or "gs"
         raise RecipeError("launch-without-bucket", place=where.name, scheme=scheme)
