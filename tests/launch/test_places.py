@@ -306,14 +306,14 @@ def test_the_last_state_is_kept_and_the_exit_code_stays(tmp_path, where, cloud, 
         (tmp_path / "ends").write_text("1")
     elif how == "broken":
         (tmp_path / "broken").touch()
-    started = subprocess.Popen(
+    with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    if how == "stopped":
-        wait_for(tmp_path / "trains", started)
-        # dstack's runner tells the whole group, others only the script
-        (os.killpg if where == "dstack" else os.kill)(started.pid, signal.SIGTERM)
-    said = started.communicate(timeout=60)[1]
+    ) as started:
+        if how == "stopped":
+            wait_for(tmp_path / "trains", started)
+            # dstack's runner tells the whole group, others only the script
+            (os.killpg if where == "dstack" else os.kill)(started.pid, signal.SIGTERM)
+        said = started.communicate(timeout=60)[1]
     assert started.returncode == 75, said
     assert (tmp_path / "kept").exists() == (how != "broken")
     assert ("did not reach" in said) == (how == "broken")
