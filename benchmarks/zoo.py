@@ -336,7 +336,7 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="write zoo.md and run nothing")
     parser.add_argument(
         "--draws",
-        default="100:1,100:2:286c076b",
+        default="100:1,100:2:286c076b+0acb76ac",
         help="the draws that the page tells of: COUNT:SEED, or COUNT:SEED:COMMIT for a first try",
     )
     given = parser.parse_args()

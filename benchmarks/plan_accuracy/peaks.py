@@ -89,17 +89,20 @@ def table(answers: dict[str, dict[str, Any]]) -> list[str]:
         planned, ratio = "-", answer.get("problem") or "not asked"
         if "GB" in answer:
             ratios.append(answer["GB"] / measured)
-            planned, ratio = f"{answer['GB']:.1f}", f"{ratios[-1]:.2f}"
+            beyond = ", does not fit" * (answer.get("problem") == "no-batch-fits")
+            planned, ratio = f"{answer['GB']:.1f}", f"{ratios[-1]:.2f}{beyond}"
         trained = f"rank {row['rank']}" if row["rank"] else "all"
         source = f"[{row['model']}]({row['source'].split()[0]})"
         cells = [source, trained, f"{measured:.1f}", planned, ratio, row["counted"], row["note"]]
         lines.append(f"| {' | '.join(cells)} | `{command(row)}` |")
     if ratios:
         near = sum(4 / 5 <= ratio <= 5 / 4 for ratio in ratios)
+        commands = len({command(row) for row in rows()})
         lines += [
             "",
-            f"{len(ratios)} peaks: planned / measured is {statistics.median(ratios):.2f} in the median, from "
-            f"{min(ratios):.2f} to {max(ratios):.2f}; {near} are within a quarter.",
+            f"{len(ratios)} peaks of {commands} commands: planned / measured is "
+            f"{statistics.median(ratios):.2f} in the median, from {min(ratios):.2f} to {max(ratios):.2f}; "
+            f"{near} are within a quarter.",
         ]
     return lines
 

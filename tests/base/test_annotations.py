@@ -1,6 +1,7 @@
 """What a user gives a public name is held against its annotation before anything happens."""
 
 import collections.abc
+import dataclasses
 import datetime
 import inspect
 import math
@@ -25,6 +26,7 @@ import tasks
 from chipwise.base import elsewhere
 from chipwise.base.annotations import as_annotated
 from chipwise.base.errors import ChipwiseError, RecipeError
+from chipwise.data.pack.pack_settings import PackSettings, TextForm
 from refusals import refused
 from test_public import documented
 
@@ -125,6 +127,11 @@ def test_what_an_annotation_excludes_is_refused(called, parameter, hint):
         with refused(RecipeError, "wrong-kind") as caught:
             called(*([value] * several), **named)
         assert caught.value.facts["what"] == parameter.name
+
+
+@pytest.mark.parametrize("kind", [PackSettings, TextForm])
+def test_settings_say_their_types_while_running(kind):
+    assert typing.get_type_hints(kind).keys() == {field.name for field in dataclasses.fields(kind)}
 
 
 def test_most_parameters_say_what_they_take():

@@ -14,7 +14,6 @@ from gpuhunt._internal import storage
 from gpuhunt.providers import vastai
 
 from chipwise.base.errors import DataError
-from chipwise.base.facts import fact
 from chipwise.chips import live_prices
 from chipwise.chips.live_prices import CLOUDS, LIVE, prices
 from chipwise.chips.prices import load, prices_for, text
@@ -101,8 +100,8 @@ def at_vast(name, ram, price, number=1, bid=None):
         "cpu_cores": 64,
         "cpu_cores_effective": 16.0,
         "cpu_ram": 128_000,
-        "disk_space": 10.0,
-        "storage_cost": 0.0,
+        "disk_space": 2000.0,
+        "storage_cost": 0.36,  # USD for a GB and month: 5 cents an hour for 100 GB
         "geolocation": "Sweden, SE",
         "rentable": True,
         "rented": False,
@@ -133,6 +132,7 @@ def publish(folder, listed):
 
 def answer(url, json, timeout):
     assert json["limit"] == 3000  # machines of eight are the last by price
+    assert json["disk_space"] == {"gte": 100}
     found = [one for one in VAST if one["gpu_name"] == json["gpu_name"]["eq"]]
     response = requests.Response()
     response.status_code, response.raw = 200, io.BytesIO(dumped({"offers": found}))
@@ -186,12 +186,12 @@ def test_every_offer_is_joined_by_a_declared_name_or_left_out(published):
             ("RTX 4090", 1): (0.69, None),
         },
         "vast (marketplace)": {
-            ("A100-SXM4-40GB", 1): (0.76, None),
-            ("A100-SXM4-80GB", 1): (0.99, 0.5),
-            ("A100-PCIe-80GB", 1): (0.87, None),
-            ("RTX 4090", 1): (0.29, None),
-            ("RTX 4090", 8): (2.2, None),
-            ("RTX 4070 Ti SUPER", 1): (0.12, None),
+            ("A100-SXM4-40GB", 1): (0.81, None),
+            ("A100-SXM4-80GB", 1): (1.04, 0.55),
+            ("A100-PCIe-80GB", 1): (0.92, None),
+            ("RTX 4090", 1): (0.34, None),
+            ("RTX 4090", 8): (2.25, None),
+            ("RTX 4070 Ti SUPER", 1): (0.17, None),
         },
     }
     said, left = read.said
@@ -210,7 +210,8 @@ def test_a_price_says_its_day_its_source_and_both_places(published):
     assert t4.date == "2026-11-28" and t4.source == f"gpuhunt {gpuhunt.version.__version__}, aws {VERSION}"
     assert (t4.instance, t4.region) == ("g4dn.xlarge", "us-1")
     assert (t4.spot_region, t4.note) == ("eu-1", "spot: g4dn.2xlarge")
-    assert not t4.market and all(p.market for p in prices(LIVE).prices if p.cloud.startswith("vast"))
+    at_vast = [p for p in prices(LIVE).prices if p.cloud.startswith("vast")]
+    assert not t4.market and all(p.market and p.note == "with 100 GB of disk" for p in at_vast)
 
 
 def test_a_snapshot_reads_back_and_prices_a_target(published, tmp_path):
@@ -229,7 +230,18 @@ def test_a_cloud_that_cannot_be_read_is_named(published):
     read = prices(LIVE)
     assert {p.cloud for p in read.prices} == {"aws", "gcp"}
     missing = ["azure", "lambda", "nebius", "runpod", "vast (marketplace)"]
-    assert fact("prices-live-failed", clouds=missing) in read.said
+    told = read.said[-1]
+    assert (told.code, told["clouds"]) == ("prices-live-failed", missing)
+    assert all(map(str.startswith, told["reasons"], missing)) and "vast (marketplace) (no route)" in str(told)
+
+
+@pytest.mark.parametrize("field", ["storage_cost", "cpu_cores_effective", "gpu_ram", "disk_space"])
+def test_a_field_of_vast_that_is_null_leaves_the_other_clouds(published, monkeypatch, field):
+    published()
+    monkeypatch.setattr(sys.modules[__name__], "VAST", [{**VAST[0], field: None}, *VAST[1:]])
+    read = prices(LIVE)
+    assert {p.cloud for p in read.prices} == {*CLOUDS.values()} - {"vast (marketplace)"}
+    assert read.said[-1]["clouds"] == ["vast (marketplace)"]
 
 
 def test_without_a_network_it_is_one_refusal(published, capfd):
@@ -249,6 +261,34 @@ def test_without_gpuhunt_the_error_says_what_to_type(monkeypatch):
     assert prices().prices == load() and prices().said == ()
 
 
+INSTANCES = {
+    ("aws", "a100"): "p4d.24xlarge",
+    ("aws", "a100-80gb"): "p4de.24xlarge",
+    ("aws", "h100"): "p5.48xlarge",
+    ("aws", "v100"): "p3.2xlarge",
+    ("aws", "v100-32gb"): "p3dn.24xlarge",
+    ("azure", "a100"): "Standard_ND96asr_v4",
+    ("azure", "a100-80gb"): "Standard_ND96amsr_A100_v4",
+    ("azure", "a100-pcie"): "Standard_NC24ads_A100_v4",
+    ("azure", "h100"): "Standard_ND96isr_H100_v5",
+    ("azure", "v100-pcie"): "Standard_NC6s_v3",
+    ("azure", "v100-32gb"): "Standard_ND40rs_v2",
+    ("gcp", "a100"): "a2-highgpu-1g",
+    ("gcp", "a100-80gb"): "a2-ultragpu-1g",
+    ("gcp", "h100"): "a3-highgpu-8g",
+    ("gcp", "p100"): "n1-standard-8",
+    ("gcp", "v100"): "n1-standard-8",
+    ("gcp", ""): "g4-standard-48",
+    ("lambdalabs", "a100"): "gpu_1x_a100_sxm4",
+    ("lambdalabs", "a100-80gb"): "gpu_8x_a100_80gb_sxm4",
+    ("lambdalabs", "h100"): "gpu_8x_h100_sxm5",
+    ("lambdalabs", "h100-pcie"): "gpu_1x_h100_pcie",
+    ("lambdalabs", "v100"): "gpu_8x_v100",
+    ("nebius", "h100"): "gpu-h100-sxm 1gpu-16vcpu-200gb",
+}
+"""An instance that each cloud rents, by the chip that it has."""
+
+
 @pytest.mark.parametrize("row", live_prices._NAMES, ids=lambda row: "-".join(filter(None, row.values())))
 def test_every_declared_name_is_one_of_a_chip(row):
     assert row["cloud"] in CLOUDS and row["gpu"] and set(row) == {"cloud", "gpu", "instance", "chip"}
@@ -257,6 +297,8 @@ def test_every_declared_name_is_one_of_a_chip(row):
     made = offer("an instance of another name", row["gpu"], chip[0].memory_GB if chip else 1.0, 1.0)
     if row["instance"]:
         assert live_prices._chips(row["cloud"], row["gpu"], made) is None
+        sold = replace(made, instance_name=INSTANCES[row["cloud"], row["chip"]])
+        assert live_prices._chips(row["cloud"], row["gpu"], sold) == ((chip[0].name, 1) if chip else None)
     else:
         assert live_prices._chips(row["cloud"], row["gpu"], made) == (chip[0].name, 1)
         assert live_prices._chips(row["cloud"], row["gpu"], replace(made, gpu_memory=None)) is None

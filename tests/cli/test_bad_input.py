@@ -240,7 +240,7 @@ def test_a_name_to_write_that_is_blank_or_has_control_characters(chipwise, tmp_p
         for flag in {"--run", "--out", "--html"} & {flag for p in one.params for flag in p.opts}:
             assert chipwise(command, flag, name).refused(2, "unprintable", what=flag, value=name)
             found.add((command, flag))
-    outs = ("predict", "export", "launch", "bench")
+    outs = ("predict", "export", "launch", "bench", "chips")
     assert found == {
         *((command, "--run") for command in ("train", "sweep", "referee")),
         *((command, "--out") for command in outs),

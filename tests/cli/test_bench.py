@@ -6,6 +6,7 @@ import importlib
 import json
 from pathlib import Path
 
+import jax
 import pytest
 
 from chipwise.base.facts import fact
@@ -79,6 +80,7 @@ def test_a_row_to_send_is_one_of_the_published_form(tmp_path, monkeypatch, chipw
         return dataclasses.replace(made, measured={**made.measured, "devices": devices, "chip": "h100"})
 
     monkeypatch.setattr(bench, "measure_train", on_two_gpus)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     file = tmp_path / "mine.json"
     settings = ["--set", "batch=48", "--set", "lr=0.002"]
     said = chipwise("bench", "digits", *QUICK, *settings, "--out", str(file), "--no-plan", "--row")
@@ -88,6 +90,7 @@ def test_a_row_to_send_is_one_of_the_published_form(tmp_path, monkeypatch, chipw
     monkeypatch.syspath_prepend(ROOT)
     published = importlib.import_module("benchmarks.plan_accuracy.rows")
     assert list(cells) == published.PUBLISHED.read_text().splitlines()[0].split(",")
+    assert cells["dataset_input_shape"] == "real: image uint8[8, 8], label int32[]"
     row = published._row({**cells, "row": "999"})
     speed = read(file).figures["examples_per_second"].median
     assert row.measured == pytest.approx(speed, rel=1e-5) and row.seconds == pytest.approx(48 / row.measured)
@@ -96,12 +99,23 @@ def test_a_row_to_send_is_one_of_the_published_form(tmp_path, monkeypatch, chipw
     assert row.command == f"chipwise plan {words}" and row.source == "mine.json"
 
 
-def test_a_row_of_a_cpu_is_refused_and_the_record_kept(tmp_path, chipwise):
-    file = tmp_path / "r.json"
-    said = chipwise("bench", "digits", *QUICK, "--out", str(file), "--no-plan", "--row")
-    assert (said.code, said.error.code) == (4, "bench-no-row")
-    assert said.error.facts["problem"].code == "share-of-a-cpu"
-    assert read(file).measured["batch"] and not (tmp_path / "r.csv").exists()
+@pytest.mark.parametrize(
+    "given, out, code, error",
+    [
+        ([], "r.json", 4, "bench-no-row"),
+        ([], "mine.csv", 3, "bench-row-out"),
+        ([], "old.json", 3, "bench-row-out"),
+        (["--no-exact"], "r.json", 2, "bench-row-exact"),
+        (["--set", "lr=a b"], "r.json", 2, "bench-row-setting"),
+        (["--set", "lr=a=b"], "r.json", 2, "bench-row-setting"),
+    ],
+)
+def test_a_row_that_cannot_be_is_refused_before_the_measurement(tmp_path, chipwise, given, out, code, error):
+    (tmp_path / "old.csv").write_text("whole")
+    said = chipwise("bench", "digits", *QUICK, *given, "--out", str(tmp_path / out), "--no-plan", "--row")
+    assert (said.code, said.error.code) == (code, error)
+    assert [one.name for one in tmp_path.iterdir()] == ["old.csv"]
+    assert (tmp_path / "old.csv").read_text() == "whole"
 
 
 def test_ctrl_c_while_it_plans_keeps_the_record(tmp_path, monkeypatch, chipwise):

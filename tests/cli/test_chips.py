@@ -96,6 +96,12 @@ def test_a_wrong_name_says_the_nearest():
         run("v3-4")
 
 
+def test_a_wrong_name_is_told_before_prices_are_read(monkeypatch):
+    monkeypatch.setattr(live_prices, "live", None)
+    with refused(DeviceError, "chip-unknown", name="a1000"):
+        run("a1000", "--prices", "live")
+
+
 def test_a_file_of_prices_is_checked(tmp_path):
     file = tmp_path / "mine.csv"
     file.write_text("chip,chips\n")

@@ -80,10 +80,11 @@ def test_the_price_is_the_one_of_the_place(chipwise, plans, tmp_path, to, on, co
 @pytest.mark.parametrize("cloud, usd", [("runpod", 2.0), ("vast", 1.0), (None, 3.0)])
 def test_the_price_is_the_one_of_the_cloud(chipwise, plans, tmp_path, cloud, usd):
     each = {"runpod": 2.0, "vast (marketplace)": 1.0, "gcp": 3.0}
-    (cost,) = plans["a100"].costs
+    plans["l4"] = planned("l4", 1.0, 1.0)
+    (cost,) = plans["l4"].costs
     costs = [replace(cost, cloud=name, usd_per_hour=hour) for name, hour in each.items()]
-    plans["a100"] = replace(plans["a100"], costs=tuple(costs))
-    words = ["--to", "skypilot", "--on", "a100", "--bucket", "s3://my-runs", "--out", tmp_path, "--json"]
+    plans["l4"] = replace(plans["l4"], costs=tuple(costs))
+    words = ["--to", "skypilot", "--on", "l4", "--bucket", "s3://my-runs", "--out", tmp_path, "--json"]
     told = json.loads(chipwise("launch", "digits", *words, *(["--cloud", cloud] if cloud else [])).out)
     assert told["about"][2]["hour"] == usd
     assert told["start"][-1] == "chipwise-digits.yaml" and ("--secret" in told["start"]) is bool(cloud)
@@ -161,6 +162,7 @@ def test_what_no_plan_would_change_is_refused_before_it(chipwise, tmp_path, monk
         (["--to", "docker", "--on", "a100", "--package", __file__], 2, "launch-package-local"),
         (["--to", "docker", "--on", "a100", "--cloud", "vast"], 2, "launch-option-unused"),
         (["--to", "dstack", "--on", "a100", "--cloud", "lamda"], 2, "launch-cloud-unknown"),
+        (["--to", "skypilot", "--on", "rtx-4090", "--cloud", "vast"], 4, "launch-not-offered-at"),
     ],
 )
 def test_one_line_and_nothing_written(chipwise, plans, tmp_path, arguments, code, error):

@@ -89,6 +89,13 @@ def test_prices_of_today_are_told_before_the_plan(monkeypatch, capsys):
     assert told.err.startswith(f"{read}\n") and (cost["cloud"], cost["date"]) == ("runpod", "2026-11-28")
 
 
+@pytest.mark.parametrize("given", [["--on", "t4,a1000"], ["--on", "t4", "--batch", "64"]])
+def test_prices_of_today_are_not_read_for_what_is_refused(monkeypatch, capsys, given):
+    monkeypatch.setattr(live_prices, "live", None)
+    assert main(["plan", "digits", *given, "--prices", "live"]) in (2, 4)
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_made_up_data_has_the_shapes_of_the_recipe_s_own(capsys):
     assert main(["plan", "digits", "--on", "t4", "--json", "--synthetic"]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -46,7 +46,7 @@ def test_only_the_published_files_are_read(tmp_path, monkeypatch):
     with refused(DataError, "not-the-original", path=folder / "data_batch_3"):
         read_cifar(folder)
     (folder / "data_batch_3").unlink()
-    with refused(DataError, "unreadable", path=folder / "data_batch_3"):
+    with refused(DataError, "unreadable", path=str(folder / "data_batch_3")):
         read_cifar(folder)
 
 

@@ -188,6 +188,39 @@ def test_data_sets_of_hugging_face_are_packed_by_name(tmp_path, named):
         cw.pack({"train": known, "test": rows(["ant", "fox"], [1, 0])}, tmp_path / "more", names=named)
 
 
+NAMED = ("pos", "neg", "odd")
+
+
+def texts(labels=("neg", "pos", "neg")):
+    datasets = pytest.importorskip("datasets")
+    return datasets.Dataset.from_dict({"x": [float(len(label)) for label in labels], "label": list(labels)})
+
+
+def test_labels_of_text_are_joined_to_the_names_that_are_given(tmp_path):
+    """Sorted by themselves, 0 were called by the first of the names, which is another's."""
+    cw.pack({"train": texts(), "test": texts(("pos",))}, tmp_path / "out", names=NAMED)
+    train, evaluation = (cw.PackedFolder(tmp_path / "out", split) for split in ("train", "eval"))
+    assert train.names == evaluation.names == NAMED
+    assert [train.names[train[i]["label"]] for i in range(3)] == ["neg", "pos", "neg"]
+    assert evaluation.names[evaluation[0]["label"]] == "pos"
+    with lacking(["neg"]):
+        cw.pack(texts(), tmp_path / "more", names=("pos", "odd"))
+
+
+@pytest.mark.parametrize("labels", [("neg", "pos", "neg"), (0, 1, 0)])
+def test_files_of_rows_number_their_classes_whatever_names_are_given(tmp_path, monkeypatch, labels):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("CHIPWISE_CACHE", str(tmp_path / "cache"))
+    table = pa.table({"x": [1.0, 2.0, 3.0], "label": list(labels)})
+    (tmp_path / "rows").mkdir()
+    pq.write_table(table, tmp_path / "rows" / "train-00000-of-00001.parquet")
+    cw.pack(tmp_path / "rows", tmp_path / "out", names=NAMED[:2])
+    train = cw.PackedFolder(tmp_path / "out", "train")
+    assert train.names == tuple(map(str, sorted(set(labels))))
+    assert [train.names[train[i]["label"]] for i in range(3)] == [str(label) for label in labels]
+
+
 def test_splits_with_all_their_classes_named(tmp_path):
     """`names` has the classes of both."""
     splits = {"train": source(("dog", "bee")), "eval": source(("cat",))}

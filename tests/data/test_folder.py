@@ -183,6 +183,16 @@ def test_damaged_images_are_named(tmp_path, kind):
         materialize(source)
 
 
+def test_an_archive_that_ends_early_is_not_called_an_image(tmp_path):
+    root = pack(tmp_path / "data.tar", write(tmp_path / "data"))
+    source = ImageFolder(root, size=8)
+    with open(root, "r+b") as file:
+        file.truncate(600)
+    for read in (materialize, lambda source: source[4], lambda source: source.compared()):
+        with refused(DataError, "file-damaged", path=root):
+            read(source)
+
+
 def test_sixteen_bits_are_not_silently_cut():
     buffer = io.BytesIO()
     Image.fromarray(np.full((4, 4), 40_000, np.uint16)).save(buffer, "PNG")

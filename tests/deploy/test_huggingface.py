@@ -283,6 +283,11 @@ def test_bad_folders_are_one_line(gpt2, tmp_path):
         config.write_text(text)
         with refused(DataError, "weights-damaged"):
             cw.pretrained(folder)
+    config.write_text(good)
+    (folder / "generation_config.json").write_text("[]")
+    with refused(DataError, "weights-damaged", reason="generation_config.json is no JSON object"):
+        cw.pretrained(folder)
+    (folder / "generation_config.json").unlink()
     config.unlink()  # nothing says what the names mean
     with refused(RecipeError, "weights-of-another-model", matched=0):
         cw.pretrained(folder).start(gpt2.recipe.task)

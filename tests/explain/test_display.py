@@ -1,5 +1,6 @@
 """What results show in a notebook: nothing that a notebook strips, and nothing of a name that would run."""
 
+import math
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -10,6 +11,7 @@ from chipwise.explain import display
 from chipwise.explain.charts import metric_panels
 from chipwise.explain.page import fragment
 from chipwise.planner.plans import Plans
+from chipwise.run.folder.result import Result
 from planner import documents
 
 
@@ -31,6 +33,22 @@ def test_a_result_shows_its_curves_and_what_it_came_to(tmp_path):
     assert f"{result.metrics['train/loss']:.4g}" in text
     told = cw.report(tmp_path / "run")
     assert told["kind"] == "run" and "svg" in parsed(told._repr_html_())[1]
+
+
+def test_curves_are_the_floats_of_the_history(monkeypatch):
+    """Also those that are not finite, where a curve breaks, and no counts."""
+    drawn = {}
+    monkeypatch.setattr(display, "metric_panels", lambda curves: drawn.update(curves) or [])
+    history = [
+        {"step": 1, "train/loss": 0.5, "train/count": 3},
+        {"step": 2, "train/loss": math.inf, "seconds": 1.0},
+    ]
+    result = object.__new__(Result)
+    given = {"history": history, "metrics": {}, "recipe": "r", "steps": 2, "fingerprint": "f", "kept": None}
+    for name, value in (given | {"examples_per_second": None}).items():
+        object.__setattr__(result, name, value)
+    display.shown(result)
+    assert drawn == {"train/loss": [(1, 0.5), (2, math.inf)]}
 
 
 def test_plans_show_their_table():

@@ -149,6 +149,7 @@ def written_view(self, x):
 OPERATIONS = {
     "vmap": lambda self, x: torch.vmap(torch.outer, out_dims=1)(x[:, :3], x[:, 3:6]).transpose(0, 1),
     "vmap of an index": mapped_index,
+    "vmap with keywords": lambda self, x: torch.vmap(torch.sum)(x[:, None] * x[:, :, None], dim=0),
     "a view, by masks": masked_view,
     "a view, in place": written_view,
     "arguments of tensor_split": lambda self, x: torch.tensor_split(x, indices=[4, 8], dim=1)[0],
@@ -243,6 +244,15 @@ def test_a_write_into_a_plain_tensor_is_not_lost(check):
     with refused(cw.errors.RecipeError, "torch-not-traced") as caught:
         cw.torch.task(made(f), nn.CrossEntropyLoss(), train=ROWS, check=check)
     assert "device=x.device" in caught.value.facts["reason"]
+
+
+def test_a_mapped_function_draws_only_if_all_examples_draw_the_same():
+    def f(self, x):
+        return torch.vmap(lambda row: row * torch.rand(12))(x)
+
+    with refused(cw.errors.RecipeError, "torch-not-traced") as caught:
+        cw.torch.task(made(f), nn.CrossEntropyLoss(), train=ROWS, check=False)
+    assert "randomness='same'" in caught.value.facts["reason"]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ HOSTILE = [f"a{c}b: c" for c in CONTROL] + [
     "$HOME",
     "${HOME}",
     "$$(HOME)",
+    "${{ run.args }}",
+    "a ${{ env.HOME }}",
     "{x}",
     "{{ job }}",
     "{% raw %}",
@@ -164,10 +166,14 @@ def test_text_stays_text(where, field, tmp_path):
             check(one)
             files = write(place(where), one)
         except RecipeError as error:
+            if error.code == "launch-dstack-text":
+                assert where == "dstack" and ("${{" in text or "$$" in text)
+                continue
             assert error.code in ("unprintable", "launch-file-name")
             assert field != "about" and (field == "file" or not text.isprintable())
             continue
         kept += 1
+        assert where != "dstack" or "${{" not in text or field in ("zone", "data", "about")
         for name, written in files.items():
             assert same(parsed(name, written), plain[name], text, field), (text, name)
     assert kept > (20 if field != "file" else 2)

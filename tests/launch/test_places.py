@@ -4,8 +4,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 import yaml
 
 from chipwise.base.errors import DeviceError, RecipeError
-from chipwise.chips.targets import parse
+from chipwise.chips.targets import names, parse
 from chipwise.launch import places
 from chipwise.launch.launch_job import LaunchJob, check, local_data, name_of, packages, recipe_file
 from chipwise.launch.places import PLACES, offered, place, write
@@ -163,7 +165,8 @@ def test_a_notebook_runs(where, target, tmp_path):
 @pytest.mark.parametrize("where", ["skypilot", "dstack"])
 def test_a_cloud_is_the_only_one_and_its_needs_are_in_the_file(where, cloud, tmp_path):
     there = place(where).at(cloud)
-    (text,) = write_in(tmp_path, where, job("h100:8", about=there.needs), cloud).values()
+    one = job("h100:8" if where == "dstack" else "b200:8", about=there.needs)
+    (text,) = write_in(tmp_path, where, one, cloud).values()
     document = yaml.safe_load(text)
     assert all(f"# {need}\n" in text for need in there.needs)
     assert {need.code for need in there.needs} >= {f"launch-needs-{where}"}
@@ -179,6 +182,47 @@ def test_a_cloud_is_the_only_one_and_its_needs_are_in_the_file(where, cloud, tmp
             "/runs" in document["file_mounts"]
         ) is there.cloud.mounts  # SkyPilot mounts no bucket at others
         assert document.get("secrets", {}).keys() == set(there.begin("x")) & {*places._SECRETS[1::2]}
+
+
+SOLD = {
+    "runpod": {
+        "A100-80GB": "a100-pcie", "A100-80GB-SXM": "a100-80gb", "A30": "a30", "A40": "a40", "B200": "b200",
+        "H100": "h100-pcie", "H100-NVL": "h100-nvl", "H100-SXM": "h100", "H200-SXM": "h200", "L4": "l4",
+        "L40S": "l40s", "RTX3070": "rtx-3070", "RTX3090": "rtx-3090", "RTX4080": "rtx-4080",
+        "RTX4090": "rtx-4090", "RTX5080": "rtx-5080", "RTX5090": "rtx-5090", "RTX6000-Ada": "rtx-6000-ada",
+        "RTXA4000": "rtx-a4000", "RTXA5000": "rtx-a5000", "RTXA6000": "rtx-a6000",
+        "RTXPRO6000-WK": "rtx-pro-6000", "V100-16GB-PCIe": "v100-pcie", "V100-16GB-SXM2": "v100",
+        "V100-32GB-SXM2": "v100-32gb",
+    },
+    "vast": {
+        "A10": "a10", "A40": "a40", "B200": "b200", "L4": "l4", "L40S": "l40s", "RTX6000-Ada": "rtx-6000-ada",
+        "RTXA4000": "rtx-a4000", "RTXA5000": "rtx-a5000", "RTXA6000": "rtx-a6000",
+        "RTXPRO6000WS": "rtx-pro-6000", "T4": "t4",
+    },
+    "lambda": {
+        "A10": "a10", "A100": "a100", "A100-80GB": "a100-80gb", "A6000": "rtx-a6000", "B200": "b200",
+        "H100": "h100", "V100": "v100",
+    },
+}  # fmt: skip
+"""The chips that SkyPilot's own names mean at each cloud, where it is one alone."""
+OF_EIGHT = {("lambda", "a100"), ("lambda", "h100")}  # a smaller machine may have PCIe cards
+
+
+@pytest.mark.parametrize("cloud", places.CLOUDS)
+def test_a_named_cloud_rents_the_chip_of_the_plan_or_none(cloud):
+    where, one = place("skypilot").at(cloud), job("t4")
+    for target in map(parse, names()):
+        if target.rented_as:
+            continue
+        chip = target.chip.names[0]
+        if chip in SOLD[cloud].values() and (target.chips == 8 or (cloud, chip) not in OF_EIGHT):
+            name, _, number = places.skypilot(target, where.cloud).rpartition(":")
+            assert (SOLD[cloud][name], number) == (chip, str(target.chips))
+            assert where.offers(target)
+        else:
+            with refused(DeviceError, "launch-not-offered-at", cloud=cloud, target=target.name) as caught:
+                write(where, replace(one, target=target))
+            assert "b200" in caught.value.facts["has"]
 
 
 AWS = """
@@ -217,6 +261,69 @@ def test_a_run_is_copied_back_and_forth_where_no_bucket_is_mounted(tmp_path, whe
         assert (done.returncode, kept) == (75, "5 9\n") and (tmp_path / "started").exists()
     calls = (tmp_path / "calls").read_text().splitlines()
     assert calls[0] == "s3 ls s3://my-runs/" and len(calls) == (1 if no_bucket else 4)
+
+
+KEEPS = """
+echo "$@" >> "$FOLDER/calls"
+[ "$2" != sync ] && [ "$2" != rsync ] && exit
+case "$*" in
+  *--delete*) [ ! -e "$FOLDER/broken" ] && [ -s "$FOLDER/ends" ] && rm "$FOLDER/ends" && exit 1
+    [ ! -e "$FOLDER/broken" ] && touch "$FOLDER/kept" ;;
+esac
+"""
+TRAINS = """
+trap 'echo saved > "$FOLDER/saved"; exit 75' TERM
+touch "$FOLDER/trains"
+case "$HOW" in
+  keeper) for pid in $(ps -o pid= --ppid $PPID); do [ $pid = $$ ] || kill $pid 2>/dev/null; done; exit 75 ;;
+  stopped) for _ in $(seq 600); do sleep 0.05; done ;;
+esac
+exit 75
+"""
+
+
+@pytest.mark.parametrize("where, cloud", [("dstack", None), ("skypilot", "vast"), ("gcloud", None)])
+@pytest.mark.parametrize("how", ["keeper", "stopped", "once", "broken"])
+def test_the_last_state_is_kept_and_the_exit_code_stays(tmp_path, where, cloud, how):
+    """Where the copier is gone, a copy fails once or always, or the job is told to stop."""
+    texts = write_in(tmp_path, where, job("v5e-8" if where == "gcloud" else "t4"), cloud)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    environment = programs(tools, aws=KEEPS, gcloud=KEEPS, chipwise=TRAINS, curl="echo 0", python3="")
+    environment |= {"HOME": str(tmp_path / "home"), "FOLDER": str(tmp_path), "HOW": how}
+    if where == "gcloud":
+        (tmp_path / "chipwise" / "bin").mkdir(parents=True)
+        programs(tmp_path / "chipwise" / "bin", chipwise=TRAINS)
+        wanted = ["chipwise-digits-files/chipwise-1-py3-none-any.whl", *job("v5e-8").packages[1:], ""]
+        (tmp_path / "chipwise" / "wanted").write_text("\n".join(wanted))
+        command = ["bash", "chipwise-digits.host.sh"]
+    else:
+        (text,) = texts.values()
+        document = yaml.safe_load(text)
+        shells = {"skypilot": ["bash", "-c"], "dstack": ["bash", "-i", "-c"]}
+        command = [*shells[where], document["run"] if where == "skypilot" else document["commands"][0]]
+    if how == "once":
+        (tmp_path / "ends").write_text("1")
+    elif how == "broken":
+        (tmp_path / "broken").touch()
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as started:
+        if how == "stopped":
+            wait_for(tmp_path / "trains", started)
+            # dstack's runner tells the whole group, others only the script
+            (os.killpg if where == "dstack" else os.kill)(started.pid, signal.SIGTERM)
+        said = started.communicate(timeout=60)[1]
+    assert started.returncode == 75, said
+    assert (tmp_path / "kept").exists() == (how != "broken")
+    assert ("did not reach" in said) == (how == "broken")
+    assert (tmp_path / "saved").exists() == (how == "stopped")
+
+
+def wait_for(file, process):
+    while not file.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
 
 
 @pytest.mark.skipif(not installed("skypilot"), reason="SkyPilot is not installed")
@@ -496,9 +603,9 @@ def test_what_cannot_be_is_refused(tmp_path):
         write(place("dstack"), job("t4", bucket=None))
     with refused(RecipeError, "launch-cloud-unknown", cloud="runpot", hint="runpod"):
         place("dstack").at("runpot")
-    with refused(DeviceError, "launch-not-offered", target="h100:16"):  # no network between hosts
+    with refused(DeviceError, "launch-not-offered-at", target="h100:16"):  # no network between hosts
         write(place("skypilot").at("runpod"), job("h100:16"))
-    with refused(DeviceError, "launch-not-offered", target="v5e-8"):
+    with refused(DeviceError, "launch-not-offered-at", target="v5e-8"):
         write(place("skypilot").at("lambda"), job("v5e-8"))
     with refused(RecipeError, "launch-no-spot", place="dstack at runpod"):
         write(place("dstack").at("runpod"), job("t4", spot=True, bucket="s3://my-runs"))

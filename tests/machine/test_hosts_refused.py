@@ -1,5 +1,6 @@
 """What keeps hosts from meeting, and hosts that differ: one line, which names the host."""
 
+import math
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -101,6 +102,24 @@ def test_the_host_that_differs_is_named(code):
     with refused(DeviceError, code, host=1, here=None, there="1"):
         here.compare("program", alike)
     hosts.Hosts(Seat(1, 2, HERE), Told(alike, alike), ("a", "b")).compare("program", alike)
+
+
+class Several:
+    """A channel on which this host's values stand beside `rows`, those of the others."""
+
+    def __init__(self, *rows):
+        self.rows = rows
+
+    def everyone(self, what, value):
+        return [value, *self.rows]
+
+
+@pytest.mark.parametrize("there", [-math.inf, None])
+def test_infinity_is_no_missing_value(there):
+    code = "host-differs-recipe"
+    here = hosts.Hosts(Seat(0, 2, HERE), Several({code: {"most": there}}), ("a", "b"))
+    with refused(DeviceError, code, host=1, name="most", here=there, there=math.inf):
+        here.compare("program", {code: {"most": math.inf}})
 
 
 def devices_of(*counts):

@@ -86,8 +86,10 @@ def test_files_are_written_whole_and_read_back(tmp_path):
     assert read(path) == a_record()
     assert json.loads(path.read_text())["schema"] == SCHEMA
     (tmp_path / "file").write_text("")
-    with refused(DataError, "record-unwritable", option="--out"):
+    with refused(DataError, "record-unwritable", option="--out") as caught:
         a_record().write(tmp_path / "file" / "r.json")
+    assert list(caught.value.facts) == ["path", "reason", "option"]
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
 
 
 def test_a_series_tells_its_median_and_quartiles():

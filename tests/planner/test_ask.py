@@ -11,6 +11,7 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.base.facts import fact
+from chipwise.chips import live_prices
 from chipwise.chips.prices import cheapest, load, prices_for
 from chipwise.chips.targets import parse
 from chipwise.compile import processes
@@ -53,6 +54,15 @@ def plans(no_gpu_compiler):
 def test_targets_are_a_list_or_a_text_with_commas(plans):
     made = cw.plan(recipe(), on="t4, a100:8,h100-pcie")
     assert [(p.target, p.step_seconds) for p in made] == [(p.target, p.step_seconds) for p in plans]
+
+
+def test_what_prices_of_today_leave_out_is_a_warning(no_gpu_compiler, monkeypatch):
+    left_out = fact("prices-live-failed", clouds=["aws"], reasons=["aws (no route)"])
+    said = (fact("prices-live", prices=1, clouds=["gcp"]), left_out)
+    monkeypatch.setattr(live_prices, "live", lambda: live_prices.PricesRead(load(), said))
+    with pytest.warns(UserWarning) as warned:
+        cw.plan(recipe(), on="t4", prices="live")
+    assert [str(one.message) for one in warned] == [str(left_out)]
 
 
 def test_a_plan_adds_up(plans):

@@ -286,6 +286,7 @@ def test_constant_and_nan_logits_score_nothing():
             {"shape": (9,), "expected": (10,)},
         ),
         (lambda: weighted_softmax_cross_entropy(LOGITS, LABELS, np.ones(10), 1.0), "smoothing-range", {}),
+        (lambda: weighted_softmax_cross_entropy(LOGITS, LABELS, np.ones(9), 1.0), "smoothing-range", {}),
         (
             lambda: weighted_softmax_cross_entropy(LOGITS, LABELS[1:], np.ones(10)),
             "labels-shape",

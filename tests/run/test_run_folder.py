@@ -1,3 +1,4 @@
+import dataclasses
 import errno
 import json
 import math
@@ -8,14 +9,24 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
 import chipwise as cw
 import tasks
 from chipwise.base.errors import RunError
 from chipwise.run.folder.checkpoint import Checkpoints
-from chipwise.run.folder.run_folder import RunFolder
-from chipwise.run.folder.run_reader import disagreement, newest_checkpoint, stored_recipe
+from chipwise.run.folder.run_folder import RunFolder, recorded
+from chipwise.run.folder.run_reader import (
+    disagreement,
+    newest_checkpoint,
+    read_ledger,
+    read_media,
+    read_processes,
+    read_result,
+    read_rows,
+    stored_recipe,
+)
 from refusals import refused
 
 RECIPE = {"name": "r", "seed": 0, "optimizer": {"lr": 0.1}, "source": {"recipe": "r"}}
@@ -87,6 +98,43 @@ def test_what_is_not_finite_is_null_in_json_and_not_in_tensorboard(tmp_path, cap
     folder.close()
     assert math.isnan(row["eval/loss"]) and row["train/loss"] == 0.5
     assert json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail) == line
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), object()], ids=["number", "object"])
+def test_what_json_lacks_is_refused_and_not_written_as_its_text(tmp_path, value):
+    folder = opened(tmp_path)
+    for write in (folder.log, folder.finish, lambda row: folder.replace("ledger.jsonl", [row])):
+        with pytest.raises(TypeError):
+            write({"step": 1, "what": value})
+    folder.close()
+    for described in (recorded, lambda recipe: disagreement({}, {"source": recipe.source})):
+        with pytest.raises(TypeError):
+            described(dataclasses.replace(tasks.quick(), source={"what": value}))
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_a_recipe_keeps_what_is_not_finite():
+    stored = recorded(dataclasses.replace(tasks.quick(), source={"most": math.inf, "sizes": (1, 2)}))
+    assert stored["source"] == {"most": math.inf, "sizes": [1, 2]}
+    assert disagreement({"most": None}, {"most": math.inf}) == [("most", None, math.inf)]
+    assert disagreement({"most": math.inf}, {"most": math.inf}) == []
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "media.jsonl", "processes.jsonl", "ledger.jsonl"])
+def test_a_file_in_the_place_of_a_run_has_no_rows_to_read(tmp_path, name):
+    """Rows of a missing file are none, but a path below a file is no run."""
+    read = {
+        "metrics.jsonl": read_rows,
+        "media.jsonl": read_media,
+        "processes.jsonl": read_processes,
+        "ledger.jsonl": read_ledger,
+    }[name]
+    (tmp_path / "file").write_text("")
+    with refused(RunError, "file-unreadable", path=str(tmp_path / "file" / name)):
+        read(tmp_path / "file")
+    with refused(RunError, "not-a-run"):
+        stored_recipe(tmp_path / "file")
+    assert read_result(tmp_path / "file") == (None, "")
 
 
 def test_a_result_is_whole_or_not_there(tmp_path):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import xml.etree.ElementTree as ET
+from fractions import Fraction
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -166,6 +167,7 @@ def test_a_scheduled_setting_is_held_where_the_rate_is_highest():
     [
         ({"low": 0.0}, "rate-not-above-zero", {"name": "low", "value": 0.0}),
         ({"high": math.nan}, "rate-not-above-zero", {"name": "high"}),
+        ({"low": Fraction(1, 1000)}, "rate-not-above-zero", {"name": "low", "value": Fraction(1, 1000)}),
         ({"low": 1.0, "high": 1.0}, "rates-out-of-order", {"low": 1.0, "high": 1.0}),
         ({"steps": 9}, "range-test-steps", {"fewest": 10, "most": 2000}),
     ],

@@ -150,12 +150,14 @@ def replace_file(path: str | os.PathLike, content: str | bytes, code: str, **fac
     is then untouched.
     """
     to, content = Path(path), content.encode() if isinstance(content, str) else content
-    with DataError.of_system(code, path=to, **facts):
+    try:
         to.parent.mkdir(parents=True, exist_ok=True)
         if to.is_char_device():
             to.write_bytes(content)
         else:
             put_inside(to, content)
+    except OSError as error:
+        raise DataError(code, path=to, reason=error, **facts) from None
     return to
 
 

@@ -25,10 +25,11 @@ class Misfit(ValueError):
         super().__init__(" ".join(map(str, (code, *self.facts.values()))))
 
 
-def as_stored(value: Any, default: Callable[[Any], Any] = str) -> Any:
-    """A value as it is when it is read back from JSON: tuples as lists, `None` for NaN and
-    infinities, which JSON lacks, and for other kinds what `default` makes of them."""
-    return json.loads(json.dumps(value, default=default), parse_constant=lambda _: None)
+def as_stored(value: Any, default: Callable[[Any], Any] | None = None) -> Any:
+    """A value as it is when it is read back from JSON as Python writes it: tuples as lists, NaN and
+    infinities as they are, and other kinds as what `default` makes of them. Raises `TypeError` for
+    those without a `default`."""
+    return json.loads(json.dumps(value, default=default))
 
 
 def json_object(text: str | bytes) -> dict[str, Any]:

@@ -41,6 +41,7 @@ CLOUDS = {
 }
 """Our names of gpuhunt's clouds."""
 SECONDS = 20  # that a server may be silent
+DISK_GB = 100  # rented with a machine at Vast, which has a price for each GB
 
 _MACHINES = ("gcp-a4", "gcp-g4", "lambda-arm")
 """gpuhunt's marks of offers that are still one machine, for as long as it is wanted."""
@@ -85,7 +86,8 @@ def live() -> PricesRead:
             try:
                 version, offers = _offers(catalog, cloud)
                 some = _cheapest(cloud, version, offers, unknown)
-            except (OSError, ValueError, LookupError) as error:
+            # A field that is null is a TypeError of gpuhunt's
+            except (OSError, ValueError, LookupError, TypeError) as error:
                 failed[name] = str(error)
                 continue
             found += some
@@ -99,8 +101,10 @@ def live() -> PricesRead:
     if unknown:
         names = [name for name, _ in unknown.most_common()]
         said.append(fact("prices-live-unknown", offers=unknown.total(), names=names))
-    if failed.keys() - {"all"}:
-        said.append(fact("prices-live-failed", clouds=sorted(failed.keys() - {"all"})))
+    failed.pop("all", None)
+    if failed:
+        reasons = [f"{name} ({failed[name]})" for name in sorted(failed)]
+        said.append(fact("prices-live-failed", clouds=sorted(failed), reasons=reasons))
     return PricesRead(tuple(found), tuple(said))
 
 
@@ -121,7 +125,8 @@ def _vast() -> Iterator[tuple[str, Any]]:
     from gpuhunt import QueryFilter
     from gpuhunt.providers.vastai import VastAIProvider
 
-    everything = QueryFilter(gpu_name=["?"])  # an unknown name lifts the limit to 3,000
+    # An unknown name lifts the limit to 3,000
+    everything = QueryFilter(gpu_name=["?"], min_disk_size=DISK_GB)
 
     def ask(name: str) -> list[Any]:
         only: Any = {"gpu_name": {"eq": name}}
@@ -169,7 +174,10 @@ def _cheapest(
                 includes="slice with its host" if one.gpu_vendor == "google" else "whole VM",
                 source=f"gpuhunt {gpuhunt.version.__version__}, {cloud} {version}",
                 date=_day(version).isoformat(),
-                note=f"spot: {spot and spot.instance_name}" if elsewhere else "",
+                note="; ".join(
+                    [f"with {DISK_GB} GB of disk"] * (cloud == "vastai")
+                    + [f"spot: {spot and spot.instance_name}"] * elsewhere
+                ),
             )
         )
     return made

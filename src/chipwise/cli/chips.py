@@ -43,18 +43,19 @@ def chips(
     chipwise chips h100:8 --prices mine.csv --json
     chipwise chips rtx-4090 --prices live --out prices-2026-11-30.csv
     """
+    asked = None if name is None else _find(name)
     rows = options.priced(prices)
     if out is not None:
         options.say(fact("written", path=replace_file(out, text(rows), "prices-unwritable")))
     to = console(width=WIDE)
-    if name is None:
+    if asked is None:
         if json_:
             print_json("chips/2", {"chips": [asdict(chip) for chip in CHIPS]})
         else:
             to.print(_all())
             lines(to, fact("chips-legend"))
         return
-    chip, target = _find(name)
+    chip, target = asked
     if target is None:
         listed = sorted((p for p in rows if p.chip == chip.name), key=lambda p: p.chips)
     else:

@@ -26,8 +26,8 @@ from .options import argument, flag, option
 from .standard_output import print_json
 
 if TYPE_CHECKING:
+    from ..data.pack.pack_settings import TextForm
     from ..data.pack.packing import Packing, Progress as Done
-    from ..data.pack.tokenise import TextForm
 
 _LINE_SECONDS = 5.0  # between lines without a terminal
 
@@ -48,7 +48,7 @@ class TextOptions:
 
     def form(self) -> TextForm | None:
         """`None` if no option was given."""
-        from ..data.pack.tokenise import TextForm
+        from ..data.pack.pack_settings import TextForm
 
         settings = {name: value for name, value in vars(self).items() if value is not None}
         return TextForm(**settings) if settings else None

@@ -52,6 +52,7 @@ def plan(
       chipwise plan hf://Qwen/Qwen3-0.6B --set context=2048 --lora 16 --on t4,rtx-4090
     """
     options.only_look()
+    from ..chips.targets import parse
     from ..explain import plan_kernels
     from ..explain.plan_parts import document, page, parts
     from ..explain.plan_progress import plan_progress
@@ -60,7 +61,6 @@ def plan(
 
     gc.set_threshold(20_000)  # a seventh of the time to trace a net is collecting objects that stay
     loaded = _loaded(recipe, lora)
-    known = options.priced(prices)
     targets = _names(on)
     batches = [] if batch is None else _batches(batch)
     if (like, target, batch).count(None) not in (0, 3) or (like is None and better.given):
@@ -69,6 +69,9 @@ def plan(
         make = functools.partial(
             plan_like, run=like, goal=target, batches=batches, better=better.given
         )
+    for name in targets:
+        parse(name)  # before the prices, which may take a minute
+    known = options.priced(prices)
     with plan_progress(len(targets) * max(1, len(batches))) as reporter:
         plans = make(
             loaded,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..base import DataError, Fact, fact, plain
+from ..base import DataError, DeviceError, Fact, fact, invalid, plain
 from ..base.figures import byte_size, digits, sparkline
 from ..base.files import replace_file
 from ..explain.terminal import console, grid, lines
@@ -62,11 +62,19 @@ def bench(
 
     The largest batch that fits a chip: chipwise plan RECIPE --on v5e-8 --largest-batch.
     """
+    import jax
     import psutil
 
     # The value of `time.perf_counter()` when this process started
     began = time.perf_counter() - (time.time() - psutil.Process().create_time())
     _check_writable(out)
+    if row and out is not None and (out.suffix == ".csv" or out.with_suffix(".csv").exists()):
+        raise DataError("bench-row-out", path=out.with_suffix(".csv"))
+    if row and not how.exact:  # the plan of a row is exact
+        raise invalid("bench-row-exact", "--row", "--no-exact", "one of them alone")
+    for setting in given.settings if row else ():
+        if len(setting.split()) != 1 or setting.count("=") != 1:
+            raise invalid("bench-row-setting", "--set", setting, "without --row, or NAME=VALUE")
     chosen = {
         name: value
         for name, value in {"steps": steps, "warmup": warmup}.items()
@@ -75,6 +83,8 @@ def bench(
     on = how.on(**how.how)
     from ..study.bench import measure_train
 
+    if row and jax.default_backend() == "cpu":
+        raise DeviceError("bench-no-row", problem=fact("share-of-a-cpu"))
     loaded = given.load()
     described = {"set": given.settings, "data_note": "" if given.synthetic else _note(given)}
     progress = "none" if json_ else "auto"
@@ -90,15 +100,18 @@ def bench(
         record.write(out)
     _show(record, out, json_)
     if row:
-        _write_row(given, record, out)
+        _write_row(given, loaded, record, out)
 
 
-def _write_row(given: options.Given, record: Record, out: Path) -> None:
+def _write_row(given: options.Given, recipe: Recipe, record: Record, out: Path) -> None:
     """Writes the measurement as a line of `benchmarks/plan_accuracy/published.csv`, with its
     header."""
+    from ..data.sources import described
     from ..planner.measured_share import accuracy_row
+    from ..recipe.source import spec_of
 
-    cells = accuracy_row(given.recipe, given.settings, record, out.name)
+    shape = ", ".join(described(spec_of(recipe.task.train)))
+    cells = accuracy_row(given.recipe, given.settings, shape, record, out.name)
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([cells, cells.values()])
     path = replace_file(

@@ -7,14 +7,13 @@ read from its beginning, so its encoded images are kept in memory, up to a limit
 from __future__ import annotations
 
 import bz2
-import contextlib
 import gzip
 import lzma
 import os
 import tarfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -126,18 +125,6 @@ def walk(root: Path) -> Files:
     except OSError as error:
         raise unreadable(error.filename or root, error) from error
     return files
-
-
-@contextlib.contextmanager
-def reading_image(path: Path, name: str) -> Iterator[None]:
-    """A context that turns the errors of reading and decoding the image `name` of `path` into a
-    `DataError` with both."""
-    try:
-        yield
-    except OSError as error:
-        raise unreadable(path / name, error) from error
-    except DataError as error:
-        raise DataError("image-unreadable", path=path, file=name, problem=error.fact) from error
 
 
 def read_file(path: str) -> bytes:

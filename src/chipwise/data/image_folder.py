@@ -7,10 +7,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from ..base import DataError
+from ..base import DataError, unreadable
 from ..base.annotations import as_annotated
 from .compared import Compared, Parts, of_portions, sha_of_all
-from .folder import list_tar, reading_image, walk
+from .folder import list_tar, walk
 from .images import Size, checked_size, decode, decode_into
 from .pack.folders import arrange
 from .remote import local
@@ -73,8 +73,10 @@ class ImageFolder(ByBatch):
         """Column to the shape and type of one example. Without `size`, decodes the first image
         once."""
         if self._shape is None:
-            with reading_image(self.path, self._images.names[0]):
-                self._shape = (*self.size, 3) if self.size else decode(self._bytes(0)).shape
+            try:
+                self._shape = (*self.size, 3) if self.size else decode(self._read(0)).shape
+            except DataError as error:
+                raise self._of(0, error) from error
         return {
             "image": jax.ShapeDtypeStruct(self._shape, np.uint8),
             "label": jax.ShapeDtypeStruct((), np.int32),
@@ -108,11 +110,13 @@ class ImageFolder(ByBatch):
         return Compared(parts, read, n)
 
     def _decode_into(self, index: int, out: np.ndarray) -> None:
-        with reading_image(self.path, self._images.names[index]):
-            with stage("read"):
-                data = self._bytes(index)
+        with stage("read"):
+            data = self._read(index)
+        try:
             with stage("decode"):
                 shape = decode_into(data, out, self.size)
+        except DataError as error:
+            raise self._of(index, error) from error
         if shape != out.shape:
             first, file = (self._images.names[i] for i in (0, index))
             raise DataError(
@@ -123,9 +127,15 @@ class ImageFolder(ByBatch):
                 size=list(shape[:2]),
             )
 
-    def _read(self, index: int) -> bytes:
-        with reading_image(self.path, self._images.names[index]):
-            return self._bytes(index)
+    def _of(self, index: int, error: DataError) -> DataError:
+        """A decoder's `error` with the file's name."""
+        if error.code in ("image-unreadable", "unreadable"):
+            return error
+        name = self._images.names[index]
+        return DataError("image-unreadable", path=self.path, file=name, problem=error.fact)
 
-    def _bytes(self, index: int) -> bytes:
-        return self._images.read(index)["image"]
+    def _read(self, index: int) -> bytes:
+        try:
+            return self._images.read(index)["image"]
+        except OSError as error:
+            raise unreadable(self.path / self._images.names[index], error) from error

@@ -11,7 +11,6 @@ https://www.cs.toronto.edu/~kriz/cifar.html (2009).
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import io
@@ -62,11 +61,16 @@ def read_idx(path: str | Path, sha256: str) -> np.ndarray:
     missing or damaged, and for any but the published one.
     """
     path = Path(path)
-    with _reading(path), open_regular(path) as raw:
-        zipped = raw.read(2) == b"\x1f\x8b"  # not by its name: some programs unpack and keep it
-        raw.seek(0)
-        with gzip.GzipFile(fileobj=raw) if zipped else raw as stream:
-            data = stream.read(MOST_BYTES)
+    try:
+        with open_regular(path) as raw:
+            zipped = raw.read(2) == b"\x1f\x8b"  # not by its name: some programs unpack and keep it
+            raw.seek(0)
+            with gzip.GzipFile(fileobj=raw) if zipped else raw as stream:
+                data = stream.read(MOST_BYTES)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError("file-damaged", path=path, reason=str(error)) from error
+    except OSError as error:
+        raise unreadable(path, error) from error
     _check(path, hashlib.sha256(data).hexdigest(), sha256)
     dimensions = data[3]
     shape = np.frombuffer(data, ">u4", dimensions, 4).tolist()
@@ -82,7 +86,7 @@ def read_cifar(path: Path) -> dict[str, Columns]:
     executed.
     """
     splits: dict[str, list[Columns]] = {"train": [], "test": []}
-    with _reading(path):
+    try:
         for name, data in sorted(_in_folder(path) if path.is_dir() else _in_archive(path)):
             _check(
                 path / name,
@@ -90,6 +94,10 @@ def read_cifar(path: Path) -> dict[str, Columns]:
                 CIFAR_BATCHES[name],
             )
             splits["test" if "test" in name else "train"].append(read_batch(data, path / name))
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise DataError("file-damaged", path=path, reason=str(error)) from error
+    except OSError as error:
+        raise unreadable(error.filename or path, error) from error
     return {
         split: {
             column: np.concatenate([batch[column] for batch in batches])
@@ -97,17 +105,6 @@ def read_cifar(path: Path) -> dict[str, Columns]:
         }
         for split, batches in splits.items()
     }
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """A context that turns the errors of damaged and of unreadable files into a `DataError`."""
-    try:
-        yield
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError("file-damaged", path=path, reason=str(error)) from error
-    except OSError as error:
-        raise unreadable(Path(error.filename or path), error) from error
 
 
 def read_batch(data: bytes, path: Path) -> Columns:

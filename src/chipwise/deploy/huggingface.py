@@ -21,7 +21,7 @@ import numpy as np
 from ..base import DataError, RecipeError, library
 from ..base.figures import known, one_line
 from ..base.files import read_regular, toml_beside
-from ..base.json_types import json_object, part
+from ..base.json_types import part
 from ..data.pack.tokenise import TOKENIZER, TOKENIZER_CONFIG, Tokenizer, tokenizer_of
 from ..interop.nnx import module_of
 from ..models.bert import BERT
@@ -328,7 +328,10 @@ def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
     """`config.json` of a folder, or another file of it, `{}` where there is none. Raises
     `ValueError` if it is no JSON object."""
     file = folder / name
-    return json_object(read_regular(file)) if file.is_file() else {}
+    found = json.loads(read_regular(file)) if file.is_file() else {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{name} is no JSON object")
+    return found
 
 
 def read_texts(folder: Path) -> dict[str, Any]:

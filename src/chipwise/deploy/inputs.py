@@ -15,11 +15,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..base import DataError, RecipeError
+from ..base import DataError, RecipeError, unreadable
 from ..base.figures import one_line
 from ..base.files import open_regular
 from ..data.class_names import Renamed
-from ..data.folder import SUFFIXES, TARS, Files, list_tar, reading_image, walk
+from ..data.folder import SUFFIXES, TARS, Files, list_tar, walk
 from ..data.images import decode
 from ..data.manifest import MANIFEST
 from ..data.packed import PackedFolder
@@ -67,11 +67,18 @@ class Pictures(ByBatch):
         height, width, *channels = self.shape
         for row, index in enumerate(np.asarray(indices).tolist()):
             key = self._files.keys[self._order[index]]
-            with reading_image(self.path, self.record_name(index)):
+            try:
                 with stage("read"):
                     data = self._files.read(key)
                 with stage("decode"):
                     pixels = decode(data, (height, width))
+            except OSError as error:
+                raise unreadable(self.path / self.record_name(index), error) from error
+            except DataError as error:
+                name = self.record_name(index)
+                raise DataError(
+                    "image-unreadable", path=self.path, file=name, problem=error.fact
+                ) from error
             if channels != [3]:
                 pixels = np.rint(pixels @ _GREY).astype(np.uint8).reshape(self.shape)
             out[self.column][row] = pixels

@@ -16,7 +16,6 @@ from ..compile.compiled import Compiled
 from ..planner.plans import Plan, Plans
 from ..recipe.check import Findings
 from ..run.folder.result import Result
-from ..run.folder.run_reader import metrics_of
 from ..study.find_lr import LrSearch
 from ..study.study_file import FILE, Study
 from ..study.transfer import Transfer
@@ -109,8 +108,9 @@ def _(answer: Plans) -> Shown:
 def _(answer: Result) -> Shown:
     curves: dict[str, list[tuple[float, float]]] = {}
     for row in answer.history:
-        for name, value in metrics_of(row).items():
-            curves.setdefault(name, []).append((row["step"], value))
+        for name, value in row.items():
+            if name.startswith(("train/", "eval/")) and isinstance(value, float):
+                curves.setdefault(name, []).append((row["step"], value))
     metrics = [(n, f"{v:.4g}") for n, v in answer.metrics.items() if isinstance(v, (int, float))]
     rate = answer.examples_per_second
     kept = answer.kept

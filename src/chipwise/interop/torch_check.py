@@ -96,7 +96,7 @@ def check(traced: Traced, scored: Scored, loss: Any, data: Data, task: Task, com
                     raise
                 facts = {"module": traced.name, "where": traced.env.asked}
                 raise RecipeError("torch-draw-decides", **facts) from error
-    return None
+    return _compare(step, eager)  # `forcing` also forces the draws that choose nothing
 
 
 def _compare(step: _Both, eager: tuple[_Step, _Step]) -> None:

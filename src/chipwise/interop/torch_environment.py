@@ -114,6 +114,16 @@ def _with_constants(torch: Any, torchax: Any) -> Any:
         backward = False
         """Whether the backward pass of a `torch.autograd.Function` is traced, after its module's
         call: what the module holds are its first weights then, and draws would repeat."""
+        may_draw = True
+        """Not in what `torch.vmap` maps, unless it says that all examples draw the same."""
+
+        @contextlib.contextmanager
+        def drawing(self, may_draw: bool) -> Iterator[None]:
+            before, self.may_draw = self.may_draw, may_draw
+            try:
+                yield
+            finally:
+                self.may_draw = before
 
         def _to_copy(self, the_tensor: Any, new_dtype: Any, new_device: Any) -> Any:
             """`x.cpu()` and the like stay in the program, which has one device."""
@@ -144,6 +154,8 @@ def _with_constants(torch: Any, torchax: Any) -> Any:
             """The numbers of `jax.random`'s function `kind`, of the next key."""
             if self.backward:
                 raise TypeError("a backward that draws: draw in forward, and keep it in ctx")
+            if not self.may_draw:
+                raise TypeError("torch.vmap of what draws: type randomness='same'")
             self.number = None
             if self.param.prng is torch_random.REPEATED:
                 numbers = torch_random.repeated(kind, shape, *limits)

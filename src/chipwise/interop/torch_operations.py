@@ -117,6 +117,8 @@ def _affine_grid(env, theta, size, align_corners=None):
     """PyTorch's own one compares the sizes."""
     import torch
 
+    if not theta.is_floating_point():
+        raise ValueError(f"affine_grid of {theta.dtype}, which is no floating point type")
     return torch.affine_grid_generator(theta, size, bool(align_corners))
 
 
@@ -493,11 +495,12 @@ def mapped(env: Any) -> Callable:
         if randomness == "different":
             raise NotImplementedError("torch.vmap with randomness='different'")
 
-        def one(*arrays):
-            return env.t2j_iso(func(*env.j2t_iso(arrays)))
+        def called(*args, **kwargs):
+            def one(*arrays):
+                return env.t2j_iso(func(*env.j2t_iso(arrays), **kwargs))
 
-        def called(*args):
-            return env.j2t_iso(jax.vmap(one, in_dims, out_dims)(*env.t2j_iso(args)))
+            with env.drawing(randomness == "same"):
+                return env.j2t_iso(jax.vmap(one, in_dims, out_dims)(*env.t2j_iso(args)))
 
         return called
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import jinja2
 
-from ..base import DeviceError, Fact, RecipeError, fact, near
+from ..base import DeviceError, Fact, RecipeError, fact, invalid, near
 from ..base.figures import printable
 from ..chips.prices import OWNED
 from ..chips.targets import Target, names, parse
@@ -53,13 +53,16 @@ def google_type(target: Target) -> str | None:
     return f"{version}-{target.name.rpartition('-')[2]}"
 
 
-def skypilot(target: Target) -> str | None:
-    """SkyPilot's name, with the number on one host, such as `A100-80GB:8` or `tpu-v5litepod-8`."""
+def skypilot(target: Target, cloud: Cloud | None = None) -> str | None:
+    """SkyPilot's name, with the number on one host, such as `A100-80GB:8` or `tpu-v5litepod-8`. At
+    a named `cloud` it means that chip alone."""
     if target.chip.kind == "TPU":
         google = google_type(target)
         return google and f"tpu-{google}"
-    name = _TABLES["skypilot_gpus"].get(short(target))
-    return name and f"{name}:{target.chips // target.hosts}"
+    named = _TABLES["skypilot_gpus_at"][cloud.name] if cloud else _TABLES["skypilot_gpus"]
+    number = target.chips // target.hosts
+    name = named.get(short(target)) or named.get(f"{short(target)}:{number}")
+    return name and f"{name}:{number}"
 
 
 def dstack(target: Target) -> str | None:
@@ -136,8 +139,9 @@ class Place:
             return target.hosts == 1 and (gpu(target) or target.chip.kind == "TPU")
         if self.cloud and (target.chip.kind != "GPU" or (target.hosts > 1 and self.copies)):
             return False
-        named = {"skypilot": skypilot, "dstack": dstack, "slurm": gpu, "gcloud": google_type}
-        return bool(named[self.name](target))
+        if self.name == "skypilot":
+            return bool(skypilot(target, self.cloud))
+        return bool({"dstack": dstack, "slurm": gpu, "gcloud": google_type}[self.name](target))
 
     def at(self, cloud: str | None) -> Place:
         """The place, renting at that cloud alone. Raises `RecipeError` for an unknown one."""
@@ -210,8 +214,14 @@ def lent(where: Place, target: Target) -> Target:
 def check(where: Place, job: LaunchJob) -> None:
     """Raises `DeviceError` or `RecipeError` for a job that the place cannot run."""
     if not where.offers(job.target):
-        has = [target.name for target in offered(where)]
-        raise DeviceError("launch-not-offered", place=where.name, target=job.target.name, has=has)
+        has, name = [target.name for target in offered(where)], job.target.name
+        if where.cloud is None:
+            raise DeviceError("launch-not-offered", place=where.name, target=name, has=has)
+        named = {"place": where.name, "cloud": where.cloud.name, "target": name}
+        raise DeviceError("launch-not-offered-at", **named, has=has)
+    for text in (*job.words, *job.packages) if where.name == "dstack" else ():
+        if re.search(r"\$(\$|\{\{)", text):  # it puts values there
+            raise invalid("launch-dstack-text", "an argument", text, "no ${{ and no $$")
     if where.keeps and job.bucket is None:
         scheme = where.scheme or "gs"
         raise RecipeError("launch-without-bucket", place=where.name, scheme=scheme)
@@ -273,7 +283,7 @@ def _values(where: Place, job: LaunchJob) -> dict[str, Any]:
     return {
         "bucket": f"{scheme}//{name}",  # SkyPilot mounts whole buckets
         "folder": "".join(f"{one}/" for one in folders),
-        "accelerators": skypilot(job.target),
+        "accelerators": skypilot(job.target, where.cloud),
         "gpus": dstack(job.target),
         "nodes": 1 if tpu else job.target.hosts,  # a TPU slice is one node of SkyPilot's
         "a_host": job.target.chips // job.target.hosts,

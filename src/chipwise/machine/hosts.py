@@ -116,7 +116,7 @@ class Hosts:
 
         *Arguments:* `facts`: an error's code to the values that it reports, JSON values by name.
         """
-        rows = self.everyone(what, as_stored(facts))
+        rows = self.everyone(what, as_stored(facts, str))
         names = dict.fromkeys(
             (code, name) for row in rows for code in row for name in row[code] or {}
         )

@@ -31,7 +31,7 @@ def conv_first(x: jax.Array, kernel: jax.Array, strides: Pair, pads: Pads) -> ja
     pixels, none below 0.
 
     Returns `(batch, out, out_height, out_width)` in the dtype of `x`. Reverse-mode gradients,
-    `vmap` and `jit` work.
+    `vmap` and `jit` work, forward mode (`jax.jvp`) does not.
     """
     on_cpu = partial(_form(x, kernel).forward, strides, pads)
     return by_platform(x, kernel, cpu=on_cpu, default=partial(_plain, strides, pads))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import functools
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -79,8 +80,8 @@ def plan(
 
     - `on`: targets such as `["v5e-8", "v3-8", "a100:8", "t4"]`, or a text with commas,
       `"v5e-8,t4"`. See `chipwise.chips.targets`.
-    - `prices`: a price file, prices, or `"live"` for those of today. By default the bundled
-      snapshot.
+    - `prices`: a price file, prices, or `"live"` for those of today, with a warning of what is left
+      out. By default the bundled snapshot.
     - `today`: the date from which the age of prices counts. By default today.
     - `exact`, `eval_every`: as in `fit`.
     - `find_largest_batch`: search for it on every target, not only if the recipe's batch does not
@@ -106,7 +107,10 @@ def plan(
     if host_cores is not None and host_cores < 1:
         raise invalid("host-cores", "host_cores", host_cores, "at least 1, or None for this host's")
     if prices is None or isinstance(prices, str | Path):
-        prices = read_prices(prices).prices
+        read = read_prices(prices)
+        prices = read.prices
+        for left_out in read.said[1:]:
+            warnings.warn(str(left_out), stacklevel=2)
     folder = cache_folder(cache)
     question = PlanRequest(
         recipe=recipe,

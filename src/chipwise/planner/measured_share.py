@@ -78,11 +78,12 @@ def target_of(record: Record) -> Target | Fact:
 
 
 def accuracy_row(
-    recipe: str, settings: Sequence[str], record: Record, source: str
+    recipe: str, settings: Sequence[str], shape: str, record: Record, source: str
 ) -> dict[str, str]:
     """The cells of a measurement in `benchmarks/plan_accuracy/published.csv`, by column.
 
-    *Arguments:* `recipe` and `settings` as they were typed. `source`: where the record is.
+    *Arguments:* `recipe` and `settings` as they were typed. `shape`: of an example. `source`: where
+    the record is.
 
     Raises `DeviceError` where nothing can be planned for the machine.
     """
@@ -93,10 +94,9 @@ def accuracy_row(
     stated = {name: str(measured[name]) for name in ("batch", "replicas", "precision")}
     stated |= dict(setting.split("=", 1) for setting in settings)
     versions = {name: record.machine.versions[name] for name in ("chipwise", "jax")}
-    exact = "exact" if measured["exact"] else "exact=False"
     said = [
         record.machine.title,
-        exact,
+        "exact",
         *(f"{name} {version}" for name, version in versions.items()),
     ]
     return {
@@ -110,7 +110,7 @@ def accuracy_row(
         "eval_every": "",
         "on": target.name,
         "model": f"{record.name} (chipwise)",
-        "dataset_input_shape": measured["data"],
+        "dataset_input_shape": f"{measured['data']}: {shape}",
         "global_batch": str(measured["batch"]),
         "precision": measured["precision"],
         "device": measured["devices"]["kind"],

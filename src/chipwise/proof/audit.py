@@ -143,7 +143,7 @@ def audit(
         "same_bits": replay.exact,
         "made": made,
     }
-    document = as_stored(plain(statement))
+    document = as_stored(plain(statement), str)
     return verdict, {**document, "digest": sha_of(document)}
 
 
@@ -315,7 +315,7 @@ class _Replay:
         self.passed: dict[int, dict[str, str] | None] = dict.fromkeys(kept)
         self.sums: dict[int, list[bytes]] = {}
         self.best = False
-        self.head = as_stored(head_of(session))
+        self.head = as_stored(head_of(session), str)
         bits = [
             [h["computed"].get(n) for n in ("chip", "layout", "devices", "kernels")]
             for h in (*ledger.heads, self.head)

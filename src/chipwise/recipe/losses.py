@@ -91,8 +91,9 @@ def weighted_softmax_cross_entropy(
     logits = floats(logits, "logits", ndim=2)
     note("weighted_softmax_cross_entropy", logits)
     labels = as_array(labels, "labels")
-    weights = _class_weights(weights, "weights", logits)
+    weights = as_array(weights, "weights")
     _share(smoothing)
+    weights = _class_weights(weights, "weights", logits)
     examples, classes = logits.shape
     weights = jnp.where(weights >= 0, weights.astype(logits.dtype), jnp.nan)
     if _are_probabilities(labels, logits):

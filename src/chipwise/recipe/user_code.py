@@ -124,9 +124,13 @@ def own_line(places: Iterable[tuple[str, int]]) -> str | None:
 
 
 def this_line() -> str:
-    """The innermost line that is being run outside of Python and the frameworks, "file.py:12"."""
-    places = ((f.f_code.co_filename, line) for f, line in traceback.walk_stack(None))
-    return next(f"{Path(name).name}:{line}" for name, line in places if not is_framework(name))
+    """The innermost line that is being run outside of Python and the frameworks, "file.py:12", or
+    "<stdin>:12" if no file has it."""
+    places = [(f.f_code.co_filename, line) for f, line in traceback.walk_stack(None)]
+    own = [place for place in places if not is_framework(place[0])]
+    typed = [place for place in places if not Path(place[0]).is_absolute()]
+    name, line = (own or typed or places)[0]
+    return f"{Path(name).name}:{line}"
 
 
 def is_framework(name: str) -> bool:

@@ -208,11 +208,11 @@ def _losses(
 
 def _check(low: float, high: float, steps: int) -> None:
     for name, value in (("low", low), ("high", high)):
-        if not 1e-30 < value < 1e30:
+        if type(value) not in (int, float) or not 1e-30 < value < 1e30:
             raise RecipeError("rate-not-above-zero", name=name, value=value)
     if not low < high:
         raise RecipeError("rates-out-of-order", low=low, high=high)
-    if not FEWEST <= steps <= MOST:
+    if type(steps) is not int or not FEWEST <= steps <= MOST:
         raise RecipeError(
             "range-test-steps",
             "steps={steps!r}: expected {fewest} to {most}.",

@@ -120,9 +120,13 @@ class Study(Displayed):
         """Replaces `study.json`. Raises `RunError` if it cannot be written, and leaves the old
         file."""
         text = json.dumps(self.to_json(), indent=1) + "\n"
-        with RunError.of_system("study-document-unwritable", path=self.folder / FILE):
+        try:
             self.check()
             put_inside(self.folder / FILE, text.encode())
+        except OSError as error:
+            raise RunError(
+                "study-document-unwritable", path=self.folder / FILE, reason=error
+            ) from None
 
 
 def read(folder: str | Path) -> Study | None:

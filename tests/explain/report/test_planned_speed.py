@@ -21,6 +21,7 @@ def told(tmp_path, **changes):
     recipe = json.loads((run / "recipe.json").read_text())
     measured = {
         "devices": DEVICES,
+        "recipe": {**recipe, "duration": "1st", "seed": 9, **changes.pop("recipe", {})},
         "precision": recipe.get("precision"),
         "planned": PLANNED,
         "parameters": 7,
@@ -49,6 +50,9 @@ def test_the_share_is_of_the_run_s_own_speed(tmp_path):
         ({"precision": "f8"}, ["precision", "f8", "f32"]),
         ({"name": "another"}, ["name", "another", "toy"]),
         ({"parameters": 8}, ["parameters", 8, 7]),
+        ({"devices": {**DEVICES, "shards": 2}}, ["shards", 2, None]),
+        ({"devices": {**DEVICES, "hosts": 2}}, ["hosts", 2, None]),
+        ({"recipe": {"microbatch": 3}}, ["microbatch", 3, None]),
     ],
 )
 def test_a_record_of_another_run_says_what_differs(tmp_path, changes, changed):

@@ -15,6 +15,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,8 @@ def from_parquet(files: Sequence[Path], settings: PackSettings) -> Listing:
         options = {"data_files": names, "split": "train", "cache_dir": f"{_cache()}/{known[:32]}"}
         with _library(by_split[split][0]) as datasets:
             splits[split] = datasets.load_dataset("parquet", **options)
-    return from_datasets(splits, settings, files[0], content, told)
+    # The labels of files are numbered here: `names` are for objects, which state none
+    return from_datasets(splits, replace(settings, names=()), files[0], content, told)
 
 
 def text_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -192,7 +194,7 @@ def from_datasets(
     library's own is not enough. `told`: how the splits were read.
 
     The classes are `settings.names`, by default those of the first split that states them. Labels
-    of the others are joined to them by name.
+    of the others, and text where `settings.names` are given, are joined to them by name.
     """
     columns = settings.columns or {}
     names = settings.names
@@ -220,6 +222,10 @@ def from_datasets(
             if own not in ((), classes):
                 number = numbers_of(classes, own, split).tolist()
                 values[split] = [v if v is None or v < 0 else number[v] for v in values[split]]
+            texts = sorted({v for v in values[split] if isinstance(v, str)})
+            if texts and names and settings.labels != "numbers":
+                place = dict(zip(texts, numbers_of(names, texts, split).tolist(), strict=True))
+                values[split] = [place.get(v) for v in values[split]]
             numbers = [n for n in there if _is_number(data.features[n])]
             others = [n for n in numbers if n not in (label, "label")]  # which would replace it
             if not image and not others:

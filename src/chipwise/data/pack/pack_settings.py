@@ -6,16 +6,36 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ...base import RecipeError
 from ..images import MAX_PIXELS
 
-if TYPE_CHECKING:
-    from .tokenise import TextForm
-
+_MOST = 1 << 22  # tokens of an example
 LABELS = ("classes", "several", "numbers")
 """What the labels of a table may be."""
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """How text becomes examples. Each document begins as the tokenizer says, documents are joined
+    with `end`, and an example begins with the last token of the previous one. A token that is both
+    begin and end is written once between two documents."""
+
+    tokens: int = 1025
+    """The number of tokens of an example."""
+    tokenizer: str | Path | None = None
+    """A JSON file of the `tokenizers` library, or `None` for bytes."""
+    end: str | None = None
+    """The tokenizer's token after a document, by default the `eos_token` of the
+    `tokenizer_config.json` beside it, else the one that its template puts there, else one of the
+    usual ones. With bytes it is 256."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tokens, int) or not 2 <= self.tokens <= _MOST:
+            wrong = "{tokens} tokens an example: expected 2 to {most}."
+            raise RecipeError("pack-tokens", wrong, tokens=self.tokens, most=_MOST)
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ from .documents import is_text
 from .examples import Entry, pieces_of, records
 from .folders import divided
 from .hub import on_hub
-from .pack_settings import PackSettings
+from .pack_settings import PackSettings, TextForm
 from .recognise import has_rows, listing_of
-from .tokenise import TextForm, text_listing
+from .tokenise import text_listing
 from .writer import SHARD_BYTES, Writer
 
 _SKIPPED_SHARE = 0.01

@@ -38,36 +38,14 @@ from ..packed import PackedFolder
 from . import tokenizer_process
 from .documents import Document, documents
 from .folders import Listing, Split
-from .pack_settings import PackSettings
+from .pack_settings import PackSettings, TextForm
 
-_MOST = 1 << 22  # tokens of an example
 TOKENIZER = "tokenizer.json"  # beside the splits of a pack: what packed it
 TOKENIZER_CONFIG = "tokenizer_config.json"  # beside a published tokenizer: its begin and end
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _MOST_TOKENIZER = 1 << 28  # bytes of its file
 # What is cut in one go: a message to the tokenizer's process takes as long as 20 short texts
 _BATCH_BYTES, _BATCH_PARTS = 1 << 20, 768
-
-
-@dataclass(frozen=True)
-class TextForm:
-    """How text becomes examples. Each document begins as the tokenizer says, documents are joined
-    with `end`, and an example begins with the last token of the previous one. A token that is both
-    begin and end is written once between two documents."""
-
-    tokens: int = 1025
-    """The number of tokens of an example."""
-    tokenizer: str | Path | None = None
-    """A JSON file of the `tokenizers` library, or `None` for bytes."""
-    end: str | None = None
-    """The tokenizer's token after a document, by default the `eos_token` of the
-    `tokenizer_config.json` beside it, else the one that its template puts there, else one of the
-    usual ones. With bytes it is 256."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.tokens, int) or not 2 <= self.tokens <= _MOST:
-            wrong = "{tokens} tokens an example: expected 2 to {most}."
-            raise RecipeError("pack-tokens", wrong, tokens=self.tokens, most=_MOST)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,14 @@ from ...base.json_types import Misfit, typed
 from ...base.prediction import Range
 from ...machine.record import read
 from ...planner.measured_share import MeasuredShare
-from ...run.folder.run_reader import StoredRun
+from ...run.folder.run_reader import StoredRun, disagreement
 from ..row import part
 from .time_spent import Speed
+
+_SAME = (
+    *("name", "precision", "parameters", "kind", "count", "hosts", "batch", "replicas", "shards"),
+    "exact",
+)
 
 
 def of_plan(run: StoredRun, fast: Speed | None, devices: Mapping[str, Any]) -> Fact | None:
@@ -29,9 +34,12 @@ def of_plan(run: StoredRun, fast: Speed | None, devices: Mapping[str, Any]) -> F
         measured = record.measured
         there = {**measured, **typed(dict, measured.get("devices")), "name": record.name}
         here = {**run.recipe, **devices}
-        names = ("name", "precision", "parameters", "kind", "count", "batch", "replicas", "exact")
-        pairs = [(name, there.get(name), here.get(name)) for name in names]
-        if changed := [pair for pair in pairs if pair[1] != pair[2]]:
+        pairs = [(name, there.get(name), here.get(name)) for name in _SAME]
+        changed = [pair for pair in pairs if pair[1] != pair[2]]
+        if not changed:  # those of the recipe that are not among them
+            rows = disagreement(typed(dict, measured.get("recipe")), run.recipe, beginning=False)
+            changed = [row for row in rows if row[0] not in ("duration", "seed")]
+        if changed:
             return fact("share-of-other-bench", changed=changed)
         planned = part(measured, "planned")
         if problem := part(planned, "problem").get("text"):

@@ -184,7 +184,7 @@ class Ledger:
     def _open(self, folder: RunFolder) -> Rows:
         """Begins or continues the file. *Returns* the rows that will be computed again."""
         stored = read_ledger(folder.path)
-        now = as_stored(head_of(self.session))
+        now = as_stored(head_of(self.session), str)
         head = {"ledger": LEDGER_VERSION, "from": self._begin, **now}
         if stored is None:
             folder.replace(LEDGER, [head])

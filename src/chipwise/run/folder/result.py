@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,6 @@ import numpy as np
 
 from ...base import CheckpointError, Say
 from ...base.displayed import Displayed
-from ...base.json_types import as_stored
 from ...machine.fingerprint import this_machine
 from ...recipe.random_keys import as_keys
 from ...recipe.recipe import Recipe
@@ -182,7 +182,7 @@ class Result(Displayed):
             f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped
         }
         values["best"] = None if self.kept is None else vars(self.kept)
-        return as_stored(values, default=_plain)
+        return json.loads(json.dumps(values, default=_plain), parse_constant=lambda _: None)
 
     def to_torch(self, module: Any) -> Any:
         """Writes the trained weights into the PyTorch `module` of the task, and returns it."""

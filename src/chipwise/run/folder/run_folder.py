@@ -331,7 +331,7 @@ class RunFolder:
                 code = "run-of-another-duration" if longer else "run-of-another-recipe"
                 raise RunError(code, path=str(self.path), changes=changes)
         else:
-            put_inside(self.place / file.name, _json(recipe, indent=2).encode())
+            put_inside(self.place / file.name, (json.dumps(recipe, indent=2) + "\n").encode())
 
     def put_on_disk(self) -> None:
         """Waits until the rows so far are on disk. Called before a checkpoint of a later step gets
@@ -424,4 +424,13 @@ class Events:
 
 
 def _json(value: dict[str, Any], indent: int | None = None) -> str:
-    return json.dumps(as_stored(value), indent=indent) + "\n"
+    """`value` as lines of JSON, with `null` for NaN and infinities, which JSON lacks."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(v) for name, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

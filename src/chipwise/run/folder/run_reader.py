@@ -20,7 +20,7 @@ import psutil
 
 from ...base import Fact, RecipeError, RunError, fact
 from ...base.figures import known
-from ...base.files import MOST_BYTES, read_inside
+from ...base.files import read_inside
 from ...base.json_types import Misfit, as_stored, json_object, part, typed
 from ...recipe.direction import DIRECTIONS, LOWER, direction
 from ...recipe.duration import Clock
@@ -249,15 +249,19 @@ def read_rows(run: Path) -> tuple[list[dict[str, Any]], list[int]]:
 def _lines(file: Path) -> list[str]:
     """The lines of a file in a run folder, none if it is missing. Raises `RunError` if it cannot be
     read."""
-    content = _content(file, MOST_ROWS)
-    return [] if content is None else content.decode("utf-8", "replace").split("\n")
-
-
-def _content(file: Path, most: int = MOST_BYTES) -> bytes | None:
-    """The bytes of a file in a run folder, `None` if it is missing. Raises `RunError` if it cannot
-    be read."""
     try:
-        return read_inside(file, most)
+        return read_inside(file, MOST_ROWS).decode("utf-8", "replace").split("\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunError("file-unreadable", path=str(file), reason=error) from error
+
+
+def _content(file: Path) -> bytes | None:
+    """The bytes of a file in a run folder, `None` if it or the folder is missing. Raises `RunError`
+    if it cannot be read."""
+    try:
+        return read_inside(file)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -109,7 +109,7 @@ class Contender:
             known = known_of(session)
             programs = [first_digest(recipe), known.evaluation]
         settings = {k: v for k, v in recipe.describe().items() if k not in _NAMES}
-        self.settings = as_stored(settings)
+        self.settings = as_stored(settings, str)
         whole = [settings, head["computed"], head["data"], programs]
         text = json.dumps(whole, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest(), session.data_compared, known.better
