@@ -24,7 +24,7 @@ from scipy import stats
 from chipwise.study.referee.sequential import FEWEST, _half
 from chipwise.study.referee.tries import Tries
 
-from .referee_changes import CASES, Case, measured, rows_in
+from .referee_changes import CASES, NULLS, Case, measured, rows_in
 
 ROWS = Path(__file__).with_suffix(".csv")
 LEVEL = 0.05
@@ -128,14 +128,18 @@ def changes(case: Case, rows: list[dict[str, str]]) -> None:
     wrong = [row for row in nulls if not ended_well(row)]
     print(f"\n## Changes of `{case.name}`\n")
     print(f"`{' '.join(case.words)}`, `{case.metric}`, one device.\n")
-    pairs, seconds = (spread([float(row[name]) for row in drawn]) for name in ("pairs", "seconds"))
-    print(
-        f"**{len(wrong)} of {len(nulls)} nulls wrong.** {len(nulls) - len(drawn)} are refactors. {len(drawn)}"
-    )
-    print(f"draw their first weights from another key: {len(could)} of these had {FEWEST} pairs or more, of")
-    print(f"which a verdict may come. They took {pairs} pairs and {seconds} seconds.\n")
+    print(f"**{len(wrong)} wrong of {len(nulls)} nulls** that were judged, of {NULLS}.")
+    print(f"{len(nulls) - len(drawn)} are refactors.")
+    if drawn:
+        pairs, seconds = (spread([float(row[name]) for row in drawn]) for name in ("pairs", "seconds"))
+        print(f"{len(drawn)} draw their first weights from another key, and {len(could)} of these had the")
+        print(f"{FEWEST} pairs of which a verdict may come. They took {pairs} pairs and {seconds} seconds.")
+    print()
     if wrong:
         print("Wrong: " + ", ".join(f"{row['change']}: {row['verdict']}" for row in wrong) + ".\n")
+    if not reals:
+        print("Changes that matter were not judged yet.")
+        return
     print("| change | it should be | verdict | pairs, predicted | spent | seconds, predicted | spent |")
     print("|---|---|---|---|---|---|---|")
     for row in reals:
@@ -157,7 +161,10 @@ def page() -> None:
     lines = known.read_text().splitlines() if known.exists() else []
     cpu = next((line.partition(": ")[2] for line in lines if "model name" in line), platform.machine())
     print(f"`python -m benchmarks.referee`: {cpu}, {os.cpu_count()} cores, JAX {jax.__version__}.")
-    print("The machine did other work too, so seconds vary by more than the runs' own.\n")
+    print(
+        "The rows of `digits` are of an earlier run in quiet. Beside those of the others the machine did much"
+    )
+    print("other work, so their seconds say little.\n")
     by_simulation()
     the_book()
     rows = rows_in(ROWS)

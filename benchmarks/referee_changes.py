@@ -169,15 +169,15 @@ CASES = {
     ),
     "davidnet": Case(
         "cifar10-davidnet",
-        ("width=16", "precision=f32", "batch=64", "replicas=4", "duration=75st", "lr=1.5"),
+        ("width=16", "precision=f32", "batch=64", "replicas=4", "duration=40st", "lr=1.5"),
         {
             "a tenth of the rate": ("lr=0.15", "worse"),
             "twenty times the rate": ("lr=30", "worse"),
-            "half as long": ("duration=38st", "worse"),
+            "half as long": ("duration=20st", "worse"),
             "labels smoothed by 0.9": (smoothed, "worse"),
             "half the width": ("width=8", "worse"),
         },
-        spend=100,
+        spend=80,
     ),
 }
 
