@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo docs pictures test test-slow test-kernels test-all lint check ci install install-all clean
+.PHONY: demo docs pictures test test-prices test-slow test-kernels test-all lint check ci install install-all clean
 
 install: $(VENV)/.installed
 
@@ -44,6 +44,13 @@ OPTIONS :=
 
 test: install  ## the default suite: minutes on two cores
 	$(BIN)/python -m pytest $(PARALLEL) --durations=40 $(OPTIONS)
+
+# gpuhunt installs a package `tests`, which would take the name of ours: it is read from a folder of its own
+test-prices: install  ## the clouds' prices of today, by gpuhunt's own classes
+	rm -rf build/prices
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --target build/prices gpuhunt
+	PYTHONPATH=build/prices $(BIN)/python -c 'import gpuhunt'
+	PYTHONPATH=build/prices $(BIN)/python -m pytest tests/chips/test_live_prices.py $(OPTIONS)
 
 test-slow: install-all  ## kills, long runs, models of other frameworks; of each corpus the part that HEAD draws
 	$(BIN)/python -m pytest $(ALL_BUT_KERNELS) --draw=$(shell git rev-parse HEAD) $(OPTIONS)

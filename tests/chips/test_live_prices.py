@@ -17,7 +17,7 @@ from chipwise.chips.prices import load, prices_for, text
 from chipwise.chips.targets import parse
 from refusals import refused
 
-gpuhunt = pytest.importorskip("gpuhunt", reason="it installs a package `tests`: see pyproject.toml")
+gpuhunt = pytest.importorskip("gpuhunt", reason="it installs a package `tests`: see `make test-prices`")
 storage = pytest.importorskip("gpuhunt._internal.storage")
 vastai = pytest.importorskip("gpuhunt.providers.vastai")
 

