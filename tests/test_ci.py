@@ -52,7 +52,9 @@ def said(done, kind):
     return [line.removeprefix(f"{kind}: ") for line in lines if line.startswith(f"{kind}: ")]
 
 
-ALL = ["demo", "install-all", "test", "test-prices", "lint", "docs", "wheel", "newest", "test-slow", "test-kernels"]
+TESTS = ["test", "test-prices"]
+SLOW = ["test-slow", "test-kernels"]
+ALL = ["demo", "install-all", *TESTS, "lint", "docs", "wheel", "newest", *SLOW]
 
 
 def test_every_part_runs_in_its_order(run):

@@ -192,5 +192,6 @@ def test_all_reduce():
         1e9, 16, dataclasses.replace(chip, interconnect_kind="PCIe4 x16")
     )
     assert one_card > 10 * sixteen
-    with refused(DeviceError, "chip-without-interconnect"):
-        time_links.all_reduce_seconds(1.0, 2, dataclasses.replace(chip, interconnect_GBps_both_ways=None))
+    for lacking in ({"interconnect_GBps_both_ways": None}, {"interconnect_kind": "InfinityFabric"}):
+        with refused(DeviceError, "chip-without-interconnect"):
+            time_links.all_reduce_seconds(1.0, 2, dataclasses.replace(chip, **lacking))

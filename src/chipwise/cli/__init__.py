@@ -1,5 +1,6 @@
 """The `chipwise` command: errors on one line, with the exit codes of `base.errors`.
 
+`commands.toml` lists the commands by group, and `options.py` has the options that several share.
 Each command imports its libraries when it is called, so that help and usage errors are fast.
 """
 

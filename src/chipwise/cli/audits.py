@@ -26,7 +26,9 @@ def audit(
     steps: str | None = option(
         "Steps to audit: 4000:4100, or 0: for all. Of two runs: the last one.", "A:B|N"
     ),
-    every: str | None = option("Audit one interval as often as this.", "DURATION"),
+    every: str | None = option(
+        "Audit one interval in each stretch of this length, such as 10%.", "DURATION"
+    ),
     set_: list[str] | None = option(
         "Change a setting of B, by default A; may be repeated.", "KEY=VALUE"
     ),

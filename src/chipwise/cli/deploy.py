@@ -96,7 +96,7 @@ def generate(
     tokenizer: Path | None = option("A tokenizer.json. [that of the run's data]", "FILE"),
     of: options.OfRun,
     batch: int | None = option(
-        "Prompts computed together; another number rounds otherwise.", "N", min=1
+        "Number of prompts to compute together; another number rounds differently.", "N", min=1
     ),
     json_: bool = options.JSON,
 ) -> None:
@@ -166,7 +166,7 @@ def export(
     ),
     examples: int = option("Number of examples to compare on.", "N", default=1000, min=1),
     batch: int | None = option(
-        "Make a program for N examples at a time alone. [for any number]", "N", min=1
+        "Export a program for exactly N examples at a time. [for any number]", "N", min=1
     ),
     of: options.OfRun,
     fresh: bool = flag("Replace an existing file."),

@@ -68,7 +68,7 @@ RUN = argument("A run folder.")
 SET = option("Change a setting of the recipe; may be repeated.", "KEY=VALUE")
 DATA = option("Folder or URL with the data set. [MNIST and CIFAR-10 are downloaded]", "DIR")
 SYNTHETIC = flag("Random examples of the data set's shapes: speed without data.")
-WORKERS = option("Readers of streamed data: 4, threads:4, processes:4. [by trial]", "N")
+WORKERS = option("Readers of streamed data: 4, threads:4 or processes:4. [found by trial]", "N")
 EXACT = option(
     "Add in a fixed order: the same bits on any number of devices.",
     default=True,

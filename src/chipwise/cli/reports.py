@@ -101,7 +101,9 @@ def track(
     to: str = option(
         "wandb:PROJECT, mlflow:EXPERIMENT or trackio:PROJECT.", "SERVICE:NAME", MISSING
     ),
-    follow: bool = flag("Also rows to come, until standard input ends: what train --track starts."),
+    follow: bool = flag(
+        "Also send rows as they are written, until standard input ends. train --track runs this."
+    ),
     json_: bool = options.JSON,
 ) -> None:
     """Send a tracker the rows of a run that it does not have yet. `train --track` sends them during

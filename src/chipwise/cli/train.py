@@ -45,16 +45,16 @@ def train(
         "DURATION",
     ),
     kernels: str | None = option(
-        "'tuned': time a GPU's kernels once, and keep them with the run. Or such a file.",
+        "tuned: time the GPU's kernels once and keep them with the run. FILE: use those of a file.",
         "tuned|FILE",
     ),
     start: str | None = option(
         "Start from the weights of a run or a file, at step 0.", "RUN", name="--from"
     ),
     with_optimizer: bool = flag(
-        "With --from RUN: its optimizer's state too, at another rate or length."
+        "With --from RUN: also take its optimizer's state, to train on at another rate or length."
     ),
-    fresh: bool = flag("Discard the run in the folder, and start at step 0."),
+    fresh: bool = flag("Delete the run in the folder, with its checkpoints, and start at step 0."),
     changed_code: bool = flag("Resume although code, versions or settings changed."),
     json_: bool = options.JSON,
     quiet: bool = options.QUIET,

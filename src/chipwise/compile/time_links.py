@@ -66,10 +66,9 @@ def all_reduce_seconds(
 
 def _links(chip: Chip) -> tuple[str, float]:
     """The kind of links inside a host or a slice, and the bytes a second that a device sends over
-    them. Raises `DeviceError` if the catalogue does not have them."""
-    kind = "NVLink" if chip.interconnect_kind.startswith("NVLink") else "PCIe"
-    kind = "ICI" if chip.kind == "TPU" else kind
-    if chip.interconnect_GBps_both_ways is None:
+    them. Raises `DeviceError` if the catalogue does not have them, or of another kind."""
+    kind = next((kind for kind in LINK_EFFICIENCY if chip.interconnect_kind.startswith(kind)), None)
+    if kind is None or chip.interconnect_GBps_both_ways is None:
         raise DeviceError("chip-without-interconnect", chip=chip.name)
     one_way = chip.interconnect_GBps_both_ways / 2 / chip.jax_devices_per_chip
     return kind, one_way * LINK_EFFICIENCY[kind] * 1e9

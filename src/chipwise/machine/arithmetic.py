@@ -1,6 +1,6 @@
-"""Everything besides recipe and chip that can change a bit. JAX's settings are fixed, XLA's flags
-are refused, and versions are recorded and compared. `arithmetic.toml` has the settings and the
-flags."""
+"""What of a process can change a bit, besides its programs, kernels and chip. JAX's settings are
+fixed, XLA's flags are refused, and versions are recorded and compared. `arithmetic.toml` has the
+settings and the flags."""
 
 from __future__ import annotations
 
