@@ -49,6 +49,7 @@ def answer(request):
 def no_gpu_compiler():
     """Answers for GPUs by `answer`, without a process; a TPU's compiler is asked if it is there."""
     real = compile_step.compile_each
+    begin = compile_step.begin_if_missing
 
     def compile_each(requests, **options):
         others = [i for i, r in enumerate(requests) if r.platform != "cuda"]
@@ -56,7 +57,12 @@ def no_gpu_compiler():
         if others:
             yield from ((others[i], told) for i, told in real([requests[i] for i in others], **options))
 
+    def begin_if_missing(request, *rest):
+        if request.platform != "cuda":
+            begin(request, *rest)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compile_step, "begin_if_missing", begin_if_missing)
         patch.setattr(compile_step, "compile_each", compile_each)
         patch.setattr(compiled, "compile_each", compile_each)
         patch.setattr(compile_step, "COMPILERS", {**compile_step.COMPILERS, "cuda": lambda: None})

@@ -1,5 +1,6 @@
 """The cache of the compilers' answers."""
 
+import contextlib
 import json
 import os
 
@@ -7,7 +8,9 @@ import pytest
 
 from chipwise.base.errors import DataError
 from chipwise.compile import cache
-from planner.asked import ALL, compile_all, request_for
+from chipwise.compile.cache import begin_if_missing, compile_each
+from chipwise.compile.processes import CompilerProcesses
+from planner.asked import ALL, compile_all, request_for, three
 from refusals import refused
 
 
@@ -55,3 +58,24 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.setenv("CHIPWISE_CACHE", "~nobody-of-this-name/cache")
     with refused(DataError, "homeless"):
         cache.cache_folder(None)
+
+
+def test_a_process_begins_once_before_it_is_asked_and_only_for_what_is_missing(child, tmp_path):
+    started = child(ALL)
+    asked = three()
+    with contextlib.closing(CompilerProcesses(tmp_path)) as processes:
+        for request in asked:
+            begin_if_missing(request, processes, tmp_path)
+        answers = dict(compile_each(asked, cache_dir=tmp_path, processes=processes))
+        assert [answers[i].temp_bytes for i in range(3)] == [7, 7, 7] and started() == 1
+        begin_if_missing(asked[0], processes, tmp_path)
+        assert not processes._ready
+
+
+def test_one_that_is_not_asked_ends_with_the_others(child, tmp_path):
+    child(ALL)
+    processes = CompilerProcesses(tmp_path)
+    begin_if_missing(request_for(), processes, tmp_path)
+    (unasked,) = processes._ready.values()
+    processes.close()
+    assert unasked._process.poll() is not None and not unasked._folder.exists()

@@ -93,18 +93,23 @@ def plan(
 
 def _loaded(given: options.Given, rank: int | None) -> Recipe:
     """The recipe, or the one that fine-tunes the published model that is named in its place."""
-    from ..data.sources import described
-    from ..deploy.fine_tuning import fine_tuning, is_described
-    from ..recipe.source import spec_of
+    from ..recipes import BUILT_IN
 
-    if not is_described(given.recipe):
+    described = given.recipe not in BUILT_IN
+    if described:  # what reads published models takes half a second to load
+        from ..data.sources import described as columns_of
+        from ..deploy.fine_tuning import fine_tuning, is_described
+        from ..recipe.source import spec_of
+
+        described = is_described(given.recipe)
+    if not described:
         if rank is not None:
             raise RecipeError("plan-lora", recipe=given.recipe, rank=rank, alpha=2 * rank)
         return given.load()
     if given.synthetic:
         raise RecipeError("plan-described-synthetic", path=given.recipe)
     recipe = fine_tuning(given.recipe, given.settings, given.data, rank)
-    columns = described(spec_of(recipe.task.train))
+    columns = columns_of(spec_of(recipe.task.train))
     options.say(
         fact(
             "plan-described",

@@ -42,9 +42,11 @@ def compile_each(
     *,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
+    processes: CompilerProcesses | None = None,
 ) -> Iterator[tuple[int, Answer]]:
     """Yields the index of each request with its answer as soon as it is ready: cached ones first,
-    then in order, on all compilers at once. `progress` counts the programs to compile.
+    then in order, on all compilers at once. `progress` counts the programs to compile. `processes`
+    may have begun: they are closed by the caller.
 
     Waits while another plan uses the same compiler. Raises `DeviceError` if a compiler is not
     installed, or its process cannot be started, and `DataError` if the cache cannot be written to.
@@ -64,7 +66,9 @@ def compile_each(
             missing[key] = request
     if not missing:
         return
-    with contextlib.closing(CompilerProcesses(folder)) as processes:
+    with contextlib.ExitStack() as stack:
+        if processes is None:
+            processes = stack.enter_context(contextlib.closing(CompilerProcesses(folder)))
         for platform, compiler in compilers.items():
             processes.ask(
                 compiler, {key: r for key, r in missing.items() if r.platform == platform}
@@ -79,6 +83,14 @@ def compile_each(
                 replace_file(folder / f"{key}.json", text, "plan-cache-unwritable")
             tell(done, len(missing))
             yield from ((i, answer.named(requests[i].name)) for i in owners[key])
+
+
+def begin_if_missing(request: CompileRequest, processes: CompilerProcesses, folder: Path) -> None:
+    """Starts the process of the request's compiler if the cache `folder` has no answer. Raises as
+    `compile_each` does."""
+    compiler = COMPILERS[request.platform]()
+    if _load(folder / f"{request.key(compiler.versions)}.json") is None:
+        processes.begin(compiler)
 
 
 def _load(path: Path) -> Answer | None:

@@ -165,8 +165,15 @@ class CompilerProcesses:
         )
         self._under_way = 0
         self._running: list[CompilerProcess] = []
+        self._ready: dict[str, CompilerProcess] = {}  # by platform
         self._starting = threading.Lock()
         self._closed = False
+
+    def begin(self, compiler: Compiler) -> None:
+        """Starts a process that will be asked later, since loading a compiler takes a second."""
+        if compiler.platform not in self._ready:
+            with _told(compiler):
+                self._ready[compiler.platform] = CompilerProcess(compiler)
 
     def ask(self, compiler: Compiler, requests: dict[str, CompileRequest]) -> None:
         """Starts to compile the `requests`, given by key."""
@@ -194,12 +201,15 @@ class CompilerProcesses:
         """Kills the processes that run."""
         with self._starting:
             self._closed = True
+            unasked = [self._ready.popitem()[1] for _ in list(self._ready)]
+        for process in unasked:
+            process.close()
         for process in list(self._running):
             process.kill()  # its thread closes its files
 
     def _start(self, compiler: Compiler) -> CompilerProcess:
         with self._starting:
-            process = CompilerProcess(compiler)
+            process = self._ready.pop(compiler.platform, None) or CompilerProcess(compiler)
             self._running.append(process)
             if self._closed:
                 process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -16,9 +17,9 @@ from ..chips.catalogue import Chip
 from ..chips.targets import Target, sizes
 from ..compile.absent_device import PLATFORM, UNTUNED, Topology, figures, topologies
 from ..compile.answers import Answer, CompileRequest, refusal
-from ..compile.cache import Progress, compile_each
+from ..compile.cache import Progress, begin_if_missing, cache_folder, compile_each
 from ..compile.exports import Collective, Exported
-from ..compile.processes import COMPILERS
+from ..compile.processes import COMPILERS, CompilerProcesses
 from ..machine.compiler import compiler_options
 from ..models.large import SHARD
 from ..recipe import precision
@@ -50,30 +51,36 @@ def compile_steps(
             possible[i] = target, step
         except DeviceError as error:
             yield i, {"replica": Answer("replica", error.fact)}
-    found: list[tuple[int, int, int, list[CompileRequest]]] = []
-    not_lowered: list[tuple[int, Answers]] = []
-    for i, (target, step) in possible.items():
-        try:
-            bodies = _exported(step, target.chip)
-        except Exception as error:  # it can be traced, but not lowered for this chip
-            answer = refusal("replica", error, PLATFORM[target.chip.kind])
-            not_lowered.append((i, {answer.name: answer}))
-        else:
-            size = sum(len(body.body) for body in bodies)
-            found.append((size, target.chip.year or 0, i, _requests(target, step, bodies)))
-    # By what rises with the time to compile: GPUs before 2020 have no Triton, which takes half of
-    # it
-    found.sort(key=lambda case: case[:3])
-    asked = [(i, request) for *_, i, requests in found for request in requests]
-    answers: dict[int, dict[str, Any]] = {  # in a fixed order
-        i: dict.fromkeys(request.name for request in requests) for *_, i, requests in found
-    }
-    flat = [request for _, request in asked]
-    for place, answer in compile_each(flat, cache_dir=cache, progress=progress):
-        i, _ = asked[place]
-        answers[i][answer.name] = answer
-        if all(answers[i].values()):
-            yield i, answers[i]
+    folder = cache_folder(cache)
+    with contextlib.closing(CompilerProcesses(folder)) as processes:
+        found: list[tuple[int, int, int, list[CompileRequest]]] = []
+        not_lowered: list[tuple[int, Answers]] = []
+        for i, (target, step) in possible.items():
+            try:
+                bodies = _exported(step, target.chip)
+            except Exception as error:  # it can be traced, but not lowered for this chip
+                answer = refusal("replica", error, PLATFORM[target.chip.kind])
+                not_lowered.append((i, {answer.name: answer}))
+            else:
+                size = sum(len(body.body) for body in bodies)
+                requests = _requests(target, step, bodies)
+                begin_if_missing(requests[0], processes, folder)
+                found.append((size, target.chip.year or 0, i, requests))
+        # By what rises with the time to compile: GPUs before 2020 have no Triton, which takes half
+        # of it
+        found.sort(key=lambda case: case[:3])
+        asked = [(i, request) for *_, i, requests in found for request in requests]
+        answers: dict[int, dict[str, Any]] = {  # in a fixed order
+            i: dict.fromkeys(request.name for request in requests) for *_, i, requests in found
+        }
+        flat = [request for _, request in asked]
+        for place, answer in compile_each(
+            flat, cache_dir=folder, progress=progress, processes=processes
+        ):
+            i, _ = asked[place]
+            answers[i][answer.name] = answer
+            if all(answers[i].values()):
+                yield i, answers[i]
     yield from not_lowered
 
 
