@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name, print_saved_residuals
 
 import chipwise as cw
 from chipwise.chips.catalogue import named
@@ -17,6 +18,7 @@ from chipwise.models.adapted import Adapted, Linear, by_parts, made_of
 from chipwise.models.bert import BERT
 from chipwise.models.chip_traits import traced_for
 from chipwise.models.llama import Llama
+from chipwise.models.remat import remat
 from chipwise.models.transformer import GPT2, Blocks, ViT
 from chipwise.step.freeze import parts_of, split, whole_params
 from chipwise.step.replica import ReplicaBatch, ReplicaInput, contribution
@@ -40,6 +42,7 @@ def halves(params, adapters=EVERY):
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(share=0.25)
 @pytest.mark.parametrize("chip", ["cpu", "t4", "v4"])
 @pytest.mark.parametrize("net", NETS)
 def test_values_and_gradients_are_those_of_merged_matrices(net, chip):
@@ -156,3 +159,15 @@ def test_the_same_bits_on_any_devices(shards, counts):
     results = [cw.fit(language(2, shards=shards), on=cw.On(devices=n), **settings) for n in counts]
     assert len({one.fingerprint for one in results}) == 1
     assert all(one.metrics == results[0].metrics for one in results)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["dots_with_no_batch_dims_saveable", "mlpwi_1"])
+def test_a_block_keeps_no_second_array_of_a_product(policy, capsys):
+    def block(kernel, x):
+        return jnp.tanh(checkpoint_name(x @ kernel, "mlpwi_1"))
+
+    x = jnp.ones((5, 8))
+    kernel = Adapted(jnp.ones((8, 6)), jnp.ones((8, 2)), jnp.ones((2, 6)))
+    print_saved_residuals(remat(block, policy), kernel, x)
+    assert capsys.readouterr().out.count("f32[5,6]") == 1
