@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from .adapted import Linear
 from .gelu import gelu
 from .layer_norm import LayerNorm
 from .tied import embed
@@ -28,8 +29,8 @@ class PostNormBlock(nnx.Module):
         init = nnx.initializers.truncated_normal(0.02)
         self.attention = Attention(width, heads, causal=False, init=init, out_init=init, rngs=rngs)
         self.norm1 = LayerNorm(width, epsilon=1e-12)
-        self.hidden = nnx.Linear(width, 4 * width, kernel_init=init, rngs=rngs)
-        self.out = nnx.Linear(4 * width, width, kernel_init=init, rngs=rngs)
+        self.hidden = Linear(width, 4 * width, kernel_init=init, rngs=rngs)
+        self.out = Linear(4 * width, width, kernel_init=init, rngs=rngs)
         self.norm2 = LayerNorm(width, epsilon=1e-12)
 
     def __call__(self, x: jax.Array, seen: jax.Array, first: int | None = None) -> jax.Array:

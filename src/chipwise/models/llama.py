@@ -27,6 +27,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from . import wide
+from .adapted import Adapted, Linear, einsum
 from .attention import attention, document_numbers, places_in
 from .chip_traits import traits
 from .kv_cache import KVCache
@@ -80,20 +81,20 @@ def rotated(
     return turned.astype(x.dtype)
 
 
-def by_heads(x: jax.Array, kernel: jax.Array, heads: int) -> jax.Array:
+def by_heads(x: jax.Array, kernel: jax.Array | Adapted, heads: int) -> jax.Array:
     """`(b, t, width)` and a kernel `(width, heads * d)` -> `(b, t, heads, d)`. See
     `transformer.Attention` for why the products of most TPUs give arrays of heads."""
     kernel = kernel.astype(x.dtype)
     if traits().by_heads:
-        return jnp.einsum("btw,whd->bthd", x, kernel.reshape(kernel.shape[0], heads, -1))
+        return einsum("btw,whd->bthd", x, kernel.reshape(kernel.shape[0], heads, -1))
     return (x @ kernel).reshape(*x.shape[:2], heads, -1)
 
 
-def joined(x: jax.Array, kernel: jax.Array) -> jax.Array:
+def joined(x: jax.Array, kernel: jax.Array | Adapted) -> jax.Array:
     """`(b, t, heads, d)` and a kernel `(heads * d, width)` -> `(b, t, width)`, in the same way."""
     kernel = kernel.astype(x.dtype)
     if traits().by_heads:
-        return jnp.einsum("bthd,hdw->btw", x, kernel.reshape(*x.shape[2:], -1))
+        return einsum("bthd,hdw->btw", x, kernel.reshape(*x.shape[2:], -1))
     return x.reshape(*x.shape[:2], -1) @ kernel
 
 
@@ -113,7 +114,7 @@ class GroupedQueryAttention(nnx.Module):
         *,
         rngs: nnx.Rngs,
     ):
-        linear = partial(nnx.Linear, use_bias=False, kernel_init=_NORMAL, rngs=rngs)
+        linear = partial(Linear, use_bias=False, kernel_init=_NORMAL, rngs=rngs)
         head_dim = head_dim or width // heads
         self.q = linear(width, heads * head_dim)
         self.out = linear(heads * head_dim, width)
@@ -156,7 +157,7 @@ class LlamaBlock(nnx.Module):
     """`x + attention(norm(x))`, then `x + down(silu(gate(norm(x))) * up(norm(x)))`."""
 
     def __init__(self, width: int, hidden: int, epsilon: float, attention: partial, rngs: nnx.Rngs):
-        linear = partial(nnx.Linear, use_bias=False, kernel_init=_NORMAL, rngs=rngs)
+        linear = partial(Linear, use_bias=False, kernel_init=_NORMAL, rngs=rngs)
         self.norm1, self.norm2 = (RMSNorm(width, epsilon=epsilon) for _ in range(2))
         self.attention = attention(rngs=rngs)
         self.gate = linear(width, hidden)

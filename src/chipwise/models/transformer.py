@@ -27,6 +27,7 @@ from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from .adapted import Linear, by_parts, einsum
 from .attention import attention, document_numbers, padding, places_in
 from .chip_traits import on_gpu, platform
 from .conv import conv
@@ -71,8 +72,8 @@ class Attention(nnx.Module):
         keys: int | None = None,
         rngs: nnx.Rngs,
     ):
-        self.qkv = nnx.Linear(width, 3 * width, kernel_init=init, rngs=rngs)
-        self.out = nnx.Linear(width, width, kernel_init=out_init, rngs=rngs)
+        self.qkv = Linear(width, 3 * width, kernel_init=init, rngs=rngs)
+        self.out = Linear(width, width, kernel_init=out_init, rngs=rngs)
         self.heads = heads
         self.causal = causal
         self.keys = keys
@@ -143,14 +144,11 @@ class Attention(nnx.Module):
         kernel = kernel.reshape(width, 3, self.heads, -1)
         bias = bias.reshape(3, 1, 1, self.heads, -1)
         q, k, v = (
-            checkpoint_name(jnp.einsum("btw,whd->bthd", given(i), kernel[:, i]) + bias[i], name)
+            checkpoint_name(einsum("btw,whd->bthd", given(i), kernel[:, i]) + bias[i], name)
             for i, name in enumerate(QKV)
         )
         y = attended(q, k, v)
-        y = (
-            jnp.einsum("bthd,hdw->btw", y, out.reshape(self.heads, -1, width))
-            + out_bias[None, None]
-        )
+        y = einsum("bthd,hdw->btw", y, out.reshape(self.heads, -1, width)) + out_bias[None, None]
         return checkpoint_name(y, "out_proj")
 
 
@@ -179,8 +177,8 @@ class PreNormBlock(nnx.Module):
             width, heads, causal=causal, init=init, out_init=out_init, keys=keys, rngs=rngs
         )
         self.norm2 = LayerNorm(width, epsilon=epsilon)
-        self.hidden = nnx.Linear(width, 4 * width, kernel_init=init, rngs=rngs)
-        self.out = nnx.Linear(4 * width, width, kernel_init=out_init, rngs=rngs)
+        self.hidden = Linear(width, 4 * width, kernel_init=init, rngs=rngs)
+        self.out = Linear(4 * width, width, kernel_init=out_init, rngs=rngs)
         self.tanh = tanh
 
     def __call__(
@@ -225,6 +223,7 @@ class Blocks(nnx.Module):
         """*Arguments:* `first`: the number of positions to return. The last block computes no
         others."""
         graph, layers = nnx.split(self.stack)
+        layers = by_parts(self.stack, layers)
         depth = len(jax.tree.leaves(layers)[0])
         unroll = depth <= UNROLLED and on_gpu() and not grouped()
 

@@ -1,7 +1,8 @@
 """LoRA: frozen matrices, each with the product of two trained thin ones added to it.
 
 This is a general transform of parameters. The model is called with the sums, so it needs no
-knowledge of adapters. Everything that reads a trained model gets the sums too.
+knowledge of adapters. Everything that reads a trained model gets the sums too. Our stacks of blocks
+know what the sums are made of, and multiply with the parts: `chipwise.models.adapted`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from ..base import RecipeError, invalid, near
 from ..base.annotations import as_annotated
 from ..models import wide
+from ..models.adapted import Adapted
 from . import precision
 from .optimizers import STACKED
 
@@ -47,6 +49,13 @@ class Adapter:
         place = getattr(matrix, "sharding", None)
         whole = jax.jit(Adapter._added, out_shardings=place)(self, matrix)
         return np.asarray(whole) if place is None else whole
+
+    def beside(self, matrix: Any, dtype: Any) -> Adapted | None:
+        """The parts of the merged `matrix`, in `dtype`. None for matrices of several axes, and for
+        turned ones, with which no layer of ours multiplies."""
+        if self.turned or matrix.ndim != self.lora_a.ndim:
+            return None
+        return Adapted(matrix, self.lora_a, self.scale * self.lora_b).astype(dtype)
 
     def _added(self, matrix: Any) -> Any:
         with precision.products("f32"):

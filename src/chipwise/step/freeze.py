@@ -4,11 +4,13 @@ optimizer state."""
 from __future__ import annotations
 
 import fnmatch
+from functools import partial
 from typing import Any
 
 import jax
 
 from ..base import RecipeError, near
+from ..models.adapted import Beside
 from ..recipe.freezing import MOVING, is_frozen
 from ..recipe.low_rank import Adapter, lora
 from ..recipe.task import Tree, by_path
@@ -64,6 +66,20 @@ def whole_params(params: Tree, frozen: Tree) -> Tree:
         return fixed if trained is None else trained
 
     return jax.tree.map(join, params, frozen, is_leaf=lambda x: x is None or isinstance(x, Adapter))
+
+
+def parts_of(params: Tree, frozen: Tree, whole: Tree) -> list[tuple[jax.Array, Beside]]:
+    """The merged matrices of `whole`, the joined tree or a cast of it, each with the function from
+    its dtype to its parts."""
+    leaves = (
+        jax.tree.leaves(tree, is_leaf=lambda x: x is None or isinstance(x, Adapter))
+        for tree in (params, frozen, whole)
+    )
+    return [
+        (matrix, partial(one.beside, fixed))
+        for one, fixed, matrix in zip(*leaves, strict=True)
+        if isinstance(one, Adapter)
+    ]
 
 
 def still(old: Tree, new: Tree, patterns: tuple[str, ...]) -> Tree:

@@ -13,6 +13,7 @@ from jax.extend.core import ClosedJaxpr
 
 from ..base import RecipeError
 from ..data.sources import Spec
+from ..models.adapted import made_of
 from ..recipe import freezing, logits, precision
 from ..recipe.random_keys import as_data, as_keys
 from ..recipe.recipe import Recipe
@@ -20,7 +21,7 @@ from ..recipe.source import rows_of
 from ..recipe.task import Sum, Tree
 from ..recipe.user_code import user_code
 from . import keys, scaling
-from .freeze import still, whole_params
+from .freeze import parts_of, still, whole_params
 from .layout import tree_sum
 from .window import Batch, WindowRows
 
@@ -99,8 +100,8 @@ def contribution(recipe: Recipe, inputs: ReplicaInput, batch: ReplicaBatch) -> d
 
     def objective(params: Tree) -> tuple[Array, Any]:
         def one(batch: ReplicaBatch) -> tuple[Array, dict[str, Any]]:
-            whole = whole_params(params, inputs.frozen)
-            return _forward(recipe, whole, inputs.state, inputs.step, inputs.rows["seed"], batch)
+            model = params, inputs.frozen, inputs.state
+            return _forward(recipe, *model, inputs.step, inputs.rows["seed"], batch)
 
         if jnp.ndim(batch.number) == 0:
             return scaled(*one(batch))
@@ -129,13 +130,14 @@ def contribution(recipe: Recipe, inputs: ReplicaInput, batch: ReplicaBatch) -> d
 def _forward(
     recipe: Recipe,
     params: Tree,
+    frozen: Tree,
     state: Tree,
     step: Array,
     seed: Array,
     batch: ReplicaBatch,
 ) -> tuple[Array, dict[str, Any]]:
     """Returns `(loss total, {"sums", "state"})` of one replica."""
-    task, (params, state) = recipe.task, as_keys((params, state))
+    task, (whole, state) = recipe.task, as_keys((whole_params(params, frozen), state))
     columns, indices, epochs, number = batch
     if task.augment is not None:
         with user_code("Task.augment", columns):
@@ -146,9 +148,11 @@ def _forward(
         with user_code("Task.mix", columns):
             columns = task.mix(columns, mix_key)
     columns = precision.cast_batch(columns, recipe.precision)
+    whole = precision.cast(whole, recipe.precision)
+    parts = made_of([] if frozen is None else parts_of(params, frozen, whole))
     held = freezing.holding(recipe.held)
-    with precision.products(recipe.precision), held, user_code("Task.loss", columns):
-        returned = task.loss(precision.cast(params, recipe.precision), state, columns, key, True)
+    with precision.products(recipe.precision), held, parts, user_code("Task.loss", columns):
+        returned = task.loss(whole, state, columns, key, True)
     sums, new_state = checked(returned, state, train=True)
     new_state = still(state, new_state, recipe.held)
     return sums["loss"].total, {
@@ -180,9 +184,9 @@ def traced_loss(
     n = recipe.batch // recipe.replicas
 
     def traced(params: Tree, frozen: Tree, state: Tree, columns: Batch) -> tuple[Array, Any]:
-        zeros, whole = jnp.zeros(n, jnp.int32), whole_params(params, frozen)
+        zeros = jnp.zeros(n, jnp.int32)
         batch = ReplicaBatch(columns, zeros, zeros, jnp.int32(0))
-        total, aside = _forward(recipe, whole, state, jnp.int32(0), jnp.uint32(0), batch)
+        total, aside = _forward(recipe, params, frozen, state, jnp.int32(0), jnp.uint32(0), batch)
         return total, aside["sums"]
 
     model = state.params, state.frozen, state.state
