@@ -20,9 +20,16 @@ import jax
 from ..base import RecipeError, library
 from ..base.figures import one_line
 from ..recipe.user_code import BY_VALUE, this_line
-from . import torch_function, torch_operations, torch_random, torch_recurrent, torch_sizes
+from . import (
+    torch_autocast,
+    torch_function,
+    torch_operations,
+    torch_random,
+    torch_recurrent,
+    torch_sizes,
+)
 from .adapter import own_promotion
-from .torch_warnings import only_warns
+from .torch_warnings import asserted, only_warns
 
 _INTO_PLAIN = "{} writes into a tensor that was made without device=x.device"
 _INDEXING = "torch._dynamo._trace_wrapped_higher_order_op"
@@ -195,6 +202,10 @@ def _with_operations(torch: Any, torchax: Any) -> Any:
         """Whether the module is in `torch.no_grad()`."""
         any_size = False
         """Whether the batch may have any size."""
+        lower: Any = None
+        """The type that `torch.autocast` asks for if it is open."""
+        halves = False
+        """Whether it was."""
         inside = False
         """Whether it is in the forward pass of a `torch.autograd.Function`. That is without a
         gradient already, and its backward is the gradient, so there the modes change nothing."""
@@ -216,11 +227,20 @@ def _with_operations(torch: Any, torchax: Any) -> Any:
             if getattr(func, "overloadpacket", None) in torch_random.operations():
                 return self.random(func, *given)
             overload = isinstance(func, torch._ops.OpOverload)
+            if not overload:  # PyTorch closes it for the operations of a function
+                cast = torch.is_autocast_enabled("cpu")
+                self.lower = torch.get_autocast_dtype("cpu") if cast else None
+                self.halves = self.halves or cast
             if sized or self.holds(given):
                 if overload and type(torch_random.written_by(func, *given)) is torch.Tensor:
                     raise TypeError(_INTO_PLAIN.format(func.name()))
                 args, kwargs = pytree.tree_map_only(torch.Tensor, self.constant, given)
                 names = torch_operations.names_of_arguments(torch).get(func, {})
+                if self.lower is not None:
+                    with self:
+                        args, kwargs = torch_autocast.cast(torch, func, (args, kwargs), self.lower)
+                    if not overload and not self.knows(func):
+                        return func(*args, **kwargs)
                 given = (args, {names.get(name, name): value for name, value in kwargs.items()})
             elif overload and not self.knows(func):  # such as hann_window
                 return func(*given[0], **{n: x for n, x in given[1].items() if n != "device"})
@@ -308,6 +328,7 @@ def _class(torch: Any, torchax: Any) -> Any:
     """The class above, which can be entered, knows what is drawn, and leaves out layers by it."""
     pytree = torch.utils._pytree
     less = {torch.ops.aten.lt.Scalar: operator.lt, torch.ops.aten.le.Scalar: operator.le}
+    asks = (torch.Tensor.item, torch.Tensor.__bool__)
     reads = (torch.Tensor.item, torch.ops.aten._local_scalar_dense.default)
     base: Any = _with_functions(torch, torchax)
 
@@ -359,6 +380,10 @@ def _class(torch: Any, torchax: Any) -> Any:
                     args[0].chosen, self.pending = True, args[0]
                 return False
             held = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, self.kinds)]
+            if func in asks and held and isinstance(held[0].jax(), jax.core.Tracer):
+                met = asserted()
+                if met is not None:
+                    return met if func is torch.Tensor.item else bool(met)
             origins = {getattr(x, "drawn", None) for x in held}
             drawn = None if None in origins else True in origins
             try:

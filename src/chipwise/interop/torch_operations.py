@@ -369,7 +369,10 @@ def _take_along_dim(input, indices, dim=None):
 
 
 def _renorm(*_):
-    raise NotImplementedError("an embedding with max_norm, which writes into its weights")
+    raise NotImplementedError(
+        "an embedding with max_norm, which writes into its weights: leave max_norm out, and divide"
+        " the rows that it returns by their norms"
+    )
 
 
 def _index_add(x, dim, index, source, *, alpha=1):

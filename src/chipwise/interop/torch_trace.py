@@ -216,8 +216,8 @@ def _refused(what: str, module: Any, error: Exception) -> RecipeError:
     """The error for `what`, `module` or its loss, that cannot be traced."""
     import torchax.tensor
 
-    at = line_of(error)
-    where = at[0] if at else _layer(module, error)
+    own, inside = line_of(error, installed=False), line_of(error)
+    where = own[0] if own else _layer(module, error) + (f" at {inside[0]}" if inside else "")
     facts = {"module": what, "where": where, "reason": one_line(error)}
     if isinstance(error, torchax.tensor.OperatorNotFound):
         operation = str(error).removeprefix("Operator with name ").removesuffix(" has no lowering")
