@@ -52,7 +52,7 @@ def asserted() -> Met | None:
     return Met(not negated)
 
 
-def _statement(kind: type[ast.stmt] = ast.If) -> ast.stmt | None:
+def _statement(kind: Any = ast.If) -> ast.stmt | None:
     """The statement of this `kind` whose condition is on that line."""
     frame = sys._getframe(1)
     while is_framework(frame.f_code.co_filename):
