@@ -205,7 +205,7 @@ def _with_operations(torch: Any, torchax: Any) -> Any:
         lower: Any = None
         """The type that `torch.autocast` asks for if it is open."""
         halves = False
-        """Whether it was."""
+        """Whether it was, in any trace."""
         inside = False
         """Whether it is in the forward pass of a `torch.autograd.Function`. That is without a
         gradient already, and its backward is the gradient, so there the modes change nothing."""
@@ -227,10 +227,6 @@ def _with_operations(torch: Any, torchax: Any) -> Any:
             if getattr(func, "overloadpacket", None) in torch_random.operations():
                 return self.random(func, *given)
             overload = isinstance(func, torch._ops.OpOverload)
-            if not overload:  # PyTorch closes it for the operations of a function
-                cast = torch.is_autocast_enabled("cpu")
-                self.lower = torch.get_autocast_dtype("cpu") if cast else None
-                self.halves = self.halves or cast
             if sized or self.holds(given):
                 if overload and type(torch_random.written_by(func, *given)) is torch.Tensor:
                     raise TypeError(_INTO_PLAIN.format(func.name()))
@@ -245,6 +241,9 @@ def _with_operations(torch: Any, torchax: Any) -> Any:
             elif overload and not self.knows(func):  # such as hann_window
                 return func(*given[0], **{n: x for n, x in given[1].items() if n != "device"})
             result = super().dispatch(func, types, *given)
+            if self.lower is not None:
+                with self:
+                    result = torch_autocast.rounded(torch, func, result, self.lower)
             if not self.cut:
                 return result
             own = {id(x) for x in pytree.tree_leaves(given)}  # also what it writes into
@@ -346,7 +345,7 @@ def _class(torch: Any, torchax: Any) -> Any:
             """A context in which a module may be traced. `any_size`: with a batch of any size.
             `traceable` makes a context that says whose errors are raised in it."""
 
-            self.cut, self.inside, self.pending = False, False, None
+            self.cut, self.inside, self.pending, self.lower = False, False, None, None
             self.any_size = any_size
             with contextlib.ExitStack() as patched:
                 # torchax' say yes, and PyTorch's trunc_normal_ leaves those as they are
@@ -361,6 +360,9 @@ def _class(torch: Any, torchax: Any) -> Any:
                 norm = torch.nn.modules.batchnorm._BatchNorm
                 forward = torch_operations.cumulative(vars(norm)["forward"])
                 patched.enter_context(replaced(norm, "forward", forward))
+                for name in ("__enter__", "__exit__"):
+                    asks = torch_autocast.followed(self, vars(torch.autocast)[name])
+                    patched.enter_context(replaced(torch.autocast, name, asks))
                 for place in (torch, torch.func):
                     vmap = torch_operations.mapped(self)
                     patched.enter_context(replaced(place, "vmap", vmap))
