@@ -229,6 +229,12 @@ def _halves(module: Any, model: Model) -> bool:
     return not seen.isdisjoint({"torch.bfloat16", "torch.float16"})
 
 
+def _answers(module: Any, model: Model) -> dict[str, Any]:
+    from chipwise.interop.torch_trace import answers
+
+    return _named(answers(module, called(module, model.columns, False)))
+
+
 @contextlib.contextmanager
 def _buffers_kept(module: Any) -> Iterator[None]:
     """A context after which the buffers are what they were."""
@@ -287,7 +293,7 @@ def _torch(candidate: Candidate, row: Row, until: str) -> Iterator[None]:
         if cached:
             _caching(fresh, False)
         with torch.no_grad():
-            return _named(called(fresh, model.columns, False))
+            return _answers(fresh, model)
 
     if until == "all":
         yield from _trained(task, model, row, back, half)
@@ -362,7 +368,7 @@ def _eager_step(module: Any, model: Model, train: bool) -> tuple[dict, dict, flo
     import torch
 
     with torch.no_grad():
-        outputs = _named(called(module, model.columns, False))
+        outputs = _answers(module, model)
     label = torch.from_numpy(model.label).long()
     with _buffers_kept(module):
         loss = model.loss(called(module, model.columns, train), label)

@@ -315,6 +315,15 @@ def plain(outputs: Any) -> Any:
     return type(outputs)(map(plain, outputs)) if type(outputs) in (tuple, list) else outputs
 
 
+def answers(module: Any, outputs: Any) -> Any:
+    """The outputs of a prediction, without what a model of Hugging Face says to leave out there,
+    such as the memory for a next call."""
+    left = getattr(getattr(module, "config", None), "keys_to_ignore_at_inference", ())
+    if not left or not isinstance(outputs, Mapping):
+        return outputs
+    return {name: x for name, x in outputs.items() if name not in left}
+
+
 def as_numpy(tensor: Any) -> np.ndarray:
     """A copy of a tensor as a NumPy array. Converts PyTorch's bfloat16 to JAX's."""
     tensor = tensor.detach()
