@@ -230,9 +230,9 @@ def _halves(module: Any, model: Model) -> bool:
 
 
 def _answers(module: Any, model: Model) -> dict[str, Any]:
-    from chipwise.interop.torch_trace import answers
+    from chipwise.interop.torch_trace import answers, plain
 
-    return _named(answers(module, called(module, model.columns, False)))
+    return _named(answers(module, plain(called(module, model.columns, False))))
 
 
 @contextlib.contextmanager

@@ -116,6 +116,10 @@ QUICK = {
         lambda self, x: self.part(x.reshape(-1, 3, 2, 2)),
         nn.Conv2d(3, 3, 3, stride=(2, 1), padding=1, groups=3),
     ),
+    "no padding by its name": (
+        lambda self, x: self.part(x.reshape(-1, 3, 2, 2)),
+        nn.Sequential(nn.Conv2d(3, 5, 3, padding="same"), nn.Conv2d(5, 4, 2, 2, padding="valid")),
+    ),
     "a kernel larger than its images": (
         lambda self, x: self.part(x.reshape(-1, 3, 2, 2)),
         nn.Sequential(nn.Conv2d(3, 5, 3, stride=(2, 1), padding=1), nn.Conv2d(5, 4, 1, bias=False)),
@@ -165,6 +169,10 @@ OPERATIONS = {
     "dilated kernels of channels": (
         lambda self, x: self.part(x.reshape(-1, 3, 2, 2)),
         nn.Conv2d(3, 3, 2, padding=1, groups=3, dilation=2, bias=False),
+    ),
+    "no padding of rows by its name": (
+        lambda self, x: self.part(rows(x)),
+        nn.Sequential(nn.Conv1d(3, 5, 3, padding="same"), nn.Conv1d(5, 4, 2, padding="valid")),
     ),
     "two kernels of each channel": (
         lambda self, x: self.part(x.reshape(-1, 3, 2, 2)),

@@ -23,7 +23,7 @@ import numpy as np
 from ..base import ChipwiseError, RecipeError, invalid
 from ..base.figures import one_line
 from ..recipe import freezing
-from ..recipe.task import Tree
+from ..recipe.task import Tree, by_path
 from ..recipe.user_code import BY_VALUE, line_of
 from . import host_random, torch_random
 from .adapter import Arguments, flattened, nested, not_a_model, own_promotion
@@ -316,12 +316,12 @@ def plain(outputs: Any) -> Any:
 
 
 def answers(module: Any, outputs: Any) -> Any:
-    """The outputs of a prediction, without what a model of Hugging Face says to leave out there,
-    such as the memory for a next call."""
+    """The outputs of a prediction by name, those in containers as "hidden_states.0". Without what a
+    model of Hugging Face says to leave out there, such as the memory for a next call."""
     left = getattr(getattr(module, "config", None), "keys_to_ignore_at_inference", ())
-    if not left or not isinstance(outputs, Mapping):
+    if not isinstance(outputs, Mapping):
         return outputs
-    return {name: x for name, x in outputs.items() if name not in left}
+    return by_path({name: x for name, x in outputs.items() if name not in left}, ".")
 
 
 def as_numpy(tensor: Any) -> np.ndarray:
