@@ -26,7 +26,7 @@ from chipwise.base import ChipwiseError, RecipeError
 from chipwise.base.figures import one_line
 from chipwise.deploy.model import Trained
 from chipwise.interop.adapter import flattened
-from chipwise.interop.keras import keras_library
+from chipwise.interop.keras import keras_library, variables_of
 from chipwise.machine.compilation_cache import compiled_once
 
 from .zoo_models import BATCH, Candidate, Model, called, made
@@ -376,7 +376,7 @@ def _eager_step(module: Any, model: Model, train: bool) -> tuple[dict, dict, flo
         slopes = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
     pairs = zip(trained.items(), slopes, strict=True)
     named = {name: torch.zeros_like(p) if slope is None else slope for (name, p), slope in pairs}
-    return outputs, {name: slope.double().numpy() for name, slope in named.items()}, float(loss)
+    return outputs, {name: slope.double().numpy() for name, slope in named.items()}, float(loss.detach())
 
 
 # ---- Keras
@@ -411,12 +411,13 @@ def _keras(candidate: Candidate, row: Row, until: str) -> Iterator[None]:
                     setattr(one, name, 0.0)
         quiet = cw.keras.task(still, model.loss, train=data)
         slopes = _slopes(quiet, *quiet.init(jax.random.key(0)), model.rows(), True)[1]
-        before = {v.path: np.array(v.value) for v in still.trainable_variables}
+        own = variables_of(still)[0]
+        before = {name: np.array(v.value) for name, v in own.items()}
         still.compile(keras.optimizers.SGD(1.0), model.loss)
         still.train_on_batch(model.columns["image"], model.label)
-        theirs = {v.path: before[v.path] - np.asarray(v.value) for v in still.trainable_variables}
+        theirs = {name: before[name] - np.asarray(v.value) for name, v in own.items()}
         ours = {n: np.asarray(x) for n, x in flattened(slopes, "/").items()}
-        _equal(row, "step", ours, _renamed(theirs, ours), 20 * FLOAT32)
+        _equal(row, "step", ours, theirs, 20 * FLOAT32)
     yield
 
     def back(result: Any) -> dict[str, Any]:
@@ -426,8 +427,3 @@ def _keras(candidate: Candidate, row: Row, until: str) -> Iterator[None]:
     yield from _exported(task, model, row, ("stablehlo", "onnx"))
     if until == "all":
         yield from _trained(task, model, row, back)
-
-
-def _renamed(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    """Keras' paths as chipwise's names, which are numbered within the model."""
-    return theirs if theirs.keys() == ours.keys() else dict(zip(ours, theirs.values(), strict=True))

@@ -252,9 +252,8 @@ def _col2im(x, output_size, kernel_size, dilation, padding, stride):
 
 def _convolution(theirs, x, weight, bias, stride, padding, dilation, transposed, *more):
     """Some 2-D convolutions have a form that is fast on CPUs."""
-    axes = weight.ndim - 2
-    padding = _spread(axes, padding)  # "valid" is a single 0
-    steps: Any = tuple(int(n) for n in _spread(axes, stride))
+    padding = _spread(weight.ndim - 2, padding)  # "valid" is a single 0
+    steps: Any = tuple(int(n) for n in stride)
     sides: Any = tuple((int(n), int(n)) for n in padding)
     usual = x.ndim == 4 and not transposed and set(dilation) == {1} and x.dtype == weight.dtype
     if not (

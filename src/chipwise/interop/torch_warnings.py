@@ -45,14 +45,11 @@ def only_warns() -> bool:
 
 def asserted() -> Met | None:
     """What a value is to be where the innermost line outside of PyTorch asserts it."""
-    test = getattr(_statement(ast.Assert), "test", None)
-    if test is None:
-        return None
-    negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
-    return Met(not negated)
+    one = _statement(ast.Assert)
+    return one and Met(not ast.unparse(one.test).startswith("not "))
 
 
-def _statement(kind: Any = ast.If) -> ast.stmt | None:
+def _statement(kind: Any = ast.If) -> Any:
     """The statement of this `kind` whose condition is on that line."""
     frame = sys._getframe(1)
     while is_framework(frame.f_code.co_filename):
