@@ -26,7 +26,7 @@ from chipwise.base import ChipwiseError, RecipeError
 from chipwise.base.figures import one_line
 from chipwise.deploy.model import Trained
 from chipwise.interop.adapter import flattened
-from chipwise.interop.keras import keras_library
+from chipwise.interop.keras import keras_library, variables_of
 from chipwise.machine.compilation_cache import compiled_once
 
 from .zoo_models import BATCH, Candidate, Model, called, made
@@ -40,6 +40,8 @@ LEVELS = ("traces", "doors", "all")
 OUTPUTS, STEP, FLOAT32 = 1e-5, 1e-4, 1e-3
 """Relative differences in float64, and of what does not compute in it. Modules that cast to float32 inside
 come to 1e-6."""
+HALF = 50
+"""Times as much where a module computes in half precision, as in the door's own comparison."""
 LONGEST = 120
 
 Row = dict[str, Any]
@@ -169,7 +171,9 @@ def _exported(task: cw.Task, model: Model, row: Row, kinds: tuple[str, ...]) -> 
     yield
 
 
-def _trained(task: cw.Task, model: Model, row: Row, back: Callable[[Any], dict[str, Any]]) -> Iterator[None]:
+def _trained(
+    task: cw.Task, model: Model, row: Row, back: Callable[[Any], dict[str, Any]], half: int = 1
+) -> Iterator[None]:
     """The columns bits and back.
 
     *Arguments:* `back`: the outputs of the framework with the weights of a `Result`.
@@ -188,7 +192,7 @@ def _trained(task: cw.Task, model: Model, row: Row, back: Callable[[Any], dict[s
         theirs = back(results[0])
         with jax.default_matmul_precision("highest"):
             outputs = _quick(task.predict)(results[0].params, results[0].state, dict(model.columns))
-        _equal(row, "back", _named(outputs), theirs, FLOAT32)
+        _equal(row, "back", _named(outputs), theirs, FLOAT32 * half)
     yield
 
 
@@ -205,6 +209,30 @@ def _named(outputs: Any) -> dict[str, Any]:
     arrays = [x.detach().to(torch.float64).numpy() if isinstance(x, torch.Tensor) else x for x in leaves]
     arrays = [np.asarray(x) for x in arrays if hasattr(x, "dtype")]
     return {str(i): x for i, x in enumerate(arrays) if jnp.issubdtype(x.dtype, jnp.floating)}
+
+
+def _halves(module: Any, model: Model) -> bool:
+    """Whether an operation of the module returns numbers of half precision."""
+    import torch
+
+    mode: Any = torch.utils._python_dispatch.TorchDispatchMode
+    seen = set()
+
+    class Seeing(mode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            seen.update(str(getattr(x, "dtype", "")) for x in torch.utils._pytree.tree_leaves(result))
+            return result
+
+    with Seeing():
+        _training(module, model, 1)
+    return not seen.isdisjoint({"torch.bfloat16", "torch.float16"})
+
+
+def _answers(module: Any, model: Model) -> dict[str, Any]:
+    from chipwise.interop.torch_trace import answers, plain
+
+    return _named(answers(module, plain(called(module, model.columns, False))))
 
 
 @contextlib.contextmanager
@@ -239,6 +267,7 @@ def _torch(candidate: Candidate, row: Row, until: str) -> Iterator[None]:
     drawn = [_training(other, model, seed) for seed in (1, 2, 3)]
     # A layer that is scaled by 1e-6 may be left out
     row["random"] = "yes" if any(_off(drawn[0], other)[0] > 0 for other in drawn[1:]) else ""
+    half = HALF if _halves(other, model) else 1
     yield
     task = None
     cached = getattr(getattr(module, "config", None), "use_cache", False)
@@ -255,7 +284,7 @@ def _torch(candidate: Candidate, row: Row, until: str) -> Iterator[None]:
     if task is None or until == "traces":
         return
     yield from _exported(task, model, row, ("stablehlo", "onnx")[: 1 + (until == "all")])
-    yield from _framework_step(model, row, cached)
+    yield from _framework_step(model, row, cached, half)
     if cached:
         _as_it_comes(module, model, row)
 
@@ -264,10 +293,10 @@ def _torch(candidate: Candidate, row: Row, until: str) -> Iterator[None]:
         if cached:
             _caching(fresh, False)
         with torch.no_grad():
-            return _named(called(fresh, model.columns, False))
+            return _answers(fresh, model)
 
     if until == "all":
-        yield from _trained(task, model, row, back)
+        yield from _trained(task, model, row, back, half)
 
 
 def _unchecked(module: Any, model: Model) -> cw.Task:
@@ -301,7 +330,7 @@ def _caching(module: Any, used: bool) -> None:
             part.config.use_cache = used
 
 
-def _framework_step(model: Model, row: Row, cached: bool) -> Iterator[None]:
+def _framework_step(model: Model, row: Row, cached: bool, half: int) -> Iterator[None]:
     """The columns outputs and step, in float64 if the module computes in it. A module that draws is
     differentiated in evaluation mode."""
     train = not row["random"]
@@ -311,6 +340,8 @@ def _framework_step(model: Model, row: Row, cached: bool) -> Iterator[None]:
         _caching(wide, False)
     try:
         theirs = _eager_step(wide, model, train)
+        if not np.isfinite(theirs[2]):
+            raise RuntimeError("float64's least number is -inf in float32")
     except RuntimeError:  # it computes in float32 by itself
         exact, most, wide = False, (FLOAT32, 20 * FLOAT32), wide.float()
         theirs = _eager_step(wide, model, train)
@@ -321,7 +352,7 @@ def _framework_step(model: Model, row: Row, cached: bool) -> Iterator[None]:
             params, state = task.init(jax.random.key(0))
             with jax.default_matmul_precision("highest"):
                 outputs = _quick(task.predict)(params, state, dict(model.columns))
-            _equal(row, "outputs", _named(outputs), theirs[0], most[0])
+            _equal(row, "outputs", _named(outputs), theirs[0], most[0] * half)
         yield
         if task is None:
             return
@@ -337,7 +368,7 @@ def _eager_step(module: Any, model: Model, train: bool) -> tuple[dict, dict, flo
     import torch
 
     with torch.no_grad():
-        outputs = _named(called(module, model.columns, False))
+        outputs = _answers(module, model)
     label = torch.from_numpy(model.label).long()
     with _buffers_kept(module):
         loss = model.loss(called(module, model.columns, train), label)
@@ -345,7 +376,7 @@ def _eager_step(module: Any, model: Model, train: bool) -> tuple[dict, dict, flo
         slopes = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
     pairs = zip(trained.items(), slopes, strict=True)
     named = {name: torch.zeros_like(p) if slope is None else slope for (name, p), slope in pairs}
-    return outputs, {name: slope.double().numpy() for name, slope in named.items()}, float(loss)
+    return outputs, {name: slope.double().numpy() for name, slope in named.items()}, float(loss.detach())
 
 
 # ---- Keras
@@ -380,12 +411,13 @@ def _keras(candidate: Candidate, row: Row, until: str) -> Iterator[None]:
                     setattr(one, name, 0.0)
         quiet = cw.keras.task(still, model.loss, train=data)
         slopes = _slopes(quiet, *quiet.init(jax.random.key(0)), model.rows(), True)[1]
-        before = {v.path: np.array(v.value) for v in still.trainable_variables}
+        own = variables_of(still)[0]
+        before = {name: np.array(v.value) for name, v in own.items()}
         still.compile(keras.optimizers.SGD(1.0), model.loss)
         still.train_on_batch(model.columns["image"], model.label)
-        theirs = {v.path: before[v.path] - np.asarray(v.value) for v in still.trainable_variables}
+        theirs = {name: before[name] - np.asarray(v.value) for name, v in own.items()}
         ours = {n: np.asarray(x) for n, x in flattened(slopes, "/").items()}
-        _equal(row, "step", ours, _renamed(theirs, ours), 20 * FLOAT32)
+        _equal(row, "step", ours, theirs, 20 * FLOAT32)
     yield
 
     def back(result: Any) -> dict[str, Any]:
@@ -395,8 +427,3 @@ def _keras(candidate: Candidate, row: Row, until: str) -> Iterator[None]:
     yield from _exported(task, model, row, ("stablehlo", "onnx"))
     if until == "all":
         yield from _trained(task, model, row, back)
-
-
-def _renamed(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    """Keras' paths as chipwise's names, which are numbered within the model."""
-    return theirs if theirs.keys() == ours.keys() else dict(zip(ours, theirs.values(), strict=True))

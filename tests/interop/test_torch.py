@@ -4,6 +4,7 @@ import collections
 import contextlib
 import copy
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -589,3 +590,19 @@ def test_the_three_lines_of_the_page_take_the_real_library(library, tmp_path, mo
     ):
         exec(text, names)
     assert np.isfinite(names["result"].metrics["train/loss"]) and kept
+
+
+def test_a_prediction_has_what_is_in_tuples_and_no_memory_that_hugging_face_leaves_out():
+    class Remembers(nn.Linear):
+        config = types.SimpleNamespace(keys_to_ignore_at_inference=["mems"])
+
+        def forward(self, x):
+            return {"logits": super().forward(x), "mems": [x.T], "states": (x, x * 2)}
+
+    def loss(outputs, label):
+        return F.cross_entropy(outputs["logits"], label) + outputs["mems"][0].mean()
+
+    task = cw.torch.task(Remembers(4, 3), loss, train=ROWS)
+    params, state = task.init(jax.random.key(0))
+    names = {"logits", "states.0", "states.1"}
+    assert task.predict(params, state, dict(ROWS.columns)).keys() == names

@@ -370,6 +370,45 @@ def test_a_branch_that_does_more_than_warn_is_refused(f, check):
         cw.torch.task(net, nn.CrossEntropyLoss(), train=ROWS, check=check)
 
 
+def asserts_a_number(self, x):
+    assert x.min().item() >= -100 and x.max().item() < 100
+    return self.lin(x)
+
+
+def asserts_a_tensor(self, x):
+    assert x.isnan().sum() == 0 and (x.abs() < 100).all(), "large"
+    return self.lin(x)
+
+
+def asserts_that_not(self, x):
+    assert not torch.isnan(x).any()
+    return self.lin(x)
+
+
+@pytest.mark.parametrize("f", [asserts_a_number, asserts_a_tensor, asserts_that_not])
+def test_what_is_asserted_of_values_is_left_to_the_comparison(f):
+    cw.torch.task(made(f), nn.CrossEntropyLoss(), train=ROWS)
+    wrong = cw.Arrays(x=np.full_like(ROWS.columns["x"], np.nan), label=ROWS.columns["label"])
+    with refused(cw.errors.RecipeError, "adapter-call-fails"):
+        cw.torch.task(made(f), nn.CrossEntropyLoss(), train=wrong)
+
+
+def asserts_what_it_changes(self, x):
+    assert x.clamp_(0).sum() >= 0
+    return self.lin(x)
+
+
+def asserts_one_and_not_another(self, x):
+    assert (x < 100).all() and not (x > 100).any()
+    return self.lin(x)
+
+
+@pytest.mark.parametrize("f", [asserts_what_it_changes, asserts_one_and_not_another])
+def test_an_assert_that_is_more_than_that_is_refused(f):
+    with refused(cw.errors.RecipeError, "torch-depends-on-values"):
+        cw.torch.task(made(f), nn.CrossEntropyLoss(), train=ROWS)
+
+
 def test_a_branch_in_another_language_is_refused(tmp_path):
     file = tmp_path / "layers.hy"
     file.write_text("(defn f [net x] (if (.any (> x 0)) (net.lin x) x))")

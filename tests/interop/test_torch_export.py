@@ -229,3 +229,10 @@ def test_what_is_true_of_some_sizes_is_not_written_for_any(tmp_path, name):
 def test_weights_have_no_batch(tmp_path):
     with refused(cw.errors.RecipeError, "export-batch", batch=8):
         cw.export(trained(made(view)), "safetensors", tmp_path / "m", batch=8)
+
+
+def test_what_depends_on_the_other_examples_is_refused_as_that(tmp_path):
+    norm = nn.BatchNorm1d(4, track_running_stats=False)
+    net = made(lambda self, x: self.head(self.parts["norm"](x).flatten(1)), norm=norm)
+    with refused(cw.errors.RecipeError, "export-of-neighbours"):
+        cw.export(trained(net), "stablehlo", tmp_path / "net", data=ROWS)

@@ -116,6 +116,10 @@ QUICK = {
         lambda self, x: self.part(x.reshape(-1, 3, 2, 2)),
         nn.Conv2d(3, 3, 3, stride=(2, 1), padding=1, groups=3),
     ),
+    "no padding by its name": (
+        lambda self, x: self.part(x.reshape(-1, 3, 2, 2)),
+        nn.Sequential(nn.Conv2d(3, 5, 3, padding="same"), nn.Conv2d(5, 4, 2, 2, padding="valid")),
+    ),
     "a kernel larger than its images": (
         lambda self, x: self.part(x.reshape(-1, 3, 2, 2)),
         nn.Sequential(nn.Conv2d(3, 5, 3, stride=(2, 1), padding=1), nn.Conv2d(5, 4, 1, bias=False)),
@@ -165,6 +169,10 @@ OPERATIONS = {
     "dilated kernels of channels": (
         lambda self, x: self.part(x.reshape(-1, 3, 2, 2)),
         nn.Conv2d(3, 3, 2, padding=1, groups=3, dilation=2, bias=False),
+    ),
+    "no padding of rows by its name": (
+        lambda self, x: self.part(rows(x)),
+        nn.Sequential(nn.Conv1d(3, 5, 3, padding="same"), nn.Conv1d(5, 4, 2, padding="valid")),
     ),
     "two kernels of each channel": (
         lambda self, x: self.part(x.reshape(-1, 3, 2, 2)),
@@ -269,3 +277,18 @@ def test_what_is_refused_in_a_layer_of_pytorch_is_named_with_the_layer(part, nam
         cw.torch.task(net, lambda out, y: out.flatten(1).sum(1), train=ROWS)
     facts = caught.value.facts
     assert facts["where"] == f"layer '1', {type(part).__name__}" and named in facts["reason"]
+
+
+def test_a_line_of_a_library_is_named_with_the_layer(tmp_path):
+    file = tmp_path / "site-packages" / "foreign" / "layers.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("def halved(x):\n    return x / 2 if x.sum() > 0 else x\n")
+    names = {}
+    exec(compile(file.read_text(), file, "exec"), names)
+
+    class Foreign(nn.Module):
+        forward = staticmethod(names["halved"])
+
+    with refused(cw.errors.RecipeError, "torch-depends-on-values") as caught:
+        cw.torch.task(nn.Sequential(nn.Linear(12, 3), Foreign()), nn.CrossEntropyLoss(), train=ROWS)
+    assert caught.value.facts["where"] == "layer '1', Foreign at layers.py:2"

@@ -85,6 +85,27 @@ def test_a_net_with_huge_gradients_ends_near_its_weights():
     assert 0 < max(jax.tree.leaves(moved)) <= 0.02
 
 
+def test_a_net_that_is_infinite_in_float64_is_compared_in_float32():
+    torch = pytest.importorskip("torch")
+
+    def masked(parts, x):
+        least = torch.finfo(parts[0].weight.dtype).min
+        return parts(x) * (1 + 0 * torch.full((), least).float())
+
+    model = module(masked, torch.nn.Linear(4, zoo_models.CLASSES))
+    row = {"random": "", "outputs": "", "step": "", "off": "", "causes": []}
+    list(zoo_measure._framework_step(model, row, False, 1))
+    assert row["outputs"] == row["step"] == "yes", row["causes"]
+
+
+@pytest.mark.parametrize(("dtype", "seen"), [("bfloat16", True), ("float32", False)])
+def test_half_precision_inside_a_net_is_seen(dtype, seen):
+    torch = pytest.importorskip("torch")
+    kind = getattr(torch, dtype)
+    model = module(lambda parts, x: parts(x.to(kind).float()), torch.nn.Linear(4, 10))
+    assert zoo_measure._halves(model.make(), model) == seen
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_a_number_that_is_none_is_off(wrong):
     theirs = {"a": np.ones(2), "b": np.ones(2)}

@@ -120,7 +120,14 @@ def export(
             kind.write(request, temporary)
             if (run := kind.open(request, temporary)) is not None:
                 outputs = _run(run, rows, batch)
-                compared = _compare(expected, {n: outputs[names[n]] for n in names}, classifier, to)
+                outputs = {n: outputs[names[n]] for n in names}
+                try:
+                    compared = _compare(expected, outputs, classifier, to)
+                except RecipeError:
+                    first = Arrays(**{n: c[:1] for n, c in rows.items()})
+                    alone = _compared(known, first, inputs, 1, silent)[1]
+                    _refuse_neighbours(expected, alone, classifier, to)
+                    raise
             size = sum(
                 one.stat().st_size for one in (temporary, *temporary.rglob("*")) if one.is_file()
             )
@@ -185,6 +192,14 @@ def _run(run: Callable, rows: NamedArrays, batch: int | None) -> NamedArrays:
         at = np.minimum(np.arange(first, last), total - 1)
         parts.append(run({name: np.ascontiguousarray(c[at]) for name, c in rows.items()}))
     return {name: np.concatenate([part[name] for part in parts])[:total] for name in parts[0]}
+
+
+def _refuse_neighbours(expected: NamedArrays, alone: NamedArrays, classifier: str, to: str) -> None:
+    """Raises `RecipeError` if the outputs of the first example are others when it is `alone`."""
+    try:
+        _compare({n: v[:1] for n, v in expected.items()}, alone, classifier, to)
+    except RecipeError as error:
+        raise RecipeError("export-of-neighbours", format=to) from error
 
 
 def _compare(

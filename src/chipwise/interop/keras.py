@@ -95,7 +95,7 @@ def task(
     judge, each = chosen_judge(keras, model, given, compiled=loss is None, several=several)
     metrics = each | chosen_metrics(keras, model, metrics, several)
     columns = Data(train, eval, inputs, target, metrics, augment, mix, classes, better, eval_group)
-    trained, other, seeds = _variables(model)
+    trained, other, seeds = variables_of(model)
     seen: set[str] = set()
     has_mode = "training" in inspect.signature(model.call).parameters
     start = {name: np.asarray(v.value) for name, v in {**trained, **other}.items()}
@@ -144,7 +144,7 @@ def to_model(model: Any, params: Tree, state: Tree) -> Any:
     Raises `RecipeError` if the weights do not fit the model. Then it has written nothing.
     """
     keras_library()
-    trained, other, _ = _variables(model)
+    trained, other, _ = variables_of(model)
     variables = trained | other  # other layers may be frozen than in training
     tree = adapter.flattened(params, "/") | adapter.flattened(state, "/")
     shapes = {name: tuple(v.shape) for name, v in variables.items()}
@@ -303,7 +303,7 @@ def _is_functional(model: Any) -> bool:
     return any(kind.__name__ == "Functional" for kind in type(model).__mro__)
 
 
-def _variables(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
+def variables_of(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
     """The trained variables and the others by name, and the states of seed generators.
 
     Keras numbers layers over the whole process ("conv2d_7"). Here they are numbered within the

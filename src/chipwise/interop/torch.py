@@ -40,7 +40,7 @@ from .modes import MODES, check_alike
 from .torch_check import check as compare
 from .torch_environment import torch_library
 from .torch_optimizer import optimizer as optimizer
-from .torch_trace import Traced, flags, is_torch, totalled
+from .torch_trace import Traced, answers, flags, is_torch, totalled
 
 
 @as_annotated
@@ -137,6 +137,7 @@ def _scored(traced: Traced, loss: Any) -> Scored:
         if judge is None or target is None:
             outputs, state = traced.call(params, state, given, key, train)
             if target is None:
+                outputs = answers(traced.module, outputs) if key is None else outputs
                 return Sum(0.0, 0.0), outputs, state
             with own_promotion(), user_code(f"The loss of {traced.name}"):
                 value = as_sum(loss(outputs, target), examples(given))

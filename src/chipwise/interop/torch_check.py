@@ -50,7 +50,7 @@ _LEFT_OUT: tuple[Callable[[int], bool], ...] = (
     lambda draw: draw % 2 == 1,
 )
 """The layers that comparisons leave out, of those left out by chance: none, all, some, the rest."""
-_HALF = 50  # times as much if parameters are bfloat16
+_HALF = 50  # times as much if parameters are bfloat16, or `torch.autocast` casts them
 
 
 def check(traced: Traced, scored: Scored, loss: Any, data: Data, task: Task, compare: bool) -> None:
@@ -295,7 +295,8 @@ def _difference(
 ) -> RecipeError | None:
     """The error for the first array that differs."""
     floats = [p.dtype for p in traced.params.values() if jnp.issubdtype(p.dtype, jnp.floating)]
-    half = _HALF if any(dtype.itemsize < 4 for dtype in floats) else 1
+    halves = traced.env.halves or any(dtype.itemsize < 4 for dtype in floats)
+    half = _HALF if halves else 1
     moved = {name: eager[0].buffers[name] for name in ours[0].buffers}
     pairs = [
         ("outputs in evaluation", eager[1].outputs, ours[1].outputs, _OUTPUTS),

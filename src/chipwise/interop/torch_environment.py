@@ -20,9 +20,16 @@ import jax
 from ..base import RecipeError, library
 from ..base.figures import one_line
 from ..recipe.user_code import BY_VALUE, this_line
-from . import torch_function, torch_operations, torch_random, torch_recurrent, torch_sizes
+from . import (
+    torch_autocast,
+    torch_function,
+    torch_operations,
+    torch_random,
+    torch_recurrent,
+    torch_sizes,
+)
 from .adapter import own_promotion
-from .torch_warnings import only_warns
+from .torch_warnings import asserted, only_warns
 
 _INTO_PLAIN = "{} writes into a tensor that was made without device=x.device"
 _INDEXING = "torch._dynamo._trace_wrapped_higher_order_op"
@@ -195,6 +202,10 @@ def _with_operations(torch: Any, torchax: Any) -> Any:
         """Whether the module is in `torch.no_grad()`."""
         any_size = False
         """Whether the batch may have any size."""
+        lower: Any = None
+        """The type that `torch.autocast` asks for if it is open."""
+        halves = False
+        """Whether it was, in any trace."""
         inside = False
         """Whether it is in the forward pass of a `torch.autograd.Function`. That is without a
         gradient already, and its backward is the gradient, so there the modes change nothing."""
@@ -221,10 +232,18 @@ def _with_operations(torch: Any, torchax: Any) -> Any:
                     raise TypeError(_INTO_PLAIN.format(func.name()))
                 args, kwargs = pytree.tree_map_only(torch.Tensor, self.constant, given)
                 names = torch_operations.names_of_arguments(torch).get(func, {})
+                if self.lower is not None:
+                    with self:
+                        args, kwargs = torch_autocast.cast(torch, func, (args, kwargs), self.lower)
+                    if not overload and not self.knows(func):
+                        return func(*args, **kwargs)
                 given = (args, {names.get(name, name): value for name, value in kwargs.items()})
             elif overload and not self.knows(func):  # such as hann_window
                 return func(*given[0], **{n: x for n, x in given[1].items() if n != "device"})
             result = super().dispatch(func, types, *given)
+            if self.lower is not None:
+                with self:
+                    result = torch_autocast.rounded(torch, func, result, self.lower)
             if not self.cut:
                 return result
             own = {id(x) for x in pytree.tree_leaves(given)}  # also what it writes into
@@ -308,6 +327,7 @@ def _class(torch: Any, torchax: Any) -> Any:
     """The class above, which can be entered, knows what is drawn, and leaves out layers by it."""
     pytree = torch.utils._pytree
     less = {torch.ops.aten.lt.Scalar: operator.lt, torch.ops.aten.le.Scalar: operator.le}
+    asks = (torch.Tensor.item, torch.Tensor.__bool__)
     reads = (torch.Tensor.item, torch.ops.aten._local_scalar_dense.default)
     base: Any = _with_functions(torch, torchax)
 
@@ -325,7 +345,7 @@ def _class(torch: Any, torchax: Any) -> Any:
             """A context in which a module may be traced. `any_size`: with a batch of any size.
             `traceable` makes a context that says whose errors are raised in it."""
 
-            self.cut, self.inside, self.pending = False, False, None
+            self.cut, self.inside, self.pending, self.lower = False, False, None, None
             self.any_size = any_size
             with contextlib.ExitStack() as patched:
                 # torchax' say yes, and PyTorch's trunc_normal_ leaves those as they are
@@ -340,6 +360,9 @@ def _class(torch: Any, torchax: Any) -> Any:
                 norm = torch.nn.modules.batchnorm._BatchNorm
                 forward = torch_operations.cumulative(vars(norm)["forward"])
                 patched.enter_context(replaced(norm, "forward", forward))
+                for name in ("__enter__", "__exit__"):
+                    asks = torch_autocast.followed(self, vars(torch.autocast)[name])
+                    patched.enter_context(replaced(torch.autocast, name, asks))
                 for place in (torch, torch.func):
                     vmap = torch_operations.mapped(self)
                     patched.enter_context(replaced(place, "vmap", vmap))
@@ -359,6 +382,10 @@ def _class(torch: Any, torchax: Any) -> Any:
                     args[0].chosen, self.pending = True, args[0]
                 return False
             held = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, self.kinds)]
+            if func in asks and held and isinstance(held[0].jax(), jax.core.Tracer):
+                met = asserted()
+                if met is not None:
+                    return met if func is torch.Tensor.item else bool(met)
             origins = {getattr(x, "drawn", None) for x in held}
             drawn = None if None in origins else True in origins
             try:

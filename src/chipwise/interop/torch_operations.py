@@ -252,6 +252,7 @@ def _col2im(x, output_size, kernel_size, dilation, padding, stride):
 
 def _convolution(theirs, x, weight, bias, stride, padding, dilation, transposed, *more):
     """Some 2-D convolutions have a form that is fast on CPUs."""
+    padding = _spread(weight.ndim - 2, padding)  # "valid" is a single 0
     steps: Any = tuple(int(n) for n in stride)
     sides: Any = tuple((int(n), int(n)) for n in padding)
     usual = x.ndim == 4 and not transposed and set(dilation) == {1} and x.dtype == weight.dtype
@@ -369,7 +370,10 @@ def _take_along_dim(input, indices, dim=None):
 
 
 def _renorm(*_):
-    raise NotImplementedError("an embedding with max_norm, which writes into its weights")
+    raise NotImplementedError(
+        "an embedding with max_norm, which writes into its weights: leave max_norm out, and divide"
+        " the rows that it returns by their norms"
+    )
 
 
 def _index_add(x, dim, index, source, *, alpha=1):

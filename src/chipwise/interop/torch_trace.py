@@ -23,7 +23,7 @@ import numpy as np
 from ..base import ChipwiseError, RecipeError, invalid
 from ..base.figures import one_line
 from ..recipe import freezing
-from ..recipe.task import Tree
+from ..recipe.task import Tree, by_path
 from ..recipe.user_code import BY_VALUE, line_of
 from . import host_random, torch_random
 from .adapter import Arguments, flattened, nested, not_a_model, own_promotion
@@ -216,8 +216,8 @@ def _refused(what: str, module: Any, error: Exception) -> RecipeError:
     """The error for `what`, `module` or its loss, that cannot be traced."""
     import torchax.tensor
 
-    at = line_of(error)
-    where = at[0] if at else _layer(module, error)
+    own, inside = line_of(error, installed=False), line_of(error)
+    where = own[0] if own else _layer(module, error) + (f" at {inside[0]}" if inside else "")
     facts = {"module": what, "where": where, "reason": one_line(error)}
     if isinstance(error, torchax.tensor.OperatorNotFound):
         operation = str(error).removeprefix("Operator with name ").removesuffix(" has no lowering")
@@ -313,6 +313,15 @@ def plain(outputs: Any) -> Any:
         }
         return {name: plain(there[name]) for name in sorted(there)}
     return type(outputs)(map(plain, outputs)) if type(outputs) in (tuple, list) else outputs
+
+
+def answers(module: Any, outputs: Any) -> Any:
+    """The outputs of a prediction by name, those in containers as "hidden_states.0". Without what a
+    model of Hugging Face says to leave out there, such as the memory for a next call."""
+    left = getattr(getattr(module, "config", None), "keys_to_ignore_at_inference", ())
+    if not isinstance(outputs, Mapping):
+        return outputs
+    return by_path({name: x for name, x in outputs.items() if name not in left}, ".")
 
 
 def as_numpy(tensor: Any) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Branches that only warn, as libraries do of the values that they are given.
+"""Branches that only warn and asserts, as libraries have them of the values that they are given.
 
-A traced program has no values, so their condition is taken for false. The comparison with eager
-PyTorch warns.
+A traced program has no values. So the condition of such a branch is taken for false, and what is
+asserted for met, as by `python -O`. The comparison with eager PyTorch warns and asserts.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ast
 import functools
 import linecache
 import sys
+from typing import Any
 
 from ..recipe.user_code import is_framework
 
@@ -25,31 +26,67 @@ _READS = (
 """Functions and methods that change nothing."""
 
 
+class Met:
+    """A number whose comparisons are all `true`."""
+
+    def __init__(self, true: bool):
+        self.true = true
+
+    def __bool__(self, *_: Any) -> bool:
+        return self.true
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__
+
+
 def only_warns() -> bool:
     """Whether the innermost line outside of PyTorch is the condition of such a branch."""
+    return isinstance(_statement(), ast.If)
+
+
+def asserted() -> Met | None:
+    """What a value is to be where the innermost line outside of PyTorch asserts it."""
+    one = _statement(ast.Assert)
+    return one and Met(not ast.unparse(one.test).startswith("not "))
+
+
+def _statement(kind: Any = ast.If) -> Any:
+    """The statement of this `kind` whose condition is on that line."""
     frame = sys._getframe(1)
     while is_framework(frame.f_code.co_filename):
         if frame.f_back is None:
-            return False
+            return None
         frame = frame.f_back
-    return any(first <= frame.f_lineno <= last for first, last in _lines(frame.f_code.co_filename))
+    for one in _statements(frame.f_code.co_filename):
+        last = one.test.end_lineno or one.test.lineno
+        if isinstance(one, kind) and one.test.lineno <= frame.f_lineno <= last:
+            return one
+    return None
 
 
 @functools.cache
-def _lines(file: str) -> list[tuple[int, int]]:
-    """The first and last lines of the conditions in `file` of branches that only warn."""
+def _statements(file: str) -> list[Any]:
+    """The branches in `file` that only warn, and its asserts."""
     try:
         nodes = list(ast.walk(ast.parse("".join(linecache.getlines(file)))))
     except SyntaxError:  # of another language, which is compiled to Python
         return []
     return [
-        (node.test.lineno, node.test.end_lineno or node.test.lineno)
+        node
         for node in nodes
-        if isinstance(node, ast.If)
-        and not node.orelse
-        and _only_reads(node.test)
-        and all(map(_warns, node.body))
+        if (isinstance(node, ast.Assert) and _is_plain(node.test) and _only_reads(node.test))
+        or (
+            isinstance(node, ast.If)
+            and not node.orelse
+            and _only_reads(node.test)
+            and all(map(_warns, node.body))
+        )
     ]
+
+
+def _is_plain(test: ast.expr) -> bool:
+    """Whether an assert negates its whole condition or none of it."""
+    inner = test.operand if isinstance(test, ast.UnaryOp) else test
+    return not any(isinstance(node, ast.Not) for node in ast.walk(inner))
 
 
 def _warns(statement: ast.stmt) -> bool:
