@@ -14,12 +14,14 @@ from jax.ad_checkpoint import checkpoint_name, print_saved_residuals
 import chipwise as cw
 from chipwise.chips.catalogue import named
 from chipwise.interop.nnx import functional
+from chipwise.models import adapted
 from chipwise.models.adapted import Adapted, Linear, by_parts, made_of
 from chipwise.models.bert import BERT
 from chipwise.models.chip_traits import traced_for
 from chipwise.models.llama import Llama
 from chipwise.models.remat import remat
 from chipwise.models.transformer import GPT2, Blocks, ViT
+from chipwise.recipe.low_rank import Adapter
 from chipwise.step.freeze import parts_of, split, whole_params
 from chipwise.step.replica import ReplicaBatch, ReplicaInput, contribution
 from chipwise.step.state import abstract_state
@@ -35,17 +37,35 @@ NETS = {
 EVERY = cw.recipe.lora(rank=2, alpha=5, on="blocks/stack/*kernel")
 
 
+def is_adapter(x):
+    return isinstance(x, Adapter)
+
+
 def halves(params, adapters=EVERY):
     """Both parts of `params`, with adapters whose B is no zero."""
     trained, frozen = split(params, ("*",), {}, adapters, jax.random.key(1))
     return jax.tree.map(lambda x: x + jnp.linspace(-1, 1, x.size).reshape(x.shape), trained), frozen
 
 
+@pytest.fixture
+def products(monkeypatch):
+    """The shapes and types of what is multiplied apart, as it is traced."""
+    seen = []
+    again = adapted._again
+
+    def noted(product, thin, b):
+        seen.append((thin.shape, b.shape, thin.dtype, b.dtype))
+        return again(product, thin, b)
+
+    monkeypatch.setattr(adapted, "_again", noted)
+    return seen
+
+
 @pytest.mark.slow
 @pytest.mark.drawn(share=0.25)
 @pytest.mark.parametrize("chip", ["cpu", "t4", "v4"])
 @pytest.mark.parametrize("net", NETS)
-def test_values_and_gradients_are_those_of_merged_matrices(net, chip):
+def test_values_and_gradients_are_those_of_merged_matrices(net, chip, products):
     kind, sizes, given = NETS[net]
     with jax.enable_x64(True):
         init, apply = functional(lambda rngs: kind(**sizes, depth=3, width=8, heads=2, rngs=rngs))
@@ -60,7 +80,11 @@ def test_values_and_gradients_are_those_of_merged_matrices(net, chip):
 
         with traced_for(named(chip)):
             apart, merged = (jax.value_and_grad(partial(loss, apart=one)) for one in (True, False))
-            got, wanted = (jax.jit(one)(trained) for one in (apart, merged))
+            wanted = jax.jit(merged)(trained)
+            assert not products
+            got = jax.jit(apart)(trained)
+            matrices = sum(isinstance(one, Adapter) for one in jax.tree.leaves(trained, is_leaf=is_adapter))
+            assert len(products) >= matrices  # of queries, keys and values there may be three
     error = 1e-5 if net == "llama" else 1e-9  # whose rotary positions are float32
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=error * np.abs(other).max())
@@ -76,6 +100,32 @@ def test_a_product_is_exact_and_takes_a_bias():
         layer.bias = nnx.Param(bias)
         layer.kernel = nnx.Param(Adapted(w, a, b))
         np.testing.assert_allclose(layer(x), x @ (w + a @ b) + bias[None, None], rtol=1e-12)
+
+
+@pytest.mark.parametrize("heads, each", [(2, 3), (1, 6), (6, 1), (1, 1)])
+def test_a_product_of_heads_is_exact_whatever_their_sizes(heads, each):
+    with jax.enable_x64(True):
+        x, y, w, a, b = (
+            jax.random.normal(jax.random.key(i), shape, jnp.float64)
+            for i, shape in enumerate(
+                [(2, 3, 8), (2, 3, heads, each), (8, heads * each), (8, 2), (2, heads * each)]
+            )
+        )
+        into, back = Adapted(w, a, b), Adapted(w.T, b.T, a.T)
+        made = adapted.einsum("btw,whd->bthd", x, into.reshape(8, heads, each))
+        wanted = (x @ (w + a @ b)).reshape(2, 3, heads, each)
+        np.testing.assert_allclose(made, wanted, rtol=1e-12)
+        made = adapted.einsum("bthd,hdw->btw", y, back.reshape(heads, each, 8))
+        np.testing.assert_allclose(made, y.reshape(2, 3, -1) @ (w + a @ b).T, rtol=1e-12)
+
+
+@pytest.mark.parametrize("of", ["matmul", "einsum"])
+def test_thin_matrices_are_rounded_to_what_they_are_multiplied_with_alone(of, products):
+    kernel = Adapted(jnp.ones((8, 6), jnp.bfloat16), jnp.ones((8, 2)), jnp.ones((2, 6)))
+    for dtype in (jnp.float32, jnp.bfloat16):
+        x = jnp.ones((3, 8), dtype)
+        made = x @ kernel if of == "matmul" else adapted.einsum("tw,wh->th", x, kernel)
+        assert made.dtype == dtype and products.pop()[2:] == (dtype, dtype)
 
 
 class Own(nnx.Module):

@@ -25,9 +25,10 @@ from flax import nnx
 class Adapted:
     """The matrix `matrix + a @ b`, by its parts. It has what our layers need of an array.
 
-    *Fields:* `matrix` `(inputs, outputs)`, `a` `(inputs, rank)`, `b` `(rank, outputs)`, of one
-    dtype, all with a leading axis over the layers of a stack. `reshape` makes several axes of the
-    inputs or of the outputs.
+    *Fields:* `matrix` `(inputs, outputs)`, `a` `(inputs, rank)`, `b` `(rank, outputs)`, all with a
+    leading axis over the layers of a stack. `a` and `b` may be wider than `matrix`. `reshape`
+    splits axes of `matrix` alone: `a` and `b` follow in a product, which knows which axes are
+    inputs.
     """
 
     matrix: Any
@@ -42,27 +43,41 @@ class Adapted:
         return jax.tree.map(lambda part: part.astype(dtype), self)
 
     def __getitem__(self, outputs: Any) -> Adapted:
-        return Adapted(self.matrix[outputs], self.a, self.b[outputs])
+        b = self.b.reshape(-1, *self.matrix.shape[1:])[outputs]
+        return Adapted(self.matrix[outputs], self.a, b)
 
     def reshape(self, *shape: int) -> Adapted:
-        matrix = self.matrix.reshape(shape)
-        if len(self.a) == len(matrix):
-            return Adapted(matrix, self.a, self.b.reshape(-1, *matrix.shape[1:]))
-        return Adapted(matrix, self.a.reshape(*matrix.shape[:-1], -1), self.b)
+        return Adapted(self.matrix.reshape(shape), self.a, self.b)
 
     def __rmatmul__(self, x: jax.Array) -> jax.Array:
-        return x @ self.matrix + _again(jnp.matmul, x @ self.a, self.b)
+        x, one = _in_one_type(x, self)
+        return x @ one.matrix + _again(jnp.matmul, x @ one.a, one.b)
 
 
 def einsum(axes: str, x: jax.Array, kernel: Any) -> jax.Array:
-    """`jnp.einsum(axes, x, kernel)`, where `kernel` may be `Adapted`, reshaped or not."""
-    product = partial(jnp.einsum, axes)
+    """`jnp.einsum(axes, x, kernel)`, where `kernel` may be `Adapted`, reshaped or not. It has its
+    inputs first."""
     if not isinstance(kernel, Adapted):
-        return product(x, kernel)
-    whole = product(x, kernel.matrix)
-    if kernel.a.ndim > 2:
-        return whole + _again(jnp.matmul, product(x, kernel.a), kernel.b)
-    return whole + _again(product, x @ kernel.a, kernel.b)
+        return jnp.einsum(axes, x, kernel)
+    given, _, made = axes.partition("->")
+    own, _, of_kernel = given.partition(",")
+    inputs = [axis for axis in of_kernel if axis not in made]
+    outputs = [axis for axis in of_kernel if axis in made]
+    x, kernel = _in_one_type(x, kernel)
+    shape = kernel.matrix.shape
+    a = kernel.a.reshape(*shape[: len(inputs)], -1)
+    b = kernel.b.reshape(-1, *shape[len(inputs) :])
+    between = "".join(axis for axis in own if axis not in inputs) + "r"
+    thin = jnp.einsum(f"{own},{''.join(inputs)}r->{between}", x, a)
+    again = partial(jnp.einsum, f"{between},r{''.join(outputs)}->{made}")
+    return jnp.einsum(axes, x, kernel.matrix) + _again(again, thin, b)
+
+
+def _in_one_type(x: jax.Array, kernel: Adapted) -> tuple[jax.Array, Adapted]:
+    """Both in the type of a product of `x` and the matrix, whatever that of `a` and `b` is."""
+    with jax.numpy_dtype_promotion("standard"):
+        dtype = jnp.promote_types(x.dtype, kernel.matrix.dtype)
+    return x.astype(dtype), kernel.astype(dtype)
 
 
 def _again(product: Callable[..., jax.Array], thin: jax.Array, b: jax.Array) -> jax.Array:
@@ -83,13 +98,13 @@ class Linear(nnx.Linear):
         return y if self.bias is None else y + self.bias[...].reshape((1,) * (y.ndim - 1) + (-1,))
 
 
-Beside = Callable[[Any], Adapted | None]
-"""From a dtype to the parts of a sum, or None for one that no `Linear` has."""
-_SUMS: ContextVar[Sequence[tuple[Any, Beside]]] = ContextVar("sums", default=())
+Sums = Sequence[tuple[Any, Adapted]]
+"""Arrays that are sums, each with its parts."""
+_SUMS: ContextVar[Sums] = ContextVar("sums", default=())
 
 
 @contextmanager
-def made_of(sums: Sequence[tuple[Any, Beside]]) -> Iterator[None]:
+def made_of(sums: Sums) -> Iterator[None]:
     """A context for tracing a loss: what these arrays are sums of."""
     token = _SUMS.set(sums)
     try:
@@ -108,10 +123,11 @@ def by_parts(module: nnx.Module, state: nnx.State) -> nnx.State:
     }
 
     def one(path: tuple, variable: Any) -> Any:
+        if path not in kernels:
+            return variable
         value = variable.get_value()
-        found = [beside for whole, beside in _SUMS.get() if path in kernels and whole is value]
-        parts = found[0](value.dtype) if found else None
-        return variable if parts is None else variable.replace(parts)
+        found = next((parts for whole, parts in _SUMS.get() if whole is value), None)
+        return variable if found is None else variable.replace(found)
 
     flat = nnx.to_flat_state(state)
     return nnx.from_flat_state([(path, one(path, variable)) for path, variable in flat])

@@ -27,7 +27,7 @@ from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from .adapted import Linear, by_parts, einsum
+from .adapted import Adapted, Linear, by_parts, einsum
 from .attention import attention, document_numbers, padding, places_in
 from .chip_traits import on_gpu, platform
 from .conv import conv
@@ -121,7 +121,10 @@ class Attention(nnx.Module):
             part[...].astype(x.dtype)[..., own]  # type: ignore[index]
             for part in (self.qkv.kernel, self.qkv.bias)
         )
-        if on_gpu():
+        if on_gpu() and isinstance(kernel, Adapted):
+            # Its matrix has no gradient, and would get one by a barrier with `x` (JAX 0.10)
+            x = lax.optimization_barrier(x)
+        elif on_gpu():
             x, kernel = lax.optimization_barrier((x, kernel))
         return x @ kernel + bias[None, None]
 

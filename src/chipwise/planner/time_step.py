@@ -151,6 +151,8 @@ def memory_needed(step: Blueprint, target: Target, answers: Answers) -> Memory |
     arguments = step.parameter_bytes + step.state_bytes + step.data_bytes
     temporary = {name: float(one.temp_bytes) for name, one in answers.items()}
     temporary |= {problem["program"]: problem["needed"] - arguments for problem in problems}
+    if EVALUATION in temporary:
+        temporary[EVALUATION] += step.eval_merged_bytes
     framework = FRAMEWORK_BYTES if target.chip.kind == "GPU" else 0
     code = framework + sum(one.code_bytes for one in answers.values())
     memory = device_memory.memory(step, target, temporary, code)

@@ -17,6 +17,7 @@ from ..recipe.recipe import Recipe
 from ..recipe.source import rows_of, spec_of
 from ..run.evaluate import evaluation
 from ..step.blueprint import Blueprint, blueprint
+from ..step.freeze import adapted_matrices
 from ..step.group_step import GroupStep
 from ..step.layout import Layout
 from ..step.program import Program, tracing
@@ -45,14 +46,17 @@ def training_step(
     """
     with tracing(recipe.name):
         make = Step if recipe.shards == 1 else GroupStep
-        made = blueprint(make(recipe, layout, state=state), resident=resident, apart=True)
+        step = make(recipe, layout, state=state)
+        made = blueprint(step, resident=resident, apart=True)
     # No compiler is asked about a gradient's squares or about picking examples: these take a small
     # part of a step's time.
     made = replace(made, programs=tuple(p for p in made.programs if p.name != "square"))
     if keeps_evaluation is None or recipe.shards > 1:
         return made
     with tracing(recipe.name):
-        return _with_evaluation(made, keeps_evaluation)
+        made = _with_evaluation(made, keeps_evaluation)
+    merged = adapted_matrices(step.state.params, step.state.frozen)
+    return replace(made, eval_merged_bytes=nbytes(merged))
 
 
 def _with_evaluation(step: Blueprint, resident: bool) -> Blueprint:

@@ -47,15 +47,22 @@ class Adapter:
         if isinstance(matrix, jax.core.Tracer):
             return self._added(matrix)
         place = getattr(matrix, "sharding", None)
-        whole = jax.jit(Adapter._added, out_shardings=place)(self, matrix)
+        stacked = self.lora_a.ndim > 2
+        added = Adapter._added_by_layer if stacked else Adapter._added
+        whole = jax.jit(added, out_shardings=place)(self, matrix)
         return np.asarray(whole) if place is None else whole
 
     def beside(self, matrix: Any, dtype: Any) -> Adapted | None:
-        """The parts of the merged `matrix`, in `dtype`. None for matrices of several axes, and for
-        turned ones, with which no layer of ours multiplies."""
+        """The parts of the merged `matrix`, which is in `dtype`. None for matrices of several axes,
+        and for turned ones, with which no layer of ours multiplies."""
         if self.turned or matrix.ndim != self.lora_a.ndim:
             return None
-        return Adapted(matrix, self.lora_a, self.scale * self.lora_b).astype(dtype)
+        return Adapted(matrix.astype(dtype), self.lora_a, self.scale * self.lora_b)
+
+    def _added_by_layer(self, matrix: Any) -> Any:
+        """The sum for each layer of a stack in turn: the products of all layers at once would take
+        twice the memory of a bfloat16 stack."""
+        return jax.lax.map(lambda one: one[0]._added(one[1]), (self, matrix))
 
     def _added(self, matrix: Any) -> Any:
         with precision.products("f32"):

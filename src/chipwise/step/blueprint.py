@@ -116,6 +116,9 @@ class Blueprint:
     eval_block: int = 0
     """The examples of a block of the evaluation, if a plan has added the evaluation to the
     programs."""
+    eval_merged_bytes: int = 0
+    """The bytes of the matrices with adapters, which an evaluation reads merged, beside the frozen
+    ones."""
     pick: Program | None = None
     """The program that picks the step's examples before the other programs, if the data is
     `resident`. A `looped` "replica" picks them itself."""

@@ -4,13 +4,13 @@ optimizer state."""
 from __future__ import annotations
 
 import fnmatch
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 
 from ..base import RecipeError, near
-from ..models.adapted import Beside
+from ..models.adapted import Sums
 from ..recipe.freezing import MOVING, is_frozen
 from ..recipe.low_rank import Adapter, lora
 from ..recipe.task import Tree, by_path
@@ -68,18 +68,31 @@ def whole_params(params: Tree, frozen: Tree) -> Tree:
     return jax.tree.map(join, params, frozen, is_leaf=lambda x: x is None or isinstance(x, Adapter))
 
 
-def parts_of(params: Tree, frozen: Tree, whole: Tree) -> list[tuple[jax.Array, Beside]]:
-    """The merged matrices of `whole`, the joined tree or a cast of it, each with the function from
-    its dtype to its parts."""
+def adapted_matrices(params: Tree, frozen: Tree) -> list[jax.Array]:
+    """The frozen matrices that have an adapter in `params`."""
+    return [fixed for _, fixed in _adapted(params, frozen)]
+
+
+def parts_of(params: Tree, frozen: Tree, whole: Tree) -> Sums:
+    """The merged matrices of `whole`, the joined tree or a cast of it, with the parts of those that
+    our layers multiply with."""
+    found = []
+    for one, fixed, matrix in _adapted(params, frozen, whole):
+        parts = one.beside(fixed, matrix.dtype)
+        if parts is not None:
+            found.append((matrix, parts))
+    return found
+
+
+def _adapted(params: Tree, frozen: Tree, *others: Tree) -> Iterator[tuple]:
+    """Each `Adapter` of `params` with the leaves that the other trees have there."""
+    if frozen is None:
+        return iter(())
     leaves = (
         jax.tree.leaves(tree, is_leaf=lambda x: x is None or isinstance(x, Adapter))
-        for tree in (params, frozen, whole)
+        for tree in (params, frozen, *others)
     )
-    return [
-        (matrix, partial(one.beside, fixed))
-        for one, fixed, matrix in zip(*leaves, strict=True)
-        if isinstance(one, Adapter)
-    ]
+    return (leaf for leaf in zip(*leaves, strict=True) if isinstance(leaf[0], Adapter))
 
 
 def still(old: Tree, new: Tree, patterns: tuple[str, ...]) -> Tree:

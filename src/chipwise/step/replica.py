@@ -149,7 +149,7 @@ def _forward(
             columns = task.mix(columns, mix_key)
     columns = precision.cast_batch(columns, recipe.precision)
     whole = precision.cast(whole, recipe.precision)
-    parts = made_of([] if frozen is None else parts_of(params, frozen, whole))
+    parts = made_of(parts_of(params, frozen, whole))
     held = freezing.holding(recipe.held)
     with precision.products(recipe.precision), held, parts, user_code("Task.loss", columns):
         returned = task.loss(whole, state, columns, key, True)
