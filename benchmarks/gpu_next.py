@@ -32,6 +32,7 @@ LAUNCHES = {
     "cifar10-resnet32": ("single", "concurrent"),
 }
 """How the steps of small nets are started: see `launches_child`."""
+CONCURRENT = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
 
 
 @dataclass(frozen=True)
@@ -326,14 +327,16 @@ def launches_child(net: str, size: str, way: str) -> dict[str, Any]:
 
     many, steps = way == "many", 8 if size == "tiny" else 640
     with tempfile.TemporaryDirectory() as folder:
-        flags = [os.environ.get("XLA_FLAGS", ""), f"--xla_dump_to={folder}"]
-        flags += ["--xla_gpu_command_buffer_scheduling_mode=CONCURRENT"] * (way == "concurrent")
-        os.environ["XLA_FLAGS"] = " ".join(flags)
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={folder}"
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
         import chipwise as cw
+        from chipwise.machine import compiler
         from chipwise.run.session import Session
         from chipwise.step.state import fingerprint
 
+        if way == "concurrent":
+            serial = compiler._gpu_options
+            compiler._gpu_options = lambda *about: {**serial(*about), **CONCURRENT}
         recipe = cw.load(net) if net == "digits" else gpu.made_up(net, size)
         recipe = dataclasses.replace(recipe, duration=f"{steps}st")
         on = cw.On(devices=1, feed="device", steps_per_call=min(STEPS, steps // 4) if many else 1)
