@@ -1,15 +1,17 @@
 """What has no measurement on a GPU yet, in order of worth: `python benchmarks/gpu.py --next --cifar DIR`.
 
 BERT's exact step; ResNet-32 exact and with tuned kernels, the bits of two processes each; DavidNet to its end
-beside PyTorch's same net, on the same files with the same seeds; the launches of small nets; the table of
-`gpu.py`, one net after another. Each answer is in `gpu_next.json` as soon as it is there, by the GPU's name,
-and the same command goes on after it. What failed is tried again, last. A job that would not end in time is
-left.
+beside PyTorch's same net, on the same files with the same seeds; small nets by single and by many steps;
+the table of `gpu.py`, one net after another. Each answer is in `gpu_next.json` as soon as it is there, by the
+GPU's name, and the same command goes on after it. What failed is tried again, last. A job that would not end
+in time is left.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import re
 import tempfile
 import time
@@ -24,6 +26,13 @@ import numpy as np
 SECONDS = 540.0
 STEPS = "60st"
 SEEDS = (0, 1, 2)
+LAUNCHES = {
+    "mnist": ("single", "many", "concurrent"),
+    "digits": ("single", "many"),
+    "cifar10-resnet32": ("single", "concurrent"),
+}
+"""How the steps of small nets are started: see `launches_child`."""
+CONCURRENT = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,8 @@ def jobs(size: str, cifar: str, folder: Path) -> list[Job]:
                 Job(f"davidnet {seed}", ("davidnet", size, cifar, seed), 60),
                 Job(f"davidnet {seed} torch", ("torch_davidnet", size, cifar, seed), 75),
             ]
-    made += [Job(f"launches {net}", ("launches", net, size), 45) for net in ("mnist", "cifar10-resnet32")]
+    for net, ways in LAUNCHES.items():
+        made += [Job(f"launches {net} {way}", ("launches", net, size, way), 45) for way in ways]
     made += later
     for net in ("vit-s16", "gpt2-124m", "imagenet-resnet50", "cifar10-davidnet", "mnist"):
         made.append(Job(f"{net} exact", ("chipwise", net, size, "exact", timed), 60))
@@ -157,8 +167,18 @@ def page(everything: dict[str, dict[str, Any]]) -> str:
                 for one in pair
             ]
             lines.append(f"| {seed} | {' | '.join(told)} |")
+        lines += ["", "| small net | steps | ms a step | the bits of single steps |", "|---|---|---|---|"]
+        for net, ways in LAUNCHES.items():
+            single = done.get(f"launches {net} single", {})
+            for way in ways:
+                one = done.get(f"launches {net} {way}", {})
+                same = "not measured"
+                if "bits" in one and "bits" in single:
+                    same = "yes" if one["bits"] == single["bits"] else "**no**"
+                ms = f"{one['ms']:.3f}" if "ms" in one else one.get("error", "not measured")
+                lines.append(f"| {net} | {way} | {ms} | {same} |")
         lines += ["", "| others | answer |", "|---|---|"]
-        shown = ("bert", "resnet32", "davidnet")
+        shown = ("bert", "resnet32", "davidnet", "launches")
         lines += [
             f"| {n} | `{json.dumps(one)[:200]}` |" for n, one in done.items() if not n.startswith(shown)
         ]
@@ -299,27 +319,42 @@ def torch_davidnet_child(size: str, cifar: str, seed: str) -> dict[str, Any]:
     return {"accuracy": right / len(held_x), "seconds": seconds, "steps": total, "torch": torch.__version__}
 
 
-def launches_child(net: str, size: str) -> dict[str, Any]:
-    """The kernels and copies that a step's compiled programs start, graphs or not, and the speed."""
-    import chipwise as cw
-    from chipwise.compile.hlo import gpu as hlo
-    from chipwise.compile.hlo.proto import program_bytes
-    from chipwise.run.session import Session
-    from chipwise.study.bench import measure_train
+def launches_child(net: str, size: str, way: str) -> dict[str, Any]:
+    """What the step's programs start, by XLA's list of their thunks, the milliseconds of a step, and the bits
+    after all. "many" runs many steps in a call. "concurrent" lets a graph's commands run beside each other.
+    """
+    from launches import STEPS, dumped
 
-    recipe = gpu.made_up(net, size)
-    on = cw.On(devices=1)
-    with Session(recipe, on) as session:
-        session.begin()
-        session.compile()
-        calls = {"replica": len(session.programs.places[0])}
-        on_gpu = session.placement.lead.platform == "gpu"
-        made = session.programs.executables.items() if on_gpu else ()
-        kernels = {name: hlo.read(program_bytes(one)).kernels for name, one in made}
-        count = {n: calls.get(n, 1) * round(sum(k.count for k in all_)) for n, all_ in kernels.items()}
-    record = measure_train(recipe, seconds=0.2 if size == "tiny" else 3.0, warmup=10, on=on, progress="none")
-    speed = record.figures["examples_per_second"].to_json()
-    return {"kernels": count, "batch": recipe.batch, "examples_per_second": speed}
+    many, steps = way == "many", 8 if size == "tiny" else 640
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={folder}"
+        os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+        import chipwise as cw
+        from chipwise.machine import compiler
+        from chipwise.run.session import Session
+        from chipwise.step.state import fingerprint
+
+        if way == "concurrent":
+            serial = compiler._gpu_options
+            compiler._gpu_options = lambda *about: {**serial(*about), **CONCURRENT}
+        recipe = cw.load(net) if net == "digits" else gpu.made_up(net, size)
+        recipe = dataclasses.replace(recipe, duration=f"{steps}st")
+        on = cw.On(devices=1, feed="device", steps_per_call=min(STEPS, steps // 4) if many else 1)
+        with Session(recipe, on) as session:
+            session.begin()
+            before = dict(dumped(Path(folder)))
+            session.compile(steps)
+            seconds = []
+            for _ in range(4):
+                began = time.perf_counter()
+                session.advance(steps // 4)
+                session.wait()
+                seconds.append(time.perf_counter() - began)
+            bits, most = fingerprint(session.snapshot()), session.calls.most
+        found = {name: one for name, one in dumped(Path(folder)) if name not in before}
+    starts = {name: [one.alone.total(), one.graphs, one.commands] for name, one in found.items()}
+    ms = 1e3 * min(seconds[1:]) / (steps // 4)
+    return {"ms": ms, "steps_per_call": most, "bits": bits, "starts": starts}
 
 
 CHILDREN = {

@@ -1,9 +1,12 @@
 """The options that programs are compiled with on each kind of chip."""
 
+from types import SimpleNamespace
+
+import jax
 import pytest
 
 from chipwise.chips.catalogue import CHIPS
-from chipwise.machine.compiler import SCOPED_VMEM_KIB, compiler_options
+from chipwise.machine.compiler import LOOPS, SCOPED_VMEM_KIB, compiler_options, jitted
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -24,6 +27,15 @@ def test_only_exact_programs_of_gpus_are_kept_from_autotuning():
 def test_a_gpus_graphs_have_convolutions_too(exact):
     graphs = compiler_options("gpu", exact, "Tesla T4")["xla_gpu_enable_command_buffer"].split(",")
     assert {"FUSION", "CONVOLUTION"} < set(graphs) and len(set(graphs)) == len(graphs)
+
+
+def test_only_a_program_that_is_a_loop_has_loops_in_graphs_and_only_on_gpus(monkeypatch):
+    monkeypatch.setattr(jax, "jit", lambda function, compiler_options: compiler_options)
+    gpu, cpu = (SimpleNamespace(platform=of, device_kind="Tesla T4") for of in ("gpu", "cpu"))
+    plain, loops = (jitted(len, gpu, loops=loops) for loops in (False, True))
+    graphs = "xla_gpu_enable_command_buffer"
+    assert loops == {**plain, **LOOPS} and loops[graphs] == plain[graphs] + ",WHILE"
+    assert jitted(len, cpu, loops=True) is None
 
 
 def test_groups_of_gpus_ask_for_collectives_beside_computation():

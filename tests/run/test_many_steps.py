@@ -17,12 +17,12 @@ import golden_cases
 import small_nets
 import tasks
 from chipwise.base import fact
-from chipwise.machine.cpu_kernels import kernels
+from chipwise.machine.program_kernels import kernels, same
 from chipwise.run import calls, programs
 from chipwise.run.on import On
 from chipwise.run.programs import Programs
 from chipwise.run.session import Session
-from chipwise.step import window
+from chipwise.step import blueprint, window
 from chipwise.step.state import fingerprint
 from refusals import refused
 
@@ -55,6 +55,7 @@ RECIPES = {
     },
     "1 replica, muon": {"replicas": 1, "optimizer": OPTIMIZERS["muon"]},
 }
+GPU = ("adamw", "lamb", "f16", "frozen", "blocks", "3 replicas", "1 replica, f16", "clipped sgd")
 FIRST = ("adamw", "1 replica, clipped sgd")
 
 
@@ -81,6 +82,37 @@ def test_many_steps_in_a_call_have_the_bits_of_single_ones(name, monkeypatch):
     recipe = tasks.recipe(**{"duration": "23st", **RECIPES[name]})
     ended, most = bits(recipe, 7)
     assert ended == bits(recipe, 1)[0] and (most == 7 or JOINED)
+
+
+@pytest.mark.parametrize("name", ["ema", *(pytest.param(n, marks=pytest.mark.slow) for n in GPU)])
+def test_a_gpu_loops_over_replicas_and_adds_them_as_a_cpu_does(name, monkeypatch):
+    """There single steps call `replica` for each, and only many steps loop. A CPU fuses calls otherwise than
+    loops, so they are compared with the steps of its own loop."""
+    monkeypatch.setattr(window, "_WINDOW_STEPS", 9)
+    recipe = tasks.recipe(**{"duration": "23st", **RECIPES[name]})
+    looped, additions = bits(recipe, 1)[0], []
+    many = blueprint.many_steps
+    monkeypatch.setattr(programs, "many_steps", lambda step, made, platform: many(step, made, "gpu"))
+    monkeypatch.setattr(blueprint, "_may_loop", lambda step, replica, fast=(): fast is None)
+    monkeypatch.setattr(programs, "same", lambda found, apart, n: additions.append(n) or True)
+    monkeypatch.setattr(calls.Calls, "compare", lambda *_: None)
+    ended, most = bits(recipe, 7)
+    assert (most, additions) == (7, [recipe.block_count - 1])
+    assert ended == looped or JOINED
+
+
+def test_only_additions_may_come_to_the_kernels_of_single_steps():
+    product, two = (("f32[8]", "multiply", ""),), (("f32[8]", "add", ""),) * 2
+    apart = Counter([product])
+    assert same(Counter([product, two]), apart, 2) and same(apart, apart, 0)
+    for found, additions in (
+        ([product, two], 1),
+        ([product, two, product], 2),
+        ([two], 2),
+        ([(*product, *two)], 2),
+        ([], 0),
+    ):
+        assert not same(Counter(found), apart, additions), found
 
 
 HOW = {
@@ -250,13 +282,6 @@ def test_a_run_diverges_at_the_same_row():
     assert diverged(5) == diverged(1)
 
 
-class Same(Counter):
-    """Kernels that are equal to any."""
-
-    def __eq__(self, other):
-        return True
-
-
 @pytest.mark.parametrize("seed", [15, pytest.param(17, marks=pytest.mark.slow)])
 def test_a_net_whose_bits_would_differ_takes_single_steps(seed, monkeypatch):
     """XLA compiles its loop over less than 1 KiB as one kernel. These are nets that a seed draws."""
@@ -265,7 +290,7 @@ def test_a_net_whose_bits_would_differ_takes_single_steps(seed, monkeypatch):
     assert bits(recipe, 7) == (plain, 1)
     if JOINED:
         return
-    monkeypatch.setattr(programs, "kernels", lambda text: Same("any"))
+    monkeypatch.setattr(programs, "same", lambda *_: True)
     assert bits(recipe, 7) == (plain, 1)  # for the state after them differs
     monkeypatch.setattr(calls.Calls, "compare", lambda *_: None)
     differing, most = bits(recipe, 7)

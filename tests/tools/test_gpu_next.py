@@ -50,7 +50,7 @@ def test_the_order_is_that_of_worth(gpu_next, tmp_path):
         "resnet32 exact",
         "resnet32 tuned",
         "davidnet 0",
-        "launches mnist",
+        "launches mnist single",
         "vit-s16 exact",
     ]
     assert sorted(worth, key=order.index) == worth and order[0] == "bert exact"
@@ -101,9 +101,13 @@ def test_the_page_says_whose_bits_are_equal(gpu_next):
         "resnet32 tuned": {"bits": "b", **speed},
         "resnet32 tuned again": {"bits": "c"},
         "davidnet 0": {"accuracy": 0.94, "seconds": 20.0},
+        "launches digits single": {"bits": "a", "ms": 0.25},
+        "launches digits many": {"bits": "b", "ms": 0.125},
+        "launches mnist many": {"bits": "a", "ms": 2.0},
     }
     page = gpu_next.page({"NVIDIA": done})
     assert "| resnet32 exact | 10.00 | yes |" in page and "| resnet32 tuned | 10.00 | **no** |" in page
+    assert "| digits | many | 0.125 | **no** |" in page and "| mnist | many | 2.000 | not measured |" in page
     assert "| 0 | 94.00 % | 20.0 | - | - |" in page and "| bert exact | not measured | not measured |" in page
 
 

@@ -242,7 +242,7 @@ class Hardware(Here):
 
     shares: str | None = option("Blocks for each device, such as 3,3,2. [equally many]", "N,N,...")
     steps_per_call: str = option(
-        "Run up to N steps of a small net in one call of a CPU; auto: if it pays. [1]",
+        "Run up to N steps of a small net in one call of a CPU or GPU; auto: if it pays. [1]",
         "N|auto",
         default="1",
     )

@@ -16,6 +16,13 @@ from .products import apart
 GRAPHS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONVOLUTION"
 """The commands that XLA starts in CUDA graphs: its default, and convolutions."""
 
+LOOPS = {
+    "xla_gpu_enable_command_buffer": f"{GRAPHS},WHILE",
+    "xla_gpu_graph_min_graph_size": 1,
+}
+"""XLA's options for a GPU's program that is a loop, so that all of it is one CUDA graph. XLA counts
+a loop as one command, and by default a graph needs five."""
+
 
 def jitted(
     function: Callable[..., Any],
@@ -23,14 +30,17 @@ def jitted(
     *,
     exact: bool = True,
     shards: int = 1,
+    loops: bool = False,
     **about: Any,
 ) -> Any:
     """`function` jitted for devices like `device`, in groups of `shards`, with `compiler_options`
     and, for exact programs of GPUs, `kernels.options`. In `portable` mode, its products are
-    `apart`. *Arguments:* `about`: others of `jax.jit`."""
+    `apart`. *Arguments:* `loops`: adds `LOOPS` on a GPU. `about`: others of `jax.jit`."""
     options = compiler_options(device.platform, exact, device.device_kind, shards)
     if more := kernels.options(device.platform, exact):
         options = {**(options or {}), **more}
+    if loops and device.platform == "gpu":
+        options = {**(options or {}), **LOOPS}
     function = apart(function) if active(device) else function
     return jax.jit(function, compiler_options=options, **about)
 

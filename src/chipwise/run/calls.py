@@ -1,6 +1,6 @@
 """How many steps of a small net one call runs, and how many the host starts ahead of the device.
 
-Calls of a small net's programs take longer than their work. A CPU that is the only device may run
+Calls of a small net's programs take longer than their work. A device that is the only one may run
 many steps in a call (`Step.in_a_row`), with the bits of single ones.
 """
 
@@ -58,6 +58,8 @@ class Calls:
             return False
         if not isinstance(self._asked, str):
             return self._asked > 1
+        if self._programs.placement.lead.platform == "gpu":
+            return False  # nobody has measured it there
         little = (self._programs.flops_per_step_per_device or 0) <= LITTLE
         return little and steps * SAVED_SECONDS > compiling
 

@@ -34,10 +34,10 @@ class On:
       each saves 16 MB.
     - `verify`: the share of the replicas that another device computes once more and compares, such
       as `"1%"`.
-    - `steps_per_call`: the most steps that one call runs on a CPU that is the only device, so that
-      a small net does not wait for the host. Where something is due after a step, and where the
-      kernels differ from those of single steps, a call runs one. `"auto"`: many if they save more
-      time than the compilation of one more program takes.
+    - `steps_per_call`: the most steps that one call runs on a CPU or GPU that is the only device,
+      so that a small net does not wait for the host. Where something is due after a step, and where
+      the kernels differ from those of single steps, a call runs one. `"auto"`: many on a CPU if
+      they save more time than the compilation of one more program takes.
     - `noise`: measures at log steps the gradient noise scale of the step's blocks (`run.noise`), as
       `train/noise_scale`.
     - `workers`: threads or processes that read streamed data, such as `4` or `"processes:4"`. If

@@ -20,8 +20,8 @@ import numpy as np
 
 from ..machine.compilation_cache import compile_on
 from ..machine.compiler import jitted
-from ..machine.cpu_kernels import kernels
 from ..machine.kernels import claim
+from ..machine.program_kernels import kernels, same
 from ..models.attention_fused import in_fixed_order
 from ..recipe.recipe import Recipe
 from ..step.blueprint import Blueprint, after_replicas, blueprint, many_steps, meet_at_once
@@ -148,13 +148,27 @@ class Programs:
     def _placed_replicas(self, group: Group) -> list[tuple[jax.Array, ...]]:
         """Returns the `place` of each call of "replica" on a group (see `ReplicaInput`). If one
         call loops over all its replicas, these are the places of all, and how many there are."""
+        if self.blueprint.looped:
+            return [self._turns(group)]
+        return [(group.put(place),) for place in self._rows(group)]
+
+    def _rows(self, group: Group) -> np.ndarray:
         layout, together = self.layout, self.functions.together
         first, own = layout.firsts[group.index], layout.shares[group.index]
-        places = np.asarray([[(first + i) * together, i * together] for i in range(own)], np.int32)
-        if not self.blueprint.looped:
-            return [(group.put(place),) for place in places]
-        rows = places[np.arange(max(2, layout.blocks_per_device)) % own]
-        return [group.put((rows, np.int32(own)))]
+        return np.asarray([[(first + i) * together, i * together] for i in range(own)], np.int32)
+
+    def _turns(self, group: Group) -> tuple[jax.Array, ...]:
+        """The places of all replicas of a group, and how many there are, for a loop over these."""
+        places = self._rows(group)
+        rows = places[np.arange(max(2, self.layout.blocks_per_device)) % len(places)]
+        return group.put((rows, np.int32(len(places))))
+
+    @functools.cached_property
+    def _steps_turns(self) -> tuple[Any, ...]:
+        """The place and the number of turns of `steps`."""
+        if self.blueprint.fused:
+            return *self.places[0][0], np.int32(1)
+        return self._turns(self.placement.local[0])
 
     def _jit(self, function: Callable[..., Any], **about: Any) -> Any:
         layout = self.layout
@@ -206,18 +220,21 @@ class Programs:
             traced[1:] = [jax.make_jaxpr(one.function)(*one.specs) for one in after]
         return digest(traced)
 
+    def _ordered(self, lowered: Any) -> Any:
+        on_gpu = self.placement.lead.platform == "gpu"
+        return in_fixed_order(lowered) if on_gpu and self.layout.exact else lowered
+
     def compile(self) -> None:
         """Compiles every program of the step. Must be called before `step`."""
         programs = [program for _, program in self._jitted[0]]
-        on_gpu, flops = self.placement.lead.platform == "gpu", [0.0] * len(programs)
+        flops = [0.0] * len(programs)
 
         def lower(i: int, g: int) -> Any:
             jit, program = self._jitted[g][i]
             traced = jit.trace(*self.placement.local[g].shapes(program.specs))
             if g == 0:
                 flops[i] = program_flops(traced.jaxpr, self.layout.shards)
-            lowered = traced.lower()
-            return in_fixed_order(lowered) if on_gpu and self.layout.exact else lowered
+            return self._ordered(traced.lower())
 
         made = compile_on(len(self.placement.local), len(programs), lower)
         self.compiled = {program.name: each for program, each in zip(programs, made, strict=True)}
@@ -236,15 +253,16 @@ class Programs:
         """Compiles the program that `steps` runs, if there is one. It is only used if its kernels
         are those of a step's programs: otherwise bits would differ, as where XLA compiles a loop
         over less than 1 KiB as one kernel."""
-        on_cpu = self.placement.lead.platform == "cpu"
-        one = many_steps(self.functions, self.blueprint) if on_cpu else None
+        one = many_steps(self.functions, self.blueprint, self.placement.lead.platform)
         if one is None:
             return
-        jit = self._jit(inspect.unwrap(one.function), donate_argnums=one.donate)
-        made = jit.lower(*self.placement.local[0].shapes(one.specs)).compile()
+        jit = self._jit(inspect.unwrap(one.function), donate_argnums=one.donate, loops=True)
+        made = self._ordered(jit.lower(*self.placement.local[0].shapes(one.specs))).compile()
         names = (program.name for program in self.blueprint.programs)
-        apart = (kernels(self.executables[name].as_text()) for name in names)
-        if (found := kernels(made.as_text())) and found == sum(apart, Counter()):
+        each = (kernels(self.executables[name].as_text()) for name in names)
+        # The sum over replicas, if another program computes it
+        additions = self.blueprint.calls - 1
+        if same(kernels(made.as_text()), sum(each, Counter()), additions):
             self.compiled["steps"] = [made]
 
     @property
@@ -289,10 +307,9 @@ class Programs:
     def steps(self, carry: Carry, window: list, data: list, count: int) -> tuple[Carry, jax.Array]:
         """Starts `count` steps in one call, all in `window`, with the results of `step`. *Returns*
         the new carry and a token to wait for all."""
-        (before,), (place, *calls) = carry, self.places[0][0]
-        given = before.with_frozen(None), before.frozen, window[0], data[0], place
-        turns: list[Any] = calls or [np.int32(1)]
-        after, token = self.compiled["steps"][0](*given, *turns, np.int32(count))
+        (before,) = carry
+        given = before.with_frozen(None), before.frozen, window[0], data[0]
+        after, token = self.compiled["steps"][0](*given, *self._steps_turns, np.int32(count))
         return [after.with_frozen(before.frozen)], token
 
     def _recomputed(self, one: Recheck, carry: Carry, window: list, data: list) -> Any:

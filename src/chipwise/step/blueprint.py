@@ -293,35 +293,42 @@ def after_replicas(step: Step, hyper: WindowHyper) -> Iterator[Program]:
     yield Program("update", step.update_chunk if step.sharded else step.update, update, (0,))
 
 
-def many_steps(step: Step, made: Blueprint) -> Program | None:
-    """The program that runs many steps of `made` in a call of the only device, a CPU, if there is
-    one: for a small net with `resident` data. A `fused` step must have no convolution: see
-    `_may_loop`."""
-    if not (made.resident and made.layout.groups == 1 and (made.fused or made.looped)):
+def many_steps(step: Step, made: Blueprint, platform: str) -> Program | None:
+    """The program that runs many steps of `made` in a call of the only device, a CPU or a GPU, if
+    there is one: for a small net with `resident` data. On a CPU, a `fused` step must have no
+    convolution: see `_may_loop`."""
+    alone = made.resident and made.layout.groups == made.shards == 1
+    on_gpu = platform == "gpu"
+    if not (alone and (on_gpu or (platform == "cpu" and (made.fused or made.looped)))):
         return None
     specs, turns = step.specs(), jax.ShapeDtypeStruct((), jnp.int32)
     state, window, place = specs["state"], specs["window"], specs["place"]
     inputs = ReplicaInput.of(state, window["rows"], specs["data"], place)
     if made.looped:
         place = made.replica.specs[0].place
-    elif not _may_loop(step, Program("replica", step.traced, (inputs,)), fast=()):
+    elif not _may_loop(step, Program("replica", step.traced, (inputs,)), None if on_gpu else ()):
         return None
+    elif not made.fused:
+        place = jax.ShapeDtypeStruct((max(2, made.calls), 2), jnp.int32)
     given = state.without("donated"), state.frozen, window, step.kept_spec(), place, turns, turns
     return Program("steps", step.in_a_row, given, (0,))
 
 
-def _may_loop(step: Step, replica: Program, fast: Sequence[Any] = (_FAST,)) -> bool:
-    """Whether a CPU device makes a single call for all its replicas. It does for nets so small that
-    the calls cost more than the work.
+def _may_loop(step: Step, replica: Program, fast: Sequence[Any] | None = (_FAST,)) -> bool:
+    """Whether a device makes a single call for all its replicas. It does for nets so small that the
+    calls cost more than the work.
 
-    A net does not loop if it has convolutions in another layout than that of XLA's fast code. XLA
-    converts them to this layout only outside of loops, and in a loop they are 40 times as slow (JAX
-    0.10.2). Only the recipe decides, so the answer is the same on any number of devices.
+    On a CPU, a net does not loop if it has convolutions in other layouts than `fast`, that of XLA's
+    fast code. XLA converts them to this layout only outside of loops, and in a loop they are 40
+    times as slow (JAX 0.10.2). A GPU has no such layout: None. Only the recipe decides, so the
+    answer is the same on any number of devices.
     """
     layout = step.layout
     small = 4 * step.updates.size * layout.blocks <= LOOP_BYTES
     if layout.shards > 1 or not small:
         return False
+    if fast is None:
+        return True
     traced = step.traced.trace(*replica.specs).jaxpr  # the trace that `in_turn` calls
     return all(
         equation.params["dimension_numbers"] in fast

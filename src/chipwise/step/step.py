@@ -10,8 +10,8 @@ A step is several programs. None touches the host:
     gather    the parameters, if the optimizer's state is sharded             across devices
     measured  a block's squares, at steps that measure the noise              on each device
 
-A recipe with one block has a single program, `step`, in place of `replica` to `update`. A CPU that
-is the only device may run `steps`, which are many.
+A recipe with one block has a single program, `step`, in place of `replica` to `update`. A CPU or
+GPU that is the only device may run `steps`, which are many.
 
 All but `reduce` and `gather` are compiled for a single device, and a device with several replicas
 runs the same program several times. Values of several replicas meet only in additions, whose order

@@ -1,8 +1,8 @@
-"""The kernels of a program that is compiled for a CPU, read from its text.
+"""The kernels of a program that is compiled for a CPU or a GPU, read from its text.
 
 Where two programs have the same kernels, in all that rounds, they compute the same bits, whatever
-loops these stand in. XLA compiles a loop over less than 1 KiB as a single kernel: LLVM contracts
-products and sums there as it does nowhere else.
+loops these stand in. For a CPU, XLA compiles a loop over less than 1 KiB as a single kernel: LLVM
+contracts products and sums there as it does nowhere else.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ _INSTRUCTION = re.compile(r"  (?:ROOT )?%[\w.-]+ = (\(.*?\)|\S+) ([\w-]+)\((.*)"
 _NAMES = re.compile(r"(?:control-predecessors|metadata)=\{.*?\}|%[\w.-]+|, (?=control|metadata)")
 _CALLED = re.compile(r"=\{?(%[\w.-]+(?:, %[\w.-]+)*)")
 _FLOAT = re.compile(r"\b(?:bf16|f8\w*|f16|f32|f64|c64|c128)\[")
+_EMITTER = re.compile(r'"\w+_backend_config":\{.*\}')  # how a GPU's fusion becomes code
 _LOOPS = ("while", "conditional")  # The operations of their computations are kernels
 _NOT_ROUNDING = {
     *("fusion", *_LOOPS, "parameter", "constant", "iota", "tuple", "get-tuple-element"),
@@ -42,8 +43,19 @@ def kernels(text: str) -> Counter[Kernel]:
             rounds = operation not in _NOT_ROUNDING and _FLOAT.search(made)
             if operation in _LOOPS:
                 yield from inner
-            elif kernel := sum(inner, ((made, operation, attributes),) if rounds else ()):
+                continue
+            if inner and (emitter := _EMITTER.search(attributes)):
+                inner = [*inner, (("", "emitter", emitter[0]),)]
+            if kernel := sum(inner, ((made, operation, attributes),) if rounds else ()):
                 yield kernel
 
     entry = re.search(r"^ENTRY %([\w.-]+)", text, re.MULTILINE)
     return Counter() if entry is None else Counter(of(entry[1]))
+
+
+def same(found: Counter[Kernel], apart: Counter[Kernel], additions: int) -> bool:
+    """Whether a program with the kernels `found` computes the bits of programs with those of
+    `apart`. It may have this number of `additions` besides, which round alike wherever they are."""
+    more = [name for kernel in (found - apart).elements() for _, name, _ in kernel]
+    rounding = [name for name in more if name != "emitter"]
+    return bool(found) and not apart - found and rounding == ["add"] * additions
