@@ -106,6 +106,26 @@ def test_half_precision_inside_a_net_is_seen(dtype, seen):
     assert zoo_measure._halves(model.make(), model) == seen
 
 
+def test_gradients_of_keras_are_compared_by_their_names(monkeypatch):
+    keras = pytest.importorskip("keras")
+
+    def make():
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization(), keras.layers.Flatten()]
+        return keras.Sequential([keras.Input((8, 8, 3)), *layers, keras.layers.Dense(zoo_models.CLASSES)])
+
+    image = zoo_models.images(8, last=True)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = zoo_models.Model(make, {"image": image}, zoo_models.labels(), loss)
+    monkeypatch.setattr(zoo_measure, "made", lambda _: model)
+    row = dict.fromkeys(zoo_measure.COLUMNS, "") | {"off": "", "causes": []}
+    ways = zoo_measure._keras(zoo_models.Candidate("keras", "any"), row, "doors")
+    with jax.numpy_rank_promotion("allow"):  # as outside of tests: Keras adds biases so
+        while not row["step"]:
+            next(ways)
+    assert row["step"] == "yes", row["causes"]
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_a_number_that_is_none_is_off(wrong):
     theirs = {"a": np.ones(2), "b": np.ones(2)}
