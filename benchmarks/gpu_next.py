@@ -175,6 +175,8 @@ def page(everything: dict[str, dict[str, Any]]) -> str:
                 same = "not measured"
                 if "bits" in one and "bits" in single:
                     same = "yes" if one["bits"] == single["bits"] else "**no**"
+                if way == "many" and one.get("steps_per_call") == 1:
+                    same = "single steps: other kernels"
                 ms = f"{one['ms']:.3f}" if "ms" in one else one.get("error", "not measured")
                 lines.append(f"| {net} | {way} | {ms} | {same} |")
         lines += ["", "| others | answer |", "|---|---|"]

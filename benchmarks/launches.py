@@ -5,8 +5,8 @@
 
 A thunk is a kernel, a copy or a call of a library. XLA puts those that it may record into CUDA graphs
 ("command buffers"), and writes the list that it runs beside its other dumps. The programs are compiled for
-the chip by its own compiler, in a process that shows it, with the options of a run. Each becomes a row of
-`launches.csv` at once, so that a stopped program continues. A row that is there is not made again.
+the chip by its own compiler, in a process that shows it, with the options of an untuned run. Each becomes
+a row of `launches.csv` at once, so that a stopped program continues. A row that is there is not made again.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ FOUND = """
   `xla_gpu_enable_command_buffer`, and all calls of libraries where the driver is older than CUDA 12.3 or its
   version is unknown. Pieces of fewer than five thunks then stay outside too. Copies within the device and
   sorts break nothing. No net here has a thunk of another kind.
-* **A loop in a graph** needs `WHILE` and `xla_gpu_graph_min_graph_size=1`. XLA counts a loop as one thunk
-  whatever is in it. With the usual five, a program that is a loop and three copies gets no graph, and neither
-  does its loop's body. Without `WHILE`, each turn's body is a graph, and the host waits for the loop's
-  condition in each turn.
+* **A loop in a graph**, by programs compiled by hand that are in no row, needs `WHILE` and
+  `xla_gpu_graph_min_graph_size=1`. XLA counts a loop as one thunk whatever is in it. With the usual five, a
+  program that is a loop and three copies gets no graph, and neither does its loop's body. Without `WHILE`,
+  each turn's body is a graph, and the host waits for the loop's condition in each turn.
 * **Bits**: what XLA may take into graphs changes no program's kernels, in all that rounds. Those of many
   steps are those of `replica`, `reduce` and `update` together in {equal} of {all_} cases above. Where XLA
   fuses otherwise within the loop, chipwise sees that in the compiled text, and a call runs a single step.

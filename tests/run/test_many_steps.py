@@ -111,6 +111,8 @@ def test_only_additions_may_come_to_the_kernels_of_single_steps():
         ([two], 2),
         ([(*product, *two)], 2),
         ([], 0),
+        ([product, (("bf16[8]", "add", ""),) * 2], 2),
+        ([product, (("f32[8]", "multiply", ""),) * 2], 2),
     ):
         assert not same(Counter(found), apart, additions), found
 
@@ -251,6 +253,14 @@ def test_a_long_run_takes_many_and_says_so(monkeypatch, capsys):
     monkeypatch.setattr(calls, "SAVED_SECONDS", 1e3)
     cw.fit(tasks.quick(), on=On(devices=1, steps_per_call="auto"), eval_every=None, progress="lines")
     assert (str(fact("many-steps", steps=calls.MANY)) in capsys.readouterr().err) != JOINED
+
+
+def test_a_run_whose_steps_stay_single_says_so(capsys):
+    on = On(devices=1, feed="host", steps_per_call=5)  # streamed
+    cw.fit(tasks.quick(), on=on, eval_every=None, progress="lines")
+    assert str(fact("many-steps-single", asked=5)) in capsys.readouterr().err
+    cw.fit(tasks.quick(), on=On(devices=1), eval_every=None, progress="lines")
+    assert str(fact("many-steps-single", asked=1)) not in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from chipwise.machine import plugins
-
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 BROKEN = """000: kCommandBuffer  [source       | next=003 (1)]
     001: kCustomKernel [source       | next=002 (1)] loop_add_fusion_5 grid: [1, 1, 1] threads: [1, 1, 1]
@@ -93,7 +91,6 @@ def test_what_may_be_in_graphs_changes_no_kernels(launches):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not plugins.gpu_wanted(), reason="hidden: CHIPWISE_COMPILES=cuda shows it")
 @pytest.mark.skipif(not importlib.util.find_spec("jax_cuda12_plugin"), reason="no compiler for GPUs")
 def test_many_steps_of_an_absent_gpu_are_one_graph_with_the_kernels_of_single_steps(launches, tmp_path):
     """In a process of its own: the compiler reads its environment once."""

@@ -155,6 +155,8 @@ def _compiled(session: Session, few: Columns, reporter: Reporter, meter: Meter, 
         session.compile(steps)
     if session.calls.most > 1:
         reporter.say(fact("many-steps", steps=session.calls.most))
+    elif session.calls.asked > 1:
+        reporter.say(fact("many-steps-single", asked=session.calls.asked))
 
 
 def _train(
