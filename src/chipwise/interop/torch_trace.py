@@ -179,6 +179,8 @@ class Traced:
 
     @contextlib.contextmanager
     def _running(self, key: Any, given: Arguments) -> Iterator[None]:
+        if self._torch.is_autocast_enabled("cpu"):
+            raise RecipeError("torch-autocast-outside", module=self.name)
         prng = jax.random.key(0) if key is None else key
         with (
             LOCK,
