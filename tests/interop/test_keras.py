@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import chipwise as cw
+from chipwise.interop.keras import variables_of
 from refusals import refused
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -704,3 +705,19 @@ def test_losses_that_layers_add_in_training_alone_are_told(layer, told):
     read = cw.keras.task(sequential(layer), train=cw.Arrays(x=A, label=LABEL, classes=3)).read
     assert read.get("added losses") == ("in training alone" if told else None)
     assert read["optimizer"] == "the recipe's; the compiled RMSprop is cw.keras.optimizer(model)"
+
+
+def test_weights_without_a_name_come_back_to_a_model_that_is_made_again():
+    class Scale(keras.layers.Layer):
+        def build(self, shape):
+            self.scale = self.add_weight(shape=(1, shape[-1]), initializer="ones")
+            self.shift = self.add_weight(shape=(1, shape[-1]), initializer="zeros")
+
+        def call(self, x):
+            return x * self.scale + self.shift
+
+    def make():
+        return keras.Sequential([keras.Input((4,)), Scale(), Scale(), keras.layers.Dense(3)])
+
+    first, second = (variables_of(make())[0] for _ in range(2))
+    assert len(first) == 6 and list(first) == list(second)

@@ -325,7 +325,10 @@ def variables_of(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]
     def named(variables: list[Any]) -> dict[str, Any]:
         by_name: dict[str, Any] = {}
         for v in variables:
-            parts = [shown.get(part, part) for part in v.path.split("/")]
+            parts = [
+                shown.get(part, part)  # weights without a name are numbered like layers
+                for part in re.sub(r"(/variable)_\d+$", r"\1", v.path).split("/")
+            ]
             name = "/".join(part for part in parts if part)
             while name in by_name:
                 name += "_"
