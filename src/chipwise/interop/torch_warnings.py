@@ -77,7 +77,7 @@ def _statement(kind: Any = ast.If) -> Any:
 
 
 def _is_caught(frame: Any) -> bool:
-    """Whether code of the module, from `frame` outwards, goes on after an `AssertionError`."""
+    """Whether code of the module, from `frame` outwards, continues after an `AssertionError`."""
     while frame is not None and frame.f_globals.get("__name__") != f"{__package__}.torch_trace":
         file, line = frame.f_code.co_filename, frame.f_lineno
         if not is_framework(file) and any(a <= line <= b for a, b in _catching(file)):
