@@ -195,8 +195,8 @@ those that begin at 0 are drawn too: a zero hides what is behind it.
 * **outputs**, **step**: outputs in evaluation, and the loss and all gradients, against the framework's own.
   PyTorch in float64 on both sides, where the module computes in it. A net that draws is differentiated in
   evaluation mode here; what it draws is in the next column. **off** is the largest relative difference.
-  A net that does not compute in float64, or is infinite there, is compared in float32: 100 times as much passes
-  for outputs, 200 for a step, and 50 times that for outputs of half precision. Not compared are outputs that
+  A net that does not compute in float64, or is infinite there, is compared in float32: 100 times as much
+  passes for outputs, 200 for a step, and 50 times that for outputs of half precision. Not compared are outputs that
   a model of Hugging Face names in `config.keys_to_ignore_at_inference`, as caches and memories: predictions
   leave them out. What draws in evaluation has no outputs to compare, so idioms draw in training alone:
   `gumbel_softmax` is a softmax in evaluation, which the function itself is not.

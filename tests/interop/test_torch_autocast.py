@@ -14,6 +14,7 @@ from refusals import refused
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchax")
 nn, F = torch.nn, torch.nn.functional
+checkpoint = torch.utils.checkpoint.checkpoint
 
 ROWS = cw.Arrays(
     x=np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32),
@@ -48,10 +49,14 @@ CAST = {
     "cosine_similarity": lambda self, x: F.cosine_similarity(x, x + 1),
     "a cell": lambda self, x: self.cell(x)[0],
     "layer norm": lambda self, x: self.norm(self.line(x)),
+    "layer norm by names": lambda self, x: torch.layer_norm(
+        input=self.line(x), normalized_shape=(12,), weight=self.norm.weight
+    ),
     "group norm": lambda self, x: self.groups(self.line(x)),
     "root mean square norm": lambda self, x: self.root(self.line(x)),
     "instance norm": lambda self, x: F.instance_norm(self.line(x)[None], weight=x[:8, 0]),
     "batch norm": lambda self, x: self.batch(self.line(x)),
+    "checkpointed": lambda self, x: checkpoint(self.line, x, use_reentrant=False),
     "heads": lambda self, x: self.heads(x[None], x[None], x[None])[0],
     "pad": lambda self, x: F.pad(self.line(x)[None], (1, 1), "reflect"),
     "pool": lambda self, x: F.max_pool3d(self.line(x)[None, None, None], (1, 2, 2)),

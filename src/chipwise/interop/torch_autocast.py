@@ -127,7 +127,7 @@ def cast(env: Any, func: Any, given: Any, lower: Any) -> Any:
 
 def rounded(env: Any, func: Any, result: Any, lower: Any) -> Any:
     """What `func` returns there, to which it has added a bias."""
-    if not _name(func).startswith(_BIASED) or result.element_size() != 4:
+    if not _name(func).startswith(_BIASED) or result.dtype.itemsize != 4:
         return result
     with env:
         return result.to(lower)
@@ -135,12 +135,15 @@ def rounded(env: Any, func: Any, result: Any, lower: Any) -> Any:
 
 def normed(env: Any, func: Any, given: Any, result: Any) -> Any:
     """What a norm returns for numbers of half precision by wide weights: such numbers too."""
-    if not _name(func).endswith(_NORMS) or given[0][0].element_size() != 2:
+    if not _name(func).endswith(_NORMS):
         return result
-    first, *others = result if isinstance(result, tuple) else (result,)
+    dtype = next(iter((*given[0], *given[1].values()))).dtype
+    if dtype.itemsize != 2:
+        return result
+    several = isinstance(result, tuple)
+    first, *others = result if several else (result,)
     with env:
-        first = first.to(given[0][0].dtype)
-    return (first, *others) if isinstance(result, tuple) else first
+        return (first.to(dtype), *others) if several else first.to(dtype)
 
 
 def _name(func: Any) -> str:
