@@ -606,3 +606,14 @@ def test_a_prediction_has_what_is_in_tuples_and_no_memory_that_hugging_face_leav
     params, state = task.init(jax.random.key(0))
     names = {"logits", "states.0", "states.1"}
     assert task.predict(params, state, dict(ROWS.columns)).keys() == names
+
+
+def test_a_prediction_names_no_two_arrays_alike():
+    class Dotted(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            return {"a.0": y, "a": (y * 2,)}
+
+    with refused(cw.errors.RecipeError, "torch-output-twice", module="Dotted"):
+        task = cw.torch.task(Dotted(4, 3), lambda out, y: F.cross_entropy(out["a.0"], y), train=ROWS)
+        task.predict(*task.init(jax.random.key(0)), dict(ROWS.columns))

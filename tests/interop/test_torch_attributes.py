@@ -1,6 +1,7 @@
 """What a PyTorch module keeps beside parameters and buffers, and parameters that ask for no gradient."""
 
 import collections
+import contextlib
 import logging
 import sys
 import warnings
@@ -385,7 +386,23 @@ def asserts_that_not(self, x):
     return self.lin(x)
 
 
-@pytest.mark.parametrize("f", [asserts_a_number, asserts_a_tensor, asserts_that_not])
+def asserts_a_sum(self, x):
+    assert abs(x.sum().item() - x.sum().item()) / 2 < 1e-3 and -x.abs().max().item() <= 0
+    return self.lin(x)
+
+
+def asserts_and_raises_another(self, x):
+    try:
+        assert x.isfinite().all()
+    except AssertionError as error:
+        raise ValueError("large") from error
+    return self.lin(x)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [asserts_a_number, asserts_a_tensor, asserts_that_not, asserts_a_sum, asserts_and_raises_another],
+)
 def test_what_is_asserted_of_values_is_left_to_the_comparison(f):
     cw.torch.task(made(f), nn.CrossEntropyLoss(), train=ROWS)
     wrong = cw.Arrays(x=np.full_like(ROWS.columns["x"], np.nan), label=ROWS.columns["label"])
@@ -403,7 +420,49 @@ def asserts_one_and_not_another(self, x):
     return self.lin(x)
 
 
-@pytest.mark.parametrize("f", [asserts_what_it_changes, asserts_one_and_not_another])
+def asserts_in_a_branch(self, x):
+    try:
+        assert (x > 0).all()
+    except AssertionError:
+        return self.lin(-x)
+    return self.lin(x)
+
+
+def asserts_in_another_function(self, x):
+    with contextlib.suppress(AssertionError):
+        return asserts_a_tensor(self, 1000 * x)
+    return self.lin(x)
+
+
+def asserts_and_reads(self, x):
+    # fmt: off
+    assert x.isfinite().all(); n = x.sum().item()  # noqa: E702
+    # fmt: on
+    return self.lin(x) * n
+
+
+def asserts_of_a_container(self, x):
+    assert x.sum().item() not in (1, 2)
+    return self.lin(x)
+
+
+def asserts_of_a_function(self, x):
+    assert max(x.sum().item(), 3) > 2
+    return self.lin(x)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        asserts_what_it_changes,
+        asserts_one_and_not_another,
+        asserts_in_a_branch,
+        asserts_in_another_function,
+        asserts_and_reads,
+        asserts_of_a_container,
+        asserts_of_a_function,
+    ],
+)
 def test_an_assert_that_is_more_than_that_is_refused(f):
     with refused(cw.errors.RecipeError, "torch-depends-on-values"):
         cw.torch.task(made(f), nn.CrossEntropyLoss(), train=ROWS)

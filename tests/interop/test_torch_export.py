@@ -236,3 +236,9 @@ def test_what_depends_on_the_other_examples_is_refused_as_that(tmp_path):
     net = made(lambda self, x: self.head(self.parts["norm"](x).flatten(1)), norm=norm)
     with refused(cw.errors.RecipeError, "export-of-neighbours"):
         cw.export(trained(net), "stablehlo", tmp_path / "net", data=ROWS)
+
+
+def test_a_net_that_diverged_is_not_one_of_neighbours(tmp_path):
+    net = made(lambda self, x: self.head(x.flatten(1)) * np.nan)
+    with refused(cw.errors.RecipeError, "export-differs"):
+        cw.export(trained(net), "stablehlo", tmp_path / "net", data=ROWS)

@@ -263,9 +263,12 @@ def test_a_mapped_function_draws_only_if_all_examples_draw_the_same():
     assert "randomness='same'" in caught.value.facts["reason"]
 
 
+INSTEAD = "x * (m / n.detach().clamp(min=m))"
+
+
 @pytest.mark.parametrize(
     ("part", "named"),
-    [(nn.Embedding(4, 3, max_norm=1.0), "max_norm"), (nn.EmbeddingBag(4, 3, max_norm=1.0), "max_norm")],
+    [(nn.Embedding(4, 3, max_norm=1.0), INSTEAD), (nn.EmbeddingBag(4, 3, max_norm=1.0), "max_norm")],
 )
 def test_what_is_refused_in_a_layer_of_pytorch_is_named_with_the_layer(part, named):
     class Whole(nn.Module):
@@ -279,10 +282,18 @@ def test_what_is_refused_in_a_layer_of_pytorch_is_named_with_the_layer(part, nam
     assert facts["where"] == f"layer '1', {type(part).__name__}" and named in facts["reason"]
 
 
+def test_what_is_typed_instead_of_max_norm_is_equal():
+    part = nn.Embedding(4, 3, max_norm=0.5)
+    x = part.weight.detach().clone()
+    names = {"x": x, "m": 0.5, "n": x.norm(dim=-1, keepdim=True)}
+    assert torch.allclose(eval(INSTEAD, names), part(torch.arange(4)))
+
+
 def test_a_line_of_a_library_is_named_with_the_layer(tmp_path):
     file = tmp_path / "site-packages" / "foreign" / "layers.py"
     file.parent.mkdir(parents=True)
-    file.write_text("def halved(x):\n    return x / 2 if x.sum() > 0 else x\n")
+    lost = "def lost(out, y): return halved(out).sum(1)\n"
+    file.write_text("def halved(x):\n    return x / 2 if x.sum() > 0 else x\n" + lost)
     names = {}
     exec(compile(file.read_text(), file, "exec"), names)
 
@@ -292,3 +303,7 @@ def test_a_line_of_a_library_is_named_with_the_layer(tmp_path):
     with refused(cw.errors.RecipeError, "torch-depends-on-values") as caught:
         cw.torch.task(nn.Sequential(nn.Linear(12, 3), Foreign()), nn.CrossEntropyLoss(), train=ROWS)
     assert caught.value.facts["where"] == "layer '1', Foreign at layers.py:2"
+    with refused(cw.errors.RecipeError, "torch-depends-on-values", where="layers.py:2"):
+        cw.torch.task(Foreign(), nn.CrossEntropyLoss(), train=ROWS, check=False)  # of no layer
+    with refused(cw.errors.RecipeError, "torch-depends-on-values", where="layers.py:2"):
+        cw.torch.task(nn.Linear(12, 3), names["lost"], train=ROWS)

@@ -123,7 +123,9 @@ def export(
                 outputs = {n: outputs[names[n]] for n in names}
                 try:
                     compared = _compare(expected, outputs, classifier, to)
-                except RecipeError:
+                except RecipeError as error:
+                    if not np.isfinite(error.facts.get("difference", 0.0)):
+                        raise
                     first = Arrays(**{n: c[:1] for n, c in rows.items()})
                     alone = _compared(known, first, inputs, 1, silent)[1]
                     _refuse_neighbours(expected, alone, classifier, to)

@@ -21,6 +21,7 @@ from ..base import RecipeError
 from ..data.sources import take
 from ..recipe.source import rows_of, spec_of
 from ..recipe.task import Task, Tree
+from . import torch_autocast
 from .adapter import (
     Arguments,
     Data,
@@ -50,7 +51,9 @@ _LEFT_OUT: tuple[Callable[[int], bool], ...] = (
     lambda draw: draw % 2 == 1,
 )
 """The layers that comparisons leave out, of those left out by chance: none, all, some, the rest."""
-_HALF = 50  # times as much if parameters are bfloat16, or `torch.autocast` casts them
+_HALF = {False: (_OUTPUTS, _GRADIENTS), True: (50 * _OUTPUTS, 0.25)}
+"""The limits where parameters are bfloat16, or `torch.autocast` casts them. Those above count then
+for the step without that."""
 
 
 def check(traced: Traced, scored: Scored, loss: Any, data: Data, task: Task, compare: bool) -> None:
@@ -100,17 +103,33 @@ def check(traced: Traced, scored: Scored, loss: Any, data: Data, task: Task, com
 
 
 def _compare(step: _Both, eager: tuple[_Step, _Step]) -> None:
-    traced = step.traced
-    differs = _difference(traced, eager, step.traced_ones())
-    if differs is not None:
-        try:
-            with jax.enable_x64(True):
-                exact = step.in_float64()
-                still = _difference(traced, exact.eager(), exact.traced_ones())
-        except RecipeError as error:  # PyTorch cannot: a part computes in float32 by itself
+    half = step.halves
+    differs = _difference(step.traced, eager, step.traced_ones(), *_HALF[half])
+    if differs is None and not half:
+        return
+    if differs is not None and step.traced.env.halves and differs.facts["what"] != "gradient":
+        raise differs  # of what is cast, which the other steps do not show
+    try:
+        wide = _wide_difference(step)
+    except RecipeError as error:  # PyTorch cannot: a part computes in a type by itself
+        if differs is not None:
             raise differs from error
-        if still is not None:
-            raise differs
+        return
+    if wide is not None:
+        raise differs or wide
+
+
+def _wide_difference(step: _Both) -> RecipeError | None:
+    """The difference where nothing is rounded to half precision: in float64, or in float32."""
+    with replaced(*torch_autocast.closed()):
+        for dtype in (jnp.float64, jnp.float32)[: 1 + step.halves]:
+            try:
+                with jax.enable_x64(dtype == jnp.float64):
+                    wide = step.widened(dtype)
+                    return _difference(step.traced, wide.eager(), wide.traced_ones())
+            except RecipeError as error:
+                reason = error
+    raise reason
 
 
 @dataclass(frozen=True)
@@ -134,21 +153,28 @@ class _Both:
     loss: Any
     given: Arguments
     target: Any
-    exact: bool = False
-    """Whether it is computed in float64."""
+    exact: Any = None
+    """The type that it is computed in, if not that of the parameters."""
 
     @property
     def judged(self) -> Any:
         """The target if there is a loss of PyTorch."""
         return self.target if self.loss is not None else None
 
-    def in_float64(self) -> _Both:
+    @property
+    def halves(self) -> bool:
+        """Whether numbers are rounded to half precision."""
+        floats = [p.dtype for p in self.traced.params.values()]
+        small = [d for d in floats if jnp.issubdtype(d, jnp.floating) and d.itemsize < 4]
+        return bool(self.traced.env.halves or small)
+
+    def widened(self, dtype: Any) -> _Both:
         torch = torch_library()
         loss = self.loss
         if isinstance(loss, torch.nn.Module):
-            loss = copy.deepcopy(loss).double()
-        given, target = jax.tree.map(_in_float64, (self.given, self.target))
-        return dataclasses.replace(self, loss=loss, given=given, target=target, exact=True)
+            loss = copy.deepcopy(loss).to(_torch_dtype(dtype))
+        given, target = jax.tree.map(lambda x: _as(dtype, x), (self.given, self.target))
+        return dataclasses.replace(self, loss=loss, given=given, target=target, exact=dtype)
 
     def eager(self) -> tuple[_Step, _Step]:
         """The step of eager PyTorch in training and in evaluation mode."""
@@ -163,7 +189,8 @@ class _Both:
 
         def copied(tensor: Any) -> Any:
             new = tensor.detach().clone()
-            return new.double() if self.exact and new.is_floating_point() else new
+            wide = self.exact and new.is_floating_point()
+            return new.to(_torch_dtype(self.exact)) if wide else new
 
         own = {n: copied(p) for n, p in module.named_parameters()}
         params = {n: p.requires_grad_() for n, p in own.items() if p.is_floating_point()}
@@ -264,7 +291,7 @@ class _Both:
             return mean, (outputs, state)
 
         own = self.traced.own()
-        own = jax.tree.map(_in_float64, own) if self.exact else own
+        own = jax.tree.map(lambda x: _as(self.exact, x), own) if self.exact else own
         # Whole numbers have an empty gradient
         slope = jax.value_and_grad(value, has_aux=True, allow_int=True)
         # A program that runs once is sooner done if the compiler leaves it as it is
@@ -278,8 +305,12 @@ class _Both:
         return _Step(float(mean), _floating(outputs), flat, moved)
 
 
-def _in_float64(x: Any) -> Any:
-    return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+def _as(dtype: Any, x: Any) -> Any:
+    return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def _torch_dtype(dtype: Any) -> Any:
+    return getattr(torch_library(), jnp.dtype(dtype).name)
 
 
 def _refuse_unmoved(traced: Traced, eager: _Step) -> None:
@@ -291,18 +322,19 @@ def _refuse_unmoved(traced: Traced, eager: _Step) -> None:
 
 
 def _difference(
-    traced: Traced, eager: tuple[_Step, _Step], ours: tuple[_Step, _Step]
+    traced: Traced,
+    eager: tuple[_Step, _Step],
+    ours: tuple[_Step, _Step],
+    outputs: float = _OUTPUTS,
+    gradients: float = _GRADIENTS,
 ) -> RecipeError | None:
-    """The error for the first array that differs."""
-    floats = [p.dtype for p in traced.params.values() if jnp.issubdtype(p.dtype, jnp.floating)]
-    halves = traced.env.halves or any(dtype.itemsize < 4 for dtype in floats)
-    half = _HALF if halves else 1
+    """The error for the first array that differs by more than these limits."""
     moved = {name: eager[0].buffers[name] for name in ours[0].buffers}
     pairs = [
-        ("outputs in evaluation", eager[1].outputs, ours[1].outputs, _OUTPUTS),
-        ("outputs in training", eager[0].outputs, ours[0].outputs, _OUTPUTS),
-        ("buffers", moved, ours[0].buffers, _OUTPUTS),
-        ("gradient", eager[0].gradients, ours[0].gradients, _GRADIENTS),
+        ("outputs in evaluation", eager[1].outputs, ours[1].outputs, outputs),
+        ("outputs in training", eager[0].outputs, ours[0].outputs, outputs),
+        ("buffers", moved, ours[0].buffers, outputs),
+        ("gradient", eager[0].gradients, ours[0].gradients, gradients),
     ]
     for kind, theirs, mine, most in pairs:
         least = 1e-3 * max(
@@ -312,7 +344,7 @@ def _difference(
             wide = expected.astype(np.float64)
             scale = max(float(np.max(np.abs(wide), initial=0)), least, 1e-12)
             off = float(np.max(np.abs(mine[name].astype(np.float64) - wide), initial=0)) / scale
-            if not off <= most * half:
+            if not off <= most:
                 return RecipeError(
                     "torch-step-differs", module=traced.name, what=kind, name=name, off=off
                 )

@@ -202,10 +202,6 @@ def _with_operations(torch: Any, torchax: Any) -> Any:
         """Whether the module is in `torch.no_grad()`."""
         any_size = False
         """Whether the batch may have any size."""
-        lower: Any = None
-        """The type that `torch.autocast` asks for if it is open."""
-        halves = False
-        """Whether it was, in any trace."""
         inside = False
         """Whether it is in the forward pass of a `torch.autograd.Function`. That is without a
         gradient already, and its backward is the gradient, so there the modes change nothing."""
@@ -232,18 +228,11 @@ def _with_operations(torch: Any, torchax: Any) -> Any:
                     raise TypeError(_INTO_PLAIN.format(func.name()))
                 args, kwargs = pytree.tree_map_only(torch.Tensor, self.constant, given)
                 names = torch_operations.names_of_arguments(torch).get(func, {})
-                if self.lower is not None:
-                    with self:
-                        args, kwargs = torch_autocast.cast(torch, func, (args, kwargs), self.lower)
-                    if not overload and not self.knows(func):
-                        return func(*args, **kwargs)
                 given = (args, {names.get(name, name): value for name, value in kwargs.items()})
             elif overload and not self.knows(func):  # such as hann_window
                 return func(*given[0], **{n: x for n, x in given[1].items() if n != "device"})
             result = super().dispatch(func, types, *given)
-            if self.lower is not None:
-                with self:
-                    result = torch_autocast.rounded(torch, func, result, self.lower)
+            result = torch_autocast.normed(self, func, given, result)
             if not self.cut:
                 return result
             own = {id(x) for x in pytree.tree_leaves(given)}  # also what it writes into
@@ -276,10 +265,44 @@ def _with_operations(torch: Any, torchax: Any) -> Any:
     return Environment
 
 
+def _with_casts(torch: Any, torchax: Any) -> Any:
+    """The class above, with what `torch.autocast` casts."""
+    pytree = torch.utils._pytree
+    base: Any = _with_operations(torch, torchax)
+
+    class Environment(base):
+        lower: Any = None
+        """The type that `torch.autocast` asks for if it is open."""
+        halves = False
+        """Whether it was, in any trace."""
+
+        def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            given = (args, kwargs or {})
+            if self.lower is None or not self.holds(given):
+                return super().dispatch(func, types, *given)
+            if not torch_autocast.casts(torch, func):
+                if torch_autocast.composed(func):
+                    raise torchax.OperatorNotFound
+                return super().dispatch(func, types, *given)
+            lower, self.lower = self.lower, None
+            try:
+                given = pytree.tree_map_only(torch.Tensor, self.constant, given)
+                given = torch_autocast.cast(self, func, given, lower)
+                inner = isinstance(func, torch._ops.OpOverload) or self.knows(func)
+                result = (
+                    super().dispatch(func, types, *given) if inner else func(*given[0], **given[1])
+                )
+                return torch_autocast.rounded(self, func, result, lower)
+            finally:
+                self.lower = lower
+
+    return Environment
+
+
 def _with_functions(torch: Any, torchax: Any) -> Any:
     """The class above, with the gradients that a `torch.autograd.Function` states."""
     pytree = torch.utils._pytree
-    base: Any = _with_operations(torch, torchax)
+    base: Any = _with_casts(torch, torchax)
 
     class Environment(base):
         inside: bool
@@ -360,9 +383,8 @@ def _class(torch: Any, torchax: Any) -> Any:
                 norm = torch.nn.modules.batchnorm._BatchNorm
                 forward = torch_operations.cumulative(vars(norm)["forward"])
                 patched.enter_context(replaced(norm, "forward", forward))
-                for name in ("__enter__", "__exit__"):
-                    asks = torch_autocast.followed(self, vars(torch.autocast)[name])
-                    patched.enter_context(replaced(torch.autocast, name, asks))
+                for change in torch_autocast.replacements(self):
+                    patched.enter_context(replaced(*change))
                 for place in (torch, torch.func):
                     vmap = torch_operations.mapped(self)
                     patched.enter_context(replaced(place, "vmap", vmap))

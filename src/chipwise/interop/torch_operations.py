@@ -371,8 +371,8 @@ def _take_along_dim(input, indices, dim=None):
 
 def _renorm(*_):
     raise NotImplementedError(
-        "an embedding with max_norm, which writes into its weights: leave max_norm out, and divide"
-        " the rows that it returns by their norms"
+        "an embedding with max_norm=m, which writes into its weights: leave max_norm out, and type"
+        " x * (m / n.detach().clamp(min=m)) of its rows x, where n is x.norm(dim=-1, keepdim=True)"
     )
 
 

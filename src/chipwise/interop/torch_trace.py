@@ -179,6 +179,8 @@ class Traced:
 
     @contextlib.contextmanager
     def _running(self, key: Any, given: Arguments) -> Iterator[None]:
+        if self._torch.is_autocast_enabled("cpu"):
+            raise RecipeError("torch-autocast-outside", module=self.name)
         prng = jax.random.key(0) if key is None else key
         with (
             LOCK,
@@ -217,7 +219,9 @@ def _refused(what: str, module: Any, error: Exception) -> RecipeError:
     import torchax.tensor
 
     own, inside = line_of(error, installed=False), line_of(error)
-    where = own[0] if own else _layer(module, error) + (f" at {inside[0]}" if inside else "")
+    lines = [line[0] for line in (own or inside,) if line]
+    layer = [] if own else _layer(module, error)
+    where = " at ".join(layer + lines) or "PyTorch's own code"
     facts = {"module": what, "where": where, "reason": one_line(error)}
     if isinstance(error, torchax.tensor.OperatorNotFound):
         operation = str(error).removeprefix("Operator with name ").removesuffix(" has no lowering")
@@ -233,14 +237,14 @@ def _refused(what: str, module: Any, error: Exception) -> RecipeError:
     )
 
 
-def _layer(module: Any, error: Exception) -> str:
-    """The innermost part of `module` that `error` comes from."""
+def _layer(module: Any, error: Exception) -> list[str]:
+    """The innermost part of `module` that `error` comes from, if one is known."""
     places = {id(part): place for place, part in module.named_modules()}
     frames = reversed(list(traceback.walk_tb(error.__traceback__)))
     for part in (frame.f_locals.get("self") for frame, _ in frames):
         if places.get(id(part)):
-            return f"layer '{places[id(part)]}', {type(part).__name__}"
-    return "PyTorch's own code"
+            return [f"layer '{places[id(part)]}', {type(part).__name__}"]
+    return []
 
 
 @contextlib.contextmanager
@@ -321,7 +325,11 @@ def answers(module: Any, outputs: Any) -> Any:
     left = getattr(getattr(module, "config", None), "keys_to_ignore_at_inference", ())
     if not isinstance(outputs, Mapping):
         return outputs
-    return by_path({name: x for name, x in outputs.items() if name not in left}, ".")
+    kept = {name: x for name, x in outputs.items() if name not in left}
+    named = by_path(kept, ".")
+    if len(named) < len(jax.tree.leaves(kept)):
+        raise RecipeError("torch-output-twice", module=type(module).__name__, names=list(named))
+    return named
 
 
 def as_numpy(tensor: Any) -> np.ndarray:
