@@ -196,10 +196,10 @@ those that begin at 0 are drawn too: a zero hides what is behind it.
   PyTorch in float64 on both sides, where the module computes in it. A net that draws is differentiated in
   evaluation mode here; what it draws is in the next column. **off** is the largest relative difference.
   A net that does not compute in float64, or is infinite there, is compared in float32: 100 times as much
-  passes for outputs, 200 for a step, and 50 times that for outputs of half precision. Not compared are outputs that
-  a model of Hugging Face names in `config.keys_to_ignore_at_inference`, as caches and memories: predictions
-  leave them out. What draws in evaluation has no outputs to compare, so idioms draw in training alone:
-  `gumbel_softmax` is a softmax in evaluation, which the function itself is not.
+  passes for outputs, 200 for a step, and 50 times that for outputs of half precision. Not compared are
+  outputs that a model of Hugging Face names in `config.keys_to_ignore_at_inference`, as caches and memories:
+  predictions leave them out. What draws in evaluation has no outputs to compare, so idioms draw in training
+  alone: `gumbel_softmax` is a softmax in evaluation, which the function itself is not.
 * **check**: the door's own comparison with eager PyTorch, random layers on. Keras' has none.
 * **bits**: two steps with `replicas=3` end with the same parameters on 1 and 3 devices. SGD with a rate of
   0.01 and gradients clipped to a norm of 1: some nets come to a pixel an image, and batch norm over 2 of

@@ -195,14 +195,16 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_rounds_elsewhere_is_refused_in_autocast(name):
-    with refused(cw.errors.RecipeError, "torch-autocast-layer"):
+    with refused(cw.errors.RecipeError, "torch-autocast-layer") as caught:
         task(made(REFUSED[name]), check=False)
+    assert caught.value.facts["where"].startswith("test_torch_autocast.py:")
 
 
 def test_float16_is_refused():
     net = made(lambda self, x: torch.autocast("cpu", torch.float16)(self.line)(x))
-    with refused(cw.errors.RecipeError, "torch-autocast-float16"):
+    with refused(cw.errors.RecipeError, "torch-autocast-float16") as caught:
         task(net)
+    assert caught.value.facts["where"].startswith("test_torch_autocast.py:")
 
 
 def test_autocast_around_a_task_is_refused():

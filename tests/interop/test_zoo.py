@@ -98,6 +98,17 @@ def test_a_net_that_is_infinite_in_float64_is_compared_in_float32():
     assert row["outputs"] == row["step"] == "yes", row["causes"]
 
 
+def test_outputs_in_float64_are_compared_strictly_beside_half_precision():
+    nn = pytest.importorskip("torch").nn
+
+    def off(parts, x):
+        return parts(x) * (1 + 1e-4 * (x.device.type == "jax"))
+
+    row = {"random": "", "outputs": "", "step": "", "off": "", "causes": []}
+    list(zoo_measure._framework_step(module(off, nn.Linear(4, 10)), row, False, zoo_measure.HALF))
+    assert row["outputs"] == "no"
+
+
 @pytest.mark.parametrize(("dtype", "seen"), [("bfloat16", True), ("float32", False)])
 def test_half_precision_inside_a_net_is_seen(dtype, seen):
     torch = pytest.importorskip("torch")
