@@ -34,7 +34,7 @@ ABOUT = """# Fine-tuning published models, planned
 `python benchmarks/published_models.py`: JAX {jax}, 2 CPU cores without accelerator. A cell has the
 memory of one device, the time of 1,000 steps with start and compilation, and the cheapest price on
 demand. `no` has the memory that is needed, and the largest batch that fits. *First* is the time until
-the first plan, *all* until the last, beside other work.
+the first plan, *all* until the last, beside other work. Plans of adapters count the sums of an evaluation.
 """
 
 
