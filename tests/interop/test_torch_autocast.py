@@ -145,14 +145,14 @@ def test_autocast_is_named_by_the_device_of_a_tensor(name):
 
 
 def test_autocast_of_another_thread_casts_nothing_here():
-    opened, closed = threading.Event(), threading.Event()
-
-    def other():
-        with torch.autocast("cpu", torch.bfloat16):
-            opened.set()
-            closed.wait()
-
     def f(self, x):
+        opened, closed = threading.Event(), threading.Event()
+
+        def other():
+            with torch.autocast("cpu", torch.bfloat16):
+                opened.set()
+                closed.wait()
+
         thread = threading.Thread(target=other)
         thread.start()
         opened.wait()
