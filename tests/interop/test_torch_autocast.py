@@ -207,6 +207,22 @@ def test_float16_is_refused():
     assert caught.value.facts["where"].startswith("test_torch_autocast.py:")
 
 
+def test_what_is_refused_leaves_no_autocast_open():
+    class Alone(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.line = torch.nn.Linear(12, 12)
+
+        def forward(self, x):
+            with torch.autocast("cpu", torch.float16):
+                return self.line(x)
+
+    with refused(cw.errors.RecipeError, "torch-autocast-float16"):
+        task(Alone)
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.autocast_increment_nesting() == 1 and torch.autocast_decrement_nesting() == 0
+
+
 def test_autocast_around_a_task_is_refused():
     with (
         refused(cw.errors.RecipeError, "torch-autocast-outside", module="Net"),

@@ -46,6 +46,7 @@ def replacements(env: Any) -> list[tuple[Any, str, Any]]:
     import torch
 
     context, thread, modes = torch.autocast, threading.get_ident(), torch.amp.autocast_mode
+    leave = vars(context)["__exit__"]
     changes: list[tuple[Any, str, Any]] = []
 
     def of_cpu(own: Callable) -> Callable:
@@ -60,6 +61,7 @@ def replacements(env: Any) -> list[tuple[Any, str, Any]]:
             if threading.get_ident() == thread:
                 lower = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
                 if lower == torch.float16:
+                    leave(self, None, None, None)  # since `with` does not, after an error here
                     raise RecipeError("torch-autocast-float16", where=this_line())
                 env.lower, env.halves = lower or None, bool(env.halves or lower)
             return result
@@ -67,7 +69,11 @@ def replacements(env: Any) -> list[tuple[Any, str, Any]]:
         return call
 
     def cast(own: Callable) -> Callable:  # of `custom_fwd`, by the name of the device
-        return lambda x, device, dtype: own(x, "jax" if device == "cpu" else device, dtype)
+        def call(x: Any, device: str, dtype: Any) -> Any:
+            given = own(x, device, dtype)
+            return own(given, "jax", dtype) if device == "cpu" else given
+
+        return call
 
     for name in ("is_autocast_enabled", "get_autocast_dtype"):
         changes.append((torch, name, of_cpu(getattr(torch, name))))
