@@ -285,6 +285,24 @@ def test_a_folder_is_never_replaced(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 
 
+def test_a_folder_is_replaced_only_if_an_export_made_it(tmp_path, monkeypatch):
+    def write(request, path):
+        path.mkdir()
+        (path / "config.json").write_text("new")
+
+    kind = dataclasses.replace(formats.FORMATS["huggingface"], write=write, open=lambda *_: None)
+    monkeypatch.setitem(formats.FORMATS, "huggingface", kind)
+    folder = tmp_path / "runs"
+    cw.export(small(), "huggingface", folder)
+    (folder / "config.json").write_text("old")
+    cw.export(small(), "huggingface", folder, fresh=True)
+    (folder / "checkpoints").mkdir()
+    with refused(cw.errors.DataError, "export-folder-holds", path=folder, names=["checkpoints"]):
+        cw.export(small(), "huggingface", folder, fresh=True)
+    assert {one.name for one in folder.iterdir()} == {"config.json", "checkpoints"}
+    assert [one.name for one in tmp_path.iterdir()] == ["runs"]
+
+
 def test_a_disk_that_fails_under_the_library_is_an_error_of_the_system(tmp_path, monkeypatch):
     """safetensors makes an error of its own of it."""
     library = pytest.importorskip("safetensors.numpy")

@@ -91,7 +91,7 @@ def export(
       examples if the recipe has no data.
     - `examples`: the largest number of examples to compare.
     - `batch`: make a program for this number of examples alone, for a model that has to know it.
-    - `fresh`: replace an existing file.
+    - `fresh`: replace an existing file, or a folder that has no other files than the export's.
     - `say`: called with warnings.
 
     Raises `RecipeError` if the format cannot hold the model or the file's outputs differ. Raises
@@ -118,6 +118,7 @@ def export(
     try:
         with replaced(file, fresh) as temporary:
             kind.write(request, temporary)
+            _refuse_other_files(file, temporary)
             if (run := kind.open(request, temporary)) is not None:
                 outputs = _run(run, rows, batch)
                 outputs = {n: outputs[names[n]] for n in names}
@@ -202,6 +203,15 @@ def _refuse_neighbours(expected: NamedArrays, alone: NamedArrays, classifier: st
         _compare({n: v[:1] for n, v in expected.items()}, alone, classifier, to)
     except RecipeError as error:
         raise RecipeError("export-of-neighbours", format=to) from error
+
+
+def _refuse_other_files(old: Path, made: Path) -> None:
+    """Raises `DataError` if the folder `old` has files that the folder `made` lacks: it may be a
+    run, or hold other models."""
+    if old.is_dir() and made.is_dir():
+        others = {one.name for one in old.iterdir()} - {one.name for one in made.iterdir()}
+        if others:
+            raise DataError("export-folder-holds", path=old, names=sorted(others))
 
 
 def _compare(
