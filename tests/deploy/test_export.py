@@ -285,6 +285,12 @@ def test_a_folder_is_never_replaced(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 
 
+def test_weights_are_compared_with_no_data(tmp_path):
+    with refused(cw.errors.RecipeError, "export-data"):
+        cw.export(small(), "safetensors", tmp_path / "m", data=tasks.data(5))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_is_replaced_only_if_an_export_made_it(tmp_path, monkeypatch):
     def write(request, path):
         path.mkdir()
@@ -318,6 +324,6 @@ def test_what_a_killed_export_left_is_removed_by_the_next_one(tmp_path):
     (beside / "tmp1").mkdir(parents=True)
     (beside / "tmp1" / "model.safetensors").write_bytes(b"half")
     with hold(beside), refused(cw.errors.RunError, "folder-in-use", path=str(beside)):
-        cw.export(small(), "safetensors", tmp_path / "m", data=tasks.data(5))
-    cw.export(small(), "safetensors", tmp_path / "m", data=tasks.data(5))
+        cw.export(small(), "safetensors", tmp_path / "m")
+    cw.export(small(), "safetensors", tmp_path / "m")
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
