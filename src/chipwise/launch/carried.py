@@ -162,7 +162,7 @@ def requirements(names: set[str], also: Sequence[str]) -> list[str]:
 def package_in(wanted: str) -> str:
     """The name of the package that pip installs by `wanted`, such as `"torch>=2"`, in the form in
     which names are compared. Empty for a URL or a file, which do not state it."""
-    name = re.match(r"[\w.-]*", wanted)[0]
+    name = re.split(r"[^\w.-]", wanted, maxsplit=1)[0]
     stated = "/" not in wanted or re.match(r"[\w.-]+(\[.*\])? *@", wanted)
     return re.sub(r"[-_.]+", "-", name).lower() if stated else ""
 
