@@ -53,6 +53,11 @@ def test_a_process_whose_parent_was_killed_before_it_began_ends_at_once():
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, b"")
 
 
+def test_a_lost_process_of_one_cannot_rejoin(chipwise):
+    said = chipwise("--rejoin", "--restart", "2", "devices")
+    assert said.code == 2 and "--processes" in said.err
+
+
 @pytest.mark.parametrize(
     ("count", "rejoin", "rounds", "counts"),
     [

@@ -61,7 +61,7 @@ COMMANDS = {
         [f".o.csv.making{n}" for n in ("", "/lock", "/whole")],
     ),
     "export": (
-        lambda at: cw.export(model(), "safetensors", at / "m", data=tasks.data(5)),
+        lambda at: cw.export(model(), "safetensors", at / "m"),
         [f".m.making{n}" for n in ("", "/lock", "/model.safetensors")],
     ),
     "pack": (

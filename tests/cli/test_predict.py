@@ -47,6 +47,12 @@ def test_a_report_shows_a_gallery_of_predictions(chipwise, digits, tmp_path):
     said.refused(2, "gallery-option-unused")
 
 
+def test_a_study_has_no_predictions_of_its_own(chipwise, tmp_path):
+    (tmp_path / "study.json").write_text("{}")
+    for option in ("--predictions", "--best"):
+        chipwise("report", tmp_path, option).refused(2, "gallery-of-study")
+
+
 @pytest.mark.slow
 def test_the_best_checkpoint_predicts_and_is_exported(chipwise, tmp_path):
     run, one = tmp_path / "run", ["--devices", 1, "--quiet"]

@@ -285,6 +285,30 @@ def test_a_folder_is_never_replaced(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 
 
+def test_weights_are_compared_with_no_data(tmp_path):
+    with refused(cw.errors.RecipeError, "export-data"):
+        cw.export(small(), "safetensors", tmp_path / "m", data=tasks.data(5))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_is_replaced_only_if_an_export_made_it(tmp_path, monkeypatch):
+    def write(request, path):
+        path.mkdir()
+        (path / "config.json").write_text("new")
+
+    kind = dataclasses.replace(formats.FORMATS["huggingface"], write=write, open=lambda *_: None)
+    monkeypatch.setitem(formats.FORMATS, "huggingface", kind)
+    folder = tmp_path / "runs"
+    cw.export(small(), "huggingface", folder)
+    (folder / "config.json").write_text("old")
+    cw.export(small(), "huggingface", folder, fresh=True)
+    (folder / "checkpoints").mkdir()
+    with refused(cw.errors.DataError, "export-folder-holds", path=folder, names=["checkpoints"]):
+        cw.export(small(), "huggingface", folder, fresh=True)
+    assert {one.name for one in folder.iterdir()} == {"config.json", "checkpoints"}
+    assert [one.name for one in tmp_path.iterdir()] == ["runs"]
+
+
 def test_a_disk_that_fails_under_the_library_is_an_error_of_the_system(tmp_path, monkeypatch):
     """safetensors makes an error of its own of it."""
     library = pytest.importorskip("safetensors.numpy")
@@ -300,6 +324,6 @@ def test_what_a_killed_export_left_is_removed_by_the_next_one(tmp_path):
     (beside / "tmp1").mkdir(parents=True)
     (beside / "tmp1" / "model.safetensors").write_bytes(b"half")
     with hold(beside), refused(cw.errors.RunError, "folder-in-use", path=str(beside)):
-        cw.export(small(), "safetensors", tmp_path / "m", data=tasks.data(5))
-    cw.export(small(), "safetensors", tmp_path / "m", data=tasks.data(5))
+        cw.export(small(), "safetensors", tmp_path / "m")
+    cw.export(small(), "safetensors", tmp_path / "m")
     assert [p.name for p in tmp_path.iterdir()] == ["m"]

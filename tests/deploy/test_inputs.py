@@ -1,4 +1,5 @@
 import io
+import os
 import tarfile
 import zipfile
 
@@ -40,6 +41,13 @@ def test_images_at_any_depth_by_path_and_without_classes(photos):
         [200, 0, 0],
         [200, 50, 50],
     ]
+
+
+def test_a_name_that_is_no_utf_8_can_be_written(photos):
+    os.rename(photos / "a.png", os.fsencode(photos) + b"/\xe9.png")
+    source = open_data(photos, RGB)
+    names = [source.record_name(i) for i in range(len(source))]
+    assert names == ["b.png", "more/a.png", "\N{REPLACEMENT CHARACTER}.png"]
 
 
 def test_a_model_of_grey_images_sees_grey_ones(photos):

@@ -10,6 +10,7 @@ import tasks
 from chipwise.base.locks import hold
 from chipwise.deploy import predictions as module
 from chipwise.deploy.model import Trained
+from chipwise.deploy.table import Columns
 from refusals import refused
 
 PARAMS, STATE = jax.tree.map(np.asarray, tasks.init(jax.random.key(1)))
@@ -199,3 +200,20 @@ def test_a_name_without_a_known_ending_is_refused_before_anything_is_computed(tm
         cw.predict(trained(), on=ONE, top=0)
     with refused(cw.errors.RecipeError, "wrong-kind", what="model", value=3):
         cw.predict(3, on=ONE)
+
+
+def test_classes_follow_the_logits_where_probabilities_are_0():
+    columns = Columns("logits", ("a", "b", "c"), top=3)
+    rows = columns.rows(0, None, None, {"outputs": np.float32([[0, -200, -150], [1, 1, 2]])})
+    assert [rows[f"prediction{mark}"].tolist() for mark in ("", "_2", "_3")] == [[0, 2], [2, 0], [1, 1]]
+    assert rows["class_2"] == ["c", "a"] and rows["probability_2"][0] == 0
+
+
+def test_an_output_does_not_take_the_name_of_a_column():
+    label, outputs = (
+        np.int32([1]),
+        {"label": np.float32([2]), "index": np.float32([3]), "mine": np.float32([4])},
+    )
+    with refused(cw.errors.RecipeError, "predictions-names-taken", names=["index", "label"]):
+        Columns("values").rows(0, ["a.jpg"], label, outputs)
+    assert list(Columns("values").rows(0, None, None, {"name": label})) == ["index", "name"]

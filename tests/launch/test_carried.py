@@ -13,6 +13,7 @@ import pytest
 
 from chipwise.base.errors import RecipeError
 from chipwise.launch import carried
+from chipwise.launch.launch_job import check_also, local_data
 from refusals import refused
 
 
@@ -59,6 +60,54 @@ def test_modules_beside_the_recipe_go_along(tmp_path):
     found, others = carried.modules(tmp_path / "own.py")
     assert set(found) == set(files) - {"not_imported.py"}
     assert others == {"jax", "torch", "os", "nowhere_at_all"}
+
+
+def test_a_folder_of_data_hides_no_package(tmp_path):
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "own.py").write_text("import datasets\nimport datasets.arrow_dataset\nimport own")
+    assert carried.modules(tmp_path / "own.py") == (
+        {"own.py": b"import datasets\nimport datasets.arrow_dataset\nimport own"},
+        {"datasets"},
+    )
+
+
+def test_what_pip_took_from_elsewhere_is_not_taken_from_the_index(monkeypatch):
+    class Fetched:
+        version = "0.1"
+
+        def read_text(self, name):
+            return '{"url": "https://example.org/mine", "vcs_info": {"vcs": "git", "commit_id": "1"}}'
+
+    monkeypatch.setattr(carried, "_owners", lambda: {"mine": ["my-package"]})
+    monkeypatch.setattr(carried.metadata, "distribution", lambda name: Fetched())
+    with refused(RecipeError, "launch-import-elsewhere", name="mine", where="https://example.org/mine"):
+        carried.requirements({"mine"}, ["mine-too", "git+https://example.org/miner"])
+    for spec in (
+        "my_package==2",
+        "mine",
+        "my.package[all] @ git+https://e.org/x",
+        "git+https://e.org/mine.git",
+    ):
+        assert carried.requirements({"mine"}, [spec]) == []
+
+
+def test_another_package_with_a_longer_name_takes_no_pin_away(monkeypatch):
+    monkeypatch.setattr(carried, "_owners", lambda: {"PIL": ["pillow"]})
+    pin = [f"pillow=={metadata.version('pillow')}"]
+    assert carried.requirements({"PIL"}, ["pillow-heif", "git+https://example.org/pillow2"]) == pin
+
+
+def test_the_plan_s_own_packages_are_not_replaced():
+    for spec in ("jax==0.11.0", "Orbax_Checkpoint", "chipwise[tpu]", "libtpu"):
+        with refused(RecipeError, "launch-also-planned", also=spec):
+            check_also(["torch", spec])
+    check_also(["jaxtyping", "git+https://example.org/jax"])
+
+
+def test_data_on_this_machine_is_a_whole_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert local_data("~/photos") == tmp_path / "photos" == local_data(f"file://{tmp_path}/photos")
+    assert local_data("s3://mine/photos") is local_data(None) is None
 
 
 @pytest.mark.slow

@@ -463,6 +463,8 @@ def test_skypilot_mounts_a_whole_bucket(tmp_path):
 def test_a_container_has_what_installs_it():
     fetched = job("t4", packages=("git+https://example.org/chipwise",), carried={})
     assert "-slim\n" not in write(place("docker"), fetched)["chipwise-digits.Dockerfile"]
+    also = job("t4", packages=("chipwise==1", "git+https://example.org/mine"))
+    assert "-slim\n" not in write(place("docker"), also)["chipwise-digits.Dockerfile"]
     assert "-slim\n" in write(place("docker"), job("t4"))["chipwise-digits.Dockerfile"]
 
 
@@ -470,7 +472,9 @@ HOST_GCLOUD = """
 case "$*" in
   "storage ls gs://my-runs") [ ! -e unreachable ] ;;
   "storage cp chipwise-digits.host.sh gs://my-runs/a/chipwise-digits.started") [ ! -e readonly ] ;;
-  "storage ls gs://my-runs/a/chipwise-digits") [ -e kept ] ;;
+  "storage ls gs://my-runs/a/chipwise-digits")
+    [ ! -e unlisted ] || { echo "ERROR: HTTPError 503" >&2; exit 1; }
+    [ -e kept ] || { echo "ERROR: One or more URLs matched no objects." >&2; exit 1; } ;;
   "storage rsync --recursive gs://"*) cp -r kept/. "$5" ;;
   "storage rsync --recursive --delete"*) rm -rf kept; cp -r "$5" kept ;;
 esac
@@ -491,7 +495,7 @@ def test_a_host_never_starts_anew_over_a_bucket_that_it_cannot_read(tmp_path):
         assert subprocess.run(command, cwd=tmp_path, env=environment, timeout=60).returncode == 0
         assert (tmp_path / "kept" / "steps").read_text() == f"{steps}\n"
         shutil.rmtree(tmp_path / "runs")  # another machine
-    for state in ("unreachable", "readonly"):  # or over one that it cannot write
+    for state in ("unreachable", "unlisted", "readonly"):  # or over one that it cannot write
         (tmp_path / state).touch()
         assert subprocess.run(command, cwd=tmp_path, env=environment, timeout=60).returncode != 0
         (tmp_path / state).unlink()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import shutil
 from pathlib import Path
 
 import jax
@@ -10,7 +11,12 @@ import pytest
 
 import chipwise as cw
 from chipwise.data import write_packed
+from chipwise.deploy.export import _compared
+from chipwise.deploy.model import Trained, _loaded
 from chipwise.run.evaluate import evaluate
+from chipwise.run.folder.run_folder import recorded
+from chipwise.run.folder.run_reader import StoredRun
+from chipwise.run.predict import inputs_of
 from chipwise.run.session import Session
 from chipwise.step.state import abstract_state, count, fingerprint
 from refusals import refused
@@ -210,3 +216,58 @@ def test_a_finished_recipe_of_ones_own_trains_on_made_up_data(tmp_path):
     assert recipe.name == "recipe-synthetic"
     result = cw.fit(recipe, tmp_path / "run", on=cw.On(devices=1), progress="none")
     assert np.isfinite(result.metrics["eval/loss"])
+
+
+@pytest.fixture
+def run_of(packs, tmp_path):
+    """A run of a recipe on a pack of its own, which is then gone."""
+
+    def make(name):
+        place = shutil.copytree(packs[name], tmp_path / name)
+        settings = [*SMALL[name], "replicas=2", "batch=16"]
+        recipe = cw.load(name, settings, str(place))
+        source = {"recipe": name, "set": settings, "data": str(place)}
+        recipe = dataclasses.replace(recipe, source=source)
+        shutil.rmtree(place)
+        return recipe, StoredRun(tmp_path, recorded(recipe), [], None, [], [])
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["imagenet-resnet50", "bert-base", "gpt2-124m"])
+def test_a_model_is_made_where_its_pack_is_not(run_of, name):
+    """With the head that its pack's two classes gave it, and with made-up examples for an export."""
+    recipe, run = run_of(name)
+    found = _loaded(run, None, lambda message: pytest.fail(str(message)))
+    assert found.describe() == recipe.describe()
+    assert found.source["data"] == recipe.source["data"] and found.task.classes == recipe.task.classes
+    assert jax.eval_shape(found.task.init, jax.random.key(0)) == jax.eval_shape(
+        recipe.task.init, jax.random.key(0)
+    )
+    with refused(cw.errors.DataError, "pack-without-examples"):
+        found.task.train[0]
+    rows, outputs, *_, where = _compared(
+        Trained(found, *found.task.init(jax.random.key(0))), None, inputs_of(found), 3, print
+    )
+    assert where == "made-up" and {len(column) for column in rows.values()} == {3} == {
+        len(outputs["outputs"])
+    }
+
+
+def test_a_model_that_needs_its_pack_s_tokenizer_is_not_guessed(run_of):
+    recipe, run = run_of("gpt2-124m")
+    source = {**recipe.source, "set": [*recipe.source["set"], "documents=true"]}
+    with refused(cw.errors.DataError, "not-packed", path=Path(recipe.source["data"], "train")):
+        _loaded(dataclasses.replace(run, recipe={**run.recipe, "source": source}), None, print)
+
+
+def test_a_description_that_was_changed_makes_no_model(run_of):
+    _, run = run_of("imagenet-resnet50")
+    for wrong in (
+        {},
+        {"train": {}},
+        {"train": 3, "eval": []},
+        {"train": {**run.recipe["packs"]["train"], "names": 3}},
+    ):
+        with refused(cw.errors.DataError, "not-packed"):
+            _loaded(dataclasses.replace(run, recipe={**run.recipe, "packs": wrong}), None, print)

@@ -59,6 +59,8 @@ class _Grouped(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         given = ctx.params
+        if given.get("rejoin") and not given["processes"]:
+            raise typer.BadParameter("--rejoin is for --processes N.")
         if given.get("processes") or given.get("restart"):
             from .local import run_local
 

@@ -75,6 +75,7 @@ def launch(
     own = {"partition": partition, "account": account, "sbatch": sbatch}
     _check_used(where, bucket=bucket, cloud=cloud, zone=zone, **own)
     where = where.at(cloud)
+    jobs.check_also(also or ())
     services = {destination(to)[0] for to in track or ()}
     loaded = recipe.load()
     data = jobs.local_data(recipe.data)

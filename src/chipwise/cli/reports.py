@@ -41,6 +41,9 @@ def report(
     from ..explain.report.run_report import report as make
 
     if (run / "study.json").exists():
+        if predictions or best or recipe is not None or eval_data is not None:
+            text = "{study} is a study: --predictions and its options are for one of its runs."
+            raise RecipeError("gallery-of-study", text, study=run)
         unset = dict.fromkeys(("baseline", "target", "metric", "lower", "higher"))
         compare(sources=[str(run)], **unset, html=html, json_=json_)
         return

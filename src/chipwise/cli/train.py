@@ -218,7 +218,9 @@ def _folder(name: str) -> Path:
 
 def _absolute(place: str) -> str:
     """A URL, or a path that holds in any folder."""
-    return place if "://" in place else str(Path(place).absolute())
+    from ..data.remote import is_url, local
+
+    return place if is_url(place) else str(local(place).absolute())
 
 
 def _recipe(

@@ -106,7 +106,7 @@ class PackedFolder(ByBatch):
                 path=self.path / MANIFEST,
                 reason=f"{type(error).__name__}: {error}",
             ) from error
-        self._maps: list[_Shard | None] = [None] * len(self._shards)
+        self._maps: list[_Shard | None] = [None] * len(self._ends)
 
     def _understand(self, manifest: dict[str, Any]) -> None:
         self.store = manifest["store"]
@@ -163,7 +163,9 @@ class PackedFolder(ByBatch):
         self._record = np.dtype(record)
         self._shards = manifest["shards"]
         counts = [int(shard["examples"]) for shard in self._shards]
-        if not columns or not counts or min(counts) < 1 or sum(counts) != manifest["examples"]:
+        if not self._shards:  # a `description`
+            counts = [int(manifest["examples"])]
+        if not columns or min(counts) < 1 or sum(counts) != manifest["examples"]:
             raise ValueError(f"{manifest['examples']} examples in shards of {counts[:8]}")
         self._ends = np.cumsum(counts).tolist()
         self._begins = [0, *self._ends[:-1]]
@@ -209,6 +211,11 @@ class PackedFolder(ByBatch):
                 split=self.path.name,
             )
         return spec
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The manifest without shards. It is enough to make a model where the examples are not."""
+        return {**self.manifest, "source": {}, "shards": []}
 
     @property
     def classes(self) -> int | None:
@@ -308,7 +315,7 @@ class PackedFolder(ByBatch):
 
     def opened(self) -> list[_Shard]:
         """The arrays of all shards, memory-mapped."""
-        return list(map(self._shard, range(len(self._shards))))
+        return list(map(self._shard, range(len(self._ends))))
 
     def _place(self, index: int) -> tuple[_Shard, int]:
         """The shard of an example, and its row in it."""
@@ -338,6 +345,8 @@ class PackedFolder(ByBatch):
     def _shard(self, number: int) -> _Shard:
         opened = self._maps[number]
         if opened is None:  # if two threads open it, one's maps are dropped
+            if not self._shards:
+                raise DataError("pack-without-examples", path=self.path)
             shard = self._shards[number]
             n = shard["examples"]
             paths = {name: self.path / file["name"] for name, file in shard["files"].items()}
@@ -384,7 +393,7 @@ class PackedFolder(ByBatch):
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process opens its own
-        return {**self.__dict__, "_maps": [None] * len(self._shards)}
+        return {**self.__dict__, "_maps": [None] * len(self._ends)}
 
 
 def check_below(

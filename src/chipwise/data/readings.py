@@ -16,11 +16,22 @@ def packs_read(sources: Iterable[Any]) -> list[Fact]:
     once."""
     texts: dict[str, None] = {}
     for source in sources:
-        while isinstance(source, Wrapped):
-            source = source.source
-        if isinstance(source, PackedFolder):
-            texts |= dict.fromkeys(source.readings)
+        if (pack := _pack(source)) is not None:
+            texts |= dict.fromkeys(pack.readings)
     return [fact("pack-read", sentence=text) for text in texts]
+
+
+def packs(task: Any) -> dict[str, Any]:
+    """The descriptions of a task's packs, "train" and "eval"."""
+    both = {"train": _pack(task.train), "eval": _pack(task.eval)}
+    return {split: pack.description for split, pack in both.items() if pack is not None}
+
+
+def _pack(source: Any) -> PackedFolder | None:
+    """The packed folder that a source reads."""
+    while isinstance(source, Wrapped):
+        source = source.source
+    return source if isinstance(source, PackedFolder) else None
 
 
 def readings(task: Any) -> list[Fact]:

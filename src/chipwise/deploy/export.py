@@ -91,7 +91,7 @@ def export(
       examples if the recipe has no data.
     - `examples`: the largest number of examples to compare.
     - `batch`: make a program for this number of examples alone, for a model that has to know it.
-    - `fresh`: replace an existing file.
+    - `fresh`: replace an existing file, or a folder that has no other files than the export's.
     - `say`: called with warnings.
 
     Raises `RecipeError` if the format cannot hold the model or the file's outputs differ. Raises
@@ -108,6 +108,8 @@ def export(
     runs = to not in WEIGHTS
     if batch is not None and (batch < 1 or not runs):
         raise invalid("export-batch", "batch", batch, "None for weights, else 1 or more")
+    if data is not None and not runs:
+        raise invalid("export-data", "data", data, "None for weights, which are read back")
     inputs = inputs_of(known.recipe) if runs else {}
     rows, expected, classifier, where = (
         _compared(known, data, inputs, examples, say) if runs else ({}, {}, "", "")
@@ -118,6 +120,7 @@ def export(
     try:
         with replaced(file, fresh) as temporary:
             kind.write(request, temporary)
+            _refuse_other_files(file, temporary)
             if (run := kind.open(request, temporary)) is not None:
                 outputs = _run(run, rows, batch)
                 outputs = {n: outputs[names[n]] for n in names}
@@ -202,6 +205,15 @@ def _refuse_neighbours(expected: NamedArrays, alone: NamedArrays, classifier: st
         _compare({n: v[:1] for n, v in expected.items()}, alone, classifier, to)
     except RecipeError as error:
         raise RecipeError("export-of-neighbours", format=to) from error
+
+
+def _refuse_other_files(old: Path, made: Path) -> None:
+    """Raises `DataError` if the folder `old` has files that the folder `made` lacks: it may be a
+    run, or hold other models."""
+    if old.is_dir() and made.is_dir():
+        others = {one.name for one in old.iterdir()} - {one.name for one in made.iterdir()}
+        if others:
+            raise DataError("export-folder-holds", path=old, names=sorted(others))
 
 
 def _compare(

@@ -84,8 +84,9 @@ class Pictures(ByBatch):
             out[self.column][row] = pixels
 
     def record_name(self, index: int) -> str:
-        """The path of example `index`, relative to the folder."""
-        return "/".join(self._files.paths[self._order[index]])
+        """The path of example `index`, relative to the folder. A byte that is no UTF-8 is `�`."""
+        name = "/".join(self._files.paths[self._order[index]])
+        return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def open_data(data: Any, inputs: Spec) -> Source:

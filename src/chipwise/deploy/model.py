@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from ..base import DataError, Fact, RecipeError, RunError, Say, fact, silent
 from ..base.annotations import as_annotated
 from ..data.class_names import Renamed, names_in, names_of, told
+from ..data.manifest import MANIFEST, render
 from ..data.remote import fetched_before, is_url
 from ..data.sources import Source
 from ..recipe.recipe import Recipe
@@ -187,12 +189,25 @@ def recipe_of(run: StoredRun, recipe: str | None = None, data: str | None = None
 
 
 def _wherever_its_data_is(run: StoredRun, recipe: str | None = None) -> Recipe:
-    """`recipe_of`, also if its data is missing, since the model may not need it."""
+    """`recipe_of`, also if its data is missing: with the run's descriptions of its packs, or
+    without data if it had no pack. Raises `DataError` if the descriptions do not suffice."""
     try:
         return recipe_of(run, recipe)
-    except DataError:
-        source = {**(run.source or {}), "data": None, "eval_data": None}
-        return recipe_of(replace(run, recipe={**run.recipe, "source": source}), recipe)
+    except DataError as missing:
+        source, packs = run.source or {}, run.recipe.get("packs")
+        alone = {**run.recipe, "source": {**source, "eval_data": None}}
+        if not isinstance(packs, dict) or not source.get("data"):
+            alone["source"]["data"] = None
+            return recipe_of(replace(run, recipe=alone), recipe)
+        with tempfile.TemporaryDirectory() as place:
+            for split in ("train", "eval"):
+                if isinstance(pack := packs.get(split), dict):
+                    (folder := Path(place, split)).mkdir()
+                    (folder / MANIFEST).write_text(render(pack), encoding="ascii")
+            try:
+                return recipe_of(replace(run, recipe=alone), recipe, place)
+            except DataError:
+                raise missing from None
 
 
 def _without_data(described: dict[str, Any]) -> dict[str, Any]:

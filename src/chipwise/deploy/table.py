@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base import DataError
+from ..base import DataError, RecipeError
 
 FORMATS = (".parquet", ".csv", ".jsonl")
 Rows = dict[str, Any]  # column to n values: an array (n,) or (n, values), or a list of text
@@ -70,13 +70,16 @@ class Columns:
         if label is not None and label.ndim == 1:
             rows["label"] = label
         if not self.classifier:
+            if taken := sorted(rows.keys() & outputs.keys()):
+                raise RecipeError("predictions-names-taken", names=taken)
             return {
                 **rows,
                 **{n: v.reshape(count, -1) if v.ndim > 2 else v for n, v in outputs.items()},
             }
         each = chances(outputs["outputs"], self.returns)
-        # The lower one of equal classes
-        best = np.argsort(-each, axis=1, kind="stable")[:, : self.top]
+        # Of the outputs, since small probabilities are 0. The lower one of equal classes
+        falling = -outputs["outputs"].astype(np.float32)
+        best = np.argsort(falling, axis=1, kind="stable")[:, : self.top]
         for place in range(best.shape[1]):
             mark = "" if place == 0 else f"_{place + 1}"
             rows[f"prediction{mark}"] = best[:, place].astype(np.int32)

@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import io
 import json
+import re
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -102,9 +103,12 @@ def modules(file: Path) -> tuple[Carried, set[str]]:
             own = [root / f"{place}{end}" for place in places for end in ("/__init__.py", ".py")]
             own = [path for path in own if path.is_file()]
             new += own
-            if not own and not (root / parts[0]).is_dir():
+            if not own:
                 others.add(parts[0])
-    return {one.relative_to(root).as_posix(): content for one, content in found.items()}, others
+    within = {one.relative_to(root): content for one, content in found.items()}
+    # A folder without modules of the recipe, such as its data, hides no package
+    others -= {path.parts[0].removesuffix(".py") for path in within}
+    return {path.as_posix(): content for path, content in within.items()}, others
 
 
 def _imported(text: bytes, package: Sequence[str]) -> Iterator[str]:
@@ -138,12 +142,14 @@ def requirements(names: set[str], also: Sequence[str]) -> list[str]:
     owners = _owners()
     for name in sorted(names - sys.stdlib_module_names - {"chipwise", "__main__"}):
         packages = owners.get(name, [])
-        if any(one in wanted for one in (name, *packages) for wanted in also):
+        if any(_installs(wanted, {name, *packages}) for wanted in also):
             continue
         for package in packages:
             installed = metadata.distribution(package)
-            if "dir_info" in (url := json.loads(installed.read_text("direct_url.json") or "{}")):
-                raise RecipeError("launch-import-elsewhere", name=name, where=url["url"])
+            if origin := installed.read_text("direct_url.json"):  # not by its version
+                raise RecipeError(
+                    "launch-import-elsewhere", name=name, where=json.loads(origin)["url"]
+                )
             # +cpu is no version of a package index
             needs[package] = installed.version.partition("+")[0]
         if not packages and (spec := importlib.util.find_spec(name)) is not None:
@@ -151,3 +157,18 @@ def requirements(names: set[str], also: Sequence[str]) -> list[str]:
     if "torch" in needs and (version := host_facts.installed("torchax")):  # chipwise imports it
         needs["torchax"] = version
     return [f"{package}=={version}" for package, version in needs.items()]
+
+
+def package_in(wanted: str) -> str:
+    """The name of the package that pip installs by `wanted`, such as `"torch>=2"`, in the form in
+    which names are compared. Empty for a URL or a file, which do not state it."""
+    name = re.split(r"[^\w.-]", wanted, maxsplit=1)[0]
+    stated = "/" not in wanted or re.match(r"[\w.-]+(\[.*\])? *@", wanted)
+    return re.sub(r"[-_.]+", "-", name).lower() if stated else ""
+
+
+def _installs(wanted: str, names: set[str]) -> bool:
+    """Whether pip installs one of the packages or modules `names` by `wanted`."""
+    if stated := package_in(wanted):
+        return stated in map(package_in, names)
+    return any(re.search(rf"(?<![^\W_]){re.escape(name)}(?![^\W_])", wanted) for name in names)

@@ -11,18 +11,20 @@ from pathlib import Path
 
 from ..base import DeviceError, Fact, RecipeError, invalid
 from ..chips.targets import Target
+from ..data.remote import is_url, local
 from ..machine.host_facts import installed
 from ..recipe.described import title_of_file
-from .carried import Carried
+from .carried import Carried, package_in
 
 PINNED = ("jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 """Packages that a job installs in the versions it was planned with, beside chipwise, jax and
 libtpu."""
 
+PLANNED = ("chipwise", "jax", "libtpu", *PINNED)
+
 _SLURM = re.compile(r"[\w.,@+-]+", re.ASCII)
 # `scancel` is given the job's name, and `tail` that of the log
 _SBATCH = re.compile(r"(?!--job-name|-J|--output|-o)(--[a-z]|-[A-Za-z]).*")
-_URL = re.compile(r"[a-z][a-z0-9+]*://")
 BUCKET = re.compile(r"(gs|s3)://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[A-Za-z0-9._=-]+)*")
 
 
@@ -90,7 +92,7 @@ def recipe_file(recipe: str) -> Path | None:
 
 def local_data(data: str | None) -> Path | None:
     """The folder that `--data` names, if it is not a URL."""
-    return None if data is None or _URL.match(data) else Path(data)
+    return None if data is None or is_url(data) else local(data)
 
 
 def packages(
@@ -115,11 +117,14 @@ def packages(
     needs += {"gs": ["gcsfs"], "s3": ["s3fs"], "http": ["aiohttp"], "https": ["aiohttp"]}.get(
         scheme, []
     )
-    known = ("chipwise", "jax", *PINNED)
-    return (
-        *needs,
-        *(one for one in more if one.partition("==")[0] not in known and one not in needs),
-    )
+    return (*needs, *(one for one in more if package_in(one) not in PLANNED and one not in needs))
+
+
+def check_also(also: Sequence[str]) -> None:
+    """Raises `RecipeError` if the user asks for another version of what the plan is of."""
+    for one in also:
+        if (package := package_in(one)) in PLANNED:
+            raise RecipeError("launch-also-planned", also=one, package=package)
 
 
 def check(job: LaunchJob) -> None:

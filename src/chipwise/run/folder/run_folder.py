@@ -25,7 +25,7 @@ from ...base.files import is_full, open_inside, put_inside, put_on_disk, read_in
 from ...base.json_types import as_stored
 from ...data.class_names import names_in
 from ...data.compared import Data
-from ...data.readings import readings
+from ...data.readings import packs, readings
 from ...machine.fingerprint import this_machine
 from ...machine.kernels import FILE as KERNELS, Kernels
 from ...recipe.recipe import Recipe
@@ -369,10 +369,11 @@ class RunFolder:
 
 def recorded(recipe: Recipe) -> dict[str, Any]:
     """A recipe as recipe.json has it: its settings, where it comes from, the names and texts of
-    its data, and what was read of a framework's model."""
+    its data, the descriptions of its packs, and what was read of a framework's model."""
     known = {"source": recipe.source, "classes": names_in(recipe.task)}
     more = {"texts": recipe.task.known_texts, "read": dict(recipe.task.read)}
     more["readings"] = plain(readings(recipe.task))
+    more["packs"] = packs(recipe.task)
     known |= {name: told for name, told in more.items() if told}
     return as_stored({**recipe.describe(), **known})
 

@@ -28,7 +28,7 @@ from ...recipe.recipe import FROM_WEIGHTS, Changes, difference
 from .early_stopping import Kept
 
 MOST_ROWS = 1 << 30  # bytes of metrics.jsonl
-BESIDE = ("source", "classes", "texts", "read", "readings")
+BESIDE = ("source", "classes", "texts", "read", "readings", "packs")
 """What `recipe.json` says beside the settings of the recipe."""
 _COMPILERS = {"versions.jaxlib", "versions.libtpu"}
 _DIGITS = 15  # at most, of a step or a number of examples; a file with more is damaged
