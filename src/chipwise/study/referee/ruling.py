@@ -173,7 +173,7 @@ def referee(
     both = (base, base if change is None else change)
     settings = (tuple(set_base), (*(set_base if change is None else ()), *set))
     began = time.monotonic()
-    sides = [Contender.of(r, s, data) for r, s in zip(both, settings, strict=True)]
+    sides = Contender.each(both, settings, data)
     found = [side.identity(0, options["on"]) for side in sides]
     (first, inputs, _), (second, others, _) = found
     if "evaluation" in dict(changed_data(texts(inputs), texts(others))):
