@@ -37,6 +37,7 @@ def repository(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
     git("init", "-q")
+    (tmp_path / ".gitignore").write_text("__pycache__\n")
     (tmp_path / "mine.py").write_text(RECIPE)
     (tmp_path / "helper.py").write_text("BATCH = 32\n")
     committed()
@@ -148,6 +149,18 @@ def test_a_path_does_not_leave_the_revision(repository, tmp_path_factory, path):
     (place.parent / "outside.py").write_text("")
     with refused(cw.errors.RecipeError, "revision-file-missing", path=path):
         checked_out("HEAD", f"{path}:recipe", place)
+
+
+def test_links_out_of_the_repository_are_left_out_of_a_revision_whose_files_go_with_it(repository):
+    (repository / "data").symlink_to("/tmp")
+    (repository / "same").symlink_to("helper.py")
+    (repository / "helper.py").write_text("BATCH = 32\n")
+    committed()
+    side = Contender.of("HEAD:mine.py:recipe", ["duration=1ep"], None)
+    assert side.make(0).batch == 32 and (side.root / "same").is_symlink()
+    assert not (place := side.root / "data").is_symlink() and place.parent.is_dir()
+    del side
+    assert not place.parent.exists()
 
 
 def test_what_git_does_not_know(repository):

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,8 @@ class Contender:
     ):
         self.name, self.origin, self.root, self.moved = name, origin, root, moved
         self.trees = {*(moved or ()), *(() if root is None else (root, _top(root)))}
+        if moved is not None:
+            weakref.finalize(self, shutil.rmtree, moved[1], ignore_errors=True)
         self._modules: dict[str, Any] = {}
         self.settings: dict[str, Any] = {}
 
@@ -182,8 +185,15 @@ def checked_out(revision: str, path: str, place: Path) -> str:
         .strip()
     )
     packed = io.BytesIO(_git("-C", str(top), "archive", "--format=tar", sha, revision=revision))
+
+    def kept(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+        try:
+            return tarfile.data_filter(member, folder)
+        except tarfile.FilterError:  # a link that leaves the repository
+            return None
+
     with tarfile.open(fileobj=packed) as tar:
-        tar.extractall(place, filter="data")
+        tar.extractall(place, filter=kept)
     absolute = Path(os.path.normpath(Path(file).absolute()))
     inside = absolute.is_relative_to(top) and place / absolute.relative_to(top)
     if not inside or not inside.is_file():
