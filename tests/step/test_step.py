@@ -204,6 +204,12 @@ def test_a_state_of_another_shape_or_kind_than_the_first_is_refused(first, after
         abstract_state(recipe)
 
 
+def test_complex_state_is_refused():
+    recipe = tasks.recipe(task=stateful({"phase": {"a": np.complex64(1j)}}, lambda old, x: old))
+    with refused(cw.errors.RecipeError, "state-complex", path="phase/a", dtype="complex64"):
+        abstract_state(recipe)
+
+
 @pytest.mark.parametrize(
     ("first", "after"),
     [
