@@ -14,7 +14,7 @@ from chipwise.run.session import Session
 from chipwise.step import blueprint, keys, window
 from chipwise.step.layout import Layout
 from chipwise.step.replica import ReplicaInput
-from chipwise.step.state import init_state
+from chipwise.step.state import abstract_state, init_state
 from chipwise.step.step import Step
 from refusals import refused
 from sessions import bits, run
@@ -186,6 +186,58 @@ def test_a_loss_that_breaks_the_contract_is_told_how(made, expected):
     recipe = tasks.recipe(task=task)
     with refused(cw.errors.RecipeError, expected):
         jax.eval_shape(lambda: init_state(recipe, spec_of(recipe.task.train)))
+
+
+@pytest.mark.parametrize(
+    ("first", "after", "made", "got"),
+    [
+        (0.0, lambda old, x: 0.9 * old + 0.1 * x.mean(0), "float32 ()", "float32 (12,)"),
+        (0, lambda old, x: 0.9 * old + 0.1 * x.mean(), "int32 ()", "float32 ()"),
+        (0.0, lambda old, x: jnp.argmax(x), "float32 ()", "int32 ()"),
+        (0, lambda old, x: old + 1j, "int32 ()", "complex64 ()"),
+        (0, lambda old, x: 1.5, "int32 ()", "float32 ()"),
+    ],
+)
+def test_a_state_of_another_shape_or_kind_than_the_first_is_refused(first, after, made, got):
+    recipe = tasks.recipe(task=stateful({"ema": first}, lambda old, x: {"ema": after(old["ema"], x)}))
+    with refused(cw.errors.RecipeError, "state-changed", path="ema", made=made, got=got):
+        abstract_state(recipe)
+
+
+def test_complex_state_is_refused():
+    recipe = tasks.recipe(task=stateful({"phase": {"a": np.complex64(1j)}}, lambda old, x: old))
+    with refused(cw.errors.RecipeError, "state-complex", path="phase/a", dtype="complex64"):
+        abstract_state(recipe)
+
+
+@pytest.mark.parametrize(
+    ("first", "after"),
+    [
+        (jnp.bfloat16(1), lambda old: old.astype(jnp.float32) + 1),
+        (jnp.float32(1), lambda old: (old + 1).astype(jnp.float16)),
+        (np.int32(1), lambda old: old.astype(jnp.uint8) + 1),
+        (True, lambda old: jnp.int32(1)),
+        (1.0, lambda old: 2.0),
+        (1, lambda old: 2),
+        (1, lambda old: np.int32(2)),
+    ],
+)
+def test_a_state_keeps_its_type_of_one_kind(first, after):
+    task = stateful({"a": first, "b": 3}, lambda old, x: {"a": after(old["a"]), "b": old["b"] + 1})
+    state = run(tasks.recipe(task=task, duration="1st", replicas=4), 1).state
+    assert state["a"].dtype == jnp.asarray(first).dtype
+    assert state["a"] == (1 if first is True else 2) and state["b"] == 4
+
+
+def stateful(first, after):
+    """The task with another state in training."""
+
+    def loss(params, state, batch, key, train):
+        own = tasks.init(jax.random.key(0))[1]
+        metrics, _ = tasks.loss(params, own, batch, key, train)
+        return metrics, after(state, batch["x"].astype(jnp.float32)) if train else state
+
+    return tasks.task(init=lambda key: (tasks.init(key)[0], first), loss=loss)
 
 
 def test_in_bf16_what_is_to_be_learned_keeps_its_digits():

@@ -1,5 +1,7 @@
 """Sides of git revisions, whose modules do not meet."""
 
+import contextlib
+import importlib
 import subprocess
 import sys
 
@@ -18,21 +20,27 @@ def recipe(seed=0):
 """
 
 
+def git(*words):
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", *who, *words], check=True, capture_output=True)
+
+
+def committed():
+    git("add", ".")
+    git("commit", "-qm", "more")
+
+
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         monkeypatch.delenv(name, raising=False)
 
-    def git(*words):
-        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        subprocess.run(["git", *who, *words], check=True, capture_output=True)
-
     git("init", "-q")
+    (tmp_path / ".gitignore").write_text("__pycache__\n")
     (tmp_path / "mine.py").write_text(RECIPE)
     (tmp_path / "helper.py").write_text("BATCH = 32\n")
-    git("add", ".")
-    git("commit", "-qm", "first")
+    committed()
     (tmp_path / "helper.py").write_text("BATCH = 48\n")
     return tmp_path
 
@@ -45,6 +53,84 @@ def test_a_revision_has_its_own_helper(repository):
         assert (committed.make(0).batch, here.make(1).batch) == (32, 48)
     assert "helper" not in sys.modules and str(repository) not in sys.path
     assert here.make(3).seed == 3 and (repository / "helper.py").read_text() == "BATCH = 48\n"
+
+
+def test_modules_that_the_process_has_belong_to_no_side(repository):
+    """Neither those of the working tree, however they were found, nor those of a folder without git."""
+    below = repository / "tasks" / "lib"
+    below.mkdir(parents=True)
+    text = RECIPE.replace("import helper", "from lib import helper")
+    (repository / "tasks" / "mine.py").write_text(text)
+    (below / "helper.py").write_text("BATCH = 32\n")
+    committed()
+    (below / "helper.py").write_text("BATCH = 48\n")
+    name = "tasks/mine.py:recipe"
+    with restored():
+        assert cw.load(name).batch == 48
+        kept = sys.modules["lib.helper"]
+        before, here = sides(f"HEAD:{name}", name)
+        assert (before.make(0).batch, here.make(0).batch) == (32, 48)
+        assert sys.modules["lib.helper"] is kept
+
+
+def test_a_revision_finds_its_own_of_all_folders_of_the_repository(repository):
+    """Here the common module is in the folder above, which the path of the process has, or the file adds."""
+    adding = "import sys, pathlib\nsys.path.append(str(pathlib.Path(__file__).parents[1]))\n"
+    name = "tasks/my_task.py:recipe"
+    (repository / "tasks").mkdir()
+    for text in (RECIPE, adding + RECIPE):
+        (repository / "tasks" / "my_task.py").write_text(text)
+        (repository / "helper.py").write_text("BATCH = 32\n")
+        committed()
+        (repository / "helper.py").write_text("BATCH = 48\n")
+        with restored():
+            sys.path.extend([] if text.startswith(adding) else [str(repository)])
+            before, here = sides(f"HEAD:{name}", name)
+            for _ in range(2):
+                assert (here.make(1).batch, before.make(0).batch) == (48, 32)
+
+
+def test_folders_without_git_keep_their_modules_apart(tmp_path):
+    for name, batch in (("a", 32), ("b", 48)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text(RECIPE)
+        (tmp_path / name / "helper.py").write_text(f"BATCH = {batch}\n")
+    names = [f"{tmp_path / name}/mine.py:recipe" for name in "ab"]
+    with restored():
+        for name in names:
+            cw.load(name)
+            sys.modules.pop("helper")
+        cw.load(names[0])
+        assert [side.make(0).batch for side in sides(*names)] == [32, 48]
+
+
+def test_packages_that_are_installed_in_the_repository_are_shared(repository):
+    place = repository / ".venv" / "lib" / "site-packages"
+    place.mkdir(parents=True)
+    (place / "installed_here.py").write_text("BATCH = 16\n")
+    (repository / "mine.py").write_text(RECIPE.replace("helper", "installed_here"))
+    with restored():
+        sys.path.append(str(place))
+        kept = importlib.import_module("installed_here")
+        kept.BATCH = 24
+        (here,) = sides("mine.py:recipe")
+        assert here.make(0).batch == 24 and sys.modules["installed_here"] is kept
+        assert sys.modules["__main__"] and cw is sys.modules["chipwise"]
+
+
+@contextlib.contextmanager
+def restored():
+    modules, path = dict(sys.modules), list(sys.path)
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        for name in [name for name in sys.modules if name not in modules]:
+            del sys.modules[name]
+
+
+def sides(*names):
+    return Contender.each(names, [["duration=1ep"]] * len(names), None)
 
 
 def test_what_was_planted_under_a_revisions_name_does_not_run(repository):
@@ -63,6 +149,18 @@ def test_a_path_does_not_leave_the_revision(repository, tmp_path_factory, path):
     (place.parent / "outside.py").write_text("")
     with refused(cw.errors.RecipeError, "revision-file-missing", path=path):
         checked_out("HEAD", f"{path}:recipe", place)
+
+
+def test_links_out_of_the_repository_are_left_out_of_a_revision_whose_files_go_with_it(repository):
+    (repository / "data").symlink_to("/tmp")
+    (repository / "same").symlink_to("helper.py")
+    (repository / "helper.py").write_text("BATCH = 32\n")
+    committed()
+    side = Contender.of("HEAD:mine.py:recipe", ["duration=1ep"], None)
+    assert side.make(0).batch == 32 and (side.root / "same").is_symlink()
+    assert not (place := side.root / "data").is_symlink() and place.parent.is_dir()
+    del side
+    assert not place.parent.exists()
 
 
 def test_what_git_does_not_know(repository):

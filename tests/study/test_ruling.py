@@ -127,6 +127,15 @@ def test_pairs_that_differ_alike_by_chance_leave_an_interval(tmp_path, made_up):
     assert 0 < found.low < found.difference - 1e-4 < found.difference + 1e-4 < found.high
 
 
+@pytest.mark.parametrize("value", [None, [0.5, 1.0], "inf"])
+def test_a_metric_that_is_no_finite_number_is_refused(tmp_path, made_up, value):
+    made_up(lambda of, seed: value if seed == 1 and of.optimizer.lr > 0.1 else 1.0)
+    near = dataclasses.replace(recipe(), optimizer=cw.sgd(lr=0.1001), name="near")
+    facts = {"side": "near", "seed": 1, "metric": "eval/loss", "value": str(value)}
+    with refused(cw.errors.RecipeError, "referee-no-number", **facts):
+        judged(tmp_path, recipe(), near)
+
+
 def test_a_difference_within_the_margin_is_equal(tmp_path, made_up):
     made_up(lambda of, seed: 1.0 + seed / 10 + (of.optimizer.lr > 0.1) * (0.001 + seed % 2 / 1000))
     near = dataclasses.replace(recipe(), optimizer=cw.sgd(lr=0.1001))

@@ -80,6 +80,7 @@ class Flat:
             numpy.asarray(x).astype(self.dtype, copy=False).reshape(-1)
             for x in jax.tree.leaves(tree)
         ]
+        assert sum(part.size for part in parts) == self.used
         return numpy.concatenate([*parts, numpy.zeros(self.size - self.used, self.dtype)])
 
     def unpack(self, vector: jax.Array | np.ndarray) -> Tree:

@@ -18,7 +18,7 @@ from ..recipe import freezing, logits, precision
 from ..recipe.random_keys import as_data, as_keys
 from ..recipe.recipe import Recipe
 from ..recipe.source import rows_of
-from ..recipe.task import Sum, Tree
+from ..recipe.task import Sum, Tree, by_path
 from ..recipe.user_code import user_code
 from . import keys, scaling
 from .freeze import parts_of, still, whole_params
@@ -223,11 +223,22 @@ def checked(returned: Any, state: Tree, *, train: bool = False) -> tuple[dict[st
         )
     if (made := _structure(state)) != (got := _structure(new_state)):
         raise RecipeError("state-of-another-structure", made=made, got=got)
+    new_state = jax.tree.map(jnp.asarray, new_state)
+    for (path, old), new in zip(by_path(state).items(), jax.tree.leaves(new_state), strict=True):
+        if train and _laid_out(old) != _laid_out(new):
+            made, got = (f"{leaf.dtype} {leaf.shape}" for leaf in (old, new))
+            raise RecipeError("state-changed", path=path, made=made, got=got)
     return sums, new_state
 
 
 def _structure(state: Tree) -> str:
     return str(jax.tree.structure(as_data(state)))
+
+
+def _laid_out(leaf: Array) -> tuple[Any, ...]:
+    """What decides the layout of a leaf of the state in the summed vector (see `summable`)."""
+    kinds = (jnp.floating, jnp.complexfloating)
+    return leaf.shape, *(jnp.issubdtype(leaf.dtype, kind) for kind in kinds)
 
 
 def summable(state: Tree, number: Array, replicas: int) -> list[Array]:

@@ -178,6 +178,9 @@ def init_state(
     if not (isinstance(pair, tuple) and len(pair) == 2):
         raise RecipeError("init-returns", got=type(pair).__name__)
     state = jax.tree.map(jnp.asarray, pair[1])
+    for path, leaf in by_path(state).items():
+        if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+            raise RecipeError("state-complex", path=path, dtype=str(leaf.dtype))
     whole = replaced(jax.tree.map(jnp.asarray, pair[0]), given)
     params, frozen = split(whole, recipe.held, state, recipe.adapters, key)
     frozen, state = as_data((frozen, state))

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...base import Fact, RecipeError, RunError, Say, Stopped, fact, invalid, plain, silent, unknown
 from ...base.annotations import as_annotated
+from ...base.figures import known
 from ...base.files import to_write
 from ...data.compared import changed_data, texts
 from ...machine.compilation_cache import compiled_once
@@ -173,7 +174,7 @@ def referee(
     both = (base, base if change is None else change)
     settings = (tuple(set_base), (*(set_base if change is None else ()), *set))
     began = time.monotonic()
-    sides = [Contender.of(r, s, data) for r, s in zip(both, settings, strict=True)]
+    sides = Contender.each(both, settings, data)
     found = [side.identity(0, options["on"]) for side in sides]
     (first, inputs, _), (second, others, _) = found
     if "evaluation" in dict(changed_data(texts(inputs), texts(others))):
@@ -245,9 +246,9 @@ class _Trial:
                 if seed == 1:
                     self.predicted = now.needed
                     each = (time.monotonic() - self.began) / 2
-                    known = {"pairs": now.needed, "seconds": now.needed and each * now.needed}
+                    cost = {"pairs": now.needed, "seconds": now.needed and each * now.needed}
                     self.say(
-                        fact("referee-cost" if now.needed else "referee-cost-unknown", **known)
+                        fact("referee-cost" if now.needed else "referee-cost-unknown", **cost)
                     )
                 late = time.monotonic() + longest > self.until
                 if late and not all(self._job(i, seed + 1).finished() for i in (0, 1)):
@@ -294,6 +295,13 @@ class _Trial:
         self.say(fact("referee-pair", **about, seconds=time.monotonic() - self.began))
         return None
 
+    def _value(self, metric: str, side: int, run: Run) -> float:
+        value = run.metrics[metric]
+        if not known(value):
+            about = {"side": self.sides[side].name, "seed": run.seed, "metric": metric}
+            raise RecipeError("referee-no-number", **about, value=str(value))
+        return float(value)
+
     def _now(self, size: tuple[float, bool] | None) -> Ruling:
         """The ruling after the pairs so far. *Arguments:* `size`: the margin's, from `size_of`."""
         a, b = (run.metrics for run in self.pairs[-1])
@@ -303,7 +311,7 @@ class _Trial:
                 "referee-metric", "metric of both", next(iter(self.directions)), sorted({*a} & {*b})
             )
         better = self.directions[metric]["better"]
-        values = [(float(a.metrics[metric]), float(b.metrics[metric])) for a, b in self.pairs]
+        values = [(self._value(metric, 0, a), self._value(metric, 1, b)) for a, b in self.pairs]
         differences = [b - a for a, b in values]
         room = room_of(size, [a for a, _ in values])
         asked = (*self.names["digests"], metric, self.margin)
