@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 
+from chipwise.data import workers
 from chipwise.data.stages import stage
 
 
@@ -27,3 +28,13 @@ class Numbers:
             time.sleep(self.seconds)
         x = np.random.default_rng(index).integers(0, 256, (4, 4), dtype=np.uint8)
         return {"x": x, "label": np.int32(index % 5)}
+
+
+class Maps:
+    """100 examples that say of how many buffers this process has the memory."""
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        return {"index": np.int32(index), "maps": np.int32(len(workers._maps))}

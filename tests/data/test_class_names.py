@@ -11,7 +11,9 @@ from chipwise.base.errors import DataError, RecipeError
 from chipwise.data import ImageFolder, Renamed, materialize, take, write_packed
 from chipwise.data.class_names import joined, names_of, told
 from chipwise.data.compared import compared
+from chipwise.data.synthetic import like
 from chipwise.deploy.model import Trained
+from chipwise.interop.adapter import Data
 from named_classes import ONE, THINGS, columns, every_pair, lacking, parts, recipe, source
 from pictures import smooth
 from refusals import refused
@@ -132,9 +134,6 @@ def test_a_run_says_at_its_start_that_its_evaluation_counts_by_number(capfd):
 
 
 def test_names_that_are_declared_and_none_that_are_guessed(tmp_path):
-    class Torchvision:
-        classes = ["bee", "ant"]  # noqa: RUF012
-
     class Files:
         names = ("1.jpg", "2.jpg")
 
@@ -142,12 +141,39 @@ def test_names_that_are_declared_and_none_that_are_guessed(tmp_path):
     packed = write_packed(tmp_path / "a", [columns(THINGS)], classes=5, names=THINGS)
     own = cw.PackedFolder(tmp_path / "a")
     assert packed.exists() and names_of(own) == THINGS
-    assert names_of(Torchvision()) == ("bee", "ant")
+    assert names_of(Torchvision(["bee", "ant"])) == ("bee", "ant")
     for unknown in (Files(), cw.Arrays(**columns(THINGS), classes=5), [columns(THINGS)], None):
         assert names_of(unknown) == ()
     for around in (cw.data.Padded(own, 5), cw.data.Cached(own), torch_data.Subset(own, [0])):
         assert names_of(around) == THINGS
     assert names_of(Renamed(own, ())) == ()
+
+
+class Torchvision:
+    """A data set whose `classes` are names, as torchvision's are."""
+
+    def __init__(self, names, last=0):
+        self.classes = list(names)
+        self.rows = columns(names)
+        self.rows["label"][-1] += last
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return {name: column[index] for name, column in self.rows.items()}
+
+
+def test_data_whose_classes_are_a_list_of_names():
+    train = Torchvision(THINGS)
+    for around in (train, cw.data.Cached(train)):
+        for evaluation in (train, Torchvision(("eel", "bee"))):
+            assert cw.fit(recipe(around, evaluation), on=ONE).metrics["eval/accuracy"] == 1
+    task = Data(train=train).task("flax", "Net", lambda key: ({}, {}), lambda *of: of)
+    assert task.classes == 5
+    assert like(train).below == {"label": 5}
+    with refused(DataError, "label-out-of-range", example=11, label=2, last=1):
+        materialize(Torchvision(("eel", "bee"), last=1))
 
 
 def test_class_labels_of_hugging_face():

@@ -1,3 +1,4 @@
+import contextlib
 import gc
 import os
 import signal
@@ -13,9 +14,10 @@ import pytest
 
 import chipwise as cw
 from chipwise.data.sources import take
+from chipwise.data.stream import MOST, Stream
 from chipwise.data.workers import Workers, chosen
 from refusals import refused
-from slow_source import Numbers
+from slow_source import Maps, Numbers
 
 N = 50
 ARRAYS = cw.Arrays(x=np.arange(N * 6, dtype=np.uint8).reshape(N, 2, 3), label=np.arange(N, dtype=np.int32))
@@ -93,6 +95,35 @@ def test_a_process_that_fails_or_dies_is_an_error():
         workers.close()
 
 
+@pytest.mark.slow
+def test_a_process_forgets_the_buffers_of_streams_that_are_over():
+    workers = Workers(Maps(), "processes:1")
+
+    def stream():
+        return Stream(Maps(), [np.arange(i, i + 10) for i in range(0, 100, 10)], 10, lambda c, _: c, workers)
+
+    def rest(of):
+        """The examples that are left, and the most buffers that were known meanwhile."""
+        given = []
+        with contextlib.suppress(EOFError):
+            while True:
+                given.append({name: column.copy() for name, column in of.next().items()})
+        of.close()
+        return np.concatenate([g["index"] for g in given]).tolist(), max(g["maps"].max() for g in given)
+
+    try:
+        for _ in range(4):
+            index, maps = rest(stream())
+            assert index == list(range(100)) and maps <= MOST
+        older, newer = stream(), stream()  # at once
+        older.next(), newer.next()
+        for one in (newer, older, stream()):
+            assert rest(one)[0][-90:] == list(range(10, 100))
+        assert rest(stream())[1] <= MOST
+    finally:
+        workers.close()
+
+
 def test_errors_of_threads_are_raised_and_others_go_on():
     workers = Workers(Numbers(bad=7), "threads:2")
     with pytest.raises(ValueError, match="photo 7"):
@@ -118,8 +149,9 @@ def test_small_quick_examples_are_read_by_one_thread(monkeypatch):
 def test_processes_end_with_their_parent(tmp_path):
     code = """
 import os, signal, sys
+from chipwise.data.stream import MOST, Stream
 from chipwise.data.workers import Workers
-from slow_source import Numbers
+from slow_source import Maps, Numbers
 if __name__ == "__main__":
     workers = Workers(Numbers(), "processes:2")
     print(*workers._readers.pool._processes, flush=True)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..base import DataError
-from ..recipe.source import Spec, check_source, kind_of, read_example, spec_of
+from ..recipe.source import Spec, check_source, kind_of, number_of_classes, read_example, spec_of
 from .order import spread
 
 # The generators are the process's, so its threads draw one example after another
@@ -68,7 +68,7 @@ class Wrapped:
     def __init__(self, source: Any):
         check_source(source)
         self.source = source
-        self.classes = getattr(source, "classes", None)
+        self.classes = number_of_classes(source)
 
     @property
     def spec(self) -> Spec:

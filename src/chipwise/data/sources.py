@@ -38,6 +38,7 @@ from ..recipe.source import (
     Spec as Spec,
     kind_of,
     narrow,
+    number_of_classes,
     read_example,
     spec_of as spec_of,
 )
@@ -393,7 +394,7 @@ def materialize(source: Any) -> Columns:
             list(pool.map(read, starts))
     else:
         columns = take(source, np.arange(len(source)))
-    check_labels(columns, getattr(source, "classes", None))
+    check_labels(columns, number_of_classes(source))
     return {name: np.ascontiguousarray(column) for name, column in columns.items()}
 
 

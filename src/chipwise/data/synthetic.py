@@ -16,6 +16,7 @@ import numpy as np
 
 from ..base import DataError
 from ..base.annotations import as_annotated
+from ..recipe.source import number_of_classes
 from .sources import ByBatch, Columns, Spec, check_indices, spec_of
 
 _NOISE_BYTES = 1 << 20  # range of the offsets of examples in the noise
@@ -131,7 +132,7 @@ def like(source: Any, classes: int | None = None, seed: int = 0) -> Synthetic:
     """
     spec = spec_of(source)
     below = dict(getattr(source, "below", None) or {})
-    known = classes if classes is not None else getattr(source, "classes", None)
+    known = classes if classes is not None else number_of_classes(source)
     if known is not None:
         below.setdefault("label", known)
     if "label" in spec and spec["label"].dtype.kind in "iu" and "label" not in below:

@@ -238,6 +238,7 @@ class Processes:
 
     def __init__(self, source: Any, count: int):
         self.count = count
+        self._buffers: weakref.WeakValueDictionary[int, Buffer] = weakref.WeakValueDictionary()
         kind = kind_of(source)
         try:
             sent = pickle.dumps(source)
@@ -270,8 +271,11 @@ class Processes:
 
     def read(self, indices: np.ndarray, start: int, buffer: Buffer, out: Columns) -> Future:
         """Starts writing the examples at `indices` to the rows of `buffer` from `start` on."""
+        self._buffers[buffer.number] = buffer
+        known = [ref() for ref in self._buffers.valuerefs()]  # a list: streams add at once
+        oldest = min(b.number for b in known if b is not None and b.path is not None)
         place = (buffer.number, buffer.path, buffer.start, buffer.layout, start)
-        return self.pool.submit(_fill_shared, *place, indices)
+        return self.pool.submit(_fill_shared, oldest, *place, indices)
 
     def close(self) -> None:
         for process in list((self.pool._processes or {}).values()):
@@ -327,10 +331,18 @@ def _end_with_parent() -> None:
 
 
 def _fill_shared(
-    number: int, path: str | None, start: int, layout: Layout, first: int, indices: np.ndarray
+    oldest: int,
+    number: int,
+    path: str | None,
+    start: int,
+    layout: Layout,
+    first: int,
+    indices: np.ndarray,
 ) -> dict[str, float]:
-    """Fills rows of the buffer at `path` from `first` on. Runs in another process. *Returns*
-    seconds by stage."""
+    """Fills rows of the buffer at `path` from `first` on, and frees the memory of buffers before
+    number `oldest`. Runs in another process. *Returns* seconds by stage."""
+    for closed in [known for known in _maps if known < oldest]:
+        del _maps[closed]
     if number not in _maps:
         assert path is not None  # of a shared buffer
         with open(path, "r+b") as file:

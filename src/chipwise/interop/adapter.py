@@ -21,7 +21,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ..base import RecipeError, invalid, near
 from ..models.last_activation import PROBABILITIES, last_activation
-from ..recipe.source import Source, rows_of, spec_of
+from ..recipe.source import Source, number_of_classes, rows_of, spec_of
 from ..recipe.task import Sum, Task, Tree
 from ..recipe.user_code import reason_of, user_code, where_of
 
@@ -170,7 +170,7 @@ class Data:
 
         loss.__qualname__ = f"{framework}.{model}.loss"
         init.__qualname__ = f"{framework}.{model}.init"
-        classes = self.classes if self.classes is not None else getattr(self.train, "classes", None)
+        classes = self.classes if self.classes is not None else number_of_classes(self.train)
         return Task(
             init=init,
             loss=loss,

@@ -71,6 +71,15 @@ def check_source(given: Any, what: str = "the source", **facts: str) -> None:
         raise invalid("task-source-expected", what, given, expected, **facts)
 
 
+def number_of_classes(source: Any) -> int | None:
+    """The number of classes that `source.classes` states: a number, or a list of names as
+    torchvision's data sets have it (ImageNet's are tuples of names)."""
+    classes = getattr(source, "classes", None)
+    if isinstance(classes, list | tuple) and all(isinstance(n, str | tuple) for n in classes):
+        return len(classes) or None
+    return int(classes) if isinstance(classes, int | np.integer) else None
+
+
 def spec_of(source: Any) -> Spec:
     """Column to the shape and type of one example.
 

@@ -1,6 +1,7 @@
 """Of several splits to evaluate on the user says which: none is merged or dropped without a word."""
 
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from chipwise.base.errors import DataError
 from chipwise.data import ImageFolder, PackedFolder
 from chipwise.data.pack.packing import Packing, pack
-from chipwise.data.pack.splits import evaluated, split_of
+from chipwise.data.pack.splits import evaluated, splits_of
 from chipwise.data.pack.tokenise import TextForm
 from refusals import refused
 from row_files import IMAGES, example, framed, parquet
@@ -131,6 +132,23 @@ def test_of_several_splits_one_is_declared(make, tmp_path, monkeypatch):
             assert {name: len(one) for name, one in made.items()} == {"train": 6, "eval": SIZES[split]}
 
 
+@pytest.mark.parametrize("make", [a_folder, an_archive, parquets, tfrecords, texts, tables_of_text])
+def test_a_split_of_another_name_is_no_part_of_train(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.SIZES", {"train": 6, "dev": 3})
+    source = make(tmp_path / "data")
+    options = {"text": TextForm(3)} if make in (texts, tables_of_text) else {}
+    with refused(DataError, "split-unstated") as caught:
+        pack(source, tmp_path / "none", **options)
+    assert [name.partition("-")[0].partition(".")[0] for name in caught.value.facts["names"]] == ["dev"]
+    job = Packing(source, tmp_path / "out", eval_split="dev", **options)
+    assert {"split-read"} <= {fact.code for fact in job.listing.told}
+    job.run()
+    assert len(PackedFolder(tmp_path / "out", "eval")) == 3
+    if make is a_folder:
+        with refused(DataError, "split-unstated", names=["dev"]):
+            ImageFolder(source)
+
+
 @pytest.mark.parametrize("make", [a_folder, an_archive])
 def test_a_source_of_images_has_one_split(make, tmp_path):
     source = make(tmp_path / "data")
@@ -186,7 +204,13 @@ def test_splits_that_are_not(there):
         ("cats_test.tfrecord", "test"),
         ("VAL.parquet", "val"),
         ("testament.jsonl", "train"),
+        ("cats-dev.jsonl", "dev"),
     ],
 )
 def test_splits_of_file_names(name, split):
-    assert split_of(name) == split
+    assert splits_of([Path(name)], "dev") == {Path(name): split}
+
+
+def test_a_file_without_a_split_is_of_train_beside_one_to_evaluate_on():
+    files = [Path("a.parquet"), Path("a-test.parquet")]
+    assert [*splits_of(files, None).values()] == ["train", "test"]

@@ -11,7 +11,7 @@ from ...base import DataError, Fact, Say, silent
 from ..folder import DEEPEST, TARS, is_litter
 from .columns import chosen, reading
 from .hub import files_at, from_hub, text_rows
-from .splits import EVAL, evaluated, split_of
+from .splits import EVAL, evaluated, refuse_unstated, splits_of
 
 ENDINGS = (".txt", ".md", ".text")
 _PIECE = 1 << 20  # bytes of a piece of a document, which ends at a line break
@@ -64,14 +64,15 @@ def documents(
         if not path.exists():
             raise DataError("pack-source-missing", path=path)
         if path.is_dir() and (rows := files_at(path)) is not None and rows[0] == "parquet":
-            roles = roles_of({split_of(file.name) for file in rows[1]})
-            for file in rows[1]:
-                if (name := split_of(file.name)) in roles:
+            stated = splits_of(rows[1], eval_split)
+            roles = roles_of({*stated.values()})
+            for file, name in stated.items():
+                if name in roles:
                     yield from _rows(file, text_rows(file), roles[name], columns, say_once)
         elif path.is_dir():
             yield from _files(path, eval_split, roles_of)
         elif ending in (".parquet", ".jsonl", ".csv"):
-            (split,) = roles_of({split_of(path.name)}).values()
+            (split,) = roles_of(splits_of([path], eval_split).values()).values()
             yield from _rows(path, text_rows(path), split, columns, say_once)
         elif path.name.lower().endswith(TARS):
             raise DataError(
@@ -98,6 +99,8 @@ def _files(
     files.sort()
     tops = {file.parts[0] for file in files if len(file.parts) > 1}
     there = [name for name in (*EVAL, eval_split) if name in tops] if "train" in tops else []
+    if "train" in tops and not there:
+        refuse_unstated(path, tops - {"train"})
     roles = roles_of(["train", *there])
     for file in files:
         split = roles.get(file.parts[0]) if there else "train"

@@ -28,7 +28,7 @@ from ...base import DataError, Fact, fact, unreadable
 from ..class_names import nfc, numbers_of
 from ..folder import SUFFIXES, Files, read_file
 from ..sources import Columns
-from .splits import EVAL, evaluated
+from .splits import EVAL, evaluated, refuse_unstated
 from .tables import LabelTable
 
 
@@ -288,6 +288,8 @@ def _splits(
     there = ["train", *(name for name in (*EVAL, eval_split) if name in tops)]
     # Classes may also be called train and test: then there are no deeper folders
     whole = "" in tops or not any(len(paths[row]) >= 3 for row in tops.get("train", ()))
+    if not whole and there == ["train"]:
+        refuse_unstated(where, {*tops} - {"train"})
     if whole or there == ["train"]:
         evaluated(["train"], eval_split, where)  # refuses one that is named
         return {"train": _Rows(list(range(len(paths))), 0)}, [], ()

@@ -29,7 +29,7 @@ from ..folder import is_litter
 from .columns import chosen, labels_of, only, reading
 from .folders import Listing, Split
 from .pack_settings import PackSettings
-from .splits import evaluated, split_of
+from .splits import evaluated, splits_of
 
 _HUB = "hf://datasets/"
 _FILES = {
@@ -82,11 +82,10 @@ def from_parquet(files: Sequence[Path], settings: PackSettings) -> Listing:
     """
     by_split: dict[str, list[Path]] = {}
     content: dict[str, str] = {}
-    roles, told = evaluated(
-        {split_of(file.name) for file in files}, settings.eval_split, files[0].parent
-    )
+    stated = splits_of(files, settings.eval_split)
+    roles, told = evaluated({*stated.values()}, settings.eval_split, files[0].parent)
     for file in files:
-        if (split := roles.get(split_of(file.name))) is None:
+        if (split := roles.get(stated[file])) is None:
             continue
         with _library(file), open(file, "rb") as opened:
             from pyarrow.parquet import read_metadata

@@ -7,20 +7,37 @@ which. They are never merged, and a report names what is left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 from ...base import DataError, Fact, fact
 
 EVAL = ("eval", "val", "valid", "validation", "test")
 """The usual names of a split to evaluate on."""
-_NAME = re.compile(rf"(?:^|[-_./])(train|{'|'.join(EVAL)})(?=[-_./]|$)")
 
 
-def split_of(name: str) -> str:
-    """The split that a file's name states, such as "validation". The default is "train"."""
-    match = _NAME.search(name.lower())
-    return match[1] if match else "train"
+def splits_of(files: Sequence[Path], given: str | None) -> dict[Path, str]:
+    """The splits that the names of `files` state, such as "validation". Without one, a file is of
+    "train". *Arguments:* `given`: the split to evaluate on, if the user names one.
+
+    Raises `DataError` for such a file beside one that states "train".
+    """
+    known = "|".join(map(re.escape, ("train", *EVAL, *([given.lower()] if given else ()))))
+    stated = {
+        file: re.search(rf"(?:^|[-_./])({known})(?=[-_./]|$)", file.name.lower()) for file in files
+    }
+    splits = {file: match[1] if match else "train" for file, match in stated.items()}
+    if any(match and match[1] == "train" for match in stated.values()):
+        refuse_unstated(files[0].parent, [file.name for file in files if stated[file] is None])
+    return splits
+
+
+def refuse_unstated(path: Path, names: Collection[str]) -> None:
+    """Raises `DataError` for `names`, if any, of files or folders beside one of "train" that state
+    no split."""
+    if names:
+        raise DataError("split-unstated", path=path, names=sorted(names))
 
 
 def evaluated(

@@ -21,7 +21,7 @@ from ...base.protobuf import message_class
 from .columns import chosen, labels_of, reading
 from .folders import Listing, Split
 from .pack_settings import PackSettings
-from .splits import evaluated, split_of
+from .splits import evaluated, splits_of
 
 MOST = 1 << 30  # bytes of a record; a larger length is damage
 _MASK = 0xA282EAD8
@@ -85,9 +85,8 @@ def from_tfrecords(files: Sequence[Path], settings: PackSettings) -> Listing:
     digests: dict[str, str] = {}
     read_as: list[Fact] = []
     columns = settings.columns or {}
-    roles, told = evaluated(
-        {split_of(file.name) for file in files}, settings.eval_split, files[0].parent
-    )
+    stated = splits_of(files, settings.eval_split)
+    roles, told = evaluated({*stated.values()}, settings.eval_split, files[0].parent)
 
     def kept(features: dict[str, Value], label: str | None, path: Path) -> tuple[str | None, list]:
         """The column of images, and without one those of numbers."""
@@ -99,7 +98,7 @@ def from_tfrecords(files: Sequence[Path], settings: PackSettings) -> Listing:
         return image, [] if image else numbers
 
     for path in files:
-        if (split := roles.get(split_of(path.name))) is None:
+        if (split := roles.get(stated[path])) is None:
             continue
         digest = hashlib.sha256()
         for offset, data in records(path):
