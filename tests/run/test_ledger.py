@@ -149,6 +149,48 @@ def test_rows_that_are_made_again_are_compared(tmp_path):
         cw.fit(recipe, run, on=On(devices=1), **HOW)
 
 
+class Noisy(list):
+    """Examples that differ at each reading."""
+
+    def __getitem__(self, i):
+        one = super().__getitem__(i)
+        return one | {"x": one["x"] ^ np.random.default_rng().integers(0, 256, one["x"].shape, np.uint8)}
+
+
+def test_rows_that_need_not_be_equal_are_not_compared(tmp_path):
+    columns = tasks.data().columns
+    source = Noisy({name: column[i] for name, column in columns.items()} for i in range(101))
+    run, recipe = tmp_path / "run", tasks.quick(task=tasks.quick_task(train=source, augment=None))
+    how = {**HOW, "on": On(devices=1, exact=False)}
+    cw.fit(recipe, run, stop_after="13st", **how)
+    before = read_ledger(run).rows
+    shutil.rmtree(run / "checkpoints" / "13")
+    cw.fit(recipe, run, **how)
+    after = read_ledger(run)
+    assert len(after.heads) == 1 and list(after.rows) == STEPS
+    assert after.rows[7] == before[7] and after.rows[12] != before[12]
+
+
+def other_loss(params, state, batch, key, train):
+    sums, state = tasks.quick_task().loss(params, state, batch, key, train)
+    return sums | {"loss": cw.Sum(sums["loss"].total / 2, sums["loss"].count)}, state
+
+
+def test_rows_of_other_programs_are_not_compared_if_these_wrote_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(other_loss, "__qualname__", tasks.quick_task().loss.__qualname__)
+    run, recipe = tmp_path / "run", tasks.quick()
+    other = tasks.quick(task=tasks.quick_task(loss=other_loss))
+    how = {**HOW, "on": On(devices=1), "ledger": "10st", "checkpoint_every": "5st", "changed_code": True}
+    cw.fit(recipe, run, stop_after="20st", **how)
+    shutil.rmtree(run / "checkpoints" / "20")
+    cw.fit(other, run, stop_after="17st", **how)
+    cw.fit(recipe, run, **how)
+    ledger = read_ledger(run)
+    assert [head["from"] for head in ledger.heads] == [0, 15, 17] and list(ledger.rows) == [10, 20, 30]
+    codes = [head["computed"]["code"] for head in ledger.heads]
+    assert codes[0] == codes[2] != codes[1]
+
+
 @pytest.mark.slow
 def test_a_run_does_not_go_on_with_other_data(tmp_path):
     run, recipe = tmp_path / "run", tasks.quick()

@@ -7,7 +7,7 @@ A row has the digests of `run.state_digest` after its step, and names the row be
 lost one is found. A step that is one program has no gradient digest. A head describes what computes
 the rows that follow. The first process writes a head, and so does each process that continues with
 other programs, with other data or on another chip. Processes that compute the same bits compare the
-rows that they compute again.
+rows that they compute again. Others, and those that need not compute the same bits, replace them.
 """
 
 from __future__ import annotations
@@ -125,8 +125,12 @@ class Ledger:
         self.session.verifier.collect(step)
         digested = self.session.programs.digests.read(pending)
         self._agree(step, digested)
-        if step in self.agenda.ledger and self._folder is not None:
-            self._write(self._folder, step, digested.values)
+        if self._folder is None:
+            return
+        if self._again is None:  # before a save too, or its head would say nothing of these steps
+            self._again = self._open(self._folder)
+        if step in self.agenda.ledger:
+            self._write(self._folder, self._again, step, digested.values)
 
     def agree(self) -> None:
         """Compares the devices now."""
@@ -168,12 +172,10 @@ class Ledger:
         }
         raise DeviceFault("devices-unlike", **facts, what=sorted(digested.unlike))
 
-    def _write(self, folder: RunFolder, step: int, values: dict[str, str]) -> None:
-        if self._again is None:
-            self._again = self._open(folder)
+    def _write(self, folder: RunFolder, again: Rows, step: int, values: dict[str, str]) -> None:
         row = {name: values[name] for name in DIGESTS if name in values}
         after, folder.ledger = folder.ledger, step
-        before = self._again.pop(step, None)
+        before = again.pop(step, None)
         if before is not None:
             differing = [n for n in DIGESTS if n in before and n in row and before[n] != row[n]]
             if differing:
@@ -194,8 +196,11 @@ class Ledger:
             check_data(folder.path, before["data"], now["data"])
         later = {step: row for step, row in stored.rows.items() if step > self._begin}
         heads, rows = stored.heads, stored.rows
-        if before["computed"] != now["computed"] or before["data"] != now["data"]:
+        since = [stored.head(self._begin + 1), *(h for h in heads if h["from"] > self._begin)]
+        other = any(one[name] != now[name] for one in since for name in ("computed", "data"))
+        if other:
             heads = [*(h for h in heads if h["from"] < self._begin), head]
+        if other or not self.session.layout.exact:  # they need not come out again
             rows = {step: row for step, row in rows.items() if step not in later}
             later = {}
         _put(folder, stored, heads, rows)
