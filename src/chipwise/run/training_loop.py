@@ -125,8 +125,10 @@ def training(
         result = Result.of(log, saver)
         if folder is not None and result.complete:
             folder.finish(result.to_json(), trained=session.step > log.begin)
+        end = Event("end", log.row(session.step, {}), log, result)
         with contextlib.suppress(GeneratorExit):  # to leave the loop at its end is no stop
-            yield Event("end", log.row(session.step, {}), log, result)
+            yield end
+        end.over = True
         return result
 
 
