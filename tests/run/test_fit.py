@@ -216,7 +216,8 @@ def test_an_error_in_a_streamed_source_reaches_the_caller(monkeypatch):
         cw.fit(tasks.quick(task=tasks.quick_task(train=examples, eval=None)), on=cw.On(devices=1), **QUIET)
 
 
-def test_an_evaluation_whose_data_fails_is_made_when_the_run_goes_on(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("stop", "saved"), [(None, 2), ("4st", 4)])
+def test_an_evaluation_whose_data_fails_is_made_when_the_run_goes_on(tmp_path, monkeypatch, stop, saved):
     class Failing(list):
         failing = True
 
@@ -231,10 +232,15 @@ def test_an_evaluation_whose_data_fails_is_made_when_the_run_goes_on(tmp_path, m
     recipe = tasks.quick(duration="8st", task=tasks.quick_task(eval=source))
     run, options = tmp_path / "run", {"eval_every": "4st", "checkpoint_every": "2st"}
     with pytest.raises(cw.errors.DataError, match="photo"):
-        cw.fit(recipe, run, on=cw.On(devices=1), **options, **QUIET)
-    assert cw.run.restore_run(recipe, run).steps == 2
+        cw.fit(recipe, run, on=cw.On(devices=1), stop_after=stop, **options, **QUIET)
+    assert cw.run.restore_run(recipe, run).steps == saved
     source.failing = False
-    cw.fit(recipe, run, on=cw.On(devices=1), **options, **QUIET)
+    told = [
+        (event.kind, event.step, event.done)
+        for event in cw.training(recipe, run, on=cw.On(devices=1), **options, **QUIET)
+        if event.kind == "evaluation"
+    ]
+    assert told == [("evaluation", 4, 4), ("evaluation", 8, 8)]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "eval/loss" in row] == [4, 8]
 

@@ -194,6 +194,19 @@ class Log:
         values = self.session.programs.squares.read(squared, self.recipe.batch)
         return values and {**values, **scale_of(itertools.chain([values], reversed(self.history)))}
 
+    def missed(self, agenda: Agenda) -> bool:
+        """Whether the evaluation after the session's step is due, and an earlier process ended
+        before it was recorded."""
+        step = self.session.step
+        due = 0 < step < agenda.last and step in agenda.evaluate
+        if not due or self.recipe.task.eval is None:
+            return False
+        made = any(
+            row["step"] == step and any(name.startswith("eval/") for name in row)
+            for row in self.history
+        )
+        return self.session.placement.agree("missed", not made)
+
     def evaluate(self, kept: bool = True) -> None:
         """Evaluates the state if the task has evaluation data, and records the metrics, in `final`
         alone unless `kept`. Waits."""

@@ -167,9 +167,15 @@ def _train(
     """Steps until `agenda.last`, a stop or the end of patience. The host reads metrics one step
     late."""
     saver.begin()
+    stopping = False
+    if log.missed(agenda):
+        log.evaluate()
+        saver.keep_best(log.final)
+        stopping = yield from _told(log, saver)
     log.meter.mark(session.step, first=True)
     while (
-        session.step < agenda.last
+        not stopping
+        and session.step < agenda.last
         and not stop.reached(log.reporter.console.gone)
         and not saver.best.over
     ):
