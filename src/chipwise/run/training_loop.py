@@ -99,7 +99,6 @@ def training(
         log = Log(
             session, meter, reporter, folder, Ledger(session, folder, saver, agenda, changed_code)
         )
-        saver.rewind_best(log.history)
 
         # ---- train
         if log.begin < agenda.last:

@@ -80,9 +80,9 @@ class Ledger:
 
     *Fields:* `holes`: facts about rows that were lost.
 
-    Raises `RunError` like `check_unchanged` for a run that needs no step, unless `changed`. Methods
-    that read rows raise `DeviceFault` if devices have different copies or if a row that is computed
-    again differs, and `RunError` for the data of another run.
+    Raises `RunError` for other data, and like `check_unchanged` for a run that needs no step,
+    unless `changed`. Methods that read rows raise `DeviceFault` if devices have different copies or
+    if a row that is computed again differs.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Ledger:
         changed: bool = False,
     ):
         self.session, self.agenda, self.saver = session, agenda, saver
-        self._folder, self._changed = folder, changed
+        self._folder = folder
         self._pending: tuple[int, list[Pending]] | None = None
         self._again: Rows | None = None  # rows after the step with which it begins
         self._begin = self._taken = session.step
@@ -107,6 +107,8 @@ class Ledger:
             self._go_on(folder, stored)
             if not changed and session.step >= agenda.last:
                 check_unchanged(folder.path, session)
+            elif not changed and stored is not None:
+                check_data(folder.path, stored.heads[-1]["data"], texts(session.data_compared))
 
     def take(self, *, last: bool = False) -> None:
         """Starts the digests of the step that was started last, if that step has a row or is the
@@ -191,9 +193,6 @@ class Ledger:
         if stored is None:
             folder.replace(LEDGER, [head])
             return {}
-        before = stored.heads[-1]
-        if not self._changed:
-            check_data(folder.path, before["data"], now["data"])
         later = {step: row for step, row in stored.rows.items() if step > self._begin}
         heads, rows = stored.heads, stored.rows
         since = [stored.head(self._begin + 1), *(h for h in heads if h["from"] > self._begin)]
