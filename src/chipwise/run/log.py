@@ -125,6 +125,8 @@ class Log:
             if self.folder is not None:
                 self.folder.rewind(session.step)
             saver.rewind_best(self.history)
+            if self.folder is not None and session.step < last and not saver.best.over:
+                self.folder.unfinish()
             try:
                 yield from train()
                 return

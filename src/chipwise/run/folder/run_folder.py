@@ -283,6 +283,11 @@ class RunFolder:
         with self.writing():
             put_inside(self.place / "result.json", _json(result, indent=2).encode())
 
+    def unfinish(self) -> None:
+        """Removes `result.json`: the run is trained on."""
+        with self.writing():
+            (self.place / "result.json").unlink(missing_ok=True)
+
     def result(self) -> dict[str, Any] | None:
         """Returns the content of `result.json`, or `None` if it is missing or damaged."""
         return read_result(self.path)[0]
