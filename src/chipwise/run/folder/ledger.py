@@ -196,7 +196,10 @@ class Ledger:
         later = {step: row for step, row in stored.rows.items() if step > self._begin}
         heads, rows = stored.heads, stored.rows
         since = [stored.head(self._begin + 1), *(h for h in heads if h["from"] > self._begin)]
-        other = any(one[name] != now[name] for one in since for name in ("computed", "data"))
+        other = any(
+            one["computed"] != now["computed"] or any(changed_data(one["data"], now["data"]))
+            for one in since
+        )
         if other:
             heads = [*(h for h in heads if h["from"] < self._begin), head]
         if other or not self.session.layout.exact:  # they need not come out again
