@@ -79,6 +79,15 @@ def quick_loss(params, state, batch, key, train):
     }, state
 
 
+def edited_loss(params, state, batch, key, train):
+    """Half of `quick_loss` by its name, as in an edited file."""
+    sums, state = quick_loss(params, state, batch, key, train)
+    return sums | {"loss": cw.Sum(sums["loss"].total / 2, sums["loss"].count)}, state
+
+
+edited_loss.__qualname__ = quick_loss.__qualname__
+
+
 def plain_logits(params, batch):
     h = jnp.tanh((batch["x"].astype(jnp.float32) / jnp.float32(255)).astype(params["w"].dtype) @ params["w"])
     return h @ params["v"]

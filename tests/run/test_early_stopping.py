@@ -16,10 +16,12 @@ import tasks
 from chipwise.base.errors import CheckpointError, DataError, RecipeError, RunError
 from chipwise.base.facts import fact
 from chipwise.explain.report.run_report import report
+from chipwise.proof.audit import audit
 from chipwise.run.evaluate import evaluate
 from chipwise.run.folder.checkpoint import Checkpoints, restore_run
 from chipwise.run.folder.early_stopping import EarlyStopping, Kept
 from chipwise.run.folder.run_reader import read_run
+from chipwise.run.session import Session
 from refusals import refused
 
 pytestmark = pytest.mark.as_users_compile
@@ -153,6 +155,54 @@ def test_patience_ends_the_run_once_and_for_all(whole, tmp_path, capsys):
     assert stored["steps"] == early.steps
     again = cw.fit(recipe(), tmp_path / "run", on=cw.On(devices=2), patience="8st", **QUIET)
     assert (again.steps, again.fingerprint) == (early.steps, early.fingerprint)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_trained_beyond_its_early_end_is_not_finished(tmp_path):
+    one = {**QUIET, "on": cw.On(devices=1)}
+    early = cw.fit(recipe(), tmp_path, patience="8st", **one)
+    told = (tmp_path / "result.json").read_bytes()
+    other = tasks.quick(task=tasks.quick_task(loss=never_a_number), optimizer=recipe().optimizer)
+    with refused(RunError, "run-of-another-recipe"):
+        cw.fit(other, tmp_path, **one)
+    assert cw.fit(recipe(), tmp_path, patience="8st", **one).steps == early.steps
+    assert (tmp_path / "result.json").read_bytes() == told
+    last = early.steps + 3
+    assert cw.fit(recipe(), tmp_path, stop_after=f"{last}st", **one).steps == last < 30
+    result = cw.result(tmp_path, recipe())
+    assert result.steps == last and not result.complete and not (tmp_path / "result.json").exists()
+    verdict, _ = audit(tmp_path, recipe(), steps="0:4", on=cw.On(devices=1))
+    assert verdict.code == "audit-passed"
+
+
+@pytest.mark.slow
+def test_a_resume_that_is_refused_removes_nothing(tmp_path, monkeypatch):
+    one = {**QUIET, "on": cw.On(devices=1), "checkpoint_every": "3st", "stop_after": "5st"}
+    cw.fit(recipe(), tmp_path, **one)
+    shutil.rmtree(tmp_path / "checkpoints" / "5")
+    names = ["metrics.jsonl", "ledger.jsonl"]
+
+    def there():
+        best = sorted(os.listdir(tmp_path / "best"))
+        return [(tmp_path / name).read_bytes() for name in names], best
+
+    before = there()
+    assert before[1] == ["4"]
+    edited = dataclasses.replace(recipe(), task=tasks.quick_task(loss=tasks.edited_loss))
+    with refused(RunError, "run-of-other-programs"):
+        cw.fit(edited, tmp_path, **one)
+    data = tasks.data()
+    data.columns["label"][17] ^= 1
+    with refused(RunError, "ledger-of-other-data"):
+        cw.fit(dataclasses.replace(recipe(), task=tasks.quick_task(train=data)), tmp_path, **one)
+
+    def full(session, steps=1):
+        raise RecipeError("not-enough-memory", "no room")
+
+    monkeypatch.setattr(Session, "compile", full)
+    with refused(RecipeError, "not-enough-memory"):
+        cw.fit(recipe(), tmp_path, **one)
+    assert there() == before
 
 
 @pytest.mark.slow

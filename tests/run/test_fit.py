@@ -140,15 +140,9 @@ def edited(**changes):
     return tasks.quick(task=tasks.quick_task(**changes), duration="4st")
 
 
-def halved(params, state, batch, key, train):
-    sums, state = tasks.quick_task().loss(params, state, batch, key, train)
-    return sums | {"loss": cw.Sum(sums["loss"].total / 2, sums["loss"].count)}, state
-
-
 @pytest.mark.slow
-def test_a_finished_run_does_not_answer_for_edited_code(finished, monkeypatch):
-    monkeypatch.setattr(halved, "__qualname__", tasks.quick_task().loss.__qualname__)
-    made, how = edited(loss=halved), {"on": cw.On(devices=1), "progress": "none"}
+def test_a_finished_run_does_not_answer_for_edited_code(finished):
+    made, how = edited(loss=tasks.edited_loss), {"on": cw.On(devices=1), "progress": "none"}
     with refused(RunError, "finished-run-of-other-programs") as error:
         cw.fit(made, finished, **how)
     assert {name for name, _, _ in error.value.facts["changes"]} == {"code", "evaluation"}
@@ -172,8 +166,7 @@ def test_a_finished_run_answers_after_an_update_of_jax(finished, monkeypatch):
     """Its traces are other ones, which proves nothing about the code."""
     now = session.versions() | {"jax": "99.0"}
     monkeypatch.setattr(session, "versions", lambda: now)
-    monkeypatch.setattr(halved, "__qualname__", tasks.quick_task().loss.__qualname__)
-    assert cw.fit(edited(loss=halved), finished, on=cw.On(devices=1), progress="none").steps == 4
+    assert cw.fit(edited(loss=tasks.edited_loss), finished, on=cw.On(devices=1), progress="none").steps == 4
 
 
 def test_another_recipe_is_refused_with_what_differs(whole):
@@ -216,7 +209,8 @@ def test_an_error_in_a_streamed_source_reaches_the_caller(monkeypatch):
         cw.fit(tasks.quick(task=tasks.quick_task(train=examples, eval=None)), on=cw.On(devices=1), **QUIET)
 
 
-def test_an_evaluation_whose_data_fails_is_made_when_the_run_goes_on(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("stop", "saved"), [(None, 2), ("4st", 4)])
+def test_an_evaluation_whose_data_fails_is_made_when_the_run_goes_on(tmp_path, monkeypatch, stop, saved):
     class Failing(list):
         failing = True
 
@@ -231,10 +225,15 @@ def test_an_evaluation_whose_data_fails_is_made_when_the_run_goes_on(tmp_path, m
     recipe = tasks.quick(duration="8st", task=tasks.quick_task(eval=source))
     run, options = tmp_path / "run", {"eval_every": "4st", "checkpoint_every": "2st"}
     with pytest.raises(cw.errors.DataError, match="photo"):
-        cw.fit(recipe, run, on=cw.On(devices=1), **options, **QUIET)
-    assert cw.run.restore_run(recipe, run).steps == 2
+        cw.fit(recipe, run, on=cw.On(devices=1), stop_after=stop, **options, **QUIET)
+    assert cw.run.restore_run(recipe, run).steps == saved
     source.failing = False
-    cw.fit(recipe, run, on=cw.On(devices=1), **options, **QUIET)
+    told = [
+        (event.kind, event.step, event.done)
+        for event in cw.training(recipe, run, on=cw.On(devices=1), **options, **QUIET)
+        if event.kind == "evaluation"
+    ]
+    assert told == [("evaluation", 4, 4), ("evaluation", 8, 8)]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "eval/loss" in row] == [4, 8]
 

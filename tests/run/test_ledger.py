@@ -11,6 +11,7 @@ import pytest
 import chipwise as cw
 import processes
 import tasks
+from chipwise.data import compared
 from chipwise.explain.report.run_report import report as run_report
 from chipwise.proof.audit import audit
 from chipwise.run.folder import run_reader
@@ -147,6 +148,74 @@ def test_rows_that_are_made_again_are_compared(tmp_path):
     changed_row(run, 21, "gradient")
     with refused(cw.errors.DeviceFault, "ledger-differs", step=21, what=["gradient"]):
         cw.fit(recipe, run, on=On(devices=1), **HOW)
+
+
+def listed():
+    columns = tasks.data().columns
+    return [{name: column[i] for name, column in columns.items()} for i in range(101)]
+
+
+def fewer_portions(run):
+    """The ledger of a process whose disk was slow, and what its head states of the training data."""
+    head, *rows = (run / LEDGER).read_text().splitlines()
+    head = json.loads(head)
+    parts = head["data"]["training"].split()
+    assert [part.partition(":")[0] for part in parts] == [
+        f"{name}/{read}" for read in (8, 32, 101) for name in ("labels", "examples")
+    ]
+    head["data"]["training"] = " ".join(parts[:-2])
+    (run / LEDGER).write_text("\n".join([json.dumps(head), *rows]) + "\n")
+    return head["data"]["training"]
+
+
+def test_a_digest_does_not_depend_on_how_much_of_the_data_was_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(compared, "_SECONDS", 1e9)
+    run, recipe = tmp_path / "run", tasks.quick(task=tasks.quick_task(train=listed()))
+    cw.fit(recipe, run, on=On(devices=1), stop_after="13st", **HOW)
+    before = read_ledger(run)
+    earlier = run_reader.sha_of([[before.heads[0][n] for n in ("recipe", "data")], [*before.rows.items()]])
+    assert before.digest != earlier and before.was(before.digest) and before.was(earlier)
+    stated = fewer_portions(run)
+    after = read_ledger(run)
+    assert after.digest == before.digest and not after.was(earlier) and not after.was(None)
+    shutil.rmtree(run / "checkpoints" / "13")
+    cw.fit(recipe, run, on=On(devices=1), stop_after="14st", **HOW)
+    (head,) = read_ledger(run).heads
+    assert head["data"]["training"] == stated and list(read_ledger(run).rows) == [4, 7, 8, 12, 14]
+
+
+class Noisy(list):
+    """Examples that differ at each reading."""
+
+    def __getitem__(self, i):
+        one = super().__getitem__(i)
+        return one | {"x": one["x"] ^ np.random.default_rng().integers(0, 256, one["x"].shape, np.uint8)}
+
+
+def test_rows_that_need_not_be_equal_are_not_compared(tmp_path):
+    run, recipe = tmp_path / "run", tasks.quick(task=tasks.quick_task(train=Noisy(listed())))
+    how = {**HOW, "on": On(devices=1, exact=False)}
+    cw.fit(recipe, run, stop_after="13st", **how)
+    before = read_ledger(run).rows
+    shutil.rmtree(run / "checkpoints" / "13")
+    cw.fit(recipe, run, **how)
+    after = read_ledger(run)
+    assert len(after.heads) == 1 and list(after.rows) == STEPS
+    assert after.rows[7] == before[7] and after.rows[12] != before[12]
+
+
+def test_rows_of_other_programs_are_not_compared_if_these_wrote_none(tmp_path):
+    run, recipe = tmp_path / "run", tasks.quick()
+    other = tasks.quick(task=tasks.quick_task(loss=tasks.edited_loss))
+    how = {**HOW, "on": On(devices=1), "ledger": "10st", "checkpoint_every": "5st", "changed_code": True}
+    cw.fit(recipe, run, stop_after="20st", **how)
+    shutil.rmtree(run / "checkpoints" / "20")
+    cw.fit(other, run, stop_after="17st", **how)
+    cw.fit(recipe, run, **how)
+    ledger = read_ledger(run)
+    assert [head["from"] for head in ledger.heads] == [0, 15, 17] and list(ledger.rows) == [10, 20, 30]
+    codes = [head["computed"]["code"] for head in ledger.heads]
+    assert codes[0] == codes[2] != codes[1]
 
 
 @pytest.mark.slow

@@ -45,6 +45,15 @@ def test_fit_and_moments_take_the_same():
     assert list(one.values()) == list(other.values())
 
 
+def test_after_the_loop_its_last_event_is_over(recipe, tmp_path):
+    *_, event = cw.training(recipe, tmp_path, stop_after="5st", **HOW)
+    before = (tmp_path / "metrics.jsonl").read_text()
+    for call in (lambda: event.log({"mine/x": 1.0}), lambda: event.text("mine/text", "a")):
+        with refused(RecipeError, "event-over", kind="end", step=5):
+            call()
+    assert (tmp_path / "metrics.jsonl").read_text() == before and event.parameters()
+
+
 def test_every_row_is_a_moment_and_code_there_changes_no_bit(recipe, whole, tmp_path):
     seen, seconds = [], 0.0
     for event in cw.training(recipe, tmp_path, checkpoint_every="13st", **HOW):

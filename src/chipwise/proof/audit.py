@@ -164,7 +164,7 @@ def _changes(
     )
     for name, what in others.items():
         yield fact("audit-other-data", name=name, run=run, what=what)
-    if stored.result is not None and stored.result.get("ledger") != ledger.digest:
+    if stored.result is not None and not ledger.was(stored.result.get("ledger")):
         yield fact("audit-other-ledger", run=run)
     yield from stored.problems
     yield from holes(stored.path, ledger)

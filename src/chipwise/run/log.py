@@ -63,8 +63,8 @@ class Log:
     """Collects rows `{"step", "epoch", "seconds", "train/...", "eval/...", speeds}`.
 
     `seconds` is the wall time of the run over all its processes, including start and compilation.
-    Lost work, after the checkpoint from which a run is resumed, does not count. The constructor
-    removes its rows.
+    Lost work, after the checkpoint from which a run is resumed, does not count. `undoing` removes
+    its rows.
 
     *Arguments:* `session`: at the step with which this process begins. `folder`: only on host 0.
     `ledger`: gets rows of digests at the same times.
@@ -102,7 +102,7 @@ class Log:
                 reporter.say(one.told(name))
         for hole in ledger.holes:
             reporter.warn(hole)
-        self.history = folder.rewind(self.begin) if folder is not None else []
+        self.history = folder.rows(self.begin) if folder is not None else []
         self.final: dict[str, Any] = {}
         for row in self.history:
             self.final |= {k: v for k, v in row.items() if k.startswith(("train/", "eval/"))}
@@ -115,12 +115,18 @@ class Log:
     def undoing(
         self, train: Callable[[], Generator[Any, None, None]], last: int
     ) -> Generator[Any, None, None]:
-        """Yields from `train()`, which trains to step `last`. If two devices differ in a replica,
-        goes back to the checkpoint before and calls `train` again, to find out which is wrong.
-        Removes what was recorded since a device may have computed wrongly."""
+        """Removes what was recorded after the session's step, and yields from `train()`, which
+        trains to step `last`. If two devices differ in a replica, goes back to the checkpoint
+        before and does it again, to find out which is wrong."""
         session, ledger, saver = self.session, self.ledger, self.ledger.saver
         session.verifier.say = self.reporter.warn
         while True:
+            self.history[:] = [row for row in self.history if row["step"] <= session.step]
+            if self.folder is not None:
+                self.folder.rewind(session.step)
+            saver.rewind_best(self.history)
+            if self.folder is not None and session.step < last and not saver.best.over:
+                self.folder.unfinish()
             try:
                 yield from train()
                 return
@@ -129,11 +135,7 @@ class Log:
                 session.begin(saver.restore(self.reporter), last=last)
                 self.logged, self._pending = session.step, None
                 self.new.clear()
-                self.history[:] = [row for row in self.history if row["step"] <= session.step]
-                if self.folder is not None:
-                    self.folder.rewind(session.step)
                 ledger.begin()
-                saver.rewind_best(self.history)
             except DeviceFault as fault:
                 if isinstance(verified := fault.facts.get("verified"), int):
                     saver.forget(max(verified, self.begin))
@@ -193,6 +195,19 @@ class Log:
         squared, self._squared = self._squared, None
         values = self.session.programs.squares.read(squared, self.recipe.batch)
         return values and {**values, **scale_of(itertools.chain([values], reversed(self.history)))}
+
+    def missed(self, agenda: Agenda) -> bool:
+        """Whether the evaluation after the session's step is due, and an earlier process ended
+        before it was recorded."""
+        step = self.session.step
+        due = 0 < step < agenda.last and step in agenda.evaluate
+        if not due or self.recipe.task.eval is None:
+            return False
+        made = any(
+            row["step"] == step and any(name.startswith("eval/") for name in row)
+            for row in self.history
+        )
+        return self.session.placement.agree("missed", not made)
 
     def evaluate(self, kept: bool = True) -> None:
         """Evaluates the state if the task has evaluation data, and records the metrics, in `final`

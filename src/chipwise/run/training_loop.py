@@ -99,7 +99,6 @@ def training(
         log = Log(
             session, meter, reporter, folder, Ledger(session, folder, saver, agenda, changed_code)
         )
-        saver.rewind_best(log.history)
 
         # ---- train
         if log.begin < agenda.last:
@@ -125,8 +124,10 @@ def training(
         result = Result.of(log, saver)
         if folder is not None and result.complete:
             folder.finish(result.to_json(), trained=session.step > log.begin)
+        end = Event("end", log.row(session.step, {}), log, result)
         with contextlib.suppress(GeneratorExit):  # to leave the loop at its end is no stop
-            yield Event("end", log.row(session.step, {}), log, result)
+            yield end
+        end.over = True
         return result
 
 
@@ -165,9 +166,15 @@ def _train(
     """Steps until `agenda.last`, a stop or the end of patience. The host reads metrics one step
     late."""
     saver.begin()
+    stopping = False
+    if log.missed(agenda):
+        log.evaluate()
+        saver.keep_best(log.final)
+        stopping = yield from _told(log, saver)
     log.meter.mark(session.step, first=True)
     while (
-        session.step < agenda.last
+        not stopping
+        and session.step < agenda.last
         and not stop.reached(log.reporter.console.gone)
         and not saver.best.over
     ):

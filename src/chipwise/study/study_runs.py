@@ -182,7 +182,7 @@ def is_proven(folder: Path, recipe: Mapping[str, Any]) -> bool:
     that of the `recipe` there."""
     result, _ = read_result(folder)
     ledger = read_ledger(folder)
-    if result is None or ledger is None or result.get("ledger") != ledger.digest:
+    if result is None or ledger is None or not ledger.was(result.get("ledger")):
         return False
     if ledger.heads[0].get("recipe") != sha_of(settings_in(recipe)):
         return False

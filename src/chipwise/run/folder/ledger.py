@@ -7,7 +7,7 @@ A row has the digests of `run.state_digest` after its step, and names the row be
 lost one is found. A step that is one program has no gradient digest. A head describes what computes
 the rows that follow. The first process writes a head, and so does each process that continues with
 other programs, with other data or on another chip. Processes that compute the same bits compare the
-rows that they compute again.
+rows that they compute again. Others, and those that need not compute the same bits, replace them.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class Ledger:
 
     *Fields:* `holes`: facts about rows that were lost.
 
-    Raises `RunError` like `check_unchanged` for a run that needs no step, unless `changed`. Methods
-    that read rows raise `DeviceFault` if devices have different copies or if a row that is computed
-    again differs, and `RunError` for the data of another run.
+    Raises `RunError` for other data, and like `check_unchanged` for a run that needs no step,
+    unless `changed`. Methods that read rows raise `DeviceFault` if devices have different copies or
+    if a row that is computed again differs.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Ledger:
         changed: bool = False,
     ):
         self.session, self.agenda, self.saver = session, agenda, saver
-        self._folder, self._changed = folder, changed
+        self._folder = folder
         self._pending: tuple[int, list[Pending]] | None = None
         self._again: Rows | None = None  # rows after the step with which it begins
         self._begin = self._taken = session.step
@@ -107,6 +107,8 @@ class Ledger:
             self._go_on(folder, stored)
             if not changed and session.step >= agenda.last:
                 check_unchanged(folder.path, session)
+            elif not changed and stored is not None:
+                check_data(folder.path, stored.heads[-1]["data"], texts(session.data_compared))
 
     def take(self, *, last: bool = False) -> None:
         """Starts the digests of the step that was started last, if that step has a row or is the
@@ -125,8 +127,12 @@ class Ledger:
         self.session.verifier.collect(step)
         digested = self.session.programs.digests.read(pending)
         self._agree(step, digested)
-        if step in self.agenda.ledger and self._folder is not None:
-            self._write(self._folder, step, digested.values)
+        if self._folder is None:
+            return
+        if self._again is None:  # before a save too, or its head would say nothing of these steps
+            self._again = self._open(self._folder)
+        if step in self.agenda.ledger:
+            self._write(self._folder, self._again, step, digested.values)
 
     def agree(self) -> None:
         """Compares the devices now."""
@@ -168,12 +174,10 @@ class Ledger:
         }
         raise DeviceFault("devices-unlike", **facts, what=sorted(digested.unlike))
 
-    def _write(self, folder: RunFolder, step: int, values: dict[str, str]) -> None:
-        if self._again is None:
-            self._again = self._open(folder)
+    def _write(self, folder: RunFolder, again: Rows, step: int, values: dict[str, str]) -> None:
         row = {name: values[name] for name in DIGESTS if name in values}
         after, folder.ledger = folder.ledger, step
-        before = self._again.pop(step, None)
+        before = again.pop(step, None)
         if before is not None:
             differing = [n for n in DIGESTS if n in before and n in row and before[n] != row[n]]
             if differing:
@@ -189,13 +193,16 @@ class Ledger:
         if stored is None:
             folder.replace(LEDGER, [head])
             return {}
-        before = stored.heads[-1]
-        if not self._changed:
-            check_data(folder.path, before["data"], now["data"])
         later = {step: row for step, row in stored.rows.items() if step > self._begin}
         heads, rows = stored.heads, stored.rows
-        if before["computed"] != now["computed"] or before["data"] != now["data"]:
+        since = [stored.head(self._begin + 1), *(h for h in heads if h["from"] > self._begin)]
+        other = any(
+            one["computed"] != now["computed"] or any(changed_data(one["data"], now["data"]))
+            for one in since
+        )
+        if other:
             heads = [*(h for h in heads if h["from"] < self._begin), head]
+        if other or not self.session.layout.exact:  # they need not come out again
             rows = {step: row for step, row in rows.items() if step not in later}
             later = {}
         _put(folder, stored, heads, rows)

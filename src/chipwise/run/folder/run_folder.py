@@ -149,14 +149,15 @@ class RunFolder:
         """The folder that this process locked, wherever it is now, for what is written there."""
         return self._lock.folder
 
+    def rows(self, step: int) -> list[dict[str, Any]]:
+        """The metric rows until `step`, with NaN for metrics that were not finite."""
+        before = [row for row in read_rows(self.path)[0] if row["step"] <= step]
+        return [{k: math.nan if v is None else v for k, v in row.items()} for row in before]
+
     def rewind(self, step: int) -> list[dict[str, Any]]:
         """Removes the metric rows after `step`, which a resumed run writes again, and the texts and
-        pictures after it.
-
-        *Returns* the other rows, with NaN for metrics that were not finite.
-        """
-        before = [row for row in read_rows(self.path)[0] if row["step"] <= step]
-        rows = [{k: math.nan if v is None else v for k, v in row.items()} for row in before]
+        pictures after it. *Returns* `rows(step)`."""
+        rows = self.rows(step)
         if (self.path / "metrics.jsonl").exists():
             self.replace("metrics.jsonl", rows)
         media = [row for row in read_media(self.path) if row["step"] <= step]
@@ -281,6 +282,11 @@ class RunFolder:
             return
         with self.writing():
             put_inside(self.place / "result.json", _json(result, indent=2).encode())
+
+    def unfinish(self) -> None:
+        """Removes `result.json`: the run is trained on."""
+        with self.writing():
+            (self.place / "result.json").unlink(missing_ok=True)
 
     def result(self) -> dict[str, Any] | None:
         """Returns the content of `result.json`, or `None` if it is missing or damaged."""

@@ -330,13 +330,25 @@ class StoredLedger:
     @property
     def digest(self) -> str:
         """SHA-256 of the recipe's and the data's digests, and of all rows: equal on any number of
-        devices."""
-        what = [self.heads[0].get(name) for name in ("recipe", "data")]
-        return sha_of([what, sorted(self.rows.items())])
+        devices. Portions of the data do not count: a slow disk has fewer."""
+        return self._digest({name: _of_all(text) for name, text in self.heads[0]["data"].items()})
+
+    def was(self, stated: Any) -> bool:
+        """Whether `stated` is the `digest`, or that of earlier versions, which had the portions."""
+        return stated in (self.digest, self._digest(self.heads[0]["data"]))
+
+    def _digest(self, data: dict[str, Any]) -> str:
+        return sha_of([[self.heads[0].get("recipe"), data], sorted(self.rows.items())])
 
     def head(self, step: int) -> dict[str, Any]:
         """The head of the row of `step`."""
         return next((h for h in reversed(self.heads) if h["from"] < step), self.heads[0])
+
+
+def _of_all(text: str | None) -> str | None:
+    """Returns the parts of `data.compared.texts` that are not of a portion, as `contents/40`."""
+    parts = ((part, part.rpartition(":")[0].rpartition("/")[2]) for part in (text or "").split())
+    return text and " ".join(part for part, number in parts if not number.isdecimal())
 
 
 def read_ledger(run: Path) -> StoredLedger | None:
