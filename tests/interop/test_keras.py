@@ -1,5 +1,6 @@
 """Keras models with several inputs, and what they were compiled with."""
 
+import functools
 import os
 
 import jax
@@ -620,6 +621,34 @@ def test_a_metric_of_keras_by_a_name_gets_the_target_first(metric):
     task = cw.keras.task(model, train=data, target="y", metrics={"mine": metric})
     expected = [v for n, v in own_numbers(model, A, LABEL).items() if n != "loss"]
     assert our_numbers(task, A, LABEL.astype(np.int32))["mine"] == pytest.approx(expected[0], rel=1e-5)
+
+
+def settled(function, **settings):
+    return functools.partial(functools.partial(function), **settings)
+
+
+@pytest.mark.parametrize("by", [lambda one: one, lambda one: [one]], ids=["one", "list"])
+def test_a_partial_of_a_function_of_keras_gets_the_target_first(by):
+    loss = settled(keras.losses.binary_crossentropy, from_logits=True)
+    metric = settled(keras.metrics.top_k_categorical_accuracy, k=1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile(loss=loss, metrics=[metric])
+    metrics = {"top": metric} if by(loss) is loss else None
+    task = cw.keras.task(model, by(loss), train=cw.Arrays(x=A, y=ONE_HOT), target="y", metrics=metrics)
+    assert list(our_numbers(task, A, ONE_HOT).values()) == pytest.approx(
+        list(own_numbers(model, A, ONE_HOT).values()), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("function", [uneven, settled(uneven)], ids=["function", "partial"])
+def test_a_function_of_a_module_called_like_keras_gets_the_outputs_first(function, monkeypatch):
+    monkeypatch.setattr(uneven, "__module__", "keras_utils")
+    model = sequential()
+    data = cw.Arrays(x=A, y=ONE_HOT)
+    task = cw.keras.task(model, function, train=data, target="y", metrics={"mine": function})
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        expected = float(np.mean(uneven(model(A), ONE_HOT)))
+    assert our_numbers(task, A, ONE_HOT) == pytest.approx({"loss": expected, "mine": expected}, rel=1e-5)
 
 
 @pytest.mark.parametrize("metric", [keras.metrics.Precision(), keras.metrics.AUC()], ids=str)

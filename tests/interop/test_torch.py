@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import copy
+import dataclasses
 import functools
 import types
 
@@ -49,6 +50,23 @@ def eager(module, loss, x, label):
     return float(value.detach()), dict(zip(params, slopes, strict=True)), held
 
 
+class Halved(nn.CrossEntropyLoss):
+    """A loss of the user's, with a forward of its own that returns a mean."""
+
+    def forward(self, outputs, target):
+        return 0.5 * F.cross_entropy(outputs, target, reduction="mean")
+
+
+@dataclasses.dataclass
+class Scaled:
+    """A callable without a hash."""
+
+    by: float
+
+    def __call__(self, outputs, target):
+        return self.by * F.cross_entropy(outputs, target.long())
+
+
 LOSSES = {
     "mean": lambda: nn.CrossEntropyLoss(),
     "smoothed": lambda: nn.CrossEntropyLoss(label_smoothing=0.1),
@@ -56,6 +74,8 @@ LOSSES = {
     "ignoring": lambda: nn.CrossEntropyLoss(ignore_index=1),
     "values": lambda: nn.CrossEntropyLoss(reduction="none"),
     "function": lambda: F.cross_entropy,
+    "subclass": lambda: Halved(),
+    "without a hash": lambda: Scaled(0.5),
     "own": lambda: lambda outputs, label: F.cross_entropy(outputs, label.long()) + outputs.square().mean(),
 }
 

@@ -12,6 +12,7 @@ import chipwise as cw
 import tasks
 from chipwise.recipe.duration import Clock
 from chipwise.recipe.schedules import from_json, tabulated
+from chipwise.recipe.task import by_path
 from refusals import refused
 
 torch = pytest.importorskip("torch")
@@ -230,6 +231,44 @@ def test_groups_are_described_as_in_stored_runs():
         **first,
         **{f"{name}_1": value for name, value in second.items()},
     }
+
+
+class Around(torch.nn.Module):
+    """A net in a module with a head of its own, as in Lightning."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.head = net(), torch.nn.Linear(2, 2)
+
+
+def updated(read, params):
+    """The parameters by path after a step along a gradient of ones."""
+    hyper = {name: schedule.value for name, schedule in read.hyper.items()}
+    return by_path(read.update(jax.tree.map(jnp.ones_like, params), read.init(params), params, hyper)[0])
+
+
+def test_groups_whose_names_are_none_of_the_task_are_refused():
+    around = Around()
+    made = torch.optim.SGD(groups(around.net, lr=0.01), lr=0.1)
+    params = {"0": {"weight": jnp.zeros((4, 3))}, "2": {"weight": jnp.zeros((2, 4))}}
+    facts = {"name": "net/0/weight", "near": "0/weight"}
+    with refused(cw.errors.RecipeError, "torch-groups-elsewhere", **facts):
+        cw.torch.optimizer(made, module=around).init(params)
+    moved = updated(cw.torch.optimizer(made, module=around.net), params)
+    assert {name: float(np.max(x)) for name, x in moved.items()} == pytest.approx(
+        {"0/weight": -0.1, "2/weight": -0.01}
+    )
+
+
+def test_adapters_are_in_the_group_of_their_matrix():
+    module = net()
+    read = cw.torch.optimizer(torch.optim.SGD(groups(module, lr=0.01), lr=0.1), module=module)
+    parts = {"lora_a": jnp.zeros((3, 1)), "lora_b": jnp.zeros((1, 4))}
+    moved = updated(read, {"0": {"weight": parts, "bias": jnp.zeros(4)}, "2": {"weight": parts}, "3": parts})
+    assert {name: float(np.max(x)) for name, x in moved.items()} == pytest.approx(
+        {"0/bias": -0.1}
+        | {f"{n}/{part}": r for n, r in [("0/weight", -0.1), ("2/weight", -0.01), ("3", 0)] for part in parts}
+    )
 
 
 @pytest.mark.slow

@@ -135,6 +135,7 @@ def test_a_padded_batch_is_filled_where_there_are_examples_for_it():
 def test_near_misses_are_quiet():
     for changes in (
         {"optimizer": cw.sgd(lr=0.2)},
+        {"optimizer": cw.sgd(lr=0.1, momentum=cw.schedules.linear(0.9, 1.0))},
         {"optimizer": cw.adam(lr=0.03)},
         {"optimizer": cw.sgd(lr=cw.schedules.warmup(1.0, "5%"))},
         {"optimizer": cw.sgd(lr=optax.cosine_decay_schedule(0.1, 63))},

@@ -119,6 +119,14 @@ def test_what_has_no_value_is_nan_and_what_does_not_fit_is_refused():
     with np.errstate(all="ignore"):
         assert np.isnan(value([0.5, 0.25], [1, 1])) and np.isnan(value([0.5, np.nan], [1, 0]))
         assert np.isnan(value([0.5, 0.25], [2, 0]))
+        for wide in (2, 3):
+            logits, (right, *wrong) = (
+                np.eye(wide, dtype=np.float32)[[0, 1, 1]],
+                ([0, 1, 1], [0, 1, -1], [0, 1, 3]),
+            )
+            for metric in (cw.metrics.roc_auc, cw.metrics.average_precision):
+                of = [metric(logits, jnp.asarray(labels), None).value for labels in (right, *wrong)]
+                assert np.isnan(of[1:]).all() and np.isfinite(of[0]).any(), (wide, metric)
     with refused(RecipeError, "shapes-differ"):
         value([0.5, 0.25], [1, 0, 1])
     with refused(RecipeError, "average-unknown"):

@@ -107,3 +107,10 @@ def test_mistakes_are_named():
     with refused(RecipeError, "average-range", name="momentum"):
         muon(0.1, momentum=1.0)
     assert "adam_lr" not in muon(0.1).hyper and "adam_lr" in muon(0.1, adam_lr=0.2).hyper
+
+
+def test_a_rate_of_zero_for_adam_keeps_what_adam_moves():
+    before, gradient = arrays(), arrays()
+    after = moved(muon(lr=0.1, adam_lr=0.0), before, [gradient])
+    held = jax.tree.map(lambda x, y: bool(np.array_equal(x, y)), before, after)
+    assert held == {"dense": {"kernel": False, "bias": True}, "conv": {"kernel": True}, "embedding": True}

@@ -135,6 +135,16 @@ def test_settings_are_set_as_those_of_the_inner_one():
             lambda: cw.recipe.grouped(cw.from_optax(_lamb, learning_rate=0.1), {"*": {"lr": 2}}),
             "optimizer-not-elementwise",
         ),
+        (
+            lambda: cw.recipe.grouped(
+                cw.recipe.grouped(cw.sgd(lr=0.1), {"norm/*": {"lr": 2}}), {"*": {"lr": 2}}
+            ),
+            "groups-in-groups",
+        ),
+        (
+            lambda: cw.recipe.layerwise(cw.recipe.layerwise(cw.sgd(lr=0.1), ["norm/*"]), ["out/*"]),
+            "groups-in-groups",
+        ),
         (lambda: cw.recipe.grouped(cw.sgd(lr=0.1), {}), "groups-expected"),
         (lambda: cw.recipe.grouped(cw.sgd(lr=0.1), {"*": {}}), "groups-expected"),
         (lambda: cw.recipe.grouped(cw.sgd(lr=0.1), 3), "groups-expected"),

@@ -205,9 +205,11 @@ def _symbolic(keras: Any, model: Any, called: Callable, several: tuple[Any, Any]
 
 
 def _is_keras(keras: Any, one: Any) -> bool:
-    """Whether a loss or metric is Keras' own, which takes the target first."""
+    """Whether a loss or metric is Keras' own, which takes the target first, or a partial of it."""
+    while isinstance(one, functools.partial):
+        one = one.func
     own = isinstance(one, (keras.metrics.Metric, keras.losses.Loss))
-    return own or str(getattr(one, "__module__", "")).startswith("keras")
+    return own or str(getattr(one, "__module__", "")).partition(".")[0] == "keras"
 
 
 def _accuracy(keras: Any, target: Any, outputs: Any) -> Any:

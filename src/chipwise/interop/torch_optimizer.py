@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 import sys
 import warnings
 from dataclasses import fields
@@ -23,12 +24,13 @@ import jax
 import numpy as np
 import optax
 
-from ..base import RecipeError, invalid, unknown
+from ..base import RecipeError, invalid, near, unknown
 from ..base.annotations import as_annotated
 from ..base.figures import one_line
 from ..recipe import adaptive
 from ..recipe.optimizers import Optimizer, adam, adamw, from_optax, sgd
 from ..recipe.schedules import tabulated
+from ..recipe.task import by_path
 from .torch_environment import torch_library
 
 _KINDS: dict[str, Any] = {
@@ -79,7 +81,8 @@ def optimizer(
       Parameters that are in no group are not updated, as in PyTorch.
 
     The gradient is that of the mean loss over the batch. Raises `RecipeError` for optimizers and
-    settings that have no counterpart here, and for a scheduler that cannot be run in advance.
+    settings that have no counterpart here, for a scheduler that cannot be run in advance and, in
+    use, for groups without a parameter of the task.
     """
     torch = torch_library()
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -139,18 +142,22 @@ class GroupNames(tuple):
 
 
 def groups(kind: str, fixed: tuple[dict[str, Any], ...], names: GroupNames, **inputs: Any) -> Any:
-    """PyTorch's parameter groups as an optax transformation.
+    """PyTorch's parameter groups as an optax transformation. Adapters are in their matrix's group.
 
     *Arguments:* `fixed`: for each group the settings that are not inputs. `inputs`: those of all
     groups, named `lr` and so on for the first group, `lr_1` for the second.
+
+    In use, raises `RecipeError` if no parameter has one of `names`.
     """
     known = dict(names)
 
     def labels(params: Any) -> Any:
-        def one(path: Any, _: Any) -> str:
-            return str(known.get(jax.tree_util.keystr(path, simple=True, separator="/"), "none"))
-
-        return jax.tree_util.tree_map_with_path(one, params)
+        paths = list(by_path(params))
+        of = [known.get(p, known.get(re.sub("/lora_[ab]$", "", p), "none")) for p in paths]
+        if set(of) == {"none"}:
+            first = next(iter(known))
+            raise RecipeError("torch-groups-elsewhere", name=first, near=near(first, paths))
+        return jax.tree.unflatten(jax.tree.structure(params), map(str, of))
 
     parts = {"none": optax.set_to_zero()}
     for i, own in enumerate(fixed):

@@ -396,15 +396,16 @@ def totalled(loss: Any) -> Callable[[Any, Any, int], tuple[Any, Any]]:
     """
     torch = torch_library()
     functional = torch.nn.functional
-    modules = {
-        functional.cross_entropy: torch.nn.CrossEntropyLoss,
-        functional.nll_loss: torch.nn.NLLLoss,
-    }
-    if not isinstance(loss, torch.nn.Module) and loss in modules:
-        loss = modules[loss]()
+    modules = (
+        (functional.cross_entropy, torch.nn.CrossEntropyLoss),
+        (functional.nll_loss, torch.nn.NLLLoss),
+    )
+    loss = next((kind() for function, kind in modules if loss is function), loss)
     if getattr(loss, "reduction", "mean") == "sum":
         raise RecipeError("torch-loss-summed", loss=type(loss).__name__)
-    if getattr(loss, "reduction", None) == "mean" and isinstance(loss, tuple(modules.values())):
+    forward = getattr(type(loss), "forward", None)  # a subclass may have its own
+    theirs = any(forward is kind.forward for _, kind in modules)
+    if theirs and getattr(loss, "reduction", None) == "mean":
         return functools.partial(_weighted, loss)
 
     def total(outputs: Any, target: Any, examples: int) -> tuple[Any, Any]:

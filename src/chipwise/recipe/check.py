@@ -133,8 +133,7 @@ def _rates(recipe: Recipe) -> Iterator[Fact]:
         yield fact("rate-unusual", optimizer=kind, lr=rate, low=low, high=high, near=clipped)
     if "momentum" in optimizer.settings and recipe.starts_at_its_peak:
         momentum = as_schedule(optimizer.settings["momentum"]).highest(clock)
-        sudden = rounded(rate / (1 - momentum))
-        if sudden > _SUDDEN:
+        if momentum < 1 and (sudden := rounded(rate / (1 - momentum))) > _SUDDEN:
             yield fact("rate-sudden", lr=rate, with_momentum=sudden, limit=_SUDDEN)
 
 

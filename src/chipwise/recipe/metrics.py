@@ -251,8 +251,7 @@ def _ranked(metric: str, logits: Any, labels: Any, average: str | None) -> Sum:
         if logits.shape[1] > 2:  # of two, probabilities have the order of logits
             note(metric, logits)
         scores = logits
-        labels = class_labels(labels, logits)
-        actual = jax.nn.one_hot(labels, logits.shape[1], dtype=jnp.float32)
+        actual = _one_hot(logits, labels)
     else:
         scores = logits if logits.ndim == 2 else logits[:, None]
         actual = same_shape(
@@ -289,12 +288,18 @@ def _score(
 
 def _one_label(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Predicted and actual, `(batch, classes)` of 0 and 1, one 1 a row."""
+    actual = _one_hot(logits, labels)
+    predicted = jax.nn.one_hot(jnp.argmax(logits, axis=1), logits.shape[1], dtype=jnp.float32)
+    predicted = jnp.where(jnp.any(jnp.isnan(logits), axis=1, keepdims=True), 0.0, predicted)
+    return predicted, actual
+
+
+def _one_hot(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """`labels` as `(batch, classes)` of 0 and 1, NaN in the row of one that is no class."""
     labels = class_labels(labels, logits)
     classes = logits.shape[1]
-    predicted = jax.nn.one_hot(jnp.argmax(logits, axis=1), classes, dtype=jnp.float32)
-    predicted = jnp.where(jnp.any(jnp.isnan(logits), axis=1, keepdims=True), 0.0, predicted)
     inside = ((labels >= 0) & (labels < classes))[:, None]
-    return predicted, jnp.where(inside, jax.nn.one_hot(labels, classes, dtype=jnp.float32), jnp.nan)
+    return jnp.where(inside, jax.nn.one_hot(labels, classes, dtype=jnp.float32), jnp.nan)
 
 
 def _several_labels(

@@ -301,7 +301,7 @@ _NOT_NEGATIVE = (
     *("lr", "eps", "epsilon", "weight_decay", "l2", "trust", "lr_decay", "momentum_decay"),
     *("initial_accumulator_value", "lambd", "alpha"),
 )
-_OPTIONAL = ("momentum", "weight_decay", "l2", "clip", "adam_lr")
+_OPTIONAL = ("momentum", "weight_decay", "l2", "clip")
 """Settings that are inputs of the step only where they are not None and not exactly 0."""
 
 STACKED = "*stack/*"
@@ -333,6 +333,7 @@ class _Named(Optimizer):
         given = self.settings
         used = [name for name in _INPUTS if name in given]
         used += [name for name in _OPTIONAL if not _is_zero(given.get(name))]
+        used += ["adam_lr"] * (given.get("adam_lr") is not None)  # of 0, it is a rate
         return {name: as_schedule(given[name], name) for name in used}
 
     def _with(self, settings: dict[str, Any]) -> Optimizer:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from ..base import invalid, unknown
+from ..base import RecipeError, invalid, unknown
 from ..base.annotations import as_annotated
 from .duration import Clock, Duration
 from .optimizers import Optimizer, Scalars, Tree
@@ -29,9 +29,9 @@ class grouped(Optimizer):
 
         grouped(sgd(lr=0.1, weight_decay=5e-4), {"*norm/bias": {"lr": 64, "weight_decay": 1 / 64}})
 
-    *Arguments:* `inner`: an elementwise optimizer. `groups`: a dict from patterns to factors by the
-    name of a setting. The patterns match paths (with `fnmatch`), or rows of stacked arrays, such as
-    `"blocks/stack/*#3"` for the fourth block. A factor is a number or a schedule:
+    *Arguments:* `inner`: an elementwise optimizer without groups. `groups`: a dict from patterns to
+    factors by the name of a setting. The patterns match paths (with `fnmatch`), or rows of stacked
+    arrays, such as `"blocks/stack/*#3"` for the fourth block. A factor is a number or a schedule:
     `{"whiten/bias": {"lr": piecewise({"0st": 1, "3ep": 0})}}` trains a bias for three epochs. A
     parameter belongs to the first pattern that matches its path.
 
@@ -48,6 +48,8 @@ class grouped(Optimizer):
             raise invalid(
                 "optimizer-not-elementwise", "the optimizer in grouped", self.inner, expected
             )
+        if self.inner.patterns:
+            raise RecipeError("groups-in-groups", patterns=self.inner.patterns)
         try:
             pairs = tuple(
                 (str(pattern), _pairs(factors)) for pattern, factors in _pairs(self.groups)
@@ -175,7 +177,7 @@ def layerwise(
 
     *Arguments:*
 
-    - `inner`: an elementwise optimizer.
+    - `inner`: an elementwise optimizer without groups.
     - `layers`: the layers from the input up, each a pattern or several (see `grouped`). Parameters
       in none of them, such as a new head, have `inner`'s rate.
     - `factor`: a layer has `factor` times the rate of the next above.
