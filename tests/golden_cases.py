@@ -104,7 +104,7 @@ def ragged(optimizer: str = "sgd") -> cw.Recipe:
     return small(optimizer, task=task)
 
 
-def documents(name: str, *sizes: str) -> cw.Recipe:
+def documents(name: str, *sizes: str, **changes: Any) -> cw.Recipe:
     """A small language model whose rows hold several documents, on made-up tokens."""
     kinds, context = 32, 24
     settings = [
@@ -120,13 +120,14 @@ def documents(name: str, *sizes: str) -> cw.Recipe:
     token = np.random.default_rng(0).integers(0, kinds, (57, context + 1)).astype(np.uint16)
     train, held_out = cw.Arrays(token=token[:48]), cw.Arrays(token=token[48:])
     task = dataclasses.replace(made.task, train=train, eval=held_out)
-    return dataclasses.replace(made, task=task, optimizer=OPTIMIZERS["adamw"])
+    return dataclasses.replace(made, task=task, optimizer=OPTIMIZERS["adamw"], **changes)
 
 
 PLAIN = tasks.task(loss=tasks.plain_loss)
 """Without batch norm, whose float32 statistics strict tests do not mix with other types."""
 
 LORA = cw.recipe.lora(rank=2, alpha=3, on=("w", "v"))
+IN_BLOCKS = dataclasses.replace(LORA, on=("blocks/*kernel",))
 
 
 def _case(make: Callable[..., cw.Recipe], *given: Any, **changes: Any) -> Case:
@@ -155,6 +156,7 @@ CASES: dict[str, Case] = {
     "small-adamw-lora": _case(small, adapters=LORA),
     "small-lamb-lora": _traced(small, "lamb", adapters=LORA),
     "gpt2-documents": _case(documents, "gpt2-124m"),
+    "gpt2-documents-lora": _traced(documents, "gpt2-124m", adapters=IN_BLOCKS),
     "llama-documents": _traced(documents, "llama-8b", "kv_heads=1", "hidden=24", "shards=1"),
 }
 """By the names of their files."""
