@@ -9,8 +9,9 @@ from pathlib import Path
 import jax
 import pytest
 
+import chipwise as cw
 from chipwise.base.facts import fact
-from chipwise.cli import main
+from chipwise.cli import main, options, speed
 from chipwise.machine.record import read
 
 ROOT = Path(__file__).parents[2]
@@ -116,6 +117,18 @@ def test_a_row_that_cannot_be_is_refused_before_the_measurement(tmp_path, chipwi
     assert (said.code, said.error.code) == (code, error)
     assert [one.name for one in tmp_path.iterdir()] == ["old.csv"]
     assert (tmp_path / "old.csv").read_text() == "whole"
+
+
+def test_a_second_row_leaves_the_first(tmp_path, monkeypatch):
+    from chipwise.planner import measured_share
+
+    for number in "12":
+        monkeypatch.setattr(measured_share, "accuracy_row", lambda *_, n=number: {"row": n})
+        speed._write_row(options.Given("digits", set_=None), cw.load("digits"), None, tmp_path / "bench.json")
+    assert {one.name: one.read_text() for one in tmp_path.iterdir()} == {
+        "bench.csv": "row\n1\n",
+        "bench-2.csv": "row\n2\n",
+    }
 
 
 def test_ctrl_c_while_it_plans_keeps_the_record(tmp_path, monkeypatch, chipwise):

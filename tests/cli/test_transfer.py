@@ -33,6 +33,17 @@ def test_a_length_within_a_schedule_ends_with_a_line_of_python(chipwise, tmp_pat
     assert eval(code).describe() == cw.transfer(cw.load(f"{file}:recipe"), batch=8).recipe.describe()
 
 
+def test_the_line_of_python_has_the_data(chipwise, tmp_path):
+    file = tmp_path / "steps.py"
+    schedule = 'optimizer=cw.sgd(lr=cw.schedules.warmup(0.1, "4st"))'
+    made = f"tasks.recipe({schedule}, duration='12st')"
+    file.write_text(f"import chipwise as cw, tasks\ndef recipe(data=None): return {made}\n")
+    said = chipwise("transfer", f"{file}:recipe", "--batch", 8, "--data", tmp_path)
+    assert f"cw.load('{file}:recipe', data={str(tmp_path)!r})" in said.out.splitlines()[-1]
+    said = chipwise("transfer", "gpt2-124m", "--batch", 256, "--set", "ema=0.9", "--synthetic")
+    assert "cw.load('gpt2-124m', ['ema=0.9'], synthetic=True)" in said.out.splitlines()[-1]
+
+
 def test_json_is_one_object(chipwise):
     said = chipwise("transfer", "cifar10-davidnet", "--batch", 128, "--lr", 0.4, "--json")
     told = json.loads(said.out)

@@ -110,6 +110,15 @@ def test_adam_takes_the_root_and_remembers_as_many_examples():
     assert shrink[0] == pytest.approx(shrink[1], rel=1e-4)
 
 
+def test_rmsprop_moves_as_adam_with_its_average_of_squares():
+    old = plain(optimizer=cw.recipe.rmsprop(lr=1e-3, rho=0.9, momentum=0.5))
+    moved = cw.transfer(old, batch=256)
+    new = moved.recipe.optimizer
+    assert (new.lr, new.eps) == (2e-3, 5e-9)
+    assert (new.rho, new.momentum) == (pytest.approx(0.9**4), pytest.approx(0.5**4))
+    assert "limit-adam-memory" not in {limit.code for limit in moved.limits}
+
+
 def test_muon_moves_as_adam_with_both_rates_and_its_momentum():
     old = plain(optimizer=cw.recipe.muon(lr=0.02, adam_lr=1e-3, momentum=0.95, b2=0.95, weight_decay=0.1))
     new = cw.transfer(old, batch=256).recipe.optimizer

@@ -124,6 +124,9 @@ def next_line(given: options.Given, moved: Transfer, **asked: object) -> Fact:
     if same:
         return fact("next", command=given.line("train", moved.settings))
     words = ", ".join(f"{name}={value!r}" for name, value in asked.items() if value is not None)
-    settings = f", {given.settings}" if given.settings else ""
-    code = f"cw.fit(cw.transfer(cw.load({given.recipe!r}{settings}), {words}).recipe)"
+    how = [f"{given.settings}"] if given.settings else []
+    how += [f"data={given.data!r}"] if given.data else []
+    how += ["synthetic=True"] * given.synthetic
+    loaded = f"cw.load({', '.join([repr(given.recipe), *how])})"
+    code = f"cw.fit(cw.transfer({loaded}, {words}).recipe)"
     return fact("next-in-python", code=code)

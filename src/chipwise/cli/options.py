@@ -78,6 +78,7 @@ EVAL_EVERY = option(
     "Interval of evaluations: 1ep, 500st, 10%, or 'end'.", "DURATION", default="1ep"
 )
 METRIC = option("Metric to compare. [eval/accuracy, else eval/loss, else train/loss]", "NAME")
+COMPARED = option("Metric to compare. [eval/accuracy, else eval/loss, else the first]", "NAME")
 OF_RUN = option(
     "The run's recipe, if not built in: files named in a run are not executed.", "FILE:NAME"
 )

@@ -72,7 +72,7 @@ def compare(
     target: str | None = option(
         "Compare the time to 0.94 (of eval/accuracy), or to METRIC=VALUE.", "VALUE"
     ),
-    metric: str | None = option("What to compare. [eval/accuracy, else eval/loss]", "NAME"),
+    metric: str | None = options.COMPARED,
     better: options.Better,
     html: Path | None = options.HTML,
     json_: bool = options.JSON,

@@ -105,7 +105,7 @@ def bench(
 
 def _write_row(given: options.Given, recipe: Recipe, record: Record, out: Path) -> None:
     """Writes the measurement as a line of `benchmarks/plan_accuracy/published.csv`, with its
-    header."""
+    header, beside the earlier ones of that name."""
     from ..data.sources import described
     from ..planner.measured_share import accuracy_row
     from ..recipe.source import spec_of
@@ -114,9 +114,12 @@ def _write_row(given: options.Given, recipe: Recipe, record: Record, out: Path) 
     cells = accuracy_row(given.recipe, given.settings, shape, record, out.name)
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([cells, cells.values()])
-    path = replace_file(
-        out.with_suffix(".csv"), text.getvalue(), "record-unwritable", option="--out"
-    )
+    place = out.with_suffix(".csv")
+    number = 1
+    while place.exists():
+        number += 1
+        place = out.with_name(f"{out.stem}-{number}.csv")
+    path = replace_file(place, text.getvalue(), "record-unwritable", option="--out")
     options.say(fact("written", path=path))
 
 

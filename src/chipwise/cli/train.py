@@ -114,7 +114,7 @@ def sweep(
     run: Path | None = option(
         "The study's folder; finished runs are not repeated. [runs/NAME-TIME]", "DIR"
     ),
-    metric: str | None = options.METRIC,
+    metric: str | None = options.COMPARED,
     better: options.Better,
     data: str | None = options.DATA,
     synthetic: bool = options.SYNTHETIC,

@@ -260,7 +260,7 @@ def _values(
             Change("momentum", momentum, momentum, fact("move-momentum", steps=1 / (1 - momentum)))
         )
     if not linear and k != 1:
-        for name in [name for name in ("b1", "b2", "momentum") if given.get(name)]:
+        for name in [name for name in ("b1", "b2", "rho", "momentum") if given.get(name)]:
             new[name] = _to_the_power(given[name], k)
             why = fact("move-average", k=float(k))
             changes.append(Change(name, peak(given[name]), peak(new[name]), why))
@@ -360,11 +360,11 @@ def _of_the_optimizer(new: Recipe) -> Iterator[Fact]:
             yield fact("limit-no-warmup")
     elif optimizer.rate_power is not None:
         highest = optimizer.hyper["lr"].highest(clock)
-        memory = optimizer.hyper["b1"].highest(clock)
+        memory = optimizer.hyper.get("b1")  # RMSprop has none
         if highest > HIGHEST_ADAM:
             yield fact("limit-adam-rate", lr=highest, highest=HIGHEST_ADAM)
-        if memory < 0.5:
-            yield fact("limit-adam-memory", b1=memory)
+        if memory is not None and memory.highest(clock) < 0.5:
+            yield fact("limit-adam-memory", b1=memory.highest(clock))
 
 
 def _of_batch_norm(batch: int, before: int, group: int, k: float) -> Iterator[Fact]:

@@ -59,7 +59,8 @@ def document(
 
     - `baseline`: a row's label, by default the first with a speed.
     - `target`: a value of a metric, for the time to it, such as `"eval/accuracy=0.94"`.
-    - `metric`: the metric to compare, by default the accuracy or the loss of evaluation.
+    - `metric`: the metric to compare, by default accuracy or loss of evaluation, else
+      another of evaluation, else of training.
     - `better`: which way metrics are better, before what the runs say. If nothing says it of the
       metric, or runs disagree, no row is better.
 

@@ -247,9 +247,7 @@ class _Trial:
                     self.predicted = now.needed
                     each = (time.monotonic() - self.began) / 2
                     cost = {"pairs": now.needed, "seconds": now.needed and each * now.needed}
-                    self.say(
-                        fact("referee-cost" if now.needed else "referee-cost-unknown", **cost)
-                    )
+                    self.say(fact("referee-cost" if now.needed else "referee-cost-unknown", **cost))
                 late = time.monotonic() + longest > self.until
                 if late and not all(self._job(i, seed + 1).finished() for i in (0, 1)):
                     break
