@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from chipwise.base import files
 from chipwise.base.errors import DataError, RunError
 from chipwise.base.files import put_inside, put_on_disk, replace_file
 from chipwise.base.locks import hold, replaced
@@ -77,6 +78,40 @@ def test_a_pipe_is_no_place_for_a_whole_file(tmp_path):
     with pytest.raises(OSError, match="neither a file nor a folder"), replaced(tmp_path / "pipe"):
         raise AssertionError
     assert [(one.name, one.is_fifo()) for one in tmp_path.iterdir()] == [("pipe", True)]
+
+
+def test_a_pipe_is_written_to_and_stays(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    replace_file(tmp_path / "pipe", "text", "page-unwritable")
+    assert os.read(reader, 10) == b"text" and (tmp_path / "pipe").is_fifo()
+    os.close(reader)
+
+
+@pytest.mark.parametrize("pipe", [False, True])
+def test_standard_output_by_its_name_stays(tmp_path, pipe):
+    code = "from chipwise.base.files import replace_file; replace_file('/dev/stdout', 'text', 'x')"
+    with open(tmp_path / "out", "w+") as file:
+        done = subprocess.run(
+            [sys.executable, "-c", code], check=True, stdout=subprocess.PIPE if pipe else file, text=True
+        )
+        file.seek(0)
+        assert (done.stdout if pipe else file.read()) == "text" and Path("/dev/stdout").is_symlink()
+
+
+def test_what_somebody_else_left_hinders_no_write(tmp_path, monkeypatch):
+    left = tmp_path / ".file.01234567.part"
+    left.write_text("theirs")
+    real = files.open_inside
+
+    def refused_there(path, *flags):
+        if path == left:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return real(path, *flags)
+
+    monkeypatch.setattr(files, "open_inside", refused_there)
+    put_inside(tmp_path / "file", b"mine")
+    assert (tmp_path / "file").read_bytes() == b"mine" and left.read_text() == "theirs"
 
 
 def test_one_that_is_there_is_not_replaced_unasked(tmp_path):

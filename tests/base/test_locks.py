@@ -91,6 +91,17 @@ def test_whoever_may_wait_waits(tmp_path, number):
     assert waited == [None]
 
 
+def test_whoever_waits_for_a_file_that_is_deleted_has_the_next(tmp_path, number):
+    other = holding(tmp_path, number)
+
+    def delete():
+        (tmp_path / "lock").unlink()
+        end(other)
+
+    Lock(tmp_path / "lock", delete).close()
+    assert (tmp_path / "lock").exists() or number
+
+
 def test_a_host_without_locks_is_seen_by_one_that_has_them(tmp_path):
     other = holding(tmp_path, errno.ENOLCK)
     try:

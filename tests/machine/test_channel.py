@@ -13,6 +13,7 @@ from chipwise.machine import channel
 from chipwise.machine.channel import (
     LINE_BYTES,
     Channel,
+    HostTwice,
     PortTaken,
     accept_hosts,
     connect_to_first,
@@ -248,10 +249,10 @@ def test_a_host_of_another_run_is_refused_on_both_sides(index, of):
     port = processes.free_port()
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(connect_to_first, Seat(index, of, HERE, port), 20, lambda missing: None)
-        with pytest.raises(ValueError) as caught:
+        with pytest.raises(HostTwice) as caught:
             accept_hosts(Seat(0, 2, HERE, port), "a", 20, lambda missing: None)
         assert caught.value.args == (index, of, 2)
-        with pytest.raises(ValueError):
+        with pytest.raises(HostTwice):
             other.result()
 
 

@@ -150,3 +150,9 @@ def test_training_says_so(monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "4")
     _, _, warnings = lay_out(tasks.recipe(), cw.On(devices=1))
     assert [warning.code for warning in warnings] == ["slurm-outside-srun"]
+
+
+@pytest.mark.parametrize("address", ["node1..cluster:8482", ".node1:8482", "x" * 64 + ".net"])
+def test_an_address_that_no_socket_takes(address):
+    with refused(DeviceError, "coordinator-unreadable", coordinator=address):
+        given(2, 1, address)

@@ -12,9 +12,9 @@ import pytest
 import chipwise as cw
 import processes
 import tasks
-from chipwise.base.errors import DeviceError
+from chipwise.base.errors import DeviceError, RecipeError
 from chipwise.base.facts import fact
-from chipwise.machine import detect, hosts, jax_settings
+from chipwise.machine import cluster, detect, hosts, jax_settings
 from chipwise.machine.cluster import Seat
 from chipwise.machine.host_facts import installed
 from chipwise.run import placement
@@ -54,13 +54,32 @@ def test_hosts_that_count_differently(join):
                 joining()
 
 
-@pytest.mark.parametrize("text", ["soon", "-1", "inf", ""])
+@pytest.mark.parametrize("text", ["soon", "-1", "inf", "9999999", ""])
 def test_seconds_that_are_none(monkeypatch, text):
     monkeypatch.setenv("CHIPWISE_WAIT", text)
     with refused(DeviceError, "variable-not-seconds", variable="CHIPWISE_WAIT", value=text):
         hosts._seconds("WAIT", None, 5.0)
     monkeypatch.setenv("CHIPWISE_WAIT", "2.5")
     assert [hosts._seconds("WAIT", asked, 5.0) for asked in (None, 7.0)] == [2.5, 7.0]
+    for asked in (-1.0, float("inf"), float("nan")):
+        with refused(RecipeError, "hosts-seconds"):
+            hosts._seconds("WAIT", asked, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("variables", "gpus"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,3"}, 2),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "0,3", "JAX_PLATFORMS": "cpu"}, 0),
+    ],
+)
+def test_a_process_on_the_cpu_sees_no_gpu(monkeypatch, variables, gpus):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(cluster, "found", lambda environment, visible: visible)
+    assert hosts._seat() == gpus
 
 
 def test_after_jax_has_started():

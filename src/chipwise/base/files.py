@@ -143,7 +143,7 @@ def toml_beside(module: str) -> dict[str, Any]:
 
 def replace_file(path: str | os.PathLike, content: str | bytes, code: str, **facts: Any) -> Path:
     """Writes `content` (text in UTF-8) to `path` under a temporary name and renames it. Creates the
-    folders above. A device, such as /dev/null, is written to, not replaced.
+    folders above. A pipe or a device, such as /dev/stdout, is written to, not replaced.
 
     *Returns* the path. Raises `DataError` if it cannot be written, with the `code` of what is
     written, such as "page-unwritable", the `path`, the `reason` and `facts`. A file that was there
@@ -152,7 +152,8 @@ def replace_file(path: str | os.PathLike, content: str | bytes, code: str, **fac
     to, content = Path(path), content.encode() if isinstance(content, str) else content
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        if to.is_char_device():
+        special = to.exists() and not (to.is_file() or to.is_dir())
+        if special or str(to.parent) in ("/dev", "/dev/fd"):
             to.write_bytes(content)
         else:
             put_inside(to, content)
@@ -326,7 +327,8 @@ def remove_temporaries(folder: Path, *names: str, alone: bool = False) -> None:
     for left in os.listdir(folder):
         if left[-5:] != ".part" or left[:-13] not in found:
             continue
-        with contextlib.suppress(FileNotFoundError, RunError):  # another removes it, or a link
+        # Another removes it, it is a link, or it is somebody else's
+        with contextlib.suppress(OSError, RunError):
             if alone or _unlocked(folder / left):
                 (folder / left).unlink()
 

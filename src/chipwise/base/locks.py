@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 from filelock import SoftFileLock, Timeout, lock_descriptor, unlock_descriptor
@@ -83,11 +84,10 @@ class Lock:
         self._reading, self._opened = threading.Lock(), FolderHandle(path.parent)
         self.folder = self._opened.path
         try:
-            handle = open_inside(self.folder / path.name, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+            self.file = self._open()
         except BaseException:
             self._opened.close()
             raise
-        self.file = os.fdopen(handle, "a+b", buffering=0)
         self._held = str(path)
         try:
             if self._taken():
@@ -96,10 +96,17 @@ class Lock:
                 raise BlockingIOError(errno.EAGAIN, "in use", self._held)
             waiting()
             while not self._taken():
+                if os.fstat(self.file.fileno()).st_nlink == 0:  # nobody else will lock this one
+                    self.file.close()
+                    self.file = self._open()
                 time.sleep(_POLL_SECONDS)
         except BaseException:
             self.close()
             raise
+
+    def _open(self) -> Any:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+        return os.fdopen(open_inside(self.folder / self.path.name, flags), "a+b", buffering=0)
 
     def _taken(self) -> bool:
         handle, marker = self.file.fileno(), Path(self._marker.lock_file)

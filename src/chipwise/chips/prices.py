@@ -23,7 +23,7 @@ import datetime
 import io
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
@@ -72,8 +72,7 @@ class Price:
     def old(self, today: datetime.date, spot: bool = False) -> bool:
         """Whether it was read more than `OLD_DAYS` days before `today`. A spot price may have its
         own date."""
-        own = self.date.partition("spot")[2]
-        day = _day(own) if spot and _DATE.search(own) else self.day
+        day = _spot_day(self.date) if spot else self.day
         return (today - day).days > OLD_DAYS
 
     @property
@@ -93,7 +92,7 @@ class Price:
         return self.includes == OWNED
 
 
-_DATE = re.compile(r"(\d{4})-(0[1-9]|1[0-2])(?:-(0[1-9]|[12]\d|3[01]))?")
+_DATE = re.compile(r"(\d{4})-(0[1-9]|1[0-2])(?:-(0[1-9]|[12]\d|3[01]))?(?!-?\d)")
 
 
 def _day(text: str) -> datetime.date:
@@ -102,6 +101,12 @@ def _day(text: str) -> datetime.date:
     if match is None:
         raise ValueError(f"no date: {text}")
     return datetime.date(int(match[1]), int(match[2]), int(match[3] or 1))
+
+
+def _spot_day(text: str) -> datetime.date:
+    """The day of the spot price in a text."""
+    own = text.partition("spot")[2]
+    return _day(own if _DATE.search(own) else text)
 
 
 _TEXTS = ("cloud", "instance", "region", "spot_region", "source", "date", "note")
@@ -127,6 +132,14 @@ def load(path: str | Path | None = None) -> tuple[Price, ...]:
     return read(text, str(path))
 
 
+def _rows(rows: csv.DictReader, first: _Line) -> Iterator[dict[Any, Any]]:
+    try:
+        yield from rows
+    except csv.Error as error:
+        line = replace(first, number=rows.line_num + 1)
+        raise line.error("price-csv", "{reason:plain}.", reason=error) from None
+
+
 def read(text: str, name: str) -> tuple[Price, ...]:
     """The prices in a CSV file's text. `name` is the file's name, for errors. Raises as `load`
     does."""
@@ -147,7 +160,7 @@ def read(text: str, name: str) -> tuple[Price, ...]:
                 "price-column-missing", "the column {column} is missing.", column=column
             )
     prices = []
-    for row in rows:
+    for row in _rows(rows, first):
         line = _Line(
             name, rows.line_num, {k: (v or "").strip() for k, v in row.items() if k is not None}
         )
@@ -211,6 +224,7 @@ class _Line:
             raise self.bad("source", "where the price was read")
         try:
             _day(self.cell("date"))
+            _spot_day(self.cell("date"))
         except ValueError:
             raise self.bad("date", "a day such as 2026-07-30") from None
         usd = self.amount("usd_per_hour")

@@ -84,6 +84,10 @@ class PortTaken(OSError):
     """Another program listens on the port at which the hosts meet."""
 
 
+class HostTwice(Exception):
+    """A host's number, the number of hosts that it expects, and the number that host 0 expects."""
+
+
 class Connection:
     """A connection that carries JSON objects as lines.
 
@@ -182,9 +186,8 @@ def accept_hosts(
     *Arguments:* `awaiting` is called with the numbers of the missing hosts, now and then. A
     connection that does not prove `token` is closed.
 
-    Raises `PortTaken`. Raises `TimeoutError` with the missing hosts. Raises `ValueError` with a
-    host's number, the number of hosts that it expects, and `seat.count`, if its number is taken or
-    not one of 1 to `seat.count` - 1, or if the numbers of hosts differ.
+    Raises `PortTaken`. Raises `TimeoutError` with the missing hosts. Raises `HostTwice` if a number
+    is taken, or for another number of hosts.
     """
     connections: dict[int, Connection] = {}
     strangers: list[Connection] = []
@@ -225,7 +228,7 @@ def accept_hosts(
                     for other in (one, *strangers, *connections.values()):
                         other.send({"refused": [index, of, seat.count]})
                         other.close()
-                    raise ValueError(index, of, seat.count)
+                    raise HostTwice(index, of, seat.count)
                 connections[index] = one
         for one in strangers:
             one.close()
@@ -252,8 +255,8 @@ def connect_to_first(
     """On another host: sends its number to host 0, and waits until all hosts are there. *Returns*
     the connection to host 0.
 
-    Raises `TimeoutError` with the number of host 0. Raises `ValueError` with the same numbers as
-    `accept_hosts`, if host 0 refuses this host.
+    Raises `TimeoutError` with the number of host 0. Raises `HostTwice` as `accept_hosts` does, if
+    host 0 refuses this host.
     """
     began = time.monotonic()
     next_report = _FIRST_WORD_SECONDS
@@ -272,7 +275,7 @@ def connect_to_first(
         answer = connection.receive(max(1.0, wait - waited)) or {}
         if answer.keys() == _REFUSED:
             connection.close()
-            raise ValueError(*answer["refused"])
+            raise HostTwice(*answer["refused"])
         if answer.keys() == _ALL and _proves(answer, token, "all", seat.count):
             return {0: connection}
         connection.close()  # host 0 was killed, or another program listens there

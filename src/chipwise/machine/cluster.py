@@ -54,9 +54,15 @@ def given(count: int | None, index: int | None, coordinator: str | None) -> Seat
     if not colon or (":" in address and not address.startswith("[")):
         address = coordinator
         port = str(PORT)
-    if not port.isdecimal() or not 0 < int(port) < 65536 or not address:
+    address = address.strip("[]")
+    try:
+        address.encode("idna")  # as a socket does
+        readable = port.isdecimal() and 0 < int(port) < 65536 and address
+    except UnicodeError:
+        readable = False
+    if not readable:
         raise DeviceError("coordinator-unreadable", coordinator=coordinator, port=PORT)
-    return Seat(index, count, address.strip("[]"), int(port))
+    return Seat(index, count, address, int(port))
 
 
 def found(environment: Mapping[str, str], visible_gpus: int) -> Seat | None:

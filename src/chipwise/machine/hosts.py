@@ -37,14 +37,16 @@ from ..base import (
     Stopped,
     ending,
     fact,
+    invalid,
 )
 from ..base.annotations import as_annotated
 from ..base.figures import one_line
 from ..base.json_types import as_stored
 from . import arithmetic, cluster
-from .channel import Channel, PortTaken, accept_hosts, connect_to_first, own_interface
+from .channel import Channel, HostTwice, PortTaken, accept_hosts, connect_to_first, own_interface
 from .cluster import TOKEN, Seat
 
+_LONGEST_SECONDS = 1e6  # of which a socket can wait
 WAIT_SECONDS = 1800.0  # for all hosts: a preempted slice may return after half an hour
 SILENCE_SECONDS = 30.0  # after which a host is lost
 _LATER_SECONDS = 15  # that JAX waits longer before it aborts
@@ -258,16 +260,20 @@ def _seat() -> Seat | None:
     gpus = (
         glob.glob("/dev/nvidia[0-9]*") if visible is None else [v for v in visible.split(",") if v]
     )
+    if gpus == ["-1"] or os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
+        gpus = []
     return cluster.found(os.environ, len(gpus))
 
 
 def _seconds(name: str, given: float | None, default: float) -> float:
     """`given`, or the value of the environment's `CHIPWISE_<name>`, or `default`."""
     if given is not None:
+        if not 0 <= given <= _LONGEST_SECONDS:
+            raise invalid("hosts-seconds", name.lower(), given, "0 to 1,000,000 seconds")
         return given
     variable = f"CHIPWISE_{name}"
     value = os.environ.get(variable, str(default))
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]*)?", value):
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]*)?", value) or float(value) > _LONGEST_SECONDS:
         raise DeviceError("variable-not-seconds", variable=variable, value=value)
     return float(value)
 
@@ -304,7 +310,7 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
     except TimeoutError as error:
         facts = {**where, "missing": error.args[0], "hosts": seat.count, "waited": wait}
         raise DeviceError("hosts-missing", **facts) from None
-    except ValueError as error:
+    except HostTwice as error:
         host, other, mine = error.args
         raise DeviceError("host-twice", **where, host=host, other=other, hosts=mine) from None
 
