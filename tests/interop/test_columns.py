@@ -14,43 +14,43 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 DATA = cw.Arrays(x=np.zeros((16, 5), np.float32), label=np.arange(16) % 3, classes=3)
 
 
-def nnx(loss=cw.losses.softmax_cross_entropy, **columns):
+def nnx(loss=cw.losses.softmax_cross_entropy, train=DATA, **columns):
     from flax import nnx
 
     def net(rngs):
         return nnx.Linear(5, 3, rngs=rngs)
 
-    return cw.nnx.task(net, loss, train=DATA, **columns)
+    return cw.nnx.task(net, loss, train=train, **columns)
 
 
-def linen(loss=cw.losses.softmax_cross_entropy, **columns):
+def linen(loss=cw.losses.softmax_cross_entropy, train=DATA, **columns):
     from flax import linen
 
-    return cw.linen.task(linen.Dense(3), loss, train=DATA, **columns)
+    return cw.linen.task(linen.Dense(3), loss, train=train, **columns)
 
 
-def equinox(loss=cw.losses.softmax_cross_entropy, **columns):
+def equinox(loss=cw.losses.softmax_cross_entropy, train=DATA, **columns):
     eqx = pytest.importorskip("equinox")
     net = eqx.nn.Linear(5, 3, key=jax.random.key(0))
-    return cw.equinox.task(net, loss, train=DATA, **columns)
+    return cw.equinox.task(net, loss, train=train, **columns)
 
 
-def torch(loss=None, **columns):
+def torch(loss=None, train=DATA, **columns):
     torch = pytest.importorskip("torch")
     pytest.importorskip("torchax")
     loss = loss or torch.nn.CrossEntropyLoss()
-    return cw.torch.task(torch.nn.Linear(5, 3), loss, train=DATA, **columns)
+    return cw.torch.task(torch.nn.Linear(5, 3), loss, train=train, **columns)
 
 
-def keras(**columns):
+def keras(loss=None, train=DATA, **columns):
     keras = pytest.importorskip("keras")
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
-    return cw.keras.task(model, loss, train=DATA, **columns)
+    return cw.keras.task(model, loss, train=train, **columns)
 
 
-def trained(task):
-    recipe = cw.Recipe(task=task, batch=8, replicas=1, duration="1st", optimizer=cw.sgd(lr=0.1))
+def trained(task, **more):
+    recipe = cw.Recipe(task=task, batch=8, replicas=1, duration="1st", optimizer=cw.sgd(lr=0.1), **more)
     return cw.fit(recipe, on=cw.On(devices=1), progress="none")
 
 
@@ -176,3 +176,22 @@ def test_a_label_is_no_input_of_a_prediction(inputs):
 def test_columns_to_pad_that_are_not_there_or_have_no_length(columns):
     with refused(RecipeError, "padded-column", name=columns[-1]):
         cw.data.Padded(DATA, 8, columns)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["y", lambda batch: batch["y"]], ids=["name", "function"])
+@pytest.mark.parametrize("make", [nnx, linen, equinox, torch, keras])
+def test_in_half_precision_a_target_keeps_its_digits(make, target):
+    columns = {"x": np.ones((16, 5), np.float32), "y": np.full((16, 3), 1234.5, np.float32)}
+    data, kinds = cw.Arrays(**columns), set()
+
+    def there(outputs, target):
+        kinds.add(str(outputs.dtype))
+        return target.mean(axis=1)
+
+    losses = {torch: lambda y, t: (y - t).square().mean(), keras: "mse"}
+    loss = losses.get(make, cw.losses.squared_error)
+    more = {"train": data, "eval": data, "inputs": "x", "target": target, "metrics": {"there": there}}
+    result = trained(make(loss, better={"there": "higher"}, **more), precision="bf16")
+    assert result.metrics["train/there"] == result.metrics["eval/there"] == 1234.5
+    assert "bfloat16" in kinds or make is keras  # whose layers cast what they are given to float32

@@ -685,6 +685,32 @@ def test_metrics_leave_out_what_is_masked(name, given):
     assert {n: float(s.total / s.count) for n, s in sums.items()} == pytest.approx(ours, rel=0.05)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["mae", keras.losses.MeanAbsoluteError(reduction="mean_with_sample_weight")])
+@pytest.mark.parametrize("given", ["given", "compiled", "two outputs"])
+def test_a_masked_loss_counts_each_position_once(loss, given):
+    """However many the examples, replicas and evaluated examples have."""
+    keras.utils.set_random_seed(0)
+    x = keras.Input((5,), dtype="int32")
+    words = keras.layers.Embedding(4, 3, mask_zero=True)(x)
+    outputs = [keras.layers.Dense(1)(words) for _ in range(1 + (given == "two outputs"))]
+    model = keras.Model(x, outputs if len(outputs) > 1 else outputs[0])
+    several = (lambda one: [one] * 2) if len(outputs) > 1 else (lambda one: one)
+    model.compile(loss=several(loss), metrics=several(["mae"]))
+    tokens = np.where((np.arange(24) % 3 == 0)[:, None] | (np.arange(5) == 0), 1 + TOKENS % 3, 0)
+    tokens[:4] = 0  # the whole of a replica
+    columns = {"x": tokens, "y": np.arange(120, dtype=np.float32).reshape(24, 5, 1)}
+    data = cw.Arrays(**columns)
+    target, own = lambda batch: several(batch["y"]), loss if given == "given" else None
+    task = cw.keras.task(model, own, train=data, eval=data, inputs="x", target=target)
+    recipe = cw.Recipe(task=task, batch=24, replicas=6, duration="1st", optimizer=cw.sgd(lr=0.0))
+    metrics = cw.fit(recipe, on=cw.On(devices=1), progress="none").metrics
+    expected = own_numbers(model, tokens, several(columns["y"]))
+    for part in ("train", "eval"):
+        ours = {name: metrics[f"{part}/{name}"] for name in expected}
+        assert ours == pytest.approx(expected, rel=1e-5), part
+
+
 @pytest.mark.parametrize("metric", [keras.metrics.SparseCategoricalAccuracy, keras.metrics.MeanSquaredError])
 def test_a_class_is_the_metric_that_keras_makes_of_it(metric):
     target = LABEL[:, None] if metric is keras.metrics.SparseCategoricalAccuracy else ONE_HOT

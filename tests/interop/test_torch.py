@@ -637,3 +637,41 @@ def test_a_prediction_names_no_two_arrays_alike():
     with refused(cw.errors.RecipeError, "torch-output-twice", module="Dotted"):
         task = cw.torch.task(Dotted(4, 3), lambda out, y: F.cross_entropy(out["a.0"], y), train=ROWS)
         task.predict(*task.init(jax.random.key(0)), dict(ROWS.columns))
+
+
+class Turning(nn.Module):
+    """Buffers as of rotary positions, a scale and a filter."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("rates", torch.tensor([0.7071, 0.3333, 0.1111, 0.0123]), persistent=False)
+        self.register_buffer("filter", torch.tensor([[[0.1, 0.2, 0.3]]]))
+
+    def forward(self, x):
+        places = torch.arange(1000, 1001, device=x.device)[:, None]
+        rates = self.rates[None, :].to(x.device)
+        return {
+            "float": (rates.float() * places.float()).sin().to(x.dtype) + 0 * x,
+            "whole": (rates * places).sin().to(x.dtype) + 0 * x,
+            "met": self.linear(x) * rates,
+            "filtered": F.conv1d(x[:, None], self.filter, padding=1)[:, 0],
+            "joined": torch.cat([x, rates.expand(x.shape[0], -1)], dim=1),
+            "wide": x * rates.float(),
+        }
+
+
+def test_float_buffers_of_a_half_net_keep_their_digits_until_they_meet_halves():
+    module = Turning()
+    task = cw.torch.task(module, lambda y, _: y["met"].mean(), train=ROWS, check=False)
+    half = functools.partial(jax.tree.map, lambda a: jnp.asarray(a, jnp.bfloat16))
+    x = ROWS.columns["x"][:8]
+    ours = task.predict(half(task.init(jax.random.key(0))[0]), {}, {"x": half(x)})
+    wide = {name: y.detach().float().numpy() for name, y in module(torch.from_numpy(x)).items()}
+    own = module.bfloat16()(torch.from_numpy(x).bfloat16())
+    assert {str(ours[name].dtype) for name in ours if name != "wide"} == {"bfloat16"}
+    assert ours["wide"].dtype == jnp.float32
+    for name, y in ours.items():
+        exact = name in ("float", "whole", "wide")
+        expected = wide[name] if exact else own[name].detach().float().numpy()
+        np.testing.assert_allclose(np.float32(y), expected, rtol=2e-2, atol=4e-3, err_msg=name)

@@ -13,6 +13,7 @@ import tasks
 from chipwise.recipe.duration import Clock
 from chipwise.recipe.schedules import from_json, tabulated
 from chipwise.recipe.task import by_path
+from chipwise.step.state import abstract_state
 from refusals import refused
 
 torch = pytest.importorskip("torch")
@@ -258,6 +259,23 @@ def test_groups_whose_names_are_none_of_the_task_are_refused():
     assert {name: float(np.max(x)) for name, x in moved.items()} == pytest.approx(
         {"0/weight": -0.1, "2/weight": -0.01}
     )
+
+
+def test_an_optimizer_of_a_part_without_a_module_is_refused_in_use():
+    module = net()
+    rows = cw.Arrays(x=np.zeros((16, 3), np.float32), label=np.arange(16) % 2)
+    task = cw.torch.task(module, torch.nn.CrossEntropyLoss(), train=rows, check=False)
+    part = cw.torch.optimizer(torch.optim.SGD(module[2].parameters(), lr=0.1))
+
+    def begun(optimizer, task=task, **more):
+        return abstract_state(cw.Recipe(task=task, batch=8, duration="2st", optimizer=optimizer, **more))
+
+    for optimizer in (part, part.replace(lr=cw.one_cycle(0.2)), part.held(Clock(16, 8, 2))):
+        with refused(cw.errors.RecipeError, "torch-optimizer-part", held=10, trained=26):
+            begun(optimizer)
+    begun(part, frozen=("0/*",))
+    begun(cw.torch.optimizer(torch.optim.SGD(module.parameters(), lr=0.1)))
+    begun(part, tasks.quick().task)  # its numbers alone, for a net that is not PyTorch's
 
 
 def test_adapters_are_in_the_group_of_their_matrix():

@@ -241,19 +241,24 @@ def stateful(first, after):
 
 
 def test_in_bf16_what_is_to_be_learned_keeps_its_digits():
+
+
+@pytest.mark.parametrize("name, more", [("label", {}), ("y", {"uncast": ("y",)})])
+def test_in_bf16_what_is_to_be_learned_keeps_its_digits(name, more):
     seen = {}
 
     def loss(params, state, batch, key, train):
         seen.update({name: column.dtype for name, column in batch.items()})
-        error = cw.losses.squared_error(batch["x"] @ params["w"], batch["label"])
+        error = cw.losses.squared_error(batch["x"] @ params["w"], batch[name])
         return {"loss": cw.Sum.of(error)}, state
 
-    columns = {"x": np.ones((9, 3), np.float32), "label": np.full((9, 1), 1234.5, np.float32)}
+    columns = {"x": np.ones((9, 3), np.float32), name: np.full((9, 1), 1234.5, np.float32)}
     source = cw.Arrays(**columns)
-    task = cw.Task(init=lambda key: ({"w": jnp.zeros((3, 1))}, {}), loss=loss, train=source, eval=source)
+    init = lambda key: ({"w": jnp.zeros((3, 1))}, {})  # noqa: E731
+    task = cw.Task(init=init, loss=loss, train=source, eval=source, **more)
     recipe = cw.Recipe(task=task, batch=8, duration="1st", optimizer=cw.sgd(lr=0.1), precision="bf16")
     result = cw.fit(recipe, on=cw.On(devices=1), progress="none")
-    assert seen == {"x": jnp.bfloat16, "label": jnp.float32}
+    assert seen == {"x": jnp.bfloat16, name: jnp.float32}
     assert result.metrics["train/loss"] == 1234.5**2
 
 

@@ -61,7 +61,7 @@ def layers(recipe: Recipe) -> list[Layer]:
 
     def run(params, state, batch, key):
         with precision.products(recipe.precision):
-            batch = precision.cast_batch(batch, recipe.precision)
+            batch = precision.cast_batch(batch, recipe.precision, task.uncast)
             params, state = as_keys((precision.cast(params, recipe.precision), state))
             if task.predict is None:
                 return {

@@ -58,7 +58,7 @@ class Data:
       None means every column but the target, by name if there are several. If `target` is a
       function, every column but `label`.
     - `target`: the second argument of the loss and the metrics: a column's name or a function of
-      the batch.
+      the batch. In bf16 and f16 it keeps its digits.
     - `metrics`: name to `(outputs, target) -> values (batch,)` or a `Sum`, such as
       `{"accuracy": cw.losses.correct}`.
     """
@@ -170,6 +170,8 @@ class Data:
 
         loss.__qualname__ = f"{framework}.{model}.loss"
         init.__qualname__ = f"{framework}.{model}.init"
+        # Which columns a function reads is not known. `arguments` casts what the model gets.
+        targets = (self.target,) if isinstance(self.target, str) else spec_of(self.train)
         classes = self.classes if self.classes is not None else number_of_classes(self.train)
         return Task(
             init=init,
@@ -184,6 +186,7 @@ class Data:
             eval_group=self.eval_group,
             class_names=tuple(getattr(self.train, "class_names", ())),
             framework=framework,
+            uncast=("label", *targets),
             read={"model": f"{model} of {framework}", **self.read()},
         )
 

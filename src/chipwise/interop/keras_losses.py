@@ -119,8 +119,13 @@ def _target_first(keras: Any, loss: Any) -> Any:
 
 
 def _summed(keras: Any, function: Callable, target: Any, outputs: Any) -> Sum:
-    examples = len(jax.tree.leaves(target)[0])
-    return adapter.as_sum(_with_promotion(keras, function, target, outputs), examples)
+    """The `Sum` of a loss. The mean of what one mask leaves counts as often as it leaves some."""
+    value = _with_promotion(keras, function, target, outputs)
+    mask, *others = map(keras.src.backend.get_keras_mask, jax.tree.leaves(outputs))
+    if mask is None or jnp.ndim(value) or any(one is not mask for one in others):
+        return adapter.as_sum(value, len(jax.tree.leaves(target)[0]))
+    count = jnp.sum(mask, dtype=jnp.float32)
+    return Sum(value * count, count)
 
 
 def _with_promotion(keras: Any, loss: Callable, target: Any, outputs: Any) -> Any:

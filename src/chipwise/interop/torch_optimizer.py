@@ -77,12 +77,14 @@ def optimizer(
     - `step`: how often the training loop calls `scheduler.step()`: "step" or "epoch".
     - `length`: the run's length in these units. The scheduler is run here for this length.
       `OneCycleLR` knows its own. In a longer run the last values stay.
-    - `module`: the module of the parameters, for their names. Needed with several parameter groups.
-      Parameters that are in no group are not updated, as in PyTorch.
+    - `module`: the module of the parameters, for their names. Needed with several parameter groups
+      and for some of a module's parameters. Those that are in no group are not updated, as in
+      PyTorch.
 
     The gradient is that of the mean loss over the batch. Raises `RecipeError` for optimizers and
     settings that have no counterpart here, for a scheduler that cannot be run in advance and, in
-    use, for groups without a parameter of the task.
+    use, for groups without a parameter of the task, and without `module` for fewer parameters than
+    a PyTorch task trains.
     """
     torch = torch_library()
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -124,7 +126,8 @@ def optimizer(
     names = _names(optimizer, module)
     if names is None:
         made: Optimizer = _KINDS[kind](**own[0])
-        return made
+        count = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+        return made.of_values(count if module is None else None)
     fixed = tuple({k: v for k, v in one.items() if k not in _INPUTS} for one in own)
     hyper = {
         _called(kind, k, i): v for i, one in enumerate(own) for k, v in one.items() if k in _INPUTS

@@ -56,6 +56,8 @@ class Optimizer(ABC):
     """The peak rates between which most nets train, where they are known."""
     rate_power: ClassVar[float | None] = None
     """The power of the batch to which the rate is proportional, where it is known."""
+    held_values: int | None = None
+    """How many values the parameters of PyTorch's optimizer have that this was read from."""
 
     @property
     @abstractmethod
@@ -121,6 +123,11 @@ class Optimizer(ABC):
         their last value, and have the same bits before."""
         varying = {n: held(s, clock) for n, s in self.hyper.items() if not isinstance(s, constant)}
         return self._with(varying)
+
+    def of_values(self, count: int | None) -> Optimizer:
+        """This new optimizer with `count` as its `held_values`, which are no setting."""
+        object.__setattr__(self, "held_values", count)
+        return self
 
     def describe(self) -> dict[str, Any]:
         """All settings as JSON values, for the run folder and for comparing runs. Schedules are
@@ -337,7 +344,8 @@ class _Named(Optimizer):
         return {name: as_schedule(given[name], name) for name in used}
 
     def _with(self, settings: dict[str, Any]) -> Optimizer:
-        return replace(self, **settings)  # type: ignore[type-var]
+        made: Optimizer = replace(self, **settings)  # type: ignore[type-var]
+        return made.of_values(self.held_values)
 
     def _about(self) -> dict[str, Any]:
         return {"optimizer": type(self).__name__}

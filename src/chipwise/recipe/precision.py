@@ -79,7 +79,7 @@ def cast(tree, precision: str):
     return jax.tree.map(one, tree)
 
 
-def cast_batch(batch: dict, precision: str) -> dict:
-    """The columns of `batch`, cast, except `label`. Targets keep their digits, whether a value of
+def cast_batch(batch: dict, precision: str, uncast: tuple[str, ...]) -> dict:
+    """The columns of `batch`, cast, except `uncast`. Targets keep their digits, whether a value of
     1,234.5 or mixup's share of 0.3."""
-    return {k: v if k == "label" else cast(v, precision) for k, v in batch.items()}
+    return {k: v if k in uncast else cast(v, precision) for k, v in batch.items()}

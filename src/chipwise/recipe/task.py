@@ -102,8 +102,8 @@ class Task:
       count is minimised. In evaluation, with `train=False`, `batch` is one example, or a group (see
       `eval_group`). `key` is then the group's own, the same at every evaluation of a seed's runs.
       So the noise of a diffusion net or a VAE is drawn as in training, and moves no metric from one
-      evaluation to the next. In bf16, floating columns come as bfloat16, except `label`, which
-      keeps its digits.
+      evaluation to the next. In bf16, floating columns come as bfloat16, except those of
+      `uncast`.
     - `train`, `eval`: sources, with `len()` and `[i] -> dict of arrays`. `eval` may be `None`. If
       both state the names of their classes, the labels of `eval` are joined to those of `train` by
       name. A class that `train` lacks is refused.
@@ -150,6 +150,7 @@ class Task:
       JAX. `cw.torch.task` and its like set it.
     - `read`: what these read of the model, its data and its loss, by name. A run shows and stores
       it.
+    - `uncast`: the columns that keep their digits in bf16 and f16: what is to be learned.
     - `frozen`: patterns of parameters that training leaves alone, before those of
       `Recipe(frozen=...)`, which may take them back: `("!head/*",)`.
     """
@@ -177,6 +178,7 @@ class Task:
     framework: str | None = None
     read: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     frozen: tuple[str, ...] = ()
+    uncast: tuple[str, ...] = ("label",)
 
     def __post_init__(self):
         object.__setattr__(self, "class_names", tuple(self.class_names))

@@ -113,7 +113,7 @@ def evaluation(recipe: Recipe, source: Source, device: jax.Device | None = None)
         dtype."""
         params, state = as_keys((params, state))
         batch = {k: v[None] for k, v in batch.items()} if group == 1 else batch
-        batch = precision.cast_batch(batch, recipe.precision)
+        batch = precision.cast_batch(batch, recipe.precision, recipe.task.uncast)
         with (
             precision.products(recipe.precision),
             traced_for(device),

@@ -47,7 +47,7 @@ def inputs_of(recipe: Recipe) -> Spec:
         raise RecipeError("task-without-predict", recipe=recipe.name)
     spec = {name: s for name, s in sorted(spec_of(task.train).items()) if name != "label"}
     shapes = jax.eval_shape(
-        lambda batch: precision.cast_batch(batch, recipe.precision), rows_of(spec, 2)
+        lambda batch: precision.cast_batch(batch, recipe.precision, task.uncast), rows_of(spec, 2)
     )
     params, state = jax.eval_shape(as_keys, abstract_model(recipe))
     params = jax.eval_shape(lambda params: precision.cast(params, recipe.precision), params)
@@ -90,9 +90,8 @@ def prediction(recipe: Recipe) -> Any:
         assert recipe.task.predict is not None
         with precision.products(recipe.precision):
             params, state = as_keys((precision.cast(params, recipe.precision), state))
-            outputs = recipe.task.predict(
-                params, state, precision.cast_batch(inputs, recipe.precision)
-            )
+            given = precision.cast_batch(inputs, recipe.precision, recipe.task.uncast)
+            outputs = recipe.task.predict(params, state, given)
         return checked(outputs, next(iter(inputs.values())).shape[0])
 
     return run

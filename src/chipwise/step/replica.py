@@ -147,7 +147,7 @@ def _forward(
         key, mix_key = jax.random.split(key)
         with user_code("Task.mix", columns):
             columns = task.mix(columns, mix_key)
-    columns = precision.cast_batch(columns, recipe.precision)
+    columns = precision.cast_batch(columns, recipe.precision, task.uncast)
     whole = precision.cast(whole, recipe.precision)
     parts = made_of(parts_of(params, frozen, whole))
     held = freezing.holding(recipe.held)
