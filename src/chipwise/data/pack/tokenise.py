@@ -34,14 +34,13 @@ from ...base import DataError, Fact, RecipeError, library
 from ...base.files import read_regular
 from ...base.json_types import json_object
 from ..deadline import TooSlow, in_time
+from ..manifest import TOKENIZER as TOKENIZER, TOKENIZER_CONFIG as TOKENIZER_CONFIG
 from ..packed import PackedFolder
 from . import tokenizer_process
 from .documents import Document, documents
 from .folders import Listing, Split
 from .pack_settings import PackSettings, TextForm
 
-TOKENIZER = "tokenizer.json"  # beside the splits of a pack: what packed it
-TOKENIZER_CONFIG = "tokenizer_config.json"  # beside a published tokenizer: its begin and end
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _MOST_TOKENIZER = 1 << 28  # bytes of its file
 # What is cut in one go: a message to the tokenizer's process takes as long as 20 short texts
