@@ -118,6 +118,16 @@ def test_parquet_of_images(tmp_path, expected, form):
     assert len(PackedFolder(made.path.parent, "eval")) == 2
 
 
+def test_a_row_without_a_label_is_counted_in_its_split():
+    with refused(DataError, "rows-label-missing", row=1, split="eval"):
+        labels_of({"train": ["a", "b"], "eval": ["b", None]})
+
+
+def test_spellings_of_a_name_are_one_class():
+    found, classes = labels_of({"train": ["caf\u00e9", "a"], "eval": ["cafe\u0301"]})
+    assert classes == ("a", "caf\u00e9") and found["eval"]["label"].tolist() == [1]
+
+
 def test_labels_of_several_numbers_are_vectors_and_of_several_lengths_are_refused():
     pairs = [np.asarray([1, 2]), np.asarray([3, 4])]
     found, classes = labels_of({"train": pairs})

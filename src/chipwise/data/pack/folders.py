@@ -259,7 +259,7 @@ def listed_by(table: LabelTable) -> Listing:
     of = np.asarray(table.splits)
     splits = {
         name: whole.only(np.flatnonzero(of == name))
-        for name in sorted({*table.splits} - {""}, reverse=True)
+        for name in sorted({*table.splits}, reverse=True)
     }
     return Listing(splits, table.classes, table.below, told=table.read)
 
