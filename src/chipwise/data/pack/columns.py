@@ -20,6 +20,7 @@ COLUMNS = {
     "prompt": (),
 }
 """The usual names of columns. One of them is used if the user names none."""
+_MOST_CLASSES = 1 << 20  # whose names a manifest has room for
 
 
 def chosen(role: str, there: Sequence[str], columns: Mapping[str, str], path: Path) -> str | None:
@@ -108,9 +109,12 @@ def labels_of(
         }, ()
     low = min(int(c.min()) for c in columns.values())
     high = max(int(c.max()) for c in columns.values())
-    if not 0 <= low <= high < 1 << 24:
-        wrong = "Labels go from {low} to {high}: expected classes numbered from 0."
-        raise DataError("rows-label-range", wrong, low=low, high=high)
+    if not 0 <= low <= high < _MOST_CLASSES:
+        wrong = (
+            "Labels go from {low} to {high}: expected at most {most:,} classes, numbered from 0. "
+            "If they are values, give --labels numbers."
+        )
+        raise DataError("rows-label-range", wrong, low=low, high=high, most=_MOST_CLASSES)
     labels = {split: {"label": column.astype(np.int32)} for split, column in columns.items()}
     return labels, tuple(map(str, range(high + 1)))
 
