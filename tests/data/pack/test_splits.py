@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import chipwise as cw
 from chipwise.base.errors import DataError
+from chipwise.base.facts import fact
 from chipwise.data import ImageFolder, PackedFolder
 from chipwise.data.pack.packing import Packing, pack
 from chipwise.data.pack.splits import evaluated, splits_of
@@ -255,3 +257,31 @@ def test_splits_of_file_names(name, split):
 def test_a_file_without_a_split_is_of_train_beside_one_to_evaluate_on():
     files = [Path("a.parquet"), Path("a-test.parquet")]
     assert [*splits_of(files, None).values()] == ["train", "test"]
+
+
+RARE = np.asarray([0] * 90 + [1] * 10, np.int32)
+ROWS = {"x": np.arange(100, dtype=np.float32), "label": RARE}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        cw.Arrays(**ROWS),
+        cw.data.Renamed(cw.Arrays(**ROWS), ("common", "rare")),
+        cw.data.Lazy(100, cw.Arrays(**ROWS).spec, lambda: ROWS),
+        [{"x": x, "label": label} for x, label in zip(ROWS["x"], RARE, strict=True)],
+        cw.Arrays(x=ROWS["x"], label=RARE.astype(np.float32)),
+    ],
+    ids=["arrays", "renamed", "lazy", "list", "values"],
+)
+def test_a_share_of_an_object_is_of_each_class_or_said_not_to_be(source, tmp_path):
+    job = Packing(source, tmp_path / "out", split=0.1)
+    told = [one for one in job.listing.told if one.code.startswith("split-")]
+    job.run()
+    held = PackedFolder(tmp_path / "out", "eval")
+    if isinstance(source, list) or source.spec["label"].dtype.kind == "f":
+        assert told == [fact("split-of-all", train=90, eval=10)]
+    else:
+        assert told == [fact("split-of-each", classes=2, train=[9, 81], eval=[1, 9])]
+        assert np.bincount([held[i]["label"] for i in range(10)]).tolist() == [9, 1]
+    assert all(held[i]["label"] == RARE[int(held[i]["x"])] for i in range(10))
