@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import chipwise as cw
+from chipwise.data.class_names import Renamed, joined
 from chipwise.data.draws import Drawn, seeded
 from chipwise.data.sources import materialize, take
 from chipwise.data.weighted import by_epoch
@@ -166,6 +167,16 @@ def test_a_generator_of_its_own_is_refused_by_name():
         cw.fit(recipe(cw.Arrays(image=np.ones((9, 4, 4), np.float32), label=np.zeros(9, int)), eval=Own()),
                on=cw.On(devices=1), progress="none")  # fmt: skip
     assert cw.fit(recipe(Own()), on=cw.On(devices=1, exact=False), **QUIET).steps == 9
+
+
+def test_joined_labels_take_no_draws_in_a_new_process():
+    """There nothing is known of a source, so that its first example was read for its shapes."""
+    made = joined(("b", "a"), Renamed(Images(transform=ALL), ("a", "b")))
+    expected = take(Drawn(made, 0), [3, 4])
+    again = pickle.loads(pickle.dumps(Drawn(made, 0)))
+    for column, values in take(Drawn(Images(transform=ALL), 0), [3, 4]).items():
+        for found in (expected[column], [again[i][column] for i in (3, 4)]):
+            np.testing.assert_array_equal(found, values if column == "image" else 1 - values)
 
 
 def test_evaluation_draws_the_same_each_time():

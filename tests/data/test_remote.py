@@ -141,12 +141,17 @@ def quiet(line):
     pass
 
 
-def pack(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Path to bytes of a packed folder whose `train` has `files`."""
+def pack(files: dict[str, bytes], **more) -> dict[str, bytes]:
+    """Path to bytes of a packed folder whose `train` has `files`, and `more` in its manifest."""
     named = {
         n: {"name": n, "bytes": len(b), "sha256": hashlib.sha256(b).hexdigest()} for n, b in files.items()
     }
-    manifest = {"format": "chipwise-packed", "version": 2, "shards": [{"examples": 1, "files": named}]}
+    manifest = {
+        "format": "chipwise-packed",
+        "version": 2,
+        "shards": [{"examples": 1, "files": named}],
+        **more,
+    }
     return {
         "train/manifest.json": json.dumps(manifest).encode(),
         **{f"train/{name}": data for name, data in files.items()},
@@ -259,6 +264,30 @@ def test_a_packed_folder_needs_no_list_of_files(server, splits):
     assert content(path) == files
     assert fetch(url) == path
     assert server.gets("/packs/pets/train/image-00000.npy") == 1
+
+
+@pytest.mark.parametrize("there", [0, 1, 2])
+def test_a_pack_of_text_comes_with_its_tokenizer(request, there):
+    files = pack({"x.npy": b"x"}, settings={"text": {"tokenizer": "a/tokenizer.json"}})
+    beside = {"tokenizer.json": b'{"a": 1}', "tokenizer_config.json": b"{}"}
+    files |= dict([*beside.items()][:there])  # a pack of an earlier version has fewer
+    server, memory = (request.getfixturevalue(name) for name in ("server", "memory"))
+    url = serve(server, "texts", files)
+    memory.pipe({f"/texts/{name}": data for name, data in files.items()})
+    for at in (url, "memory://texts"):
+        assert content(fetch(at)) == files
+    if there:
+        first = fetch(url)
+        server.files["/texts/tokenizer.json"] = b'{"a": 2}'
+        assert content(first) == files
+        assert (fetch(url) / "tokenizer.json").read_bytes() == b'{"a": 2}'
+        newest, server.fails["/texts/tokenizer.json"] = fetch(url), 99
+        assert fetch(url) == newest != first
+
+
+def test_settings_of_a_manifest_that_are_none(server):
+    with refused(DataError, "manifest-damaged"):
+        fetch(serve(server, "texts", pack({"x.npy": b"x"}, settings=7)))
 
 
 def test_a_file_called_manifest_that_is_someone_elses(memory):

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import chipwise as cw
+import tasks
 from chipwise.base.errors import DataError
 from chipwise.data.class_names import names_of
 from chipwise.deploy import inputs
@@ -166,3 +167,24 @@ def test_names_of_classes_that_only_a_pickle_has_are_no_numbers(tmp_path):
     np.savez(tmp_path / "x.npz", **columns(THINGS), classes=np.asarray(THINGS, object))
     with refused(DataError, "npy-damaged"):
         open_data(tmp_path / "x.npz", RGB)
+
+
+@pytest.mark.parametrize(
+    ("x", "label", "wrong"),
+    [
+        (np.uint8, np.uint8, []),
+        (np.int16, np.int32, []),  # the same numbers, in another width
+        (np.float32, np.int32, ["x float32[12]"]),  # from 0 to 1, perhaps
+        (np.bool_, np.float32, ["x bool[12]", "label float32[]"]),
+    ],
+)
+def test_data_to_evaluate_have_the_kinds_of_numbers_of_the_training(x, label, wrong):
+    data = cw.Arrays(x=np.ones((3, tasks.FEATURES), x), label=np.zeros(3, label))
+    known = tasks.quick()
+    if not wrong:
+        assert with_evaluation(known, data).task.eval is data
+        return
+    with refused(DataError, "evaluation-columns", wrong=[one.split()[0] for one in wrong]) as caught:
+        with_evaluation(known, data)
+    assert set(wrong) <= set(caught.value.facts["columns"])
+    assert "x uint8[12]" in caught.value.facts["expected"]

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..base import DataError, Fact, RecipeError, fact
 from ..base.annotations import as_annotated
-from ..recipe.source import Columns, Spec, kind_of, spec_of
+from ..recipe.source import Columns, Spec, kind_of, read_example, spec_of
 from .draws import Wrapped
 from .sources import check_labels, empty, fill, has
 
@@ -58,11 +58,13 @@ class Renamed(Wrapped):
         return spec
 
     def __getitem__(self, index: int) -> Columns:
+        example = self.source[index]
         if self.numbers is None:
-            return self.source[index]
-        out = empty(self.spec, 1)
-        self._fill(np.asarray([index]), out)
-        return {name: column[0] for name, column in out.items()}
+            return example
+        columns = read_example(example, index)  # without `spec`, which may read and draw
+        if (own := columns.get("label")) is not None:
+            columns["label"] = self.join(own[None], np.asarray([index]))[0]
+        return columns
 
     def _fill(self, indices: np.ndarray, out: Columns) -> None:
         own = {name: s for name, s in spec_of(self.source).items() if name == "label"}

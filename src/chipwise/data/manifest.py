@@ -19,6 +19,8 @@ from ..base.files import read_regular
 FORMAT = "chipwise-packed"
 VERSION = 2
 MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"  # beside the splits of a pack: what packed it
+TOKENIZER_CONFIG = "tokenizer_config.json"  # beside a tokenizer: its begin and end
 RECORD = "record"  # the files of checksums and names, beside those of the columns
 
 

@@ -36,7 +36,7 @@ from ..base.figures import listed, one_line, without_secrets
 from ..base.files import MOST_BYTES, home
 from ..base.locks import Lock
 from .deadline import TooSlow, in_time
-from .manifest import MANIFEST, manifest_in
+from .manifest import MANIFEST, TOKENIZER, TOKENIZER_CONFIG, manifest_in
 
 T = TypeVar("T")
 
@@ -341,22 +341,20 @@ class _Url:
         return sorted(files, key=lambda file: file.name)
 
     def _packed(self) -> list[RemoteFile]:
-        """The files of a packed folder: its manifests and the files that they name. Empty for other
-        folders."""
+        """The files of a packed folder: its manifests, the files that they name, and the tokenizer
+        of text. Empty for other folders."""
         files = []
+        beside: tuple[str, ...] = ()
         for split in ("train", "eval"):
             at = f"{split}/{MANIFEST}"
-            try:
-                text = self._ask(f"{self.path}/{at}", self._manifest)
-            except DataError as error:
-                if error.code == "url-unreadable" and _gone(error.__cause__):
-                    continue
-                raise
-            if not (manifest := manifest_in(text)):
+            text = self._if_there(at, self._manifest)
+            if text is None or not (manifest := manifest_in(text)):
                 continue
             digest = hashlib.sha256(text).hexdigest()
             named: list[dict[str, Any]] = [{"name": MANIFEST, "bytes": len(text), "sha256": digest}]
             try:
+                if (manifest.get("settings", {}).get("text") or {}).get("tokenizer"):
+                    beside = (TOKENIZER, TOKENIZER_CONFIG)  # which older packs may lack
                 named += [file for shard in manifest["shards"] for file in shard["files"].values()]
                 for file in named:
                     name = str(file["name"])
@@ -372,7 +370,19 @@ class _Url:
                 raise DataError(
                     "manifest-damaged", path=f"{self.shown}/{at}", reason=why
                 ) from error
+        for name in beside:
+            if (info := self._if_there(name, self.fs.info)) is not None:
+                files.append(self._file(f"{self.name}/{name}", info))
         return files
+
+    def _if_there(self, name: str, do: Callable[[str], T]) -> T | None:
+        """`do` of the path of the file `name` of a folder, or `None` without it."""
+        try:
+            return self._ask(f"{self.path}/{name}", do)
+        except DataError as error:
+            if error.code == "url-unreadable" and _gone(error.__cause__):
+                return None
+            raise
 
     def _manifest(self, path: str) -> bytes:
         """The bytes of a manifest. Raises `ValueError` for more than `MOST_BYTES`."""

@@ -140,21 +140,28 @@ def open_for(recipe: Recipe, data: Any, inputs: Spec) -> Source:
 
 def with_evaluation(recipe: Recipe, data: Any) -> Recipe:
     """`recipe` with `data` to evaluate on, opened by `open_for`. Raises `DataError` for data that
-    cannot be read, and for columns that differ from those of the training data."""
+    cannot be read, and for columns that differ from those of the training data by more than the
+    width of whole numbers."""
     expected = spec_of(recipe.task.train)
     source = recipe.task.joined(open_for(recipe, data, expected))
     given = spec_of(source)
-    if wrong := [n for n, s in expected.items() if n not in given or given[n].shape != s.shape]:
+    if wrong := [n for n, s in expected.items() if n not in given or _kind(given[n]) != _kind(s)]:
         raise DataError(
             "evaluation-columns",
             "The data to evaluate has {columns:list}, but training had {wrong:and} as "
             "{expected:list}: make "
             "them match.",
-            columns=[f"{n} {list(s.shape)}" for n, s in given.items()],
+            columns=described(given),
             wrong=wrong,
-            expected=[f"{n} {list(expected[n].shape)}" for n in wrong],
+            expected=described({n: expected[n] for n in wrong}),
         )
     return dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, eval=source))
+
+
+def _kind(s: Any) -> tuple:
+    # Labels and tokens of any width are the same numbers; pixels of another kind are not
+    dtype = np.dtype(s.dtype)
+    return s.shape, "whole" if dtype.kind in "iu" else dtype
 
 
 def name_of(source: Any) -> Callable[[int], str] | None:

@@ -118,6 +118,31 @@ def test_parquet_of_images(tmp_path, expected, form):
     assert len(PackedFolder(made.path.parent, "eval")) == 2
 
 
+@pytest.mark.parametrize("label", [b"\xff\xd8\xff", IMAGES[0]])
+def test_a_label_of_bytes_that_are_no_text_is_refused(tmp_path, label):
+    (tmp_path / "a.tfrecord").write_bytes(framed(example(image=IMAGES[0], label=label)))
+    with refused(DataError, "rows-label-kind", label=str(label)[:60]):
+        pack(tmp_path / "a.tfrecord", tmp_path / "out")
+
+
+def test_whole_numbers_that_are_no_classes_are_refused():
+    labels = [0, (1 << 20) - 1]
+    assert len(labels_of({"train": labels})[1]) == 1 << 20
+    with refused(DataError, "rows-label-range", low=0, high=1 << 20):
+        labels_of({"train": [0, 1 << 20]})
+    assert labels_of({"train": [0, 1 << 20]}, "numbers")[0]["train"]["label"].tolist() == [0, 1 << 20]
+
+
+def test_a_row_without_a_label_is_counted_in_its_split():
+    with refused(DataError, "rows-label-missing", row=1, split="eval"):
+        labels_of({"train": ["a", "b"], "eval": ["b", None]})
+
+
+def test_spellings_of_a_name_are_one_class():
+    found, classes = labels_of({"train": ["caf\u00e9", "a"], "eval": ["cafe\u0301"]})
+    assert classes == ("a", "caf\u00e9") and found["eval"]["label"].tolist() == [1]
+
+
 def test_labels_of_several_numbers_are_vectors_and_of_several_lengths_are_refused():
     pairs = [np.asarray([1, 2]), np.asarray([3, 4])]
     found, classes = labels_of({"train": pairs})

@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import chipwise as cw
 from chipwise.base.errors import DataError
+from chipwise.base.facts import fact
 from chipwise.data import ImageFolder, PackedFolder
 from chipwise.data.pack.packing import Packing, pack
 from chipwise.data.pack.splits import evaluated, splits_of
@@ -149,6 +151,47 @@ def test_a_split_of_another_name_is_no_part_of_train(make, tmp_path, monkeypatch
             ImageFolder(source)
 
 
+def named(make, root, labels):
+    """A source of `make` whose splits have these labels, as text."""
+    if make is a_table:
+        rows = [
+            f"{split}-{i}.jpg,{of},{split}" for split, some in labels.items() for i, of in enumerate(some)
+        ]
+        for row in rows:
+            image(root / row.partition(",")[0])
+        (root / "labels.csv").write_text("\n".join(["file,label,split", *rows]))
+        return root / "labels.csv"
+    if make is data_sets:
+        datasets = pytest.importorskip("datasets")
+        return {
+            split: datasets.Dataset.from_dict({"x": [0.0] * len(some), "label": [*some]})
+            for split, some in labels.items()
+        }
+    root.mkdir()
+    for split, some in labels.items():
+        if make is parquets:
+            parquet(root / f"{split}.parquet", IMAGES[:1] * len(some), [*some])
+        else:
+            rows = [framed(example(image=IMAGES[0], label=of.encode())) for of in some]
+            (root / f"{split}.tfrecord").write_bytes(b"".join(rows))
+    return root
+
+
+@pytest.mark.parametrize("make", [a_table, parquets, tfrecords, data_sets])
+@pytest.mark.parametrize("labels", ["abab", ["a|b", "a", "b"]])
+def test_the_classes_of_text_are_those_of_train(make, labels, tmp_path):
+    if make is not a_table and "a|b" in labels:
+        pytest.skip("several classes in a cell are of tables")
+    options = {"labels": "several"} if "a|b" in labels else {}
+    source = named(make, tmp_path / "data", {"train": labels, "validation": "bc", "test": "ba"})
+    with refused(DataError, "classes-unjoined", classes=["c"]):
+        pack(source, tmp_path / "none", eval_split="validation", **options)
+    pack(source, tmp_path / "out", eval_split="test", **options)
+    train, held = (PackedFolder(tmp_path / "out", split) for split in ("train", "eval"))
+    assert train.names == held.names == ("a", "b")
+    assert np.array_equal(held[0]["label"], [0, 1] if options else 1)
+
+
 @pytest.mark.parametrize("make", [a_folder, an_archive])
 def test_a_source_of_images_has_one_split(make, tmp_path):
     source = make(tmp_path / "data")
@@ -214,3 +257,31 @@ def test_splits_of_file_names(name, split):
 def test_a_file_without_a_split_is_of_train_beside_one_to_evaluate_on():
     files = [Path("a.parquet"), Path("a-test.parquet")]
     assert [*splits_of(files, None).values()] == ["train", "test"]
+
+
+RARE = np.asarray([0] * 90 + [1] * 10, np.int32)
+ROWS = {"x": np.arange(100, dtype=np.float32), "label": RARE}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        cw.Arrays(**ROWS),
+        cw.data.Renamed(cw.Arrays(**ROWS), ("common", "rare")),
+        cw.data.Lazy(100, cw.Arrays(**ROWS).spec, lambda: ROWS),
+        [{"x": x, "label": label} for x, label in zip(ROWS["x"], RARE, strict=True)],
+        cw.Arrays(x=ROWS["x"], label=RARE.astype(np.float32)),
+    ],
+    ids=["arrays", "renamed", "lazy", "list", "values"],
+)
+def test_a_share_of_an_object_is_of_each_class_or_said_not_to_be(source, tmp_path):
+    job = Packing(source, tmp_path / "out", split=0.1)
+    told = [one for one in job.listing.told if one.code.startswith("split-")]
+    job.run()
+    held = PackedFolder(tmp_path / "out", "eval")
+    if isinstance(source, list) or source.spec["label"].dtype.kind == "f":
+        assert told == [fact("split-of-all", train=90, eval=10)]
+    else:
+        assert told == [fact("split-of-each", classes=2, train=[9, 81], eval=[1, 9])]
+        assert np.bincount([held[i]["label"] for i in range(10)]).tolist() == [9, 1]
+    assert all(held[i]["label"] == RARE[int(held[i]["x"])] for i in range(10))

@@ -21,7 +21,7 @@ from chipwise.data import PackedFolder
 from chipwise.data.deadline import TooSlow
 from chipwise.data.pack import documents as documents_of
 from chipwise.data.pack import packing, tokenise
-from chipwise.data.pack.packing import pack
+from chipwise.data.pack.packing import Packing, pack
 from chipwise.data.pack.tokenise import TextForm, read_tokenizer, tokenizer_of
 from chipwise.data.sources import materialize, take
 from chipwise.recipes.tokens import start_of
@@ -56,7 +56,7 @@ def lines(path, documents, **more):
 
 
 def folder(path, documents):
-    path.mkdir()
+    path.mkdir(parents=True)
     for i, text in enumerate(documents):
         (path / f"{i}.txt").write_text(text)
     return path
@@ -181,6 +181,7 @@ def test_bad_text_is_refused_with_its_place(tmp_path):
     with refused(RecipeError, "pack-tokens", tokens=1):
         TextForm(tokens=1)
     (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "a.csv").write_text("text\none\n")
     with refused(DataError, "text-empty"):
         pack(tmp_path / "empty", tmp_path / "y", text=TextForm())
     assert not (tmp_path / "y").exists()
@@ -212,8 +213,56 @@ def test_a_pipe_in_a_folder_is_left_out(tmp_path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("one")
     os.mkfifo(tmp_path / "texts" / "b.txt")
-    found = documents_of.documents(tmp_path / "texts", {})
-    assert [one.name for one in found] == ["a.txt"]
+    left = []
+    found = documents_of.documents(tmp_path / "texts", {}, left_out=left)
+    assert [one.name for one in found] == ["a.txt"] and left == ["b.txt"]
+
+
+def test_what_a_folder_of_text_has_besides_is_read_or_named(tmp_path):
+    src = folder(tmp_path / "texts", DOCUMENTS[:2])
+    lines(src / "more.jsonl", DOCUMENTS[2:])
+    (src / "table.csv").write_text("text\none\n")
+    (src / "b").mkdir()
+    (src / "b" / "photo.JPG").write_bytes(b"")
+    job = Packing(src, tmp_path / "out", text=TextForm(tokens=8))
+    assert sorted(job.listing.left_out) == ["b/photo.JPG", "table.csv"]
+    job.run()
+    _, expected = tokens(
+        pack(lines(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "all", text=TextForm(tokens=8))
+    )
+    np.testing.assert_array_equal(tokens(tmp_path / "out")[1], expected)
+
+
+@pytest.mark.parametrize("ending", ["txt", "jsonl"])
+def test_files_of_text_that_all_state_a_split_are_splits(tmp_path, ending):
+    (tmp_path / "wiki").mkdir()
+    for name in ("train", "valid"):
+        (tmp_path / "wiki" / f"wiki.{name}.{ending}").write_text(json.dumps({"text": name}) + "\n")
+    out = pack(tmp_path / "wiki", tmp_path / "out", text=TextForm(tokens=4))
+    assert all(len(PackedFolder(out, split)) for split in ("train", "eval"))
+    (tmp_path / "wiki" / "wiki.test.txt").write_text("test")
+    with refused(DataError, "splits-several", splits=["valid", "test"]):
+        pack(tmp_path / "wiki", tmp_path / "more", text=TextForm(tokens=4))
+    (tmp_path / "wiki" / "README.md").write_text("of the texts")
+    with refused(DataError, "split-unstated", path=tmp_path / "wiki", names=["README.md"]):
+        pack(tmp_path / "wiki", tmp_path / "more", text=TextForm(tokens=4), eval_split="test")
+
+
+def test_documents_whose_names_state_one_split_are_documents(tmp_path):
+    folder(tmp_path / "docs", DOCUMENTS)
+    for name in ("how-to-train.md", "train.md"):
+        (tmp_path / "docs" / name).write_text("a document")
+    job = Packing(tmp_path / "docs", tmp_path / "out", text=TextForm(tokens=8))
+    assert set(job.listing.splits) == {"train"}
+
+
+def test_text_beside_the_folders_of_splits_is_named(tmp_path):
+    for split in ("train", "test"):
+        folder(tmp_path / "texts" / split, DOCUMENTS)
+    (tmp_path / "texts" / "README.md").write_text("of the texts")
+    folder(tmp_path / "texts" / "unsup", DOCUMENTS)
+    job = Packing(tmp_path / "texts", tmp_path / "out", text=TextForm(tokens=8))
+    assert job.listing.left_out[0] == "README.md" and len(job.listing.left_out) == 1 + len(DOCUMENTS)
 
 
 def test_a_document_in_a_table_may_be_long(tmp_path):

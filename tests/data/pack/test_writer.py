@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chipwise as cw
+from chipwise.base.errors import DataError
 from chipwise.data import PackedFolder
 from chipwise.data.pack import Writer, write_packed
 from chipwise.data.pack.shards import Moments
@@ -400,3 +401,16 @@ def test_sums_are_exact(shape, channels, cut):
     wide = pixels.reshape(-1, channels).astype(np.int64)
     assert (made.count, made.sums, made.squares) == (len(wide), [*wide.sum(0)], [*(wide**2).sum(0)])
     np.testing.assert_allclose(made.std, wide.std(0), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_manifest_that_no_reader_takes_is_not_written(tmp_path, monkeypatch, more):
+    write(tmp_path / "known")
+    size = (tmp_path / "known" / "manifest.json").stat().st_size
+    monkeypatch.setattr("chipwise.data.pack.writer.MOST_BYTES", size - more)
+    if more:
+        with refused(DataError, "pack-manifest-large", bytes=size, most=size - 1):
+            write(tmp_path / "out")
+        assert not (tmp_path / "out" / "manifest.json").exists()
+    else:
+        write(tmp_path / "out")

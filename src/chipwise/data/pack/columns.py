@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...base import DataError, Fact, fact
+from ..class_names import nfc
 from ..sources import Columns
 
 COLUMNS = {
@@ -19,6 +20,7 @@ COLUMNS = {
     "prompt": (),
 }
 """The usual names of columns. One of them is used if the user names none."""
+_MOST_CLASSES = 1 << 20  # whose names a manifest has room for
 
 
 def chosen(role: str, there: Sequence[str], columns: Mapping[str, str], path: Path) -> str | None:
@@ -63,23 +65,32 @@ def reading(
 def labels_of(
     values: Mapping[str, list[Any]], declared: str | None = None
 ) -> tuple[dict[str, Columns], tuple[str, ...]]:
-    """Labels by split, and the classes: sorted text, or integers from 0 to the largest.
+    """Labels by split, and the classes: the sorted text of train, or integers from 0 to the
+    largest. Raises `DataError` for text that only another split has.
+
     *Arguments:* `declared`: "classes" or "numbers", if the user says it."""
     every = [value for some in values.values() for value in some]
     if all(value is None for value in every):
         return {split: {} for split in values}, ()
-    missing = next((row for row, value in enumerate(every) if value is None), None)
-    if missing is not None:
-        wrong = "Row {row} has no label, but others do: label it, or give --columns label=NAME."
-        raise DataError("rows-label-missing", wrong, row=missing)
+    for split, some in values.items():
+        missing = next((row for row, value in enumerate(some) if value is None), None)
+        if missing is not None:
+            wrong = (
+                "Row {row} of {split} has no label, but others do: label it, or give --columns "
+                "label=NAME."
+            )
+            raise DataError("rows-label-missing", wrong, row=missing, split=split)
     wrong = "--labels {declared}, and a label is {label:plain}: expected {expected}."
     facts = {"declared": declared, "label": str(every[0])[:60]}
     if declared == "numbers" and any(isinstance(value, str) for value in every):
         raise DataError("rows-label-declared", wrong, expected="a number in each row", **facts)
     if all(isinstance(value, str) for value in every):
-        classes = tuple(sorted(set(every)))
+        names = {split: list(map(nfc, some)) for split, some in values.items()}
+        classes = tuple(sorted({*(names.get("train") or map(nfc, every))}))
         number = {name: i for i, name in enumerate(classes)}
-        numbers = {s: np.asarray([number[v] for v in some], np.int32) for s, some in values.items()}
+        for split, some in names.items():
+            refuse_unknown(split, {*some}, classes)
+        numbers = {s: np.asarray([number[v] for v in some], np.int32) for s, some in names.items()}
         return {split: {"label": column} for split, column in numbers.items()}, classes
     try:
         columns = {split: np.asarray(some) for split, some in values.items()}
@@ -98,8 +109,17 @@ def labels_of(
         }, ()
     low = min(int(c.min()) for c in columns.values())
     high = max(int(c.max()) for c in columns.values())
-    if not 0 <= low <= high < 1 << 24:
-        wrong = "Labels go from {low} to {high}: expected classes numbered from 0."
-        raise DataError("rows-label-range", wrong, low=low, high=high)
+    if not 0 <= low <= high < _MOST_CLASSES:
+        wrong = (
+            "Labels go from {low} to {high}: expected at most {most:,} classes, numbered from 0. "
+            "If they are values, give --labels numbers."
+        )
+        raise DataError("rows-label-range", wrong, low=low, high=high, most=_MOST_CLASSES)
     labels = {split: {"label": column.astype(np.int32)} for split, column in columns.items()}
     return labels, tuple(map(str, range(high + 1)))
+
+
+def refuse_unknown(data: str, own: set[str], training: Sequence[str]) -> None:
+    """Raises `DataError` for classes `own` of `data` that `training` lacks."""
+    if lacking := sorted(own - {*training}):
+        raise DataError("classes-unjoined", data=data, classes=lacking, training=training)

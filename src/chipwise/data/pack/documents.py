@@ -11,7 +11,7 @@ from ...base import DataError, Fact, Say, silent
 from ..folder import DEEPEST, TARS, is_litter
 from .columns import chosen, reading
 from .hub import files_at, from_hub, text_rows
-from .splits import EVAL, evaluated, refuse_unstated, splits_of
+from .splits import EVAL, evaluated, refuse_unstated, split_in, splits_of
 
 ENDINGS = (".txt", ".md", ".text")
 _PIECE = 1 << 20  # bytes of a piece of a document, which ends at a line break
@@ -37,11 +37,14 @@ def documents(
     columns: dict[str, str],
     eval_split: str | None = None,
     say: Say = silent,
+    left_out: list[str] | None = None,
 ) -> Iterator[Document]:
     """Yields the documents at `path`, or of a data set of the Hub. See `text_listing`.
-    *Arguments:* `say`: called with what a report says."""
+    *Arguments:* `say`: called with what a report says. `left_out`: gets the files of a folder that
+    are not read."""
 
     told: list[Fact] = []
+    left_out = [] if left_out is None else left_out
 
     def say_once(some: Iterable[Fact]) -> None:
         for one in some:
@@ -70,7 +73,17 @@ def documents(
                 if name in roles:
                     yield from _rows(file, text_rows(file), roles[name], columns, say_once)
         elif path.is_dir():
-            yield from _files(path, eval_split, roles_of)
+            files = _files(path, left_out)
+            stated = _stated(path, files, eval_split)
+            roles = roles_of({"train", *stated.values()} - {""})
+            for file in files:
+                if (role := roles.get(stated[file])) is None:
+                    left_out.append(str(file))
+                elif file.suffix.lower() == ".jsonl":
+                    rows_of = text_rows(path / file)
+                    yield from _rows(path / file, rows_of, role, columns, say_once)
+                else:
+                    yield Document(role, str(file), _pieces(path / file))
         elif ending in (".parquet", ".jsonl", ".csv"):
             (split,) = roles_of(splits_of([path], eval_split).values()).values()
             yield from _rows(path, text_rows(path), split, columns, say_once)
@@ -83,29 +96,38 @@ def documents(
             yield Document("train", path.name, _pieces(path))
 
 
-def _files(
-    path: Path, eval_split: str | None, roles_of: Callable[[Iterable[str]], dict[str, str]]
-) -> Iterator[Document]:
-    """Yields the text files of a folder. `train/` with `test/` or similar are splits."""
+def _files(path: Path, left_out: list[str]) -> list[Path]:
+    """The text files of a folder, sorted. `left_out` gets the others."""
     files = []
     for folder, below, names in os.walk(path):
-        if below and len(Path(folder).relative_to(path).parts) >= DEEPEST:
+        here = Path(folder).relative_to(path)
+        if below and len(here.parts) >= DEEPEST:
             wrong = "{path} has folders more than {deep} deep: pack those below."
             raise DataError("folder-too-deep", wrong, path=path, deep=DEEPEST)
         below[:] = [name for name in below if not is_litter(name)]
-        names = [name for name in names if not is_litter(name)]
-        found = (Path(folder) / name for name in names if name.lower().endswith(ENDINGS))
-        files += [file.relative_to(path) for file in found if file.is_file()]
-    files.sort()
+        for file in (here / name for name in names if not is_litter(name)):
+            if is_text(file) and (path / file).is_file():
+                files.append(file)
+            else:
+                left_out.append(str(file))
+    return sorted(files)
+
+
+def _stated(path: Path, files: list[Path], given: str | None) -> dict[Path, str]:
+    """The split of each of `files` in a folder, "" for none: its top folder, if there is `train/`,
+    else what its name states, if names state "train" and another. Raises `DataError` for others
+    beside these."""
     tops = {file.parts[0] for file in files if len(file.parts) > 1}
-    there = [name for name in (*EVAL, eval_split) if name in tops] if "train" in tops else []
-    if "train" in tops and not there:
-        refuse_unstated(path, tops - {"train"})
-    roles = roles_of(["train", *there])
-    for file in files:
-        split = roles.get(file.parts[0]) if there else "train"
-        if split is not None:
-            yield Document(split, str(file), _pieces(path / file))
+    if "train" in tops:
+        if tops.isdisjoint((*EVAL, given)):
+            refuse_unstated(path, tops - {"train"})
+        known = {"train", *EVAL, given}
+        return {file: file.parts[0] if file.parts[0] in known else "" for file in files}
+    named = {file: split_in(file.name, given) for file in files}
+    if not {"train"} < {*named.values()} - {None}:
+        return dict.fromkeys(files, "train")
+    refuse_unstated(path, [str(file) for file, split in named.items() if split is None])
+    return {file: split or "" for file, split in named.items()}
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

@@ -142,13 +142,14 @@ def divided(listing: Listing, share: float) -> Listing:
 
     In a class with `n` entries, the `round(n * share)` names with the smallest SHA-256 are moved.
     They are the same on every machine, and for a folder and its archive. Entries without an integer
-    label are one class.
+    label, or whose label comes with the example, are one class.
     """
     if set(listing.splits) != {"train"}:
         raise DataError("split-twice", share=share, splits=list(listing.splits))
     whole = listing.splits["train"]
     label = whole.labels.get("label")
-    if label is None or label.ndim != 1 or label.dtype.kind not in "iu":
+    known = label is not None and label.ndim == 1 and label.dtype.kind in "iu"
+    if label is None or not known:
         label = np.zeros(len(whole), np.int32)
     keys = [
         hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest() for name in whole.names
@@ -165,8 +166,9 @@ def divided(listing: Listing, share: float) -> Listing:
         "train": whole.only(np.flatnonzero(~held_out)),
         "eval": whole.only(np.flatnonzero(held_out)),
     }
-    told = (*listing.told, *_of_each(listing.names, label, held_out))
-    return replace(listing, splits=splits, told=told)
+    of_all = [fact("split-of-all", **{name: len(split) for name, split in splits.items()})]
+    told = _of_each(listing.names, label, held_out) if known else of_all
+    return replace(listing, splits=splits, told=(*listing.told, *told))
 
 
 def _of_each(names: Sequence[str], label: np.ndarray, held_out: np.ndarray) -> Iterator[Fact]:
@@ -259,7 +261,7 @@ def listed_by(table: LabelTable) -> Listing:
     of = np.asarray(table.splits)
     splits = {
         name: whole.only(np.flatnonzero(of == name))
-        for name in sorted({*table.splits} - {""}, reverse=True)
+        for name in sorted({*table.splits}, reverse=True)
     }
     return Listing(splits, table.classes, table.below, told=table.read)
 

@@ -15,7 +15,7 @@ from ...recipe.source import kind_of, unmasked
 from .. import remote
 from ..class_names import Renamed, joined, names_of, unjoined
 from ..folder import TARS, list_tar, walk
-from ..sources import Columns, check_labels
+from ..sources import Arrays, Columns, Lazy, check_labels
 from .folders import Listing, Split, arrange, listed_by
 from .hub import files_at, from_datasets, from_hub, from_parquet, on_hub
 from .pack_settings import USUAL, PackSettings
@@ -89,6 +89,9 @@ def from_objects(sources: Any, settings: PackSettings) -> Listing:
         if (numbered := unjoined(classes, names_of(source), names, split)) is not None:
             told.append(numbered)
         classes = classes or own_classes
+        column = _column(source)
+        if settings.split is not None and column is not None:  # which is then of each class
+            labels = {"label": column}
         splits[split] = _of_object(source, labels)
     origin = "names=" if names else "the source"
     listing = Listing.classified(splits, classes, *told, origin=origin)
@@ -110,6 +113,13 @@ def _labels(source: Any) -> tuple[tuple[str, ...], Columns]:
         if one_each and np.asarray(values).dtype.kind in "iu":
             return tuple(classes), {"label": np.asarray(values, np.int32)}
     return tuple(classes), {}
+
+
+def _column(source: Any) -> np.ndarray | None:
+    """The labels of arrays, `(n,)` or of another shape."""
+    if isinstance(source, Renamed):
+        return None if (own := _column(source.source)) is None else source.join(own)
+    return source.columns.get("label") if isinstance(source, Arrays | Lazy) else None
 
 
 def _of_object(source: Any, labels: Columns) -> Split:

@@ -23,14 +23,17 @@ def splits_of(files: Sequence[Path], given: str | None) -> dict[Path, str]:
 
     Raises `DataError` for such a file beside one that states "train".
     """
-    known = "|".join(map(re.escape, ("train", *EVAL, *([given.lower()] if given else ()))))
-    stated = {
-        file: re.search(rf"(?:^|[-_./])({known})(?=[-_./]|$)", file.name.lower()) for file in files
-    }
-    splits = {file: match[1] if match else "train" for file, match in stated.items()}
-    if any(match and match[1] == "train" for match in stated.values()):
+    stated = {file: split_in(file.name, given) for file in files}
+    if "train" in stated.values():
         refuse_unstated(files[0].parent, [file.name for file in files if stated[file] is None])
-    return splits
+    return {file: split or "train" for file, split in stated.items()}
+
+
+def split_in(name: str, given: str | None) -> str | None:
+    """The split that a file's name states: "validation" of `wiki.validation.txt`."""
+    known = "|".join(map(re.escape, ("train", *EVAL, *([given.lower()] if given else ()))))
+    match = re.search(rf"(?:^|[-_./])({known})(?=[-_./]|$)", name.lower())
+    return match[1] if match else None
 
 
 def refuse_unstated(path: Path, names: Collection[str]) -> None:

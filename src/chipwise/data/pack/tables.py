@@ -19,7 +19,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +30,7 @@ from ...base import DataError, Fact, fact, unreadable
 from ...base.files import open_regular
 from ..class_names import nfc
 from ..folder import refuse_duplicates
-from .columns import COLUMNS, chosen
+from .columns import COLUMNS, chosen, refuse_unknown
 from .pack_settings import USUAL, PackSettings
 from .splits import EVAL, evaluated
 
@@ -63,7 +63,7 @@ class LabelTable:
     below: dict[str, int]
     """Column to exclusive upper bound, as in `Listing`."""
     splits: list[str] | None
-    """The split of each row, "train", "eval" or "" for none, or `None`."""
+    """The split of each row, "train" or "eval", or `None`."""
     read: tuple[Fact, ...]
     """What was read, for the report."""
 
@@ -99,10 +99,18 @@ def read_table(path: Path, settings: PackSettings = USUAL) -> LabelTable:
     refuse_duplicates(files, path)
     of = ["train"] if split_at is None else [_split(row, split_at) for row in rows]
     roles, told = evaluated({*of}, settings.eval_split, path)
-    splits = None if split_at is None else [roles.get(name, "") for name in of]
+    splits = None
+    if split_at is not None:  # rows of other splits are not read
+        kept = [i for i, name in enumerate(of) if name in roles]
+        rows, files = [rows[i] for i in kept], [files[i] for i in kept]
+        splits = [roles[of[i]] for i in kept]
     names = [header[i] for i in label_at]
     cells = [[row.cells[i] for i in label_at] for row in rows]
     values, classes = _labels(rows, names, cells, settings.labels)
+    if splits is not None and "train" in splits and classes and len(names) == 1:
+        own = {s: _of(values[np.asarray(splits) == s], classes) for s in {*splits}}
+        for split, some in own.items():
+            refuse_unknown(f"{split} of {path}", some, sorted(own["train"]))
     below = {"label": len(classes)} if values.dtype == np.int32 else {}
     read = fact(
         "table-read",
@@ -304,6 +312,12 @@ def _classes(rows: list[TableRow], values: list[str]) -> tuple[np.ndarray, tuple
     classes = tuple(sorted(set(values), key=(lambda v: (float(v), v)) if whole else None))
     number = {name: i for i, name in enumerate(classes)}
     return np.asarray([number[value] for value in values], np.int32), classes
+
+
+def _of(labels: np.ndarray, classes: Sequence[str]) -> set[str]:
+    """The classes that occur in `labels`, `(n,)` or `(n, classes)`."""
+    numbers = np.unique(labels) if labels.ndim == 1 else np.flatnonzero(labels.any(axis=0))
+    return {classes[i] for i in numbers.tolist()}
 
 
 def _several(rows: list[TableRow], values: list[str]) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -106,9 +106,7 @@ def from_tfrecords(files: Sequence[Path], settings: PackSettings) -> Listing:
             features = _features(path, offset, data)
             label = chosen("label", list(features), columns, path)
             value = None if label is None else _single(features[label])
-            values.setdefault(split, []).append(
-                value.decode() if isinstance(value, bytes) else value
-            )
+            values.setdefault(split, []).append(_text(value) if isinstance(value, bytes) else value)
             places.setdefault(split, []).append((path, offset, len(data)))
             image, others = kept(features, label, path)
             left = {*features} - {image, label, *others}
@@ -147,6 +145,13 @@ def _features(path: Path, offset: int, data: bytes) -> dict[str, Value]:
         raise DataError(
             "tfrecord-no-example", wrong, path=path, offset=offset, reason=str(error)
         ) from error
+
+
+def _text(label: bytes) -> str:
+    try:
+        return label.decode()
+    except UnicodeDecodeError as error:
+        raise DataError("rows-label-kind", label=str(label)[:60]) from error
 
 
 def _single(value: Value) -> Any:

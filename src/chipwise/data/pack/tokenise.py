@@ -34,14 +34,13 @@ from ...base import DataError, Fact, RecipeError, library
 from ...base.files import read_regular
 from ...base.json_types import json_object
 from ..deadline import TooSlow, in_time
+from ..manifest import TOKENIZER as TOKENIZER, TOKENIZER_CONFIG as TOKENIZER_CONFIG
 from ..packed import PackedFolder
 from . import tokenizer_process
 from .documents import Document, documents
 from .folders import Listing, Split
 from .pack_settings import PackSettings, TextForm
 
-TOKENIZER = "tokenizer.json"  # beside the splits of a pack: what packed it
-TOKENIZER_CONFIG = "tokenizer_config.json"  # beside a published tokenizer: its begin and end
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _MOST_TOKENIZER = 1 << 28  # bytes of its file
 # What is cut in one go: a message to the tokenizer's process takes as long as 20 short texts
@@ -102,10 +101,11 @@ def text_listing(path: Path | str, form: TextForm, where: Path, settings: PackSe
     count = 0
     begun = set()
     told: list[Fact] = []
+    left: list[str] = []
 
     def parts() -> Iterator[_Part]:
         nonlocal count
-        for document in documents(path, columns, settings.eval_split, told.append):
+        for document in documents(path, columns, settings.eval_split, told.append, left):
             if share is not None and document.split == "eval":
                 raise DataError("split-twice", share=share, splits=["train", "eval"])
             digest = hashlib.sha256(document.name.encode("utf-8", "surrogateescape")).digest()
@@ -128,10 +128,11 @@ def text_listing(path: Path | str, form: TextForm, where: Path, settings: PackSe
         if not count:
             wrong = (
                 "{path} holds no text: give a .txt, .md, .jsonl, .csv or .parquet, or a folder "
-                "of these."
+                "of .txt, .md and .jsonl, or of .parquet."
             )
             raise DataError("text-empty", wrong, path=path)
-        return replace(_joined(path, form, tokens, spools, count, share), told=tuple(told))
+        listing = _joined(path, form, tokens, spools, count, share)
+        return replace(listing, told=tuple(told), left_out=tuple(left))
 
 
 _Part = tuple["_Spool", bytes | Sequence[int | None], bool]

@@ -23,6 +23,7 @@ import numpy as np
 from ...base import DataError
 from ...base.annotations import as_annotated
 from ...base.files import (
+    MOST_BYTES,
     check_inside,
     fsync_folder,
     put_inside,
@@ -209,7 +210,8 @@ class Writer:
         """Completes the split: the last shard, and the manifest.
 
         `source`: `fingerprint` and `examples` of the source. Skipped entries are added here. Raises
-        `DataError` if nothing was written. Does nothing for a split that was already complete.
+        `DataError` if nothing was written, and for a manifest that no reader would take. Does
+        nothing for a split that was already complete.
         """
         if self.complete:
             return
@@ -223,7 +225,16 @@ class Writer:
         with self._reporting():
             self._close_shard()
             self._check_place()
-            put_inside(self.folder / MANIFEST, render(self._manifest(source)).encode())
+            manifest = render(self._manifest(source)).encode()
+            if len(manifest) > MOST_BYTES:
+                raise DataError(
+                    "pack-manifest-large",
+                    folder=self.folder,
+                    bytes=len(manifest),
+                    most=MOST_BYTES,
+                    names=len(self.names),
+                )
+            put_inside(self.folder / MANIFEST, manifest)
             (self.folder / PROGRESS).unlink()
             fsync_folder(self.folder)
         self.complete = True
