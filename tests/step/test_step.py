@@ -240,9 +240,6 @@ def stateful(first, after):
     return tasks.task(init=lambda key: (tasks.init(key)[0], first), loss=loss)
 
 
-def test_in_bf16_what_is_to_be_learned_keeps_its_digits():
-
-
 @pytest.mark.parametrize("name, more", [("label", {}), ("y", {"uncast": ("y",)})])
 def test_in_bf16_what_is_to_be_learned_keeps_its_digits(name, more):
     seen = {}
