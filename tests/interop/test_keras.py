@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 
 import jax
 import numpy as np
@@ -776,3 +777,48 @@ def test_weights_without_a_name_come_back_to_a_model_that_is_made_again():
 
     first, second = (variables_of(make())[0] for _ in range(2))
     assert len(first) == 6 and list(first) == list(second)
+
+
+def layered():
+    keras.utils.set_random_seed(0)
+    image = keras.Input((8, 8, 3), dtype="uint8")
+    x = keras.layers.Conv2D(6, 3)(keras.layers.Rescaling(1 / 255)(image))
+    x = keras.layers.Reshape((36, 6))(keras.layers.BatchNormalization()(x))
+    x = keras.layers.LayerNormalization()(x + keras.layers.MultiHeadAttention(2, 3)(x, x))
+    return keras.Model(image, keras.layers.Dense(3)(keras.layers.GRU(5)(x)))
+
+
+@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+@pytest.mark.parametrize("train", [True, False])
+@jax.numpy_rank_promotion("allow")
+@jax.numpy_dtype_promotion("standard")
+def test_half_precision_computes_as_under_a_mixed_policy(half, train):
+    images, labels = RNG.integers(0, 256, (8, 8, 8, 3)).astype(np.uint8), LABEL[:8]
+    model = layered()
+    task = cw.keras.task(model, LOSS, train=cw.Arrays(image=images, label=labels, classes=3))
+    params, state = task.init(jax.random.key(0))
+    halves = jax.tree.map(lambda x: x.astype(half), params)
+    loss = lambda params: task.loss(params, state, {"image": images, "label": labels}, None, train)  # noqa: E731
+    ours, (sums, new) = products(loss, halves), loss(halves)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(new)} == {"float32"}
+    assert all(layer.dtype_policy.name == "float32" for layer in model._flatten_layers())
+    exact = loss(params)[0]["loss"]
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(f"mixed_{half}")
+    try:
+        mixed = layered()
+        expected = LOSS(labels, mixed(images, training=train))
+        rest = [v.value for v in mixed.non_trainable_variables]
+        called = lambda weights: mixed.stateless_call(weights, rest, images, training=train)[0]  # noqa: E731
+        theirs = products(called, [v.value for v in mixed.trainable_variables])
+    finally:
+        keras.config.set_dtype_policy(policy)
+    assert ours == theirs and len(ours) == 10
+    assert float(sums["loss"].total / sums["loss"].count) == pytest.approx(float(expected), rel=1e-6)
+    assert float(exact.total / exact.count) == pytest.approx(float(expected), rel=0.05)
+
+
+def products(function, weights):
+    """The types and shapes of all products."""
+    text = str(jax.make_jaxpr(function)(weights))
+    return sorted(re.findall(r"(\w+\[[\d,]*\]) = (?:dot_general|conv_general)", text))

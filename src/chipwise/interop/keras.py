@@ -17,7 +17,7 @@ import contextlib
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -115,7 +115,7 @@ def task(
         rest = [drawn[id(v)] if id(v) in drawn else held[names[id(v)]] for v in fixed]
         args, kwargs = _arranged(keras, model, given)
         mode = {"training": train} if has_mode else {}
-        with _holding(keras, model, names):
+        with _holding(keras, model, names), _in_half(keras, model, weights.values()):
             trainable = [weights[name] for name in trained]
             outputs, new, added = model.stateless_call(
                 trainable, rest, *args, **kwargs, **mode, return_losses=True
@@ -170,6 +170,22 @@ def _holding(keras: Any, model: Any, names: dict[int, str]) -> Iterator[None]:
     finally:
         for norm in held:
             norm._trainable = True
+
+
+@contextlib.contextmanager
+def _in_half(keras: Any, model: Any, weights: Iterable[Any]) -> Iterator[None]:
+    """A context in which layers compute in half precision if `weights` have it, as under Keras'
+    mixed policy. By the policy float32 they would cast the weights back."""
+    halves = {w.dtype.name for w in weights} & {"bfloat16", "float16"}
+    layers = [one for one in model._flatten_layers() if halves and one.compute_dtype == "float32"]
+    before = [layer._dtype_policy for layer in layers]
+    try:
+        for layer in layers:
+            layer._dtype_policy = keras.DTypePolicy(f"mixed_{min(halves)}")
+        yield
+    finally:
+        for layer, policy in zip(layers, before, strict=True):
+            layer._dtype_policy = policy
 
 
 def _check_methods(keras: Any, model: Any) -> None:
