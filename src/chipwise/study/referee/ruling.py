@@ -367,10 +367,12 @@ def called(low: float, high: float, room: float | None, better: str) -> str:
 
 def grain_of(compared: Sequence[float], values: Sequence[Sequence[float]]) -> float:
     """The smallest step between `values` if some of the `compared` numbers are alike, otherwise 0.
-    An accuracy has few values."""
+    An accuracy has few values. If all values are alike, any step is possible, and it is
+    infinite."""
+    if len({round(number, 12) for number in compared}) == len(compared):
+        return 0.0
     steps = itertools.pairwise(sorted(itertools.chain(*values)))
-    alike = len({round(number, 12) for number in compared}) < len(compared)
-    return min((b - a for a, b in steps if alike and b - a > 1e-12), default=0.0)
+    return min((b - a for a, b in steps if b - a > 1e-12), default=math.inf)
 
 
 def room_of(size: tuple[float, bool] | None, base: Sequence[float]) -> float | None:
