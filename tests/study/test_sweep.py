@@ -272,6 +272,21 @@ def test_folders_of_something_else_are_refused(tmp_path):
         sweep(plain(), seeds=2, run=tmp_path / "file/s", **FAST)
 
 
+def test_runs_that_another_rule_ends_are_refused(tmp_path):
+    recipe = plain(task=tasks.task(loss=tasks.plain_loss, augment=None, eval=tasks.data(20, 1)))
+    best = {"keep_best": "eval/loss"}
+    sweep(recipe, seeds=1, run=tmp_path, **FAST)
+    sweep(recipe, seeds=1, run=tmp_path, **best, **FAST)
+    rule = {"differences": [("keep_best", None, "eval/loss"), ("patience", None, "2st")]}
+    with refused(cw.errors.RunError, "study-run-of-another-recipe", folder=tmp_path / "seed-0", **rule):
+        sweep(recipe, seeds=2, run=tmp_path, patience="2st", **best, **FAST)
+    shutil.rmtree(tmp_path / "seed-0")
+    for seeds in (1, 2):
+        sweep(recipe, seeds=seeds, run=tmp_path, patience="2st", **best, **FAST)
+    with refused(cw.errors.RunError, "study-run-of-another-recipe"):
+        sweep(recipe, seeds=3, run=tmp_path, **best, **FAST)
+
+
 def test_a_seed_that_the_recipe_drops_is_noticed(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("import tasks\n\ndef recipe(seed: int = 0):\n    return tasks.recipe(seed=0)\n")

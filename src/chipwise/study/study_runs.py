@@ -14,7 +14,7 @@ from ..base.files import check_inside
 from ..base.json_types import typed
 from ..machine.kernels import TUNED
 from ..recipe.direction import bare, directions, judged
-from ..recipe.recipe import Recipe
+from ..recipe.recipe import Recipe, difference
 from ..recipe.settings import apply
 from ..recipes.load import load
 from ..run.evaluate import evaluation
@@ -24,6 +24,7 @@ from ..run.folder.run_reader import (
     disagreement,
     metrics_of,
     number,
+    part,
     read_ledger,
     read_result,
     read_rows,
@@ -245,9 +246,23 @@ def known_of(session: Session) -> Known:
     return Known(sorted(sums), directions(sums, task.directions_of(sums)), digest)
 
 
-def agree(folder: Path, recipe: dict[str, Any]) -> None:
-    """Raises `RunError` if `folder` has a run of another recipe than `recipe`, a description."""
-    if (folder / "recipe.json").exists() and (rows := disagreement(stored_recipe(folder), recipe)):
+def ending(best: str | None, patience: str | None) -> dict[str, str | None]:
+    """What ends a run early, from these options of `fit`. Without patience nothing does."""
+    return {"keep_best": best, "patience": patience} if patience else {}
+
+
+def agree(folder: Path, recipe: dict[str, Any], options: Mapping[str, Any]) -> None:
+    """Raises `RunError` if `folder` has a run of another recipe than `recipe`, a description, or a
+    finished one that another rule ended."""
+    if not (folder / "recipe.json").exists():
+        return
+    rows = disagreement(stored_recipe(folder), recipe)
+    result, _ = read_result(folder)
+    if result is not None:
+        best = part(result, "best")
+        before = ending(best.get("metric"), best.get("patience"))
+        rows += difference(before, ending(options["keep_best"], options["patience"]))
+    if rows:
         raise RunError(
             "study-run-of-another-recipe",
             "{folder} holds a run of another recipe ({differences:changes}). Delete it, or "
@@ -272,7 +287,11 @@ def check_finished(
 
 
 def planned(
-    study: Study, points: Sequence[Point], described: Sequence[dict], seeds: Sequence[int]
+    study: Study,
+    points: Sequence[Point],
+    described: Sequence[dict],
+    seeds: Sequence[int],
+    options: Mapping[str, Any],
 ) -> list[StudyRun]:
     """The runs still to train, seeds outermost. Enters finished runs in `study`.
 
@@ -286,7 +305,7 @@ def planned(
     for seed in seeds:
         for point, recipe in zip(points, described, strict=True):
             job = StudyRun(point.settings, seed, study.folder / grid.folder(point.settings, seed))
-            agree(job.folder, {**recipe, "seed": seed})
+            agree(job.folder, {**recipe, "seed": seed}, options)
             old = point.runs.get(seed)
             if old is not None and old.diverged and (job.folder / "recipe.json").exists():
                 continue

@@ -175,7 +175,7 @@ def referee(
     settings = (tuple(set_base), (*(set_base if change is None else ()), *set))
     began = time.monotonic()
     sides = Contender.each(both, settings, data)
-    found = [side.identity(0, options["on"]) for side in sides]
+    found = [side.identity(0, options) for side in sides]
     (first, inputs, _), (second, others, _) = found
     if "evaluation" in dict(changed_data(texts(inputs), texts(others))):
         text = (
@@ -247,9 +247,7 @@ class _Trial:
                     self.predicted = now.needed
                     each = (time.monotonic() - self.began) / 2
                     cost = {"pairs": now.needed, "seconds": now.needed and each * now.needed}
-                    self.say(
-                        fact("referee-cost" if now.needed else "referee-cost-unknown", **cost)
-                    )
+                    self.say(fact("referee-cost" if now.needed else "referee-cost-unknown", **cost))
                 late = time.monotonic() + longest > self.until
                 if late and not all(self._job(i, seed + 1).finished() for i in (0, 1)):
                     break
