@@ -202,6 +202,19 @@ def test_finished_rows_do_not_answer_for_edited_code(tmp_path, trained, monkeypa
     assert len(trained) == 1
 
 
+def test_a_run_that_diverged_does_not_answer_for_edited_code(tmp_path, trained, monkeypatch):
+    wild = {"optimizer": cw.sgd(lr=1e38), "ema": None}
+    (point,) = sweep(plain(**wild), {}, seeds=1, run=tmp_path, **FAST).points
+    assert point.runs[0].diverged
+    monkeypatch.setattr(doubled, "__qualname__", "plain_loss")
+    made = plain(**wild, task=tasks.task(loss=doubled, augment=None))
+    with refused(RunError, "finished-run-of-other-programs"):
+        sweep(made, {}, seeds=1, run=tmp_path, **FAST)
+    shutil.rmtree(tmp_path / "seed-0")
+    sweep(made, {}, seeds=1, run=tmp_path, **FAST)
+    assert len(trained) == 2
+
+
 def changed(file, change):
     stored = json.loads(file.read_text())
     change(stored)

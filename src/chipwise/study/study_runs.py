@@ -276,11 +276,11 @@ def agree(folder: Path, recipe: dict[str, Any], options: Mapping[str, Any]) -> N
 def check_finished(
     study: Study, points: Sequence[Point], origin: Origin, options: dict[str, Any]
 ) -> None:
-    """Raises `RunError` if a finished run of `points` was computed by other code, or from other
+    """Raises `RunError` if a run of `points` that ended was computed by other code, or from other
     data, than its recipe now has. The runs of a point differ only in their seeds, so one of them is
     compared."""
     for point in () if options["changed_code"] else points:
-        run = next((run for run in point.runs.values() if run.done), None)
+        run = next((run for run in point.runs.values() if run.ended), None)
         if run is not None:
             with Session(origin.make(point.settings, run.seed), options["on"]) as session:
                 check_unchanged(study.folder / run.run, session)
