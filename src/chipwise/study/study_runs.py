@@ -15,7 +15,7 @@ from ..base.json_types import typed
 from ..machine.kernels import TUNED
 from ..recipe.direction import bare, directions, judged
 from ..recipe.recipe import Recipe, difference
-from ..recipe.settings import apply
+from ..recipe.settings import apply, parse
 from ..recipes.load import load
 from ..run.evaluate import evaluation
 from ..run.fit import fit
@@ -67,9 +67,11 @@ class Origin:
         return f"{Path(path).absolute()}:{name}" if Path(path).suffix == ".py" else self.recipe
 
     def make(self, settings: Mapping[str, str] | None = None, seed: int | None = None) -> Recipe:
-        """The recipe with further `settings` and a `seed`. Raises `RecipeError` for invalid
-        ones."""
+        """The recipe with further `settings` and a `seed`, which is then none of `set`. Raises
+        `RecipeError` for invalid ones."""
         settings = dict(settings or {})
+        if seed is not None and "seed" in dict(map(parse, self.set)):
+            raise RecipeError("seed-is-no-setting")
         if isinstance(self.recipe, Recipe):
             recipe = apply(self.recipe, settings)
             return recipe if seed is None else dataclasses.replace(recipe, seed=seed)
