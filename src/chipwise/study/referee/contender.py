@@ -127,7 +127,7 @@ class Contender:
             file = about.get("__file__")  # a folder without __init__.py has none
             paths = [str(path) for path in ([file] if file else about.get("__path__", ()))]
             return name.partition(".")[0] not in _SHARED and any(
-                path.startswith(below) and "-packages" not in path for path in paths
+                path.startswith(below) and "site-packages" not in path for path in paths
             )
 
         taken = {name: one for name, one in list(sys.modules.items()) if is_below(name, one)}
