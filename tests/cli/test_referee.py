@@ -10,7 +10,7 @@ def test_the_same_to_the_bit_is_told_at_once(chipwise, mine, tmp_path):
     run = ["--run", tmp_path / "referee", "--devices", 1]
     said = chipwise("referee", f"{mine}:recipe", f"{mine}:recipe", *run)
     assert said.code == 10 and said.out.startswith("the same to the bit")
-    said = chipwise("referee", f"{mine}:recipe", "--set", "seed=3", *run, "--json")
+    said = chipwise("referee", f"{mine}:recipe", "--set", "rate=0.10", *run, "--json")
     found = json.loads(said.out)
     assert said.code == 10 and (found["schema"], found["verdict"]) == ("chipwise.referee/1", "same")
     assert found["tries"]["tries"] == 1

@@ -9,7 +9,7 @@ from chipwise.base.facts import fact
 from chipwise.chips.catalogue import CHIPS
 from chipwise.chips.targets import parse
 from chipwise.compile.absent_device import available
-from chipwise.planner.plan_advice import _speed, _uneven, decisive, room
+from chipwise.planner.plan_advice import _smaller_programs, _speed, _uneven, decisive, room
 from chipwise.planner.tracing import training_step
 from chipwise.step.blueprint import Memory, waiting
 from chipwise.step.layout import Layout
@@ -45,6 +45,28 @@ def test_fewer_replicas_hold_fewer_partial_sums():
     assert first["needed"] <= available(t4)[0] < 10 * GB + waiting(16, programs.size)
     told = room(recipe, t4, programs, least(t4, sums=sums, rest=15 * GB), True)
     assert "room-fewer-replicas" not in codes(told)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "told"),
+    [
+        ({}, ("replicas", 16, 6)),
+        ({"blocks": 4}, ("blocks", 8, 12)),
+        ({"blocks": 2}, ("blocks", 4, 24)),
+        ({"blocks": 8}, None),  # and blocks=8 stay with more replicas
+    ],
+)
+def test_smaller_programs_make_room_for_the_batch(recipe, told):
+    """Half of the batch fits; replicas that a program computes together do not make it smaller."""
+    recipe = tasks.recipe(**{"batch": 96, "replicas": 8, **recipe})
+    plan = dataclasses.replace(documents.plan("t4", "T4", held=None), largest_batch=48)
+    found = list(_smaller_programs(recipe, plan))
+    if told is None:
+        assert found == []
+    else:
+        name, count, each = told
+        assert found == [fact(f"room-more-{name}", batch=96, each=each, **{name: count})]
+        assert f"--set {name}={count}" in str(found[0])
 
 
 def test_what_a_number_of_replicas_costs():

@@ -178,3 +178,12 @@ def test_settings_of_a_finished_recipe_are_refused():
     recipe = cw.load("digits", ["duration=1ep"])
     with refused(cw.errors.RecipeError, "recipe-is-finished"):
         cw.referee.referee(recipe, set=["lr=0.1"])
+
+
+@pytest.mark.parametrize("sides", [{"set": ["seed=5"]}, {"set": ["lr=0.1"], "set_base": [" seed = 5"]}])
+def test_a_seed_is_no_setting_where_pairs_have_seeds(sides, tmp_path):
+    with refused(cw.errors.RecipeError, "seed-is-no-setting"):
+        cw.referee.referee("digits", **sides, run=tmp_path)
+    with refused(cw.errors.RecipeError, "seed-is-no-setting"):
+        cw.sweep("digits", seeds=2, run=tmp_path, set=["seed=5"])
+    assert not list(tmp_path.iterdir())

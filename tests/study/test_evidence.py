@@ -99,6 +99,15 @@ def test_a_margin_says_equal():
     assert cw.referee.rows(base, change, metric="loss").verdict == "open"
 
 
+@pytest.mark.parametrize("paired", [True, False])
+def test_values_that_are_all_alike_show_nothing(paired):
+    """The step of the metric, by which they may differ, is not known."""
+    both = cw.referee.rows([1.0] * 9, [1.0] * 9, metric="accuracy", margin=0.001, paired=paired)
+    assert (both.verdict, both.low, both.high, both.needed) == ("open", None, None, None)
+    other = cw.referee.rows([1.0] * 9, [0.999] * 9, metric="accuracy", margin=0.01, paired=paired)
+    assert other.verdict == "equal" and other.low < other.difference < other.high
+
+
 def bad(name, text):
     with open(name, "w") as file:
         file.write(text)

@@ -79,6 +79,18 @@ def test_a_change_is_judged_by_pairs_and_later_tries_share_the_runs(tmp_path, ma
     json.dumps(found.to_json())
 
 
+def test_runs_that_another_rule_ends_are_not_shared(tmp_path, made_up):
+    ended = made_up(lambda of, seed: seed + 1e3 * of.optimizer.lr + seed % 2 / 10)
+    slow = dataclasses.replace(recipe(), optimizer=cw.sgd(lr=1e-4))
+    rule = {"keep_best": "eval/loss", "patience": "2st"}
+    bases = [
+        judged(tmp_path, recipe(), slow, **options).digests[0]
+        for options in ({}, {"keep_best": "eval/loss"}, rule, {**rule, "eval_every": "1st"})
+    ]
+    assert bases[0] == bases[1] and len(set(bases)) == 3
+    assert len({folder.parent for folder in ended}) == 6
+
+
 @pytest.mark.slow
 def test_planted_results_decide_nothing(tmp_path):
     """Neither eight folders with a result alone, nor eight copies of a whole run."""

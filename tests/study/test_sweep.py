@@ -202,6 +202,19 @@ def test_finished_rows_do_not_answer_for_edited_code(tmp_path, trained, monkeypa
     assert len(trained) == 1
 
 
+def test_a_run_that_diverged_does_not_answer_for_edited_code(tmp_path, trained, monkeypatch):
+    wild = {"optimizer": cw.sgd(lr=1e38), "ema": None}
+    (point,) = sweep(plain(**wild), {}, seeds=1, run=tmp_path, **FAST).points
+    assert point.runs[0].diverged
+    monkeypatch.setattr(doubled, "__qualname__", "plain_loss")
+    made = plain(**wild, task=tasks.task(loss=doubled, augment=None))
+    with refused(RunError, "finished-run-of-other-programs"):
+        sweep(made, {}, seeds=1, run=tmp_path, **FAST)
+    shutil.rmtree(tmp_path / "seed-0")
+    sweep(made, {}, seeds=1, run=tmp_path, **FAST)
+    assert len(trained) == 2
+
+
 def changed(file, change):
     stored = json.loads(file.read_text())
     change(stored)
@@ -270,6 +283,21 @@ def test_folders_of_something_else_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with refused(cw.errors.RunError, "study-unwritable"):
         sweep(plain(), seeds=2, run=tmp_path / "file/s", **FAST)
+
+
+def test_runs_that_another_rule_ends_are_refused(tmp_path):
+    recipe = plain(task=tasks.task(loss=tasks.plain_loss, augment=None, eval=tasks.data(20, 1)))
+    best = {"keep_best": "eval/loss"}
+    sweep(recipe, seeds=1, run=tmp_path, **FAST)
+    sweep(recipe, seeds=1, run=tmp_path, **best, **FAST)
+    rule = {"differences": [("keep_best", None, "eval/loss"), ("patience", None, "2st")]}
+    with refused(cw.errors.RunError, "study-run-of-another-recipe", folder=tmp_path / "seed-0", **rule):
+        sweep(recipe, seeds=2, run=tmp_path, patience="2st", **best, **FAST)
+    shutil.rmtree(tmp_path / "seed-0")
+    for seeds in (1, 2):
+        sweep(recipe, seeds=seeds, run=tmp_path, patience="2st", **best, **FAST)
+    with refused(cw.errors.RunError, "study-run-of-another-recipe"):
+        sweep(recipe, seeds=3, run=tmp_path, **best, **FAST)
 
 
 def test_a_seed_that_the_recipe_drops_is_noticed(tmp_path):

@@ -102,7 +102,7 @@ def advice(
         "batch-does-not-fit",
         "batch-of-all-fits",
     ):
-        yield from _more_replicas(recipe, plan)
+        yield from _smaller_programs(recipe, plan)
     padded = _multiple(each, SUBLANES)
     if target.chip.kind == "TPU" and each < padded and _fits(plan, padded / each):
         yield fact(
@@ -116,13 +116,18 @@ def advice(
     yield from time.warnings
 
 
-def _more_replicas(recipe: Recipe, plan: Plan) -> Iterator[Fact]:
-    """A number of replicas with which a device computes the batch in parts that fit."""
-    fits = (plan.largest_batch or 0) // recipe.replicas
-    for replicas in range(2 * recipe.replicas, recipe.batch + 1, recipe.replicas):
-        each, rest = divmod(recipe.batch, replicas)
-        if rest == 0 and each % recipe.shards == 0 and each <= fits:  # parts that a group can share
-            yield fact("room-more-replicas", batch=recipe.batch, replicas=replicas, each=each)
+def _smaller_programs(recipe: Recipe, plan: Plan) -> Iterator[Fact]:
+    """A number of replicas, or of blocks of the same replicas, with which a device computes the
+    batch in parts that fit."""
+    alone = recipe.blocks is None
+    name, most = ("replicas", recipe.batch) if alone else ("blocks", recipe.replicas)
+    units = recipe.block_count
+    fits = (plan.largest_batch or 0) // units
+    for count in range(2 * units, most + 1, units):
+        each = recipe.batch // count
+        # Parts that a group can share
+        if most % count == 0 and each % recipe.shards == 0 and each <= fits:
+            yield fact(f"room-more-{name}", batch=recipe.batch, each=each, **{name: count})
             return
 
 

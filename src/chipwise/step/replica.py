@@ -223,9 +223,11 @@ def checked(returned: Any, state: Tree, *, train: bool = False) -> tuple[dict[st
         )
     if (made := _structure(state)) != (got := _structure(new_state)):
         raise RecipeError("state-of-another-structure", made=made, got=got)
+    if not train:
+        return sums, new_state
     new_state = jax.tree.map(jnp.asarray, new_state)
     for (path, old), new in zip(by_path(state).items(), jax.tree.leaves(new_state), strict=True):
-        if train and _laid_out(old) != _laid_out(new):
+        if _laid_out(old) != _laid_out(new):
             made, got = (f"{leaf.dtype} {leaf.shape}" for leaf in (old, new))
             raise RecipeError("state-changed", path=path, made=made, got=got)
     return sums, new_state

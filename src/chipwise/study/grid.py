@@ -74,8 +74,7 @@ def points(settings: Mapping[str, Sequence[str]]) -> list[Settings]:
     Raises `RecipeError` for a setting without values, for a repeated value, and for `seed`.
     """
     if "seed" in settings:
-        wrong = "--set seed: name the seeds of a study with --seeds, such as --seeds 3,7."
-        raise RecipeError("seed-is-no-setting", wrong)
+        raise RecipeError("seed-is-no-setting")
     for name, values in settings.items():
         if not values:
             raise RecipeError("setting-without-values", name=name)

@@ -14,8 +14,8 @@ from ..base.files import check_inside
 from ..base.json_types import typed
 from ..machine.kernels import TUNED
 from ..recipe.direction import bare, directions, judged
-from ..recipe.recipe import Recipe
-from ..recipe.settings import apply
+from ..recipe.recipe import Recipe, difference
+from ..recipe.settings import apply, parse
 from ..recipes.load import load
 from ..run.evaluate import evaluation
 from ..run.fit import fit
@@ -24,6 +24,7 @@ from ..run.folder.run_reader import (
     disagreement,
     metrics_of,
     number,
+    part,
     read_ledger,
     read_result,
     read_rows,
@@ -66,9 +67,11 @@ class Origin:
         return f"{Path(path).absolute()}:{name}" if Path(path).suffix == ".py" else self.recipe
 
     def make(self, settings: Mapping[str, str] | None = None, seed: int | None = None) -> Recipe:
-        """The recipe with further `settings` and a `seed`. Raises `RecipeError` for invalid
-        ones."""
+        """The recipe with further `settings` and a `seed`, which is then none of `set`. Raises
+        `RecipeError` for invalid ones."""
         settings = dict(settings or {})
+        if seed is not None and "seed" in dict(map(parse, self.set)):
+            raise RecipeError("seed-is-no-setting")
         if isinstance(self.recipe, Recipe):
             recipe = apply(self.recipe, settings)
             return recipe if seed is None else dataclasses.replace(recipe, seed=seed)
@@ -245,9 +248,23 @@ def known_of(session: Session) -> Known:
     return Known(sorted(sums), directions(sums, task.directions_of(sums)), digest)
 
 
-def agree(folder: Path, recipe: dict[str, Any]) -> None:
-    """Raises `RunError` if `folder` has a run of another recipe than `recipe`, a description."""
-    if (folder / "recipe.json").exists() and (rows := disagreement(stored_recipe(folder), recipe)):
+def ending(best: str | None, patience: str | None) -> dict[str, str | None]:
+    """What ends a run early, from these options of `fit`. Without patience nothing does."""
+    return {"keep_best": best, "patience": patience} if patience else {}
+
+
+def agree(folder: Path, recipe: dict[str, Any], options: Mapping[str, Any]) -> None:
+    """Raises `RunError` if `folder` has a run of another recipe than `recipe`, a description, or a
+    finished one that another rule ended."""
+    if not (folder / "recipe.json").exists():
+        return
+    rows = disagreement(stored_recipe(folder), recipe)
+    result, _ = read_result(folder)
+    if result is not None:
+        best = part(result, "best")
+        before = ending(best.get("metric"), best.get("patience"))
+        rows += difference(before, ending(options["keep_best"], options["patience"]))
+    if rows:
         raise RunError(
             "study-run-of-another-recipe",
             "{folder} holds a run of another recipe ({differences:changes}). Delete it, or "
@@ -261,18 +278,22 @@ def agree(folder: Path, recipe: dict[str, Any]) -> None:
 def check_finished(
     study: Study, points: Sequence[Point], origin: Origin, options: dict[str, Any]
 ) -> None:
-    """Raises `RunError` if a finished run of `points` was computed by other code, or from other
+    """Raises `RunError` if a run of `points` that ended was computed by other code, or from other
     data, than its recipe now has. The runs of a point differ only in their seeds, so one of them is
     compared."""
     for point in () if options["changed_code"] else points:
-        run = next((run for run in point.runs.values() if run.done), None)
+        run = next((run for run in point.runs.values() if run.ended), None)
         if run is not None:
             with Session(origin.make(point.settings, run.seed), options["on"]) as session:
                 check_unchanged(study.folder / run.run, session)
 
 
 def planned(
-    study: Study, points: Sequence[Point], described: Sequence[dict], seeds: Sequence[int]
+    study: Study,
+    points: Sequence[Point],
+    described: Sequence[dict],
+    seeds: Sequence[int],
+    options: Mapping[str, Any],
 ) -> list[StudyRun]:
     """The runs still to train, seeds outermost. Enters finished runs in `study`.
 
@@ -286,7 +307,7 @@ def planned(
     for seed in seeds:
         for point, recipe in zip(points, described, strict=True):
             job = StudyRun(point.settings, seed, study.folder / grid.folder(point.settings, seed))
-            agree(job.folder, {**recipe, "seed": seed})
+            agree(job.folder, {**recipe, "seed": seed}, options)
             old = point.runs.get(seed)
             if old is not None and old.diverged and (job.folder / "recipe.json").exists():
                 continue

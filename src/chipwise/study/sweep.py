@@ -78,7 +78,7 @@ def sweep(
             study_file.opened(run, described[-1]["name"], origin.source())
         )
         points = [study.point(point) for point in grid_points]
-        jobs = study_runs.planned(study, points, described, numbers)
+        jobs = study_runs.planned(study, points, described, numbers, options)
         study_runs.check_finished(study, points, origin, options)
         study.write()
         total = len(points) * len(numbers)

@@ -15,7 +15,7 @@ import sys
 import tarfile
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,9 @@ from ...base.json_types import as_stored
 from ...data.compared import Data
 from ...recipe.recipe import Recipe
 from ...run.folder.ledger import head_of
-from ...run.on import On
 from ...run.session import Session
 from ...step.state import first_digest
-from ..study_runs import Origin, known_of
+from ..study_runs import Origin, ending, known_of
 
 # Of the task, programs and data are digested
 _NAMES = ("name", "seed", "source", "validated", "task")
@@ -128,7 +127,7 @@ class Contender:
             file = about.get("__file__")  # a folder without __init__.py has none
             paths = [str(path) for path in ([file] if file else about.get("__path__", ()))]
             return name.partition(".")[0] not in _SHARED and any(
-                path.startswith(below) and "-packages" not in path for path in paths
+                path.startswith(below) and "site-packages" not in path for path in paths
             )
 
         taken = {name: one for name, one in list(sys.modules.items()) if is_below(name, one)}
@@ -148,18 +147,20 @@ class Contender:
         with self.imported():
             return self.origin.make(seed=seed)
 
-    def identity(self, seed: int, on: On) -> tuple[str, Data, dict[str, str]]:
-        """A digest of all inputs that decide the bits of a run with this seed, how far its data is
-        compared, and which way its metrics are better. The inputs are the recipe's settings, the
-        programs that begin, train and evaluate, the data and the chip."""
+    def identity(self, seed: int, options: Mapping[str, Any]) -> tuple[str, Data, dict[str, str]]:
+        """A digest of all inputs that decide the result of a run with this seed, how far its data
+        is compared, and which way its metrics are better. The inputs are the recipe's settings, the
+        programs that begin, train and evaluate, the data, the chip, and what ends the run early."""
         recipe = self.make(seed)
-        with self.imported(), Session(recipe, on) as session:
+        with self.imported(), Session(recipe, options["on"]) as session:
             head = head_of(session)
             known = known_of(session)
             programs = [first_digest(recipe), known.evaluation]
         settings = {k: v for k, v in recipe.describe().items() if k not in _NAMES}
         self.settings = as_stored(settings, str)
         whole = [settings, head["computed"], head["data"], programs]
+        if rule := ending(options["keep_best"], options["patience"]):
+            whole.append({**rule, "eval_every": options["eval_every"], "better": options["better"]})
         text = json.dumps(whole, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest(), session.data_compared, known.better
 

@@ -175,7 +175,7 @@ def referee(
     settings = (tuple(set_base), (*(set_base if change is None else ()), *set))
     began = time.monotonic()
     sides = Contender.each(both, settings, data)
-    found = [side.identity(0, options["on"]) for side in sides]
+    found = [side.identity(0, options) for side in sides]
     (first, inputs, _), (second, others, _) = found
     if "evaluation" in dict(changed_data(texts(inputs), texts(others))):
         text = (
@@ -365,10 +365,12 @@ def called(low: float, high: float, room: float | None, better: str) -> str:
 
 def grain_of(compared: Sequence[float], values: Sequence[Sequence[float]]) -> float:
     """The smallest step between `values` if some of the `compared` numbers are alike, otherwise 0.
-    An accuracy has few values."""
+    An accuracy has few values. If all values are alike, any step is possible, and it is
+    infinite."""
+    if len({round(number, 12) for number in compared}) == len(compared):
+        return 0.0
     steps = itertools.pairwise(sorted(itertools.chain(*values)))
-    alike = len({round(number, 12) for number in compared}) < len(compared)
-    return min((b - a for a, b in steps if alike and b - a > 1e-12), default=0.0)
+    return min((b - a for a, b in steps if b - a > 1e-12), default=math.inf)
 
 
 def room_of(size: tuple[float, bool] | None, base: Sequence[float]) -> float | None:
