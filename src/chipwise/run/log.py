@@ -259,7 +259,10 @@ class Log:
                     )
             run = str(self.folder.path) if self.folder is not None else None
             facts |= {"steps": (facts["first"], facts["last"]), "checkpoint": newest(), "run": run}
-            if (why := cause(self.recipe, facts["first"], facts["last"])) is not None:
+            why = None
+            with contextlib.suppress(Exception):  # whatever the user's code raises in the search
+                why = cause(self.recipe, facts["first"], facts["last"])
+            if why is not None:
                 text = (
                     "The training loss became {value} {steps:steps}: {why}. {checkpoint:checkpoint}"
                 )
