@@ -53,6 +53,19 @@ def test_the_label_and_the_replica_are_named():
     assert found.causes[0]["replica"] == found.causes[1]["replica"]
 
 
+@pytest.mark.slow
+def test_the_examples_of_a_step_are_those_that_it_trained():
+    weights = np.where(np.arange(101) == 40, 9, 1)
+    sides = [
+        Side(name, tasks.quick(task=tasks.quick_task(train=cw.data.Weighted(source, weights))))
+        for name, source in (("A", tasks.data()), ("B", pairs.relabelled()))
+    ]
+    found = diff(*sides, on=ONE, steps=5)
+    assert found.step == 1
+    assert [cause.code for cause in found.causes[:2]] == ["diff-example", "diff-replica"]
+    assert (found.causes[0]["name"], found.causes[0]["example"]) == ("label", 40)
+
+
 def test_equal_programs_and_inputs_are_the_same_at_once():
     began = time.process_time()
     found = diff(Side("A", tasks.recipe()), Side("B", tasks.recipe()), on=ONE)

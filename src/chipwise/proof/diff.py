@@ -22,14 +22,13 @@ import numpy as np
 
 from ..base import Fact, RecipeError, Say, fact, plain, silent
 from ..base.annotations import as_annotated
-from ..data.cached import steady
 from ..data.compared import changed_data, texts
-from ..data.sources import take
+from ..data.sources import Columns
 from ..machine.arithmetic import fixed
 from ..machine.compiler import jitted
 from ..recipe.recipe import Changes, Recipe, difference
 from ..run.evaluate import evaluation
-from ..run.feed import flat, host_window
+from ..run.feed import flat, host_window, trained
 from ..run.folder.checkpoint import flatten, state_of
 from ..run.folder.ledger import head_of
 from ..run.folder.run_reader import (
@@ -361,7 +360,7 @@ def _of_step(recipes: list[Recipe], states: list[TrainState], step: int) -> Iter
         yield fact("diff-batch", a=sizes[0], b=sizes[1])
         return
     yield from _of_seed(*recipes)
-    yield from _of_examples(recipes, windows)
+    yield from _of_examples(recipes, step)
     tables = [window["hyper"]["tables"] for window in windows]
     for name in dict.fromkeys([*tables[0], *tables[1]]):
         values = [float(table[name][0]) if name in table else None for table in tables]
@@ -370,16 +369,15 @@ def _of_step(recipes: list[Recipe], states: list[TrainState], step: int) -> Iter
     yield from _of_replicas(*(_OneStep(*one) for one in zip(recipes, states, windows, strict=True)))
 
 
-def _of_examples(recipes: list[Recipe], windows: list[dict]) -> Iterator[Fact]:
-    """The first example of the step with another index. If there is none, the first example that
-    differs in each column."""
-    indices = [window["rows"]["indices"][0] for window in windows]
+def _of_examples(recipes: list[Recipe], step: int) -> Iterator[Fact]:
+    """The first example of the batch after `step` steps with another index. If there is none, the
+    first example that differs in each column."""
+    indices, columns = zip(*(_batch(recipe, step) for recipe in recipes), strict=True)
     size, places = recipes[0].batch // recipes[0].replicas, np.flatnonzero(indices[0] != indices[1])
     if len(places):
         i = int(places[0])
         yield fact("diff-order", replica=i // size, a=int(indices[0][i]), b=int(indices[1][i]))
         return
-    columns = [take(steady(recipe.task.train), indices[0]) for recipe in recipes]
     for name in dict.fromkeys([*columns[0], *columns[1]]):
         pair = [each.get(name) for each in columns]
         for i in range(recipes[0].batch):
@@ -398,6 +396,11 @@ def _of_examples(recipes: list[Recipe], windows: list[dict]) -> Iterator[Fact]:
                 break
 
 
+def _batch(recipe: Recipe, step: int) -> tuple[np.ndarray, Columns]:
+    """The numbers and columns of the examples after `step` steps."""
+    return trained(recipe, step * recipe.batch, (step + 1) * recipe.batch)
+
+
 class _OneStep:
     """A step's replicas and update, one by one on one device."""
 
@@ -409,7 +412,7 @@ class _OneStep:
         )
         params = self.step.updates.flat.pack(state.params, np)
         self.state = dataclasses.replace(state, params=params, sums=sums)
-        self.batch: Any = flat(take(recipe.task.train, window["rows"]["indices"][0]))
+        self.batch: Any = flat(_batch(recipe, int(window["rows"]["start"]))[1])
         self.vector = jitted(self.step.replica, jax.local_devices()[0])
 
     def inputs(self, number: int) -> ReplicaInput:
