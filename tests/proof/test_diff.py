@@ -19,6 +19,7 @@ from chipwise.run.folder.run_reader import read_run
 from chipwise.run.on import On
 from chipwise.run.programs import Programs
 from refusals import refused
+from run_folders import ended, started, write
 
 ONE = On(devices=1)
 FAST = {"schedule"}
@@ -91,6 +92,16 @@ def run(tmp_path_factory):
     how = {"log_every": "1st", "eval_every": None, "checkpoint_every": "4st"}
     cw.fit(tasks.recipe(duration="8st"), folder, on=ONE, progress="none", **how)
     return folder
+
+
+@pytest.mark.parametrize("value", [3, ["a"]])
+def test_what_a_foreign_run_says_of_itself_may_be_anything(tmp_path, value):
+    begun = started(machine={"title": "a"}, devices=value, computed=value)
+    events = [begun, *(ended(4) | {"verified": one} for one in (value, {"faults": value}))]
+    run = write(tmp_path / "run", processes=events, result={"feed": value})
+    known = Side("A", tasks.quick(), read_run(run)).known()
+    assert (known["machine"], known["kind"], known["feed"]) == ("a", None, None)
+    assert known["faults"] == (1 if value == ["a"] else 0)
 
 
 def changed_copy(run, folder, after):

@@ -22,6 +22,7 @@ import numpy as np
 
 from ..base import Fact, RecipeError, Say, fact, plain, silent
 from ..base.annotations import as_annotated
+from ..base.json_types import part
 from ..data.compared import changed_data, texts
 from ..data.sources import Columns
 from ..machine.arithmetic import fixed
@@ -89,21 +90,20 @@ class Side:
         the machine, its devices, the feed, the versions, and the number of faults."""
         if self.run is None:
             return {}
-        feed = (self.run.result or {}).get("feed")
         starts = [start for start in self.run.starts if isinstance(start.get("machine"), dict)]
         ends = [end for end in self.run.processes if end["event"] == "end"]
-        checks = [end["verified"] for end in ends if isinstance(end.get("verified"), dict)]
-        last: dict[str, Any] = starts[-1] if starts else {"machine": {}}
-        devices, computed = last.get("devices") or {}, last.get("computed") or {}
+        faults = [part(end, "verified").get("faults") for end in ends]
+        last: dict[str, Any] = starts[-1] if starts else {}
+        machine, devices, computed = (part(last, n) for n in ("machine", "devices", "computed"))
         return {
-            "machine": last["machine"].get("title"),
+            "machine": machine.get("title"),
             **{name: devices.get(name) for name in ("kind", "count", "hosts", "update")},
             "versions": computed.get("versions") or {},
             "kernels": computed.get("kernels"),
-            "feed": feed.get("data") if isinstance(feed, dict) else None,
+            "feed": part(self.run.result, "feed").get("data"),
             "data": self.data({}),
             "recipe": settings_in(self.run.recipe),
-            "faults": sum(len(check.get("faults") or ()) for check in checks),
+            "faults": sum(len(each) for each in faults if isinstance(each, list)),
         }
 
 

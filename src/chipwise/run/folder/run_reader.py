@@ -297,9 +297,10 @@ def best_row(
 ) -> dict[str, Any] | None:
     """Returns the `value` and the `step` of the first best value of a metric, and which way it is
     `better`. Returns `None` without any, and if that is not `known`."""
-    better = direction(str(metric), known)
+    if not isinstance(metric, str) or (better := direction(metric, known)) is None:
+        return None
     found = [(value, row["step"]) for row in rows if (value := number(row.get(metric))) is not None]
-    if better is None or not found:
+    if not found:
         return None
     value, step = min(found, key=lambda one: one[0] if better == LOWER else -one[0])
     return {"value": value, "step": step, "better": better}
@@ -389,13 +390,14 @@ def holes(run: Path, ledger: StoredLedger | None) -> Iterator[Fact]:
     named = {0, *after.values()}
     for step in steps_in(run / "checkpoints"):
         with contextlib.suppress(OSError, ValueError, RecursionError):  # reading it tells
-            about = json.loads(read_inside(run / "checkpoints" / str(step) / "about" / "metadata"))
+            file = run / "checkpoints" / str(step) / "about" / "metadata"
+            about = json_object(read_inside(file))
             named.add(last if type(last := about.get("ledger")) is int else 0)
-    file = str(run / LEDGER)
+    path = str(run / LEDGER)
     if steps := sorted(named - {0, *rows}):
-        yield fact("ledger-rows-missing", path=file, steps=steps)
+        yield fact("ledger-rows-missing", path=path, steps=steps)
     if zeros:
-        yield fact("ledger-zeros", path=file, lines=sorted(zeros))
+        yield fact("ledger-zeros", path=path, lines=sorted(zeros))
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
