@@ -24,7 +24,6 @@ from ..base import Fact, RecipeError, Say, fact, plain, silent
 from ..base.annotations import as_annotated
 from ..base.json_types import part
 from ..data.compared import changed_data, texts
-from ..data.sources import Columns
 from ..machine.arithmetic import fixed
 from ..machine.compiler import jitted
 from ..recipe.recipe import Changes, Recipe, difference
@@ -372,7 +371,7 @@ def _of_step(recipes: list[Recipe], states: list[TrainState], step: int) -> Iter
 def _of_examples(recipes: list[Recipe], step: int) -> Iterator[Fact]:
     """The first example of the batch after `step` steps with another index. If there is none, the
     first example that differs in each column."""
-    indices, columns = zip(*(_batch(recipe, step) for recipe in recipes), strict=True)
+    indices, columns = zip(*(trained(one, step, one.batch) for one in recipes), strict=True)
     size, places = recipes[0].batch // recipes[0].replicas, np.flatnonzero(indices[0] != indices[1])
     if len(places):
         i = int(places[0])
@@ -396,11 +395,6 @@ def _of_examples(recipes: list[Recipe], step: int) -> Iterator[Fact]:
                 break
 
 
-def _batch(recipe: Recipe, step: int) -> tuple[np.ndarray, Columns]:
-    """The numbers and columns of the examples after `step` steps."""
-    return trained(recipe, step * recipe.batch, (step + 1) * recipe.batch)
-
-
 class _OneStep:
     """A step's replicas and update, one by one on one device."""
 
@@ -412,7 +406,7 @@ class _OneStep:
         )
         params = self.step.updates.flat.pack(state.params, np)
         self.state = dataclasses.replace(state, params=params, sums=sums)
-        self.batch: Any = flat(_batch(recipe, int(window["rows"]["start"]))[1])
+        self.batch: Any = flat(trained(recipe, int(window["rows"]["start"]), recipe.batch)[1])
         self.vector = jitted(self.step.replica, jax.local_devices()[0])
 
     def inputs(self, number: int) -> ReplicaInput:

@@ -102,20 +102,20 @@ def resident(source: Source, limit: int | None, feed: str = "auto") -> bool:
     return fits(source, limit) if feed == "auto" else feed == "device"
 
 
-def positions(recipe: Recipe, source: Any, first: int, last: int) -> np.ndarray:
-    """The indices in `source`, which is from `by_epoch`, of the examples `first` to `last - 1` of a
-    training. Those of a `Drawn` are its positions."""
-    examples = recipe.clock.examples
-    rows = order.indices(recipe.seed, first, last, examples)
+def positions(recipe: Recipe, source: Any, step: int, count: int) -> np.ndarray:
+    """The indices in `source`, which is from `by_epoch`, of `count` examples that are trained after
+    `step` steps. Those of a `Drawn` are its positions."""
+    first, examples = step * recipe.batch, recipe.clock.examples
+    rows = order.indices(recipe.seed, first, first + count, examples)
     if isinstance(source, Drawn):
-        rows = rows + np.arange(first, last) // examples * examples
+        rows = rows + np.arange(first, first + count) // examples * examples
     return rows
 
 
-def trained(recipe: Recipe, first: int, last: int) -> tuple[np.ndarray, Columns]:
-    """The numbers and columns of the examples `first` to `last - 1` of a training."""
+def trained(recipe: Recipe, step: int, count: int) -> tuple[np.ndarray, Columns]:
+    """The numbers and columns of `count` examples that are trained after `step` steps."""
     source = by_epoch(recipe.task.train, recipe.seed)
-    rows = positions(recipe, source, first, last)
+    rows = positions(recipe, source, step, count)
     return source.indices(rows) if isinstance(source, Drawn) else rows, take(source, rows)
 
 
@@ -155,8 +155,7 @@ class Streamed:
 
         def wanted():
             for step in range(start, recipe.clock.total):
-                first = step * recipe.batch
-                yield placement.own(positions(recipe, source, first, first + recipe.batch))
+                yield placement.own(positions(recipe, source, step, recipe.batch))
 
         def place(columns, rows):
             indexed.check(columns, "training", source.indices(rows) if differs else rows)

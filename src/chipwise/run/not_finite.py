@@ -37,9 +37,9 @@ def cause(recipe: Recipe, first: int, last: int) -> Fact | None:
     task = recipe.task
     if jax.process_count() > 1:  # each host has read its part alone
         return None
-    begin, most = (first - 1) * recipe.batch, _READ_BYTES // example_bytes(spec_of(task.train))
-    end = min(last * recipe.batch, begin + max(1, min(most, _EXAMPLES)))
-    indices, rows = trained(recipe, begin, end)
+    most = max(1, _READ_BYTES // example_bytes(spec_of(task.train)))
+    count = min((last - first + 1) * recipe.batch, most, _EXAMPLES)
+    indices, rows = trained(recipe, first - 1, count)
     for name, column in rows.items():
         if jnp.issubdtype(column.dtype, jnp.floating):
             bad = ~np.isfinite(column.astype(np.float32)).reshape(len(column), -1)

@@ -120,9 +120,8 @@ class EarlyStopping:
                 self.improved(row["step"], row)
         if self.step not in kept and not math.isnan(self.value):
             self.value, self.step, self.since = math.nan, 0, None
-        known = [None if math.isnan(self.value) else self.value, self.step, self.since]
-        value, self.step, self.since = agree("best so far", known)
-        self.value = math.nan if value is None else value
+        known = self.value, self.step, self.since
+        self.value, self.step, self.since = agree("best so far", known)
         self.over = self.waited_enough(step)
 
     def improved(self, step: int, metrics: Mapping[str, Any]) -> bool:
