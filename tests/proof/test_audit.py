@@ -52,6 +52,8 @@ def test_a_run_is_what_it_says_on_other_devices(run):
         ({"steps": "9:15"}, [[7, 15]]),
         ({"steps": "0:"}, [[0, 20]]),
         ({"steps": "16"}, [[14, 16]]),
+        ({"steps": "14"}, [[7, 14]]),
+        ({"steps": "19:99"}, [[14, 20]]),
         ({"every": "50%"}, [[7, 10], [14, 20]]),
     ],
 )
@@ -60,8 +62,8 @@ def test_what_is_computed_again(run, asked, made):
 
 
 def test_steps_that_cannot_be_read(run):
-    for steps in ("b:a", "9:7", "-1:4", ":9:9"):
-        with refused(cw.errors.RecipeError, "audit-steps", steps=steps):
+    for steps in ("b:a", "9:7", "-1:4", ":9:9", "0", "7:7", "20:", "20:30", "21"):
+        with refused(cw.errors.RecipeError, "audit-steps", steps=steps, end=20):
             audited(run, pairs.recipe(), steps)
 
 

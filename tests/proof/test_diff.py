@@ -19,6 +19,7 @@ from chipwise.run.folder.run_reader import read_run
 from chipwise.run.on import On
 from chipwise.run.programs import Programs
 from refusals import refused
+from run_folders import ended, started, write
 
 ONE = On(devices=1)
 FAST = {"schedule"}
@@ -53,6 +54,19 @@ def test_the_label_and_the_replica_are_named():
     assert found.causes[0]["replica"] == found.causes[1]["replica"]
 
 
+@pytest.mark.slow
+def test_the_examples_of_a_step_are_those_that_it_trained():
+    weights = np.where(np.arange(101) == 40, 9, 1)
+    sides = [
+        Side(name, tasks.quick(task=tasks.quick_task(train=cw.data.Weighted(source, weights))))
+        for name, source in (("A", tasks.data()), ("B", pairs.relabelled()))
+    ]
+    found = diff(*sides, on=ONE, steps=5)
+    assert found.step == 1
+    assert [cause.code for cause in found.causes[:2]] == ["diff-example", "diff-replica"]
+    assert (found.causes[0]["name"], found.causes[0]["example"]) == ("label", 40)
+
+
 def test_equal_programs_and_inputs_are_the_same_at_once():
     began = time.process_time()
     found = diff(Side("A", tasks.recipe()), Side("B", tasks.recipe()), on=ONE)
@@ -78,6 +92,16 @@ def run(tmp_path_factory):
     how = {"log_every": "1st", "eval_every": None, "checkpoint_every": "4st"}
     cw.fit(tasks.recipe(duration="8st"), folder, on=ONE, progress="none", **how)
     return folder
+
+
+@pytest.mark.parametrize("value", [3, ["a"]])
+def test_what_a_foreign_run_says_of_itself_may_be_anything(tmp_path, value):
+    begun = started(machine={"title": "a"}, devices=value, computed=value)
+    events = [begun, *(ended(4) | {"verified": one} for one in (value, {"faults": value}))]
+    run = write(tmp_path / "run", processes=events, result={"feed": value})
+    known = Side("A", tasks.quick(), read_run(run)).known()
+    assert (known["machine"], known["kind"], known["feed"]) == ("a", None, None)
+    assert known["faults"] == (1 if value == ["a"] else 0)
 
 
 def changed_copy(run, folder, after):

@@ -242,6 +242,16 @@ def test_a_best_that_cannot_be_had_again_counts_no_more():
     assert not best.over and best.improved(10, {"eval/loss": 0.7}) and best.step == 10
 
 
+def test_every_host_goes_on_from_the_best_of_the_first():
+    rows = [{"step": 1, "eval/loss": 0.5}, {"step": 2, "eval/loss": 0.4}, {"step": 3, "eval/loss": 0.6}]
+    sent = []
+    first, other = (EarlyStopping(tasks.quick(), "eval/loss", "2st") for _ in range(2))
+    first.go_on(rows, [1, 2], 3, lambda what, value: (sent.append(json.loads(json.dumps(value))), value)[1])
+    other.go_on([], [], 3, lambda what, value: sent.pop(0))
+    assert other.kept(False) == first.kept(False) == Kept("eval/loss", 0.4, 2, False, "2st", "lower")
+    assert other.since == first.since == 2 and not sent
+
+
 def never_a_number(params, state, batch, key, train):
     metrics, state = tasks.plain_loss(params, state, batch, key, train)
     return {**metrics, "score": cw.Sum.of(jnp.full(batch["label"].shape, jnp.nan), better="higher")}, state

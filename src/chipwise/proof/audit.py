@@ -267,12 +267,16 @@ def _intervals(
     if steps is not None:
         first, colon, last = steps.partition(":")
         ends = [first or "0", (last or str(end)) if colon else first]
-        if not all(end.isdecimal() and len(end) < 16 for end in ends) or int(ends[0]) > int(
-            ends[1]
-        ):
-            text = "--steps {steps}: expected two steps, such as 400:500."
-            raise RecipeError("audit-steps", text, steps=steps)
-        return [(before(int(ends[0])), min(int(ends[1]), end))]
+        sound = all(one.isdecimal() and len(one) < 16 for one in ends)
+        # One step alone is computed from the state before it
+        low, high = (int(ends[0]) - (not colon), min(int(ends[1]), end)) if sound else (0, 0)
+        if not 0 <= low < high:
+            text = (
+                "--steps {steps}: expected two steps, such as 400:500, the first below {end}, "
+                "the last step of the run."
+            )
+            raise RecipeError("audit-steps", text, steps=steps, end=end)
+        return [(before(low), high)]
     asked = [(start, after(start)) for start in starts]
     if every is not None:
         marks = [mark for mark in recipe.clock.marks(every) if mark <= rows[-1]]

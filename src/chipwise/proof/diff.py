@@ -22,14 +22,13 @@ import numpy as np
 
 from ..base import Fact, RecipeError, Say, fact, plain, silent
 from ..base.annotations import as_annotated
-from ..data.cached import steady
+from ..base.json_types import part
 from ..data.compared import changed_data, texts
-from ..data.sources import take
 from ..machine.arithmetic import fixed
 from ..machine.compiler import jitted
 from ..recipe.recipe import Changes, Recipe, difference
 from ..run.evaluate import evaluation
-from ..run.feed import flat, host_window
+from ..run.feed import flat, host_window, trained
 from ..run.folder.checkpoint import flatten, state_of
 from ..run.folder.ledger import head_of
 from ..run.folder.run_reader import (
@@ -90,21 +89,20 @@ class Side:
         the machine, its devices, the feed, the versions, and the number of faults."""
         if self.run is None:
             return {}
-        feed = (self.run.result or {}).get("feed")
         starts = [start for start in self.run.starts if isinstance(start.get("machine"), dict)]
         ends = [end for end in self.run.processes if end["event"] == "end"]
-        checks = [end["verified"] for end in ends if isinstance(end.get("verified"), dict)]
-        last: dict[str, Any] = starts[-1] if starts else {"machine": {}}
-        devices, computed = last.get("devices") or {}, last.get("computed") or {}
+        faults = [part(end, "verified").get("faults") for end in ends]
+        last: dict[str, Any] = starts[-1] if starts else {}
+        machine, devices, computed = (part(last, n) for n in ("machine", "devices", "computed"))
         return {
-            "machine": last["machine"].get("title"),
+            "machine": machine.get("title"),
             **{name: devices.get(name) for name in ("kind", "count", "hosts", "update")},
             "versions": computed.get("versions") or {},
             "kernels": computed.get("kernels"),
-            "feed": feed.get("data") if isinstance(feed, dict) else None,
+            "feed": part(self.run.result, "feed").get("data"),
             "data": self.data({}),
             "recipe": settings_in(self.run.recipe),
-            "faults": sum(len(check.get("faults") or ()) for check in checks),
+            "faults": sum(len(each) for each in faults if isinstance(each, list)),
         }
 
 
@@ -361,7 +359,7 @@ def _of_step(recipes: list[Recipe], states: list[TrainState], step: int) -> Iter
         yield fact("diff-batch", a=sizes[0], b=sizes[1])
         return
     yield from _of_seed(*recipes)
-    yield from _of_examples(recipes, windows)
+    yield from _of_examples(recipes, step)
     tables = [window["hyper"]["tables"] for window in windows]
     for name in dict.fromkeys([*tables[0], *tables[1]]):
         values = [float(table[name][0]) if name in table else None for table in tables]
@@ -370,16 +368,15 @@ def _of_step(recipes: list[Recipe], states: list[TrainState], step: int) -> Iter
     yield from _of_replicas(*(_OneStep(*one) for one in zip(recipes, states, windows, strict=True)))
 
 
-def _of_examples(recipes: list[Recipe], windows: list[dict]) -> Iterator[Fact]:
-    """The first example of the step with another index. If there is none, the first example that
-    differs in each column."""
-    indices = [window["rows"]["indices"][0] for window in windows]
+def _of_examples(recipes: list[Recipe], step: int) -> Iterator[Fact]:
+    """The first example of the batch after `step` steps with another index. If there is none, the
+    first example that differs in each column."""
+    indices, columns = zip(*(trained(one, step, one.batch) for one in recipes), strict=True)
     size, places = recipes[0].batch // recipes[0].replicas, np.flatnonzero(indices[0] != indices[1])
     if len(places):
         i = int(places[0])
         yield fact("diff-order", replica=i // size, a=int(indices[0][i]), b=int(indices[1][i]))
         return
-    columns = [take(steady(recipe.task.train), indices[0]) for recipe in recipes]
     for name in dict.fromkeys([*columns[0], *columns[1]]):
         pair = [each.get(name) for each in columns]
         for i in range(recipes[0].batch):
@@ -409,7 +406,7 @@ class _OneStep:
         )
         params = self.step.updates.flat.pack(state.params, np)
         self.state = dataclasses.replace(state, params=params, sums=sums)
-        self.batch: Any = flat(take(recipe.task.train, window["rows"]["indices"][0]))
+        self.batch: Any = flat(trained(recipe, int(window["rows"]["start"]), recipe.batch)[1])
         self.vector = jitted(self.step.replica, jax.local_devices()[0])
 
     def inputs(self, number: int) -> ReplicaInput:

@@ -18,11 +18,12 @@ from jax.sharding import PartitionSpec as P
 from ..base import DataError, Fact, fact
 from ..data import order
 from ..data.draws import Drawn
-from ..data.sources import has, nbytes
+from ..data.sources import Columns, has, nbytes, take
 from ..data.stream import Stream
 from ..data.weighted import by_epoch
 from ..machine.limits import memory
 from ..models.large import SHARD
+from ..recipe.recipe import Recipe
 from ..recipe.source import Source, kind_of
 from ..step.window import flat, host_window
 from .indexed import Indexed
@@ -101,6 +102,23 @@ def resident(source: Source, limit: int | None, feed: str = "auto") -> bool:
     return fits(source, limit) if feed == "auto" else feed == "device"
 
 
+def positions(recipe: Recipe, source: Any, step: int, count: int) -> np.ndarray:
+    """The indices in `source`, which is from `by_epoch`, of `count` examples that are trained after
+    `step` steps. Those of a `Drawn` are its positions."""
+    first, examples = step * recipe.batch, recipe.clock.examples
+    rows = order.indices(recipe.seed, first, first + count, examples)
+    if isinstance(source, Drawn):
+        rows = rows + np.arange(first, first + count) // examples * examples
+    return rows
+
+
+def trained(recipe: Recipe, step: int, count: int) -> tuple[np.ndarray, Columns]:
+    """The numbers and columns of `count` examples that are trained after `step` steps."""
+    source = by_epoch(recipe.task.train, recipe.seed)
+    rows = positions(recipe, source, step, count)
+    return source.indices(rows) if isinstance(source, Drawn) else rows, take(source, rows)
+
+
 class Resident:
     """Data that is kept on the devices, so there is nothing to wait for."""
 
@@ -130,20 +148,14 @@ class Streamed:
     """
 
     def __init__(self, recipe, placement: Placement, start: int, indexed: Indexed, on: On = ALL):
-        task, clock = recipe.task, recipe.clock
-        source = by_epoch(task.train, recipe.seed)
+        source = by_epoch(recipe.task.train, recipe.seed)
         differs = isinstance(source, Drawn)
         if differs and on.exact:
             source.check()
 
         def wanted():
-            for step in range(start, clock.total):
-                first = step * recipe.batch
-                last = first + recipe.batch
-                rows = order.indices(recipe.seed, first, last, clock.examples)
-                if differs:
-                    rows = rows + np.arange(first, last) // clock.examples * clock.examples
-                yield placement.own(rows)
+            for step in range(start, recipe.clock.total):
+                yield placement.own(positions(recipe, source, step, recipe.batch))
 
         def place(columns, rows):
             indexed.check(columns, "training", source.indices(rows) if differs else rows)

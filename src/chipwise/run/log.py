@@ -122,11 +122,11 @@ class Log:
         session.verifier.say = self.reporter.warn
         while True:
             self.history[:] = [row for row in self.history if row["step"] <= session.step]
+            saver.rewind_best(self.history)
             if self.folder is not None:
                 self.folder.rewind(session.step)
-            saver.rewind_best(self.history)
-            if self.folder is not None and session.step < last and not saver.best.over:
-                self.folder.unfinish()
+                if session.step < last and not saver.best.over:
+                    self.folder.unfinish()
             try:
                 yield from train()
                 return
@@ -200,14 +200,13 @@ class Log:
         """Whether the evaluation after the session's step is due, and an earlier process ended
         before it was recorded."""
         step = self.session.step
-        due = 0 < step < agenda.last and step in agenda.evaluate
-        if not due or self.recipe.task.eval is None:
-            return False
         made = any(
             row["step"] == step and any(name.startswith("eval/") for name in row)
             for row in self.history
         )
-        return self.session.placement.agree("missed", not made)
+        due = 0 < step < agenda.last and step in agenda.evaluate
+        due = due and self.recipe.task.eval is not None
+        return due and self.session.placement.agree("missed", not made)
 
     def evaluate(self, kept: bool = True) -> None:
         """Evaluates the state if the task has evaluation data, and records the metrics, in `final`
@@ -259,7 +258,10 @@ class Log:
                     )
             run = str(self.folder.path) if self.folder is not None else None
             facts |= {"steps": (facts["first"], facts["last"]), "checkpoint": newest(), "run": run}
-            if (why := cause(self.recipe, facts["first"], facts["last"])) is not None:
+            why = None
+            with contextlib.suppress(Exception):  # whatever the user's code raises in the search
+                why = cause(self.recipe, facts["first"], facts["last"])
+            if why is not None:
                 text = (
                     "The training loss became {value} {steps:steps}: {why}. {checkpoint:checkpoint}"
                 )

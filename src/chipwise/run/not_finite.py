@@ -10,15 +10,16 @@ import numpy as np
 from jax.extend.core import Literal
 
 from ..base import Fact, fact
-from ..data import order
-from ..data.sources import first_outside, take
+from ..data.sources import example_bytes, first_outside, spec_of
 from ..recipe.random_keys import as_keys
 from ..recipe.recipe import Recipe
 from ..recipe.user_code import own_line
 from ..step import keys
 from ..step.state import abstract_model, from_data, nbytes, replaced
+from .feed import trained
 
 _EXAMPLES, _AT_ONCE = 20_000, 64  # examples whose values are looked at, and those of the first step
+_READ_BYTES = 1 << 28  # of these examples, at most
 _MOST_BYTES = 1 << 30  # of parameters that fit beside those of the run
 _OPERATIONS = {
     "log": "a log of 0 or less",
@@ -33,13 +34,12 @@ _IGNORED = -100  # the label that PyTorch's losses leave out
 def cause(recipe: Recipe, first: int, last: int) -> Fact | None:
     """Returns why the loss of the steps `first` to `last`, counted from 1, became NaN or infinite,
     if the learning rate is not the reason: `cause-input`, `cause-label` or `cause-operation`."""
-    task, examples = recipe.task, recipe.clock.examples
+    task = recipe.task
     if jax.process_count() > 1:  # each host has read its part alone
         return None
-    indices = order.indices(recipe.seed, (first - 1) * recipe.batch, last * recipe.batch, examples)[
-        :_EXAMPLES
-    ]
-    rows = take(task.train, indices)
+    most = max(1, _READ_BYTES // example_bytes(spec_of(task.train)))
+    count = min((last - first + 1) * recipe.batch, most, _EXAMPLES)
+    indices, rows = trained(recipe, first - 1, count)
     for name, column in rows.items():
         if jnp.issubdtype(column.dtype, jnp.floating):
             bad = ~np.isfinite(column.astype(np.float32)).reshape(len(column), -1)

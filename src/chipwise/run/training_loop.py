@@ -93,8 +93,7 @@ def training(
             contextlib.closing(Saver(session, folder, meter, agenda, best))
         )
         few = _begun(session, saver, reporter, agenda.last)
-        # Until here a signal ends the process at once, also while data does not come: nothing is
-        # trained yet
+        # Until here a signal ends the process at once, as nothing is trained yet
         stop = closing.enter_context(contextlib.closing(StopRequest()))
         log = Log(
             session, meter, reporter, folder, Ledger(session, folder, saver, agenda, changed_code)

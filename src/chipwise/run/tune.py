@@ -24,6 +24,7 @@ from jax import export
 from jax.sharding import SingleDeviceSharding
 
 from ..base import DeviceError, RunError, fact
+from ..base.json_types import part
 from ..compile.exports import export_program
 from ..machine.hosts import Pace
 from ..machine.kernels import (
@@ -86,7 +87,7 @@ def in_folder(on: On, run: str | Path | None) -> On:
     if (file := Path(run) / FILE).exists():
         return dataclasses.replace(on, kernels=file)
     for start in read_processes(Path(run)):
-        if digest := (start.get("computed") or {}).get("kernels"):
+        if digest := part(start, "computed").get("kernels"):
             raise RunError("kernels-missing", run=str(run), digest=digest)
     return on
 

@@ -14,7 +14,7 @@ import tasks
 from chipwise.explain.report.run_report import report
 from chipwise.explain.report.stored_settings import rebuilt
 from chipwise.recipe.described import described_rows as settings_of
-from chipwise.run.folder.run_reader import read_run
+from chipwise.run.folder.run_reader import holes, read_run
 from explain.report.stories import codes, found, typed, whole
 from refusals import refused
 
@@ -341,6 +341,17 @@ def test_a_last_line_cut_anywhere_is_usual(tmp_path):
         run = read_run(path)
         assert run.problems == []
         assert len(run.rows) == (5 if end >= len(whole) - 1 else 4)
+
+
+@pytest.mark.parametrize("value", [[], {}, 3])
+def test_a_best_metric_and_a_checkpoint_that_are_none(tmp_path, value):
+    best = {"metric": value, "step": 40}
+    path = runs.write(tmp_path / "run", runs.usual(), runs.finished(runs.usual(), best=best), [200])
+    about = path / "checkpoints" / "200" / "about"
+    about.mkdir()
+    (about / "metadata").write_text(json.dumps(value))
+    assert read_run(path).kept is None and not list(holes(path, None))
+    assert report(path)["status"]["state"] == "finished"
 
 
 def test_other_damaged_lines_are_counted(tmp_path):

@@ -109,7 +109,7 @@ class EarlyStopping:
         rows: Iterable[Mapping[str, Any]],
         kept: Collection[int],
         step: int,
-        agree: Callable[[str, bool], bool],
+        agree: Callable[[str, Any], Any],
     ) -> None:
         """Continues a run after `step` steps. Only the first host has its `rows`, and it decides
         for all hosts. Forgets the best value if its step is none of the `kept` steps, which have a
@@ -120,7 +120,9 @@ class EarlyStopping:
                 self.improved(row["step"], row)
         if self.step not in kept and not math.isnan(self.value):
             self.value, self.step, self.since = math.nan, 0, None
-        self.over = agree("patience", self.waited_enough(step))
+        known = self.value, self.step, self.since
+        self.value, self.step, self.since = agree("best so far", known)
+        self.over = self.waited_enough(step)
 
     def improved(self, step: int, metrics: Mapping[str, Any]) -> bool:
         """Whether the evaluation after `step` is the best so far. The first is, if finite."""

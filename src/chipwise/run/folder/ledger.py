@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base import DeviceFault, Fact, RunError
-from ...base.json_types import as_stored
+from ...base.json_types import as_stored, part
 from ...data.compared import changed_data, texts
 from ..placement import device_names
 from ..run_schedule import Agenda
@@ -54,7 +54,7 @@ def check_unchanged(run: Path, session: Session) -> None:
     traces differ too, compares only the data."""
     processes = read_processes(run)
     changes = changed_programs(processes, session.computes())
-    kinds = [(one.get("devices") or {}).get("kind") for one in processes if one["event"] == "start"]
+    kinds = [part(one, "devices").get("kind") for one in processes if one["event"] == "start"]
     # Another chip has other kernels anyway
     own = ("kernels",) if session.machine.kind in kinds[-1:] else ()
     edited = [change for change in changes if change[0] in ("code", "evaluation", *own)]

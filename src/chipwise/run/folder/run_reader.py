@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -297,7 +298,7 @@ def best_row(
 ) -> dict[str, Any] | None:
     """Returns the `value` and the `step` of the first best value of a metric, and which way it is
     `better`. Returns `None` without any, and if that is not `known`."""
-    better = direction(str(metric), known)
+    better = direction(metric := str(metric), known)
     found = [(value, row["step"]) for row in rows if (value := number(row.get(metric))) is not None]
     if better is None or not found:
         return None
@@ -309,6 +310,7 @@ def best_row(
 
 LEDGER = "ledger.jsonl"
 LEDGER_VERSION = 1
+_PORTION = re.compile(r" *\S+/\d+:\S+")  # a part of `data.compared.texts`, as contents/40
 DIGESTS = ("gradient", "parameters", "state", "optimizer")
 
 Rows = dict[int, dict[str, str]]
@@ -331,7 +333,8 @@ class StoredLedger:
     def digest(self) -> str:
         """SHA-256 of the recipe's and the data's digests, and of all rows: equal on any number of
         devices. Portions of the data do not count: a slow disk has fewer."""
-        return self._digest({name: _of_all(text) for name, text in self.heads[0]["data"].items()})
+        data = self.heads[0]["data"].items()
+        return self._digest({name: text and _PORTION.sub("", text) for name, text in data})
 
     def was(self, stated: Any) -> bool:
         """Whether `stated` is the `digest`, or that of earlier versions, which had the portions."""
@@ -343,12 +346,6 @@ class StoredLedger:
     def head(self, step: int) -> dict[str, Any]:
         """The head of the row of `step`."""
         return next((h for h in reversed(self.heads) if h["from"] < step), self.heads[0])
-
-
-def _of_all(text: str | None) -> str | None:
-    """Returns the parts of `data.compared.texts` that are not of a portion, as `contents/40`."""
-    parts = ((part, part.rpartition(":")[0].rpartition("/")[2]) for part in (text or "").split())
-    return text and " ".join(part for part, number in parts if not number.isdecimal())
 
 
 def read_ledger(run: Path) -> StoredLedger | None:
@@ -389,7 +386,7 @@ def holes(run: Path, ledger: StoredLedger | None) -> Iterator[Fact]:
     named = {0, *after.values()}
     for step in steps_in(run / "checkpoints"):
         with contextlib.suppress(OSError, ValueError, RecursionError):  # reading it tells
-            about = json.loads(read_inside(run / "checkpoints" / str(step) / "about" / "metadata"))
+            about = json_object(read_inside(run / "checkpoints" / str(step) / "about" / "metadata"))
             named.add(last if type(last := about.get("ledger")) is int else 0)
     file = str(run / LEDGER)
     if steps := sorted(named - {0, *rows}):
