@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..base import DataError, Fact, fact
-from ..base.figures import known
+from ..base.figures import known, without_secrets
 from ..base.json_types import part
 from ..recipe.schedules import as_typed
 
@@ -157,14 +157,24 @@ def divergence(stored: Any) -> Fact | None:
 
 def flat(stored: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Turns `{"a": {"b": 1}}` into `{"a.b": 1}`. A stored schedule becomes the text that a user
-    types."""
+    types. Addresses are `shown`."""
     leaves: dict[str, Any] = {}
     for key, value in stored.items():
         if isinstance(value, Mapping) and "schedule" not in value:
             leaves |= flat(value, f"{path}{key}.")
         else:
-            leaves[f"{path}{key}"] = as_typed(value) if isinstance(value, Mapping) else value
+            leaf = as_typed(value) if isinstance(value, Mapping) else value
+            leaves[f"{path}{key}"] = shown(leaf)
     return leaves
+
+
+def shown(value: Any) -> Any:
+    """A stored value without the passwords and signatures of addresses."""
+    if isinstance(value, str):
+        return without_secrets(value) if "://" in value else value
+    if isinstance(value, Mapping):
+        return {k: shown(v) for k, v in value.items()}
+    return [shown(v) for v in value] if isinstance(value, list) else value
 
 
 def text(stored: Mapping[str, Any], name: str) -> str | None:

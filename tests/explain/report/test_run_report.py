@@ -478,6 +478,13 @@ def test_an_early_end_says_so_and_repeats_itself(tmp_path):
         assert whole(tmp_path / f"{id(damaged)}", rows, best=damaged)["best"] is None
 
 
+def test_commands_have_no_secret_of_an_address(tmp_path):
+    secret = "https://u:pw@host/pack?sig=ABC"
+    origin = {"data": secret, "eval_data": secret, "from": secret, "set": [f"text={secret}"]}
+    text = json.dumps(whole(tmp_path, recipe={"source": {"recipe": "digits", **origin}}))
+    assert text.count("https://host/pack") >= 4 and "u:pw" not in text and "ABC" not in text
+
+
 def test_the_best_of_an_unfinished_run_is_that_of_its_rows(tmp_path):
     start = runs.started(best={"metric": "eval/loss", "patience": None})
     document = report(runs.write(tmp_path / "run", runs.usual(130), processes=[start, runs.ended(130)]))

@@ -19,6 +19,7 @@ from ...recipe.direction import named
 from ...recipe.duration import Clock
 from ...recipe.schedules import Schedule, as_typed, from_json
 from ...run.folder.run_reader import StoredRun, number
+from ..row import shown
 
 _RATES = ("lr", "learning_rate")
 _POINTS = 240  # of a curve: enough for any screen
@@ -62,8 +63,8 @@ def curve(stored: Mapping[str, Any], clock: Clock | None) -> dict[str, Any]:
 
 
 def command(*words: str) -> str:
-    """Words as a shell command, quoted if needed."""
-    return shlex.join(one_line(word) for word in words)
+    """Words as a shell command, quoted if needed. Addresses are `shown`."""
+    return shlex.join(one_line(shown(word)) for word in words)
 
 
 def typed(run: StoredRun, setting: str | None = None) -> str | None:
