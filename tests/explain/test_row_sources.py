@@ -114,6 +114,61 @@ def test_a_folder_of_runs_is_a_row_a_setting(tmp_path):
     ]
 
 
+def trained(folder, parameters=None, **changes):
+    """A run whose result states this number of parameters."""
+    made = run(folder, **changes)
+    result = json.loads((made / "result.json").read_text())
+    result["devices"]["parameters"] = parameters
+    (made / "result.json").write_text(json.dumps(result))
+    return made
+
+
+def origin(*settings, recipe="gpt2-124m", **more):
+    """What the command line stores of a recipe."""
+    return {"recipe": recipe, "set": [*settings], "data": "/data", **more}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"source": origin("width=64", "seed=0")}, {"source": origin("width=128", "seed=0")}),
+        ({"source": origin(recipe="/a/net.py:net")}, {"source": origin(recipe="/b/net.py:net")}),
+        ({"source": origin()}, {"source": origin(**{"from": "/runs/a"})}),
+        (
+            {"source": origin(**{"from": "/runs/a"})},
+            {"source": origin(**{"from": "/runs/a", "with_optimizer": True})},
+        ),
+        ({"read": {"model": "Net(64) of PyTorch"}}, {"read": {"model": "Net(128) of PyTorch"}}),
+        ({"parameters": 1000}, {"parameters": 2000}),
+    ],
+)
+def test_models_that_differ_are_never_repeats(tmp_path, one, other):
+    for seed in range(2):
+        trained(tmp_path / "runs" / f"a{seed}", seed=seed, **one)
+        trained(tmp_path / "runs" / f"b{seed}", seed=seed, **other)
+    rows = read([str(tmp_path / "runs")])
+    assert [(row.label, len(row.repeats)) for row in rows] == [("a0", 2), ("b0", 2)]
+    assert [row.source["label"] for row in rows] == ["a0", "b0"]
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        [origin("width=64", f"seed={seed}", "depth=2") for seed in range(3)],
+        [origin("depth=2", "width=32", "width = 64"), origin("width=64", "depth=2", "seed=1")],
+        [origin(f"fold={fold}") for fold in range(3)],
+        [origin() | {"data": f"/data/{k}", "eval_data": f"/held/{k}"} for k in range(2)],
+        [None, None],  # of a Python program
+        [{"set": {"width": 1}}, {"set": [1]}, "damaged"],
+    ],
+)
+def test_seeds_and_folds_are_repeats(tmp_path, sources):
+    for seed, source in enumerate(sources):
+        trained(tmp_path / "runs" / f"a{seed}", seed=seed, source=source, parameters=None if seed else 1000)
+    (row,) = read([str(tmp_path / "runs")])
+    assert (row.label, len(row.repeats), row.parameters) == ("runs", len(sources), 1000)
+
+
 def test_labels(tmp_path):
     a, b = record(tmp_path / "a.json"), record(tmp_path / "lr=0.2" / "a.json")
     assert [r.label for r in read([str(a), str(b)])] == ["a", "a (2)"]

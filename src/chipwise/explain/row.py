@@ -16,7 +16,8 @@ from ..base.json_types import part
 from ..recipe.schedules import as_typed
 
 # Of a recipe: a row's, or a repeat's
-_FIELDS = ("name", "batch", "replicas", "precision", "source", "seed")
+_FIELDS = ("name", "batch", "replicas", "precision", "seed")
+_REPEATED = ("seed", "fold")  # settings in which the repeats of a row differ
 
 COMMON = (
     *("recipe", "parameters", "batch", "replicas", "precision", "data", "framework"),
@@ -117,7 +118,8 @@ def identity(described: Any, path: object) -> dict[str, Any]:
         raise DataError("recipe-unnamed", wrong, path=path)
     train = part(part(described, "task"), "train")
     columns = {k: str(v) for k, v in train.items() if k != "examples"}
-    left = flat({k: v for k, v in described.items() if k not in _FIELDS})
+    left = {k: v for k, v in described.items() if k not in _FIELDS}
+    left = flat({**left, "source": origin(described)})
     return {
         "recipe": name,
         "batch": batch,
@@ -130,6 +132,17 @@ def identity(described: Any, path: object) -> dict[str, Any]:
             if k.removeprefix("task.train.") not in columns and v is not None
         },
     }
+
+
+def origin(described: Mapping[str, Any]) -> dict[str, Any]:
+    """How the command line made the recipe, as far as that says which model trains: its name or
+    file, `--set`, and the weights. Not the data, which may be of a fold or in another folder."""
+    source = part(described, "source")
+    texts = source.get("set")
+    pairs = (str(text).partition("=") for text in (texts if isinstance(texts, list) else ()))
+    settings = {name.strip(): value.strip() for name, equals, value in pairs if equals}
+    made = {name: source.get(name) for name in ("recipe", "from", "with_optimizer")}
+    return {**made, "set": {k: v for k, v in settings.items() if k not in _REPEATED}}
 
 
 def ran_on(devices: Mapping[str, Any]) -> dict[str, Any]:

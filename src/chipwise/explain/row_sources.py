@@ -78,6 +78,7 @@ class _Measured:
     """The fields of a training record that a comparison uses. docs/bench.md describes them."""
 
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    set: list = field(default_factory=list)
     devices: Mapping[str, Any] = field(default_factory=dict)
     seconds: Mapping[str, Any] = field(default_factory=dict)
     batch: int | None = None
@@ -148,7 +149,9 @@ def _record(stored: record.Record, path: Path) -> Row:
         repeats=(repeat,),
         notes=tuple(notes),
         **ran_on(measured.devices),
-        **identity({**measured.recipe, **own, "name": stored.name}, path),
+        **identity(
+            {**measured.recipe, **own, "name": stored.name, "source": {"set": measured.set}}, path
+        ),
     )
 
 

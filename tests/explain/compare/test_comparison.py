@@ -181,6 +181,23 @@ def test_two_models_are_comparable_with_size_speed_and_cost(tmp_path):
     assert {"recipe", "parameters", "batch (global)"} <= {d["setting"] for d in found["differing"]}
 
 
+def test_what_was_set_differs_unless_the_recipe_says_so(tmp_path):
+    """A size that only `--set` names is listed, but not the rate, nor the file of an address's password."""
+    sources = [
+        {"recipe": "gpt2-124m", "set": [f"lr={rate}", f"width={width}", "seed=1", *more]}
+        for rate, width, *more in ((0.1, 64), (0.2, 128, "text=https://u:pw@host/a?sig=ABC"))
+    ]
+    a, b = (
+        run(tmp_path / name, source=source, optimizer={"optimizer": "adam", "lr": source["set"][0]})
+        for name, source in zip("ab", sources, strict=True)
+    )
+    found = compared(a, b, record(tmp_path / "c.json", set=["width=128"]))
+    values = {d["setting"]: d["values"] for d in found["differing"]}
+    assert {name for name in values if name.startswith("source")} == {"source.set.width", "source.set.text"}
+    assert values["source.set.width"] == {"a": "64", "b": "128", "c": "128"}
+    assert values["source.set.text"] == {"a": None, "b": "https://host/a", "c": None}
+
+
 def test_the_best_evaluation_counts_where_a_run_kept_it(tmp_path):
     kept = run(tmp_path / "kept", (0.9, 0.97, 0.95))
     result = json.loads((kept / "result.json").read_text())
