@@ -168,6 +168,29 @@ def test_runs_of_one_fingerprint_are_the_same_to_the_bit(tmp_path):
     assert headline(compared(tmp_path / "x", tmp_path / "y"))[0] != "same-runs"
 
 
+def test_copies_of_a_run_are_one_sample(tmp_path):
+    """A run that was copied or repeated says nothing of another seed, but something of the speed."""
+    for copy in range(3):
+        ended(tmp_path / "a" / f"{copy}", "abc", accuracies=(0.9,))
+        ended(tmp_path / "b" / f"{copy}", "abd", accuracies=(0.8,), batch=64)
+    found = compared(tmp_path / "a", tmp_path / "b")
+    a, b = found["rows"]
+    assert (a["metric"]["n"], b["metric"]["n"], a["metric"]["values"]) == (1, 1, [0.9])
+    assert a["examples_per_second"]["n"] == a["wall_seconds"]["n"] == 3 and len(a["repeats"]) == 3
+    assert headline(found)[0] == "one-seed-each"
+    for seed in (1, 2):
+        ended(tmp_path / "a" / f"seed-{seed}", f"abc{seed}", seed, accuracies=(0.9 + 0.01 * seed,))
+        ended(tmp_path / "b" / f"seed-{seed}", f"abd{seed}", seed, accuracies=(0.8,), batch=64)
+    final = compared(tmp_path / "a", tmp_path / "b")["rows"][1]["metric"]
+    assert final["n"] == 3 and final["by_pairs"]
+    ended(tmp_path / "c", "abc", accuracies=(0.9,))
+    (
+        ended(tmp_path / "d" / "0", "abc", accuracies=(0.9,)),
+        ended(tmp_path / "d" / "1", "abc", accuracies=(0.9,)),
+    )
+    assert headline(compared(tmp_path / "c", tmp_path / "d"))[0] == "same-runs"
+
+
 def test_two_models_are_comparable_with_size_speed_and_cost(tmp_path):
     a, b = run(tmp_path / "small"), run(tmp_path / "large", (0.9, 0.98), name="larger", batch=128)
     result = json.loads((b / "result.json").read_text())

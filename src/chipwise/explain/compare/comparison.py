@@ -233,9 +233,12 @@ def _final(row: Row, base: Row, metric: str | None) -> dict[str, Any] | None:
 
 def _finals(row: Row, metric: str | None) -> list[tuple[Any, float]]:
     """Pairs of a repeat's key and its value. The key is the seed, or the folder's name if the seeds
-    of a study's row are alike, as in folds."""
-    alike = len({r.seed for r in row.sound}) < len(row.sound) and row.form == "study"
-    finals = [r for r in row.sound if r.complete and metric and metric in r.metrics]
+    of a study's row are alike, as in folds. Runs of one fingerprint are one."""
+    runs: dict[str, Repeat] = {}
+    for r in row.sound:
+        runs.setdefault(r.fingerprint or r.name, r)
+    alike = len({r.seed for r in runs.values()}) < len(runs) and row.form == "study"
+    finals = [r for r in runs.values() if r.complete and metric and metric in r.metrics]
     return [(Path(r.name).name if alike else r.seed, r.metrics[metric or ""]) for r in finals]
 
 
