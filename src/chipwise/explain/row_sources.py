@@ -155,21 +155,31 @@ def _record(stored: record.Record, path: Path) -> Row:
     )
 
 
+def _shared(row: Row) -> dict[str, Any]:
+    """What the repeats of a row share: all but the seed and the duration."""
+    own = {name: getattr(row, name) for name in COMMON}
+    settings = {k: v for k, v in row.settings.items() if k.rpartition(".")[2] != "duration"}
+    return {**own, **row.columns, **settings, **own}  # in this order, and a column hides no field
+
+
 def _repeats(rows: list[Row], folder: Path) -> Row:
     """Records of one folder as one row. Raises `DataError` if their recipes or machines differ."""
     first = rows[0]
-    for row, name in itertools.product(rows[1:], COMMON):
-        a = getattr(first, name)
-        b = getattr(row, name)
-        if a != b:
-            field = "device" if name == "where" else name
+    shared = _shared(first)
+    for row in rows[1:]:
+        others = _shared(row)
+        for name in dict.fromkeys([*shared, *others]):
+            a = shared.get(name)
+            b = others.get(name)
+            if a == b:
+                continue
             raise DataError(
                 "records-differ",
                 "{folder}: {file} and {other} differ in {what} ({a}, {b}), so they are no "
                 "repeats. Name "
                 "the files.",
                 folder=folder,
-                what=field,
+                what="device" if name == "where" else name,
                 a=a,
                 b=b,
                 file=f"{first.label}.json",

@@ -16,6 +16,7 @@ from explain.comparisons import (
     by_label,
     compared,
     headline,
+    recipe,
     record,
     run,
     study,
@@ -60,6 +61,30 @@ def test_a_folder_of_records_is_one_row_with_repeats(tmp_path):
     record(tmp_path / "mine" / "other.json", batch=64)
     with refused(DataError, "records-differ", what="batch", a=256, b=64):
         read([str(tmp_path / "mine")])
+
+
+@pytest.mark.parametrize(
+    ("measured", "facts"),
+    [
+        ({"set": ["width=128"]}, {"what": "source.set.width", "a": None, "b": "128"}),
+        ({"described": recipe(ema=0.9)}, {"what": "ema", "a": None, "b": 0.9}),
+        (
+            {"described": recipe(task={"train": {"examples": 60000, "image": "uint8[64, 64]"}})},
+            {"what": "image", "a": "uint8[28, 28]", "b": "uint8[64, 64]"},
+        ),
+    ],
+)
+def test_records_of_other_settings_are_no_repeats(tmp_path, measured, facts):
+    record(tmp_path / "mine" / "0.json"), record(tmp_path / "mine" / "1.json", **measured)
+    with refused(DataError, "records-differ", **facts):
+        read([str(tmp_path / "mine")])
+
+
+def test_records_of_another_seed_or_length_are_repeats(tmp_path):
+    record(tmp_path / "mine" / "0.json")
+    longer = recipe(duration="2ep", seed=1)
+    record(tmp_path / "mine" / "1.json", described=longer, set=["duration=2ep", "seed=1"])
+    assert len(read([str(tmp_path / "mine")])[0].repeats) == 2
 
 
 def test_other_batches_are_compared_by_examples_alone(tmp_path):
