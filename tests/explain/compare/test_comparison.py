@@ -401,6 +401,20 @@ def test_the_wall_time_of_a_resumed_run_is_of_all_its_processes(tmp_path):
     assert row["wall_seconds"]["value"] == pytest.approx(300.0) and "train" not in row["seconds"]
 
 
+def test_wall_times_of_unknown_lengths_have_no_ratio(tmp_path):
+    for name, ends in (("a", (1, 2)), ("b", (3, 4))):
+        for seed, end in enumerate(ends):
+            run(tmp_path / name / f"{seed}", (0.9,) * end, seed=seed, duration=name)
+    (_, b) = compared(tmp_path / "a", tmp_path / "b")["rows"]
+    assert b["steps"] is None and b["wall_seconds"] and b["wall_ratio"] is None
+
+
+def test_a_target_asks_those_that_have_its_metric(tmp_path):
+    """A run that never evaluated it does not know which way it is better."""
+    one, other = seeds_of(tmp_path / "a", "eval/odd", 1.0, {"odd": "lower"}), run(tmp_path / "b")
+    assert compared(one, other, target="odd=1.0")["target"]["better"] == "lower"
+
+
 def test_a_run_that_is_not_over_has_no_final_metric(tmp_path):
     speeds = {"examples_per_second": 900.0, "steps_per_second": 3.5}
     rows = json.dumps({"step": 100, "train/loss": 1.0, **speeds, "seconds": 0.0}) + "\n"
