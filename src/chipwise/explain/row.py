@@ -3,6 +3,7 @@ all devices together. Empty and `None` mean unknown."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -182,7 +183,10 @@ def flat(stored: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def shown(value: Any) -> Any:
-    """A stored value without the passwords and signatures of addresses."""
+    """A stored value without the passwords and signatures of addresses. A number that is not finite
+    is a text, since JSON has none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     if isinstance(value, str):
         return without_secrets(value) if "://" in value else value
     if isinstance(value, Mapping):
@@ -196,9 +200,10 @@ def text(stored: Mapping[str, Any], name: str) -> str | None:
 
 
 def whole(stored: Mapping[str, Any], name: str) -> int | None:
+    """A whole number that any other program reads too."""
     value = stored.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if type(value) is int and abs(value) < 2**53 else None
 
 
-def numbers(stored: Mapping[str, Any]) -> dict[str, float]:
-    return {k: v for k, v in stored.items() if known(v)}
+def seconds(stored: Mapping[str, Any]) -> dict[str, float]:
+    return {k: v for k, v in stored.items() if known(v) and v >= 0}

@@ -18,7 +18,7 @@ from ..base import DataError, RunError, fact
 from ..base.figures import known
 from ..base.json_types import Misfit, typed
 from ..machine import record
-from .row import COMMON, Repeat, Row, identity, numbers, ran_on, whole
+from .row import COMMON, Repeat, Row, identity, ran_on, seconds, whole
 from .run_rows import folder_of_runs, run_row, study_rows
 
 
@@ -30,7 +30,13 @@ def read(arguments: Sequence[str]) -> list[Row]:
     seen: set[str] = set()
     distinct = []
     for label, path in map(_labelled, arguments):
-        rows = _read(Path(path))
+        try:
+            rows = _read(Path(path))
+        except RecursionError:
+            text = (
+                "{path} has values nested hundreds deep, which chipwise never writes. Leave it out."
+            )
+            raise DataError("source-nested", text, path=path) from None
         for row in rows:
             name = (
                 row.label if label is None else label if len(rows) == 1 else f"{label} {row.label}"
@@ -131,7 +137,7 @@ def _record(stored: record.Record, path: Path) -> Row:
         seed=whole(measured.recipe, "seed"),
         steps=measured.timed_steps,
         speeds=tuple((start + each * (k + 1), run) for k, run in enumerate(speeds.runs)),
-        seconds=numbers(measured.seconds),
+        seconds=seconds(measured.seconds),
         complete=False,
     )
     versions = {"python": stored.machine.python, **stored.machine.versions}

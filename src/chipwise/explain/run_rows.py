@@ -16,7 +16,7 @@ from ..machine.fingerprint import stated as machine_of
 from ..run.folder.run_reader import StoredRun, metrics_of, read_run, settings_in, stored_recipe
 from ..study.study_file import Study, read as read_study
 from .report.time_spent import intervals
-from .row import Repeat, Row, divergence, identity, numbers, origin, ran_on, text, whole
+from .row import Repeat, Row, divergence, identity, origin, ran_on, seconds, text, whole
 
 _ROUNDING = 0.01  # seconds
 
@@ -157,13 +157,13 @@ def _repeat(run: StoredRun, diverged: Fact | None) -> Repeat:
         metrics_here = metrics_of(row)
         metrics |= metrics_here
         if scores := {k: v for k, v in metrics_here.items() if k.startswith("eval/")}:
-            seconds = {"seconds": s} if known(s := row.get("seconds")) and s else {}
-            evaluations.append({"step": step, **scores, **seconds})
+            wall = {"seconds": s} if known(s := row.get("seconds")) and s > 0 else {}
+            evaluations.append({"step": step, **scores, **wall})
     if (kept := run.kept) is not None:
         metrics |= next((e for e in evaluations if e["step"] == kept.step), {})
         metrics.pop("step", None)
         metrics.pop("seconds", None)
-    sections = numbers(part(result, "seconds"))
+    sections = seconds(part(result, "seconds"))
     logged = max((s for row in rows if known(s := row.get("seconds"))), default=0.0)
     # Resumed: these are of its last process alone
     if logged > sections.get("total", 0.0) + _ROUNDING:

@@ -478,6 +478,14 @@ def test_an_early_end_says_so_and_repeats_itself(tmp_path):
         assert whole(tmp_path / f"{id(damaged)}", rows, best=damaged)["best"] is None
 
 
+def test_numbers_that_are_not_finite_are_no_json(tmp_path):
+    rows = runs.usual(160)
+    devices = {"count": math.inf, "parameters": math.nan}
+    document = whole(tmp_path, rows, devices=devices, recipe={"batch": math.nan, "replicas": math.inf})
+    json.dumps(document, allow_nan=False)
+    assert document["speed"]["batch"] is document["speed"]["replicas"] is None
+
+
 def test_commands_have_no_secret_of_an_address(tmp_path):
     secret = "https://u:pw@host/pack?sig=ABC"
     origin = {"data": secret, "eval_data": secret, "from": secret, "set": [f"text={secret}"]}

@@ -11,6 +11,7 @@ import numpy as np
 from ...base import Fact, fact
 from ...base.json_types import part
 from ...run.folder.run_reader import StoredRun, number
+from ..row import whole
 
 PARTS = {
     "start": "starting",
@@ -52,9 +53,9 @@ class Speed:
     share_of_peak: float | None
     of: str
     """The source: result.json or metrics.jsonl."""
-    batch: Any
+    batch: int | None
     """The global batch."""
-    replicas: Any
+    replicas: int | None
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,9 @@ def intervals(run: StoredRun) -> list[Interval]:
     logged = 0
     began = -1
     for row in run.rows:
-        rate = number(row.get("steps_per_second"))
-        examples = number(row.get("examples_per_second"))
-        if rate is None or rate <= 0 or examples is None or row["step"] <= logged:
+        rate = number(row.get("steps_per_second")) or 0.0
+        examples = number(row.get("examples_per_second")) or 0.0
+        if min(rate, examples) <= 0 or row["step"] <= logged:
             continue
         step = row["step"]
         begin = max(b for b in begins if b < step)
@@ -98,7 +99,7 @@ def intervals(run: StoredRun) -> list[Interval]:
 def speed(run: StoredRun, timed: Sequence[Interval]) -> Speed | None:
     """The speed from result.json, otherwise from the rows. Leaves out the warm-up if other
     intervals exist. Returns `None` if nothing was timed."""
-    beside = {"batch": run.recipe.get("batch"), "replicas": run.recipe.get("replicas")}
+    beside = {name: whole(run.recipe, name) for name in ("batch", "replicas")}
     stored = part(run.result, "speed")
     if (median := number(stored.get("examples_per_second")) or 0.0) > 0:
         quartiles = stored.get("examples_per_second_quartiles")
