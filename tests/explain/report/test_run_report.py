@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import chipwise as cw
 import run_folders as runs
 import tasks
+from chipwise.explain.report.report_parts import parts
 from chipwise.explain.report.run_report import report
 from chipwise.explain.report.stored_settings import rebuilt
 from chipwise.recipe.described import described_rows as settings_of
@@ -484,6 +485,20 @@ def test_numbers_that_are_not_finite_are_no_json(tmp_path):
     document = whole(tmp_path, rows, devices=devices, recipe={"batch": math.nan, "replicas": math.inf})
     json.dumps(document, allow_nan=False)
     assert document["speed"]["batch"] is document["speed"]["replicas"] is None
+
+
+@pytest.mark.parametrize("seconds", [0, 1.0, -5.0])
+def test_rows_of_less_time_than_their_training_divide_by_no_zero(tmp_path, seconds):
+    made = runs.write(tmp_path / "run", [runs.timed(10, seconds=seconds), runs.timed(20, seconds=seconds)])
+    document = report(made)
+    time = document["seconds"]
+    assert time["total"] == pytest.approx(sum(time["parts"].values())) and time["total"] == 4.0
+    assert [*parts(document)]
+
+
+def test_rows_without_any_time_were_not_timed(tmp_path):
+    document = report(runs.write(tmp_path / "run", [runs.row(10, 0, train_loss=1.0)]))
+    assert document["seconds"] is None and [*parts(document)]
 
 
 def test_commands_have_no_secret_of_an_address(tmp_path):

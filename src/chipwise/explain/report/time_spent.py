@@ -131,12 +131,15 @@ def spent(run: StoredRun, timed: Sequence[Interval]) -> TimeSpent | None:
         covers = fact("covers-finishing-process", step=last + 1) if last else fact("covers-run")
     elif everything is not None:
         train = sum(i.seconds for i in timed)
-        wait = sum(i.seconds * (i.waited or 0.0) for i in timed)
+        waited = sum(i.seconds * (i.waited or 0.0) for i in timed)
+        wait = min(max(waited, 0.0), train)
         parts = {"train": train - wait, "wait_data": wait, "rest": max(everything - train, 0.0)}
-        total = everything
+        total = max(everything, train)
         of = "metrics.jsonl"
         covers = fact("covers-rows")
     else:
+        return None
+    if total <= 0:
         return None
     parts = {name: round(value, 4) for name, value in parts.items() if value > 0}
     return TimeSpent(parts, round(total, 4), covers, of, max(len(run.starts), 1), everything)
