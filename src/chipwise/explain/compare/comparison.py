@@ -182,7 +182,7 @@ def _baseline(rows: Sequence[Row], speeds: dict[str, Figure | None], label: str 
 
 
 def _directions(runs: Sequence[Repeat], target: str) -> list[Mapping[str, str]]:
-    """Which way metrics are better, as the runs say that have the target's."""
+    """The better values of metrics, as each run states them that has the target's metric."""
     metric = bare(target.rpartition("=")[0].strip()) or "accuracy"
     return [r.better for r in runs if metric in map(bare, r.metrics)]
 
