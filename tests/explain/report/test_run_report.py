@@ -508,6 +508,16 @@ def test_commands_have_no_secret_of_an_address(tmp_path):
     assert text.count("https://host/pack") >= 4 and "u:pw" not in text and "ABC" not in text
 
 
+@pytest.mark.parametrize("typed", [".", "inside/.."])
+def test_a_run_that_is_the_working_directory_is_repeated_beside_it(tmp_path, monkeypatch, typed):
+    rows = runs.usual()
+    source = {"recipe": "digits", "set": []}
+    made = runs.write(tmp_path / "run", rows, runs.finished(rows), source=source)
+    (made / "inside").mkdir()
+    monkeypatch.chdir(made)
+    assert how(report(typed), "next-repeat") == f"chipwise train digits --simulate 2 --run {made}-again"
+
+
 def test_the_best_of_an_unfinished_run_is_that_of_its_rows(tmp_path):
     start = runs.started(best={"metric": "eval/loss", "patience": None})
     document = report(runs.write(tmp_path / "run", runs.usual(130), processes=[start, runs.ended(130)]))

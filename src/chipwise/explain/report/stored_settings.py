@@ -5,6 +5,7 @@ Stored text is data. None of it is executed.
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -93,7 +94,7 @@ def next_commands(
     """The next commands to type, in order. A run that diverged would diverge again, so its command
     has a `lower` rate, such as `lr=0.1`, if known."""
     path = command(str(run.path))
-    again = command(f"{run.path}-again")
+    again = command(f"{os.path.abspath(run.path)}-again")  # also of "." and ".."
     recipe = typed(run)
     kept = run.kept
     if recipe is None:
