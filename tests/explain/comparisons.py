@@ -81,7 +81,7 @@ def run(
 ) -> Path:  # fmt: skip
     """A run folder: an evaluation every 100 steps, of 100 s each where `timed`."""
     folder.mkdir(parents=True, exist_ok=True)
-    described = {**recipe(seed=seed, **changes), "source": {"recipe": "mnist", "set": []}}
+    described = recipe(seed=seed, **{"source": {"recipe": "mnist", "set": []}, **changes})
     (folder / "recipe.json").write_text(json.dumps(described))
     made = []
     for k, accuracy in enumerate(accuracies):

@@ -6,11 +6,14 @@ import pytest
 
 import run_folders
 from chipwise.base.errors import DataError, RecipeError, RunError
+from chipwise.explain.compare.compare_parts import parts
+from chipwise.explain.page import render
 from chipwise.explain.row import divergence
 from chipwise.explain.row_sources import read
 from explain.comparisons import (
     BETWEEN,
     WHEN,
+    by_label,
     compared,
     record,
     run,
@@ -112,6 +115,114 @@ def test_a_folder_of_runs_is_a_row_a_setting(tmp_path):
         ("a0", 3),
         ("b0", 3),
     ]
+
+
+def trained(folder, parameters=None, **changes):
+    """A run whose result states this number of parameters."""
+    made = run(folder, **changes)
+    result = json.loads((made / "result.json").read_text())
+    result["devices"]["parameters"] = parameters
+    (made / "result.json").write_text(json.dumps(result))
+    return made
+
+
+def origin(*settings, recipe="gpt2-124m", **more):
+    """What the command line stores of a recipe."""
+    return {"recipe": recipe, "set": [*settings], "data": "/data", **more}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"source": origin("width=64", "seed=0")}, {"source": origin("width=128", "seed=0")}),
+        ({"source": origin(recipe="/a/net.py:net")}, {"source": origin(recipe="/b/net.py:net")}),
+        ({"source": origin()}, {"source": origin(**{"from": "/runs/a"})}),
+        (
+            {"source": origin(**{"from": "/runs/a"})},
+            {"source": origin(**{"from": "/runs/a", "with_optimizer": True})},
+        ),
+        ({"read": {"model": "Net(64) of PyTorch"}}, {"read": {"model": "Net(128) of PyTorch"}}),
+        ({"parameters": 1000}, {"parameters": 2000}),
+    ],
+)
+def test_models_that_differ_are_never_repeats(tmp_path, one, other):
+    for seed in range(2):
+        trained(tmp_path / "runs" / f"a{seed}", seed=seed, **one)
+        trained(tmp_path / "runs" / f"b{seed}", seed=seed, **other)
+    rows = read([str(tmp_path / "runs")])
+    assert [(row.label, len(row.repeats)) for row in rows] == [("a0", 2), ("b0", 2)]
+    assert [row.source["label"] for row in rows] == ["a0", "b0"]
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        [origin("width=64", f"seed={seed}", "depth=2") for seed in range(3)],
+        [origin("depth=2", "width=32", "width = 64"), origin("width=64", "depth=2", "seed=1")],
+        [origin(f"fold={fold}") for fold in range(3)],
+        [origin() | {"data": f"/data/{k}", "eval_data": f"/held/{k}"} for k in range(2)],
+        [None, None],  # of a Python program
+        [{"set": {"width": 1}}, {"set": [1]}, "damaged"],
+    ],
+)
+def test_seeds_and_folds_are_repeats(tmp_path, sources):
+    for seed, source in enumerate(sources):
+        trained(tmp_path / "runs" / f"a{seed}", seed=seed, source=source, parameters=None if seed else 1000)
+    (row,) = read([str(tmp_path / "runs")])
+    assert (row.label, len(row.repeats), row.parameters) == ("runs", len(sources), 1000)
+
+
+def damaged(folder, seed=0, rows=None, seconds=None, devices=None, **recipe):
+    """A run with other numbers in its rows, in its result, and in its recipe."""
+    made = run(folder, seed=seed, **recipe)
+    lines = [json.loads(line) | (rows or {}) for line in (made / "metrics.jsonl").read_text().splitlines()]
+    (made / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = json.loads((made / "result.json").read_text())
+    result["seconds"] |= seconds or {}
+    result["devices"] |= devices or {}
+    (made / "result.json").write_text(json.dumps(result))
+    return made
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"rows": {"examples_per_second": 0}},
+        {"rows": {"examples_per_second": -1.0}},
+        {"rows": {"seconds": -1.0}},
+        {"seconds": {"total": -300.0}, "rows": {"seconds": None}},
+        {"devices": {"kind": "NVIDIA H100 80GB HBM3", "count": 10**400}},
+        {"optimizer": {"optimizer": "adam", "lr": float("nan")}},
+    ],
+)
+def test_numbers_that_cannot_be_are_unknown(tmp_path, numbers):
+    for seed in range(3):
+        damaged(tmp_path / "runs" / f"{seed}", seed, **numbers)
+        run(tmp_path / "sound" / f"{seed}", seed=seed)
+    for several in (("runs", "sound"), ("sound", "runs"), ("runs/0", "sound"), ("runs/0", "sound/0")):
+        found = compared(*(tmp_path / one for one in several), target="0.95")
+        json.dumps(found, allow_nan=False)
+        render([*parts(found)], found)
+    row = by_label(found)["0"]
+    for figure in (row["examples_per_second"], row["wall_seconds"]):
+        assert figure is None or figure["value"] > 0
+
+
+def test_a_batch_or_a_recipe_that_cannot_be_is_refused(tmp_path):
+    with refused(DataError, "recipe-unnamed"):
+        read([str(with_text(run(tmp_path / "a"), f'"batch": 1{400 * "0"}'))])
+    deep = with_text(run(tmp_path / "deep" / "a"), f'"ema": {900 * "["}{900 * "]"}')
+    for path in (deep, deep.parent):
+        with pytest.raises((DataError, RunError)) as caught:
+            read([str(path)])
+        assert caught.value.code in ("source-nested", "recipe-json-damaged")
+
+
+def with_text(run, text):
+    """A run whose recipe has this text too."""
+    stored = (run / "recipe.json").read_text()
+    (run / "recipe.json").write_text(f"{stored[:-1]}, {text}}}")
+    return run
 
 
 def test_labels(tmp_path):

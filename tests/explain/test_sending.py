@@ -76,6 +76,20 @@ def test_what_is_sent_to_two_services(got, tmp_path):
     assert send(run, "mlflow:other").rows == 2 and got[0][1] == "other"
 
 
+def test_no_secret_of_an_address_is_sent(got, tmp_path):
+    """Those of a run's origin, in texts and lists. What is no address stays."""
+    secret = "https://u:pw@host/pack?sig=ABC"
+    source = {"recipe": "toy", "set": [f"text={secret}"], "data": secret, "eval_data": secret, "from": secret}
+    run = run_folders.write(
+        tmp_path / "run", rows=ROWS, source=source, classes=["why?", "a"], readings=[{"text": secret}]
+    )
+    send(run)
+    settings = got[0][4]
+    assert settings["source.data"] == settings["source.from"] == "https://host/pack"
+    assert settings["source.set"] == ["text=https://host/pack"] and settings["classes"] == ["why?", "a"]
+    assert not any(secret in str(settings) for secret in ("u:pw", "ABC"))
+
+
 @pytest.mark.parametrize(
     ("processes", "over", "how", "failed"),
     [

@@ -3,6 +3,7 @@ all devices together. Empty and `None` mean unknown."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from ..base import DataError, Fact, fact
-from ..base.figures import known
+from ..base.figures import known, without_secrets
 from ..base.json_types import part
 from ..recipe.schedules import as_typed
 
 # Of a recipe: a row's, or a repeat's
-_FIELDS = ("name", "batch", "replicas", "precision", "source", "seed")
+_FIELDS = ("name", "batch", "replicas", "precision", "seed")
+_REPEATED = ("seed", "fold")  # settings in which the repeats of a row differ
 
 COMMON = (
     *("recipe", "parameters", "batch", "replicas", "precision", "data", "framework"),
@@ -117,7 +119,8 @@ def identity(described: Any, path: object) -> dict[str, Any]:
         raise DataError("recipe-unnamed", wrong, path=path)
     train = part(part(described, "task"), "train")
     columns = {k: str(v) for k, v in train.items() if k != "examples"}
-    left = flat({k: v for k, v in described.items() if k not in _FIELDS})
+    left = {k: v for k, v in described.items() if k not in _FIELDS}
+    left = flat({**left, "source": origin(described)})
     return {
         "recipe": name,
         "batch": batch,
@@ -130,6 +133,17 @@ def identity(described: Any, path: object) -> dict[str, Any]:
             if k.removeprefix("task.train.") not in columns and v is not None
         },
     }
+
+
+def origin(described: Mapping[str, Any]) -> dict[str, Any]:
+    """How the command line made the recipe, as far as that says which model trains: its name or
+    file, `--set`, and the weights. Not the data, which may be of a fold or in another folder."""
+    source = part(described, "source")
+    texts = source.get("set")
+    pairs = (str(text).partition("=") for text in (texts if isinstance(texts, list) else ()))
+    settings = {name.strip(): value.strip() for name, equals, value in pairs if equals}
+    made = {name: source.get(name) for name in ("recipe", "from", "with_optimizer")}
+    return {**made, "set": {k: v for k, v in settings.items() if k not in _REPEATED}}
 
 
 def ran_on(devices: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,14 +171,27 @@ def divergence(stored: Any) -> Fact | None:
 
 def flat(stored: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Turns `{"a": {"b": 1}}` into `{"a.b": 1}`. A stored schedule becomes the text that a user
-    types."""
+    types. Addresses are `shown`."""
     leaves: dict[str, Any] = {}
     for key, value in stored.items():
         if isinstance(value, Mapping) and "schedule" not in value:
             leaves |= flat(value, f"{path}{key}.")
         else:
-            leaves[f"{path}{key}"] = as_typed(value) if isinstance(value, Mapping) else value
+            leaf = as_typed(value) if isinstance(value, Mapping) else value
+            leaves[f"{path}{key}"] = shown(leaf)
     return leaves
+
+
+def shown(value: Any) -> Any:
+    """A stored value without the passwords and signatures of addresses. A number that is not finite
+    is a text, since JSON has none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, str):
+        return without_secrets(value) if "://" in value else value
+    if isinstance(value, Mapping):
+        return {k: shown(v) for k, v in value.items()}
+    return [shown(v) for v in value] if isinstance(value, list) else value
 
 
 def text(stored: Mapping[str, Any], name: str) -> str | None:
@@ -173,9 +200,10 @@ def text(stored: Mapping[str, Any], name: str) -> str | None:
 
 
 def whole(stored: Mapping[str, Any], name: str) -> int | None:
+    """A whole number that any other program reads too."""
     value = stored.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if type(value) is int and abs(value) < 2**53 else None
 
 
-def numbers(stored: Mapping[str, Any]) -> dict[str, float]:
-    return {k: v for k, v in stored.items() if known(v)}
+def seconds(stored: Mapping[str, Any]) -> dict[str, float]:
+    return {k: v for k, v in stored.items() if known(v) and v >= 0}

@@ -18,7 +18,7 @@ from ..base import DataError, RunError, fact
 from ..base.figures import known
 from ..base.json_types import Misfit, typed
 from ..machine import record
-from .row import COMMON, Repeat, Row, identity, numbers, ran_on, whole
+from .row import COMMON, Repeat, Row, identity, ran_on, seconds, whole
 from .run_rows import folder_of_runs, run_row, study_rows
 
 
@@ -30,7 +30,13 @@ def read(arguments: Sequence[str]) -> list[Row]:
     seen: set[str] = set()
     distinct = []
     for label, path in map(_labelled, arguments):
-        rows = _read(Path(path))
+        try:
+            rows = _read(Path(path))
+        except RecursionError:
+            text = (
+                "{path} has values nested hundreds deep, which chipwise never writes. Leave it out."
+            )
+            raise DataError("source-nested", text, path=path) from None
         for row in rows:
             name = (
                 row.label if label is None else label if len(rows) == 1 else f"{label} {row.label}"
@@ -78,6 +84,7 @@ class _Measured:
     """The fields of a training record that a comparison uses. docs/bench.md describes them."""
 
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    set: list = field(default_factory=list)
     devices: Mapping[str, Any] = field(default_factory=dict)
     seconds: Mapping[str, Any] = field(default_factory=dict)
     batch: int | None = None
@@ -130,7 +137,7 @@ def _record(stored: record.Record, path: Path) -> Row:
         seed=whole(measured.recipe, "seed"),
         steps=measured.timed_steps,
         speeds=tuple((start + each * (k + 1), run) for k, run in enumerate(speeds.runs)),
-        seconds=numbers(measured.seconds),
+        seconds=seconds(measured.seconds),
         complete=False,
     )
     versions = {"python": stored.machine.python, **stored.machine.versions}
@@ -148,25 +155,37 @@ def _record(stored: record.Record, path: Path) -> Row:
         repeats=(repeat,),
         notes=tuple(notes),
         **ran_on(measured.devices),
-        **identity({**measured.recipe, **own, "name": stored.name}, path),
+        **identity(
+            {**measured.recipe, **own, "name": stored.name, "source": {"set": measured.set}}, path
+        ),
     )
+
+
+def _shared(row: Row) -> dict[str, Any]:
+    """What the repeats of a row share: all but the seed and the duration."""
+    own = {name: getattr(row, name) for name in COMMON}
+    settings = {k: v for k, v in row.settings.items() if k.rpartition(".")[2] != "duration"}
+    return {**own, **row.columns, **settings, **own}  # in this order, and a column hides no field
 
 
 def _repeats(rows: list[Row], folder: Path) -> Row:
     """Records of one folder as one row. Raises `DataError` if their recipes or machines differ."""
     first = rows[0]
-    for row, name in itertools.product(rows[1:], COMMON):
-        a = getattr(first, name)
-        b = getattr(row, name)
-        if a != b:
-            field = "device" if name == "where" else name
+    shared = _shared(first)
+    for row in rows[1:]:
+        others = _shared(row)
+        for name in dict.fromkeys([*shared, *others]):
+            a = shared.get(name)
+            b = others.get(name)
+            if a == b:
+                continue
             raise DataError(
                 "records-differ",
                 "{folder}: {file} and {other} differ in {what} ({a}, {b}), so they are no "
                 "repeats. Name "
                 "the files.",
                 folder=folder,
-                what=field,
+                what="device" if name == "where" else name,
                 a=a,
                 b=b,
                 file=f"{first.label}.json",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,10 @@ from ..base import DataError, Fact, RunError, fact
 from ..base.figures import known
 from ..base.json_types import part
 from ..machine.fingerprint import stated as machine_of
-from ..run.folder.run_reader import BESIDE, StoredRun, metrics_of, read_run, stored_recipe
+from ..run.folder.run_reader import StoredRun, metrics_of, read_run, settings_in, stored_recipe
 from ..study.study_file import Study, read as read_study
 from .report.time_spent import intervals
-from .row import Repeat, Row, divergence, identity, numbers, ran_on, text, whole
+from .row import Repeat, Row, divergence, identity, origin, ran_on, seconds, text, whole
 
 _ROUNDING = 0.01  # seconds
 
@@ -82,7 +83,7 @@ def study_rows(folder: Path) -> list[Row]:
     for p in points:
         label = ", ".join(f"{k}={v}" for k, v in p.settings.items() if k in varied) or folder.name
         runs = {folder / run.run: run.diverged for run in p.runs.values()}
-        rows += _together(runs, label, fact("source-study", folder=str(folder), label=label))
+        rows += _together(runs, label, "source-study", folder)
     if not rows:
         text = "The runs of {folder} have no metrics yet. Type its chipwise sweep command again."
         raise DataError("study-no-metrics", text, folder=folder)
@@ -96,47 +97,52 @@ def folder_of_runs(folder: Path, runs: Sequence[Path]) -> list[Row]:
     """
     groups: dict[str, list[Path]] = {}
     for run in runs:
-        apart = ("seed", *BESIDE)
-        stored = {k: v for k, v in stored_recipe(run).items() if k not in apart}
-        groups.setdefault(json.dumps(stored, sort_keys=True), []).append(run)
+        stored = stored_recipe(run)
+        settings = {k: v for k, v in settings_in(stored).items() if k != "seed"}
+        model = [settings, origin(stored), stored.get("read")]
+        groups.setdefault(json.dumps(model, sort_keys=True), []).append(run)
     rows = []
     for members in groups.values():
         label = folder.name if len(groups) == 1 else members[0].name
-        source = fact("source-runs", folder=str(folder), label=label)
-        rows += _together(dict.fromkeys(members), label, source)
+        rows += _together(dict.fromkeys(members), label, "source-runs", folder)
     if not rows:
         raise RunError("runs-no-metrics", folder=folder, runs=len(runs))
     return rows
 
 
-def _together(folders: Mapping[Path, Any], label: str, source: Fact) -> list[Row]:
-    """Joins runs that differ in the seed into one row. `folders`: each run's divergence, by folder.
-    Returns no row if no run has metrics."""
-    rows = []
+def _together(folders: Mapping[Path, Any], label: str, code: str, within: Path) -> list[Row]:
+    """Joins runs that differ in the seed into one row, or one for each number of parameters.
+    Returns no row if no run has metrics. *Arguments:* `folders`: each run's divergence, by folder.
+    `code`: that of the rows' source, the folder `within`."""
+    sizes: dict[int | None, list[Row]] = defaultdict(list)
     notes = []
     for folder, diverged in folders.items():
         try:
-            rows.append(run_row(folder, diverged))
+            row = run_row(folder, diverged)
+            sizes[row.parameters].append(row)
         except RunError as error:
             notes.append(fact("run-left-out", why=str(error)))
-    if not rows:
-        return []
+    if len(sizes) == 2 and None in sizes:  # unknown, as of runs that are not over
+        sizes = {None: [row for rows in sizes.values() for row in rows]}
+    joined = []
+    for rows in sizes.values():
+        name = label if len(sizes) == 1 else rows[0].label
+        source = fact(code, folder=str(within), label=name)
+        joined.append(_joined(rows, notes, label=name, source=source))
+    return joined
+
+
+def _joined(rows: Sequence[Row], left_out: Sequence[Fact], **named: Any) -> Row:
+    """One row of runs. *Arguments:* `left_out`: notes of other runs. `named`: fields of the row."""
+    notes = [*left_out]
     first = next((row for row in rows if row.device is not None), rows[0])
     for row in rows:
         name = Path(row.repeats[0].name).name
         notes += [fact("note-of-run", run=name, note=note) for note in row.notes]
         if row.device is not None and (row.where, row.exact) != (first.where, first.exact):
             notes.append(fact("run-elsewhere", run=name, device=row.where, first=first.where))
-    return [
-        replace(
-            first,
-            label=label,
-            form="study",
-            source=source,
-            repeats=tuple(r for row in rows for r in row.repeats),
-            notes=tuple(notes),
-        )
-    ]
+    repeats = tuple(r for row in rows for r in row.repeats)
+    return replace(first, form="study", repeats=repeats, notes=tuple(notes), **named)
 
 
 def _repeat(run: StoredRun, diverged: Fact | None) -> Repeat:
@@ -151,13 +157,13 @@ def _repeat(run: StoredRun, diverged: Fact | None) -> Repeat:
         metrics_here = metrics_of(row)
         metrics |= metrics_here
         if scores := {k: v for k, v in metrics_here.items() if k.startswith("eval/")}:
-            seconds = {"seconds": s} if known(s := row.get("seconds")) and s else {}
-            evaluations.append({"step": step, **scores, **seconds})
+            wall = {"seconds": s} if known(s := row.get("seconds")) and s > 0 else {}
+            evaluations.append({"step": step, **scores, **wall})
     if (kept := run.kept) is not None:
         metrics |= next((e for e in evaluations if e["step"] == kept.step), {})
         metrics.pop("step", None)
         metrics.pop("seconds", None)
-    sections = numbers(part(result, "seconds"))
+    sections = seconds(part(result, "seconds"))
     logged = max((s for row in rows if known(s := row.get("seconds"))), default=0.0)
     # Resumed: these are of its last process alone
     if logged > sections.get("total", 0.0) + _ROUNDING:

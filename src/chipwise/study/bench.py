@@ -1,8 +1,8 @@
 """Measures how fast a recipe trains on this machine, and writes a record.
 
-The first steps are those of a fresh run. The record has their losses, so that `compare` can check
-that two records are of the same training before it compares speeds. Timed intervals follow. The
-host waits for the device only between them. There are no evaluations, checkpoints or logs.
+The first steps are those of a fresh run. The record has their losses, which two records of the same
+training share, and `compare` notes those that are not finite. Timed intervals follow. The host
+waits for the device only between them. There are no evaluations, checkpoints or logs.
 """
 
 from __future__ import annotations

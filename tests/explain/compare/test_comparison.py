@@ -16,6 +16,7 @@ from explain.comparisons import (
     by_label,
     compared,
     headline,
+    recipe,
     record,
     run,
     study,
@@ -60,6 +61,30 @@ def test_a_folder_of_records_is_one_row_with_repeats(tmp_path):
     record(tmp_path / "mine" / "other.json", batch=64)
     with refused(DataError, "records-differ", what="batch", a=256, b=64):
         read([str(tmp_path / "mine")])
+
+
+@pytest.mark.parametrize(
+    ("measured", "facts"),
+    [
+        ({"set": ["width=128"]}, {"what": "source.set.width", "a": None, "b": "128"}),
+        ({"described": recipe(ema=0.9)}, {"what": "ema", "a": None, "b": 0.9}),
+        (
+            {"described": recipe(task={"train": {"examples": 60000, "image": "uint8[64, 64]"}})},
+            {"what": "image", "a": "uint8[28, 28]", "b": "uint8[64, 64]"},
+        ),
+    ],
+)
+def test_records_of_other_settings_are_no_repeats(tmp_path, measured, facts):
+    record(tmp_path / "mine" / "0.json"), record(tmp_path / "mine" / "1.json", **measured)
+    with refused(DataError, "records-differ", **facts):
+        read([str(tmp_path / "mine")])
+
+
+def test_records_of_another_seed_or_length_are_repeats(tmp_path):
+    record(tmp_path / "mine" / "0.json")
+    longer = recipe(duration="2ep", seed=1)
+    record(tmp_path / "mine" / "1.json", described=longer, set=["duration=2ep", "seed=1"])
+    assert len(read([str(tmp_path / "mine")])[0].repeats) == 2
 
 
 def test_other_batches_are_compared_by_examples_alone(tmp_path):
@@ -168,6 +193,29 @@ def test_runs_of_one_fingerprint_are_the_same_to_the_bit(tmp_path):
     assert headline(compared(tmp_path / "x", tmp_path / "y"))[0] != "same-runs"
 
 
+def test_copies_of_a_run_are_one_sample(tmp_path):
+    """A run that was copied or repeated says nothing of another seed, but something of the speed."""
+    for copy in range(3):
+        ended(tmp_path / "a" / f"{copy}", "abc", accuracies=(0.9,))
+        ended(tmp_path / "b" / f"{copy}", "abd", accuracies=(0.8,), batch=64)
+    found = compared(tmp_path / "a", tmp_path / "b")
+    a, b = found["rows"]
+    assert (a["metric"]["n"], b["metric"]["n"], a["metric"]["values"]) == (1, 1, [0.9])
+    assert a["examples_per_second"]["n"] == a["wall_seconds"]["n"] == 3 and len(a["repeats"]) == 3
+    assert headline(found)[0] == "one-seed-each"
+    for seed in (1, 2):
+        ended(tmp_path / "a" / f"seed-{seed}", f"abc{seed}", seed, accuracies=(0.9 + 0.01 * seed,))
+        ended(tmp_path / "b" / f"seed-{seed}", f"abd{seed}", seed, accuracies=(0.8,), batch=64)
+    final = compared(tmp_path / "a", tmp_path / "b")["rows"][1]["metric"]
+    assert final["n"] == 3 and final["by_pairs"]
+    ended(tmp_path / "c", "abc", accuracies=(0.9,))
+    (
+        ended(tmp_path / "d" / "0", "abc", accuracies=(0.9,)),
+        ended(tmp_path / "d" / "1", "abc", accuracies=(0.9,)),
+    )
+    assert headline(compared(tmp_path / "c", tmp_path / "d"))[0] == "same-runs"
+
+
 def test_two_models_are_comparable_with_size_speed_and_cost(tmp_path):
     a, b = run(tmp_path / "small"), run(tmp_path / "large", (0.9, 0.98), name="larger", batch=128)
     result = json.loads((b / "result.json").read_text())
@@ -179,6 +227,23 @@ def test_two_models_are_comparable_with_size_speed_and_cost(tmp_path):
     assert (small["parameters"], large["parameters"]) == (250_698, 9_000_000)
     assert small["cost"] is None and 0.01 < large["cost"]["usd"] < 10  # 300 s at dollars an hour
     assert {"recipe", "parameters", "batch (global)"} <= {d["setting"] for d in found["differing"]}
+
+
+def test_what_was_set_differs_unless_the_recipe_says_so(tmp_path):
+    """A size that only `--set` names is listed, but not the rate, nor the file of an address's password."""
+    sources = [
+        {"recipe": "gpt2-124m", "set": [f"lr={rate}", f"width={width}", "seed=1", *more]}
+        for rate, width, *more in ((0.1, 64), (0.2, 128, "text=https://u:pw@host/a?sig=ABC"))
+    ]
+    a, b = (
+        run(tmp_path / name, source=source, optimizer={"optimizer": "adam", "lr": source["set"][0]})
+        for name, source in zip("ab", sources, strict=True)
+    )
+    found = compared(a, b, record(tmp_path / "c.json", set=["width=128"]))
+    values = {d["setting"]: d["values"] for d in found["differing"]}
+    assert {name for name in values if name.startswith("source")} == {"source.set.width", "source.set.text"}
+    assert values["source.set.width"] == {"a": "64", "b": "128", "c": "128"}
+    assert values["source.set.text"] == {"a": None, "b": "https://host/a", "c": None}
 
 
 def test_the_best_evaluation_counts_where_a_run_kept_it(tmp_path):
@@ -334,6 +399,20 @@ def test_the_wall_time_of_a_resumed_run_is_of_all_its_processes(tmp_path):
     (made / "result.json").write_text(json.dumps(result))
     (row, _) = compared(made, run(tmp_path / "other"))["rows"]
     assert row["wall_seconds"]["value"] == pytest.approx(300.0) and "train" not in row["seconds"]
+
+
+def test_wall_times_of_unknown_lengths_have_no_ratio(tmp_path):
+    for name, ends in (("a", (1, 2)), ("b", (3, 4))):
+        for seed, end in enumerate(ends):
+            run(tmp_path / name / f"{seed}", (0.9,) * end, seed=seed, duration=name)
+    (_, b) = compared(tmp_path / "a", tmp_path / "b")["rows"]
+    assert b["steps"] is None and b["wall_seconds"] and b["wall_ratio"] is None
+
+
+def test_a_target_asks_those_that_have_its_metric(tmp_path):
+    """A run that never evaluated it does not know which way it is better."""
+    one, other = seeds_of(tmp_path / "a", "eval/odd", 1.0, {"odd": "lower"}), run(tmp_path / "b")
+    assert compared(one, other, target="odd=1.0")["target"]["better"] == "lower"
 
 
 def test_a_run_that_is_not_over_has_no_final_metric(tmp_path):

@@ -61,6 +61,21 @@ def test_the_worst_the_best_and_the_confused(found):
     json.dumps(found, allow_nan=False)
 
 
+def test_a_prediction_that_is_no_number_is_the_worst(tmp_path):
+    def unsure(params, state, inputs):
+        logits = predict(params, state, inputs)
+        return jnp.where(logits[:, 1:2] == 5, jnp.nan, logits)  # of example 2, one of the best
+
+    found = gallery(trained(predict=unsure), on=cw.On(devices=1))
+    assert [tile["index"] for tile in found["worst"]][:3] == [2, 7, 3]
+    assert [tile["index"] for tile in found["best"]][:2] == [0, 6] and found["best"][-1]["index"] == 2
+    assert found["worst"][0]["probability"] is None
+    json.dumps(found, allow_nan=False)
+    whole(tmp_path)
+    document = report(tmp_path / "run", found)
+    assert "unknown" in render([*parts(document)], document)
+
+
 def test_the_page_shows_it_and_fetches_nothing(found, tmp_path):
     whole(tmp_path)
     document = report(tmp_path / "run", found)

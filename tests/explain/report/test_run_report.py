@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import chipwise as cw
 import run_folders as runs
 import tasks
+from chipwise.explain.report.report_parts import parts
 from chipwise.explain.report.run_report import report
 from chipwise.explain.report.stored_settings import rebuilt
 from chipwise.recipe.described import described_rows as settings_of
@@ -487,6 +488,45 @@ def test_an_early_end_says_so_and_repeats_itself(tmp_path):
     assert how(document, "next-evaluate").split()[3:] == ["--best"]
     for damaged in ({**BEST, "step": "x"}, {**BEST, "step": 10**400}, {"metric": 3}, [], 7):
         assert whole(tmp_path / f"{id(damaged)}", rows, best=damaged)["best"] is None
+
+
+def test_numbers_that_are_not_finite_are_no_json(tmp_path):
+    rows = runs.usual(160)
+    devices = {"count": math.inf, "parameters": math.nan}
+    document = whole(tmp_path, rows, devices=devices, recipe={"batch": math.nan, "replicas": math.inf})
+    json.dumps(document, allow_nan=False)
+    assert document["speed"]["batch"] is document["speed"]["replicas"] is None
+
+
+@pytest.mark.parametrize("seconds", [0, 1.0, -5.0])
+def test_rows_of_less_time_than_their_training_divide_by_no_zero(tmp_path, seconds):
+    made = runs.write(tmp_path / "run", [runs.timed(10, seconds=seconds), runs.timed(20, seconds=seconds)])
+    document = report(made)
+    time = document["seconds"]
+    assert time["total"] == pytest.approx(sum(time["parts"].values())) and time["total"] == 4.0
+    assert [*parts(document)]
+
+
+def test_rows_without_any_time_were_not_timed(tmp_path):
+    document = report(runs.write(tmp_path / "run", [runs.row(10, 0, train_loss=1.0)]))
+    assert document["seconds"] is None and [*parts(document)]
+
+
+def test_commands_have_no_secret_of_an_address(tmp_path):
+    secret = "https://u:pw@host/pack?sig=ABC"
+    origin = {"data": secret, "eval_data": secret, "from": secret, "set": [f"text={secret}"]}
+    text = json.dumps(whole(tmp_path, recipe={"source": {"recipe": "digits", **origin}}))
+    assert text.count("https://host/pack") >= 4 and "u:pw" not in text and "ABC" not in text
+
+
+@pytest.mark.parametrize("typed", [".", "inside/.."])
+def test_a_run_that_is_the_working_directory_is_repeated_beside_it(tmp_path, monkeypatch, typed):
+    rows = runs.usual()
+    source = {"recipe": "digits", "set": []}
+    made = runs.write(tmp_path / "run", rows, runs.finished(rows), source=source)
+    (made / "inside").mkdir()
+    monkeypatch.chdir(made)
+    assert how(report(typed), "next-repeat") == f"chipwise train digits --simulate 2 --run {made}-again"
 
 
 def test_the_best_of_an_unfinished_run_is_that_of_its_rows(tmp_path):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base import RecipeError, near, plain
-from ...recipe.direction import judged
+from ...recipe.direction import bare, judged
 from ...study.goal import Goal
 from ...study.stats import Spread, difference, paired
 from ..row import Repeat, Row
@@ -70,7 +70,7 @@ def document(
     if len(rows) < 2 and not (rows and rows[0].form == "study"):
         raise RecipeError("compare-alone", labels=[row.label for row in rows])
     runs = [r for row in rows for r in row.sound]
-    goal = target and Goal.parse(target, better, *(r.better for r in runs))
+    goal = target and Goal.parse(target, better, *_directions(runs, target))
     times = times_to(rows, goal) if goal else [None] * len(rows)
     speeds = {row.label: examples_per_second(row) for row in rows}
     base = _baseline(rows, speeds, baseline)
@@ -136,6 +136,7 @@ def _figures(
     speed = speeds[row.label]
     wall = wall_seconds(row)
     time = times[0]
+    alike = _length(row) is not None and _length(row) == _length(base)
 
     def against(mine: Figure | None, other: Figure | None):
         return None if row is base or mine is None or other is None else ratio(mine, other)
@@ -147,7 +148,7 @@ def _figures(
         # whether its interval leaves out the variation between runs
         "within_one_run": sum(bool(r.speeds) for r in row.sound) == 1,
         "wall_seconds": wall,
-        "wall_ratio": against(wall, wall_seconds(base)) if _length(row) == _length(base) else None,
+        "wall_ratio": against(wall, wall_seconds(base)) if alike else None,
         "seconds": _sections(row),
         "cost": cost(row, wall),
         "target": time,
@@ -179,6 +180,12 @@ def _baseline(rows: Sequence[Row], speeds: dict[str, Figure | None], label: str 
     labels = [row.label for row in rows]
     text = "--baseline {label:plain}: no such row.{near:near} Rows: {rows:list}."
     raise RecipeError("baseline-unknown", text, label=label, near=near(label, labels), rows=labels)
+
+
+def _directions(runs: Sequence[Repeat], target: str) -> list[Mapping[str, str]]:
+    """The better values of metrics, as each run states them that has the target's metric."""
+    metric = bare(target.rpartition("=")[0].strip()) or "accuracy"
+    return [r.better for r in runs if metric in map(bare, r.metrics)]
 
 
 def _length(row: Row) -> int | None:
@@ -234,9 +241,12 @@ def _final(row: Row, base: Row, metric: str | None) -> dict[str, Any] | None:
 
 def _finals(row: Row, metric: str | None) -> list[tuple[Any, float]]:
     """Pairs of a repeat's key and its value. The key is the seed, or the folder's name if the seeds
-    of a study's row are alike, as in folds."""
-    alike = len({r.seed for r in row.sound}) < len(row.sound) and row.form == "study"
-    finals = [r for r in row.sound if r.complete and metric and metric in r.metrics]
+    of a study's row are alike, as in folds. Runs of one fingerprint are one."""
+    runs: dict[str, Repeat] = {}
+    for r in row.sound:
+        runs.setdefault(r.fingerprint or r.name, r)
+    alike = len({r.seed for r in runs.values()}) < len(runs) and row.form == "study"
+    finals = [r for r in runs.values() if r.complete and metric and metric in r.metrics]
     return [(Path(r.name).name if alike else r.seed, r.metrics[metric or ""]) for r in finals]
 
 

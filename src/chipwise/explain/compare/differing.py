@@ -9,6 +9,7 @@ from typing import Any
 from ..row import COMMON, Row
 
 _WORDS = {"batch": "batch (global)", "where": "device"}
+_ORIGIN = "source."
 
 
 @dataclass(frozen=True)
@@ -22,21 +23,28 @@ class Differing:
 
 def differing(rows: Sequence[Row]) -> list[Differing]:
     """The differences, most important first. Recipe settings are compared only between rows that
-    store them."""
+    store them. Where a recipe comes from is no difference of its own if it sets one that is."""
     settings = []
     for name in COMMON:
         stating = [row for row in rows if name != "where" or row.device is not None]
         values = {row.label: v for row in stating if (v := getattr(row, name)) is not None}
-        settings.append(Differing(_WORDS.get(name, name), values))
+        settings.append(Differing(name, values))
     stored = [row for row in rows if row.settings]  # a setting that one row lacks differs too
     for part in ("columns", "settings"):
         for name in dict.fromkeys(key for row in stored for key in getattr(row, part)):
-            values = {row.label: getattr(row, part).get(name) for row in stored}
+            stating = [r for r in stored if name != "source.recipe" or name in r.settings]
+            values = {row.label: getattr(row, part).get(name) for row in stating}
             settings.append(Differing(name, values))
     for name in dict.fromkeys(key for row in rows for key in row.versions):
         values = {row.label: row.versions[name] for row in rows if name in row.versions}
         settings.append(Differing(f"version of {name}", values))
-    return [d for d in settings if len({str(v) for v in d.values.values()}) > 1]
+    settings = [d for d in settings if len({str(v) for v in d.values.values()}) > 1]
+    own = {d.setting.rpartition(".")[2] for d in settings if not d.setting.startswith(_ORIGIN)}
+    return [
+        Differing(_WORDS.get(d.setting, d.setting), d.values)
+        for d in settings
+        if not (d.setting.startswith(_ORIGIN) and d.setting.rpartition(".")[2] in own)
+    ]
 
 
 def same_device(row: Row, other: Row) -> bool:

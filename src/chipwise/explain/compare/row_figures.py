@@ -125,7 +125,7 @@ def ratio(a: Figure, b: Figure) -> Difference:
 
 def same_bits(row: Row, other: Row) -> bool:
     """Whether all runs of two rows are over, and both rows have the same fingerprints."""
-    mine, others = (sorted(r.fingerprint or "" for r in one.repeats) for one in (row, other))
+    mine, others = ({r.fingerprint for r in one.repeats} for one in (row, other))
     return mine == others and all(mine)
 
 

@@ -17,6 +17,7 @@ from ...data.sources import take
 from ...deploy.inputs import name_of
 from ...deploy.model import Trained
 from ...deploy.predictions import predict
+from ...run.folder.run_reader import number
 from ...run.on import ALL, On
 
 SIDE = 96  # pixels; smaller images are magnified by an integer
@@ -35,8 +36,8 @@ def gallery(model: Trained, on: On = ALL) -> dict[str, Any]:
     - `confused`: pairs of classes, the most frequent first. A pair has `actual`, `predicted`, its
       `count` and its worst `tiles`.
 
-    A tile has `index`, `name`, `actual`, `predicted`, the `probability` of the actual class, and
-    `image`, a PNG as a data URL, or `None`.
+    A tile has `index`, `name`, `actual`, `predicted`, the `probability` of the actual class, `None`
+    for NaN, and `image`, a PNG as a data URL, or `None`.
 
     Raises `RecipeError` if the model is no classifier or the data has no labels, and `DataError`.
     """
@@ -48,7 +49,7 @@ def gallery(model: Trained, on: On = ALL) -> dict[str, Any]:
         raise RecipeError("gallery-no-classes", recipe=model.recipe.name)
     predicted = predictions.labels
     sure = predictions.probabilities[np.arange(len(data)), actual]
-    order = np.argsort(sure, kind="stable")
+    order = np.argsort(np.nan_to_num(sure, nan=-1.0), kind="stable")  # NaN is the worst
     wrong = [(int(actual[i]), int(predicted[i]), i) for i in order if actual[i] != predicted[i]]
     counts = Counter(pair[:2] for pair in wrong)
     pairs = sorted(counts, key=lambda pair: (-counts[pair], pair))[:PAIRS]
@@ -69,7 +70,7 @@ def gallery(model: Trained, on: On = ALL) -> dict[str, Any]:
                 "name": one_line(called(int(i))),
                 "actual": name(int(actual[i])),
                 "predicted": name(int(predicted[i])),
-                "probability": float(sure[i]),
+                "probability": number(float(sure[i])),
                 "image": pictures[int(np.searchsorted(shown, i))] if pictures else None,
             }
             for i in indices

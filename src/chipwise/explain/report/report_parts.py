@@ -10,7 +10,15 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ...base.figures import counted, duration as seconds, figure, known, share, sparkline
+from ...base.figures import (
+    counted,
+    duration as seconds,
+    figure,
+    known,
+    or_unknown,
+    share,
+    sparkline,
+)
 from ..charts import CHARTS, LOG_FROM, Trace, metric_names, metric_panels, panel, spread_out
 from ..terminal import Document, Part, Tiles, Title, grid, table, texts
 from .time_spent import PARTS
@@ -171,7 +179,7 @@ def _predictions(found: Document) -> Iterator[Part]:
     many = f"{found['examples']:,}"
     yield f"{right} of {many} examples are right, with the parameters of step {found['steps']:,}."
     rows = [
-        (kind, one["name"], one["actual"], one["predicted"], share(one["probability"]))
+        (kind, one["name"], one["actual"], one["predicted"], or_unknown(share)(one["probability"]))
         for kind in ("worst", "best")
         for one in found[kind]
     ]

@@ -26,6 +26,7 @@ from ...run.folder.run_reader import (
     read_run,
 )
 from ...study.study_file import FILE
+from ..row import shown
 from ..terminal import heading
 from .findings import divergence, learned, slow
 from .planned_speed import of_plan
@@ -252,7 +253,7 @@ def _devices(run: StoredRun) -> dict[str, Any] | None:
     stored = _of_the_machine(run, "devices")
     if not isinstance(stored, dict):
         return None
-    plain = {k: v for k, v in stored.items() if not isinstance(v, dict | list)}
+    plain = {k: shown(v) for k, v in stored.items() if not isinstance(v, dict | list)}
     return {one_line(k): one_line(v) if isinstance(v, str) else v for k, v in plain.items()}
 
 

@@ -5,6 +5,7 @@ Stored text is data. None of it is executed.
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from ...recipe.direction import named
 from ...recipe.duration import Clock
 from ...recipe.schedules import Schedule, as_typed, from_json
 from ...run.folder.run_reader import StoredRun, number
+from ..row import shown
 
 _RATES = ("lr", "learning_rate")
 _POINTS = 240  # of a curve: enough for any screen
@@ -62,8 +64,8 @@ def curve(stored: Mapping[str, Any], clock: Clock | None) -> dict[str, Any]:
 
 
 def command(*words: str) -> str:
-    """Words as a shell command, quoted if needed."""
-    return shlex.join(one_line(word) for word in words)
+    """Words as a shell command, quoted if needed. Addresses are `shown`."""
+    return shlex.join(one_line(shown(word)) for word in words)
 
 
 def typed(run: StoredRun, setting: str | None = None) -> str | None:
@@ -92,7 +94,7 @@ def next_commands(
     """The next commands to type, in order. A run that diverged would diverge again, so its command
     has a `lower` rate, such as `lr=0.1`, if known."""
     path = command(str(run.path))
-    again = command(f"{run.path}-again")
+    again = command(f"{os.path.abspath(run.path)}-again")  # also of "." and ".."
     recipe = typed(run)
     kept = run.kept
     if recipe is None:

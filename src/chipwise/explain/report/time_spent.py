@@ -11,6 +11,7 @@ import numpy as np
 from ...base import Fact, fact
 from ...base.json_types import part
 from ...run.folder.run_reader import StoredRun, number
+from ..row import whole
 
 PARTS = {
     "start": "starting",
@@ -52,9 +53,9 @@ class Speed:
     share_of_peak: float | None
     of: str
     """The source: result.json or metrics.jsonl."""
-    batch: Any
+    batch: int | None
     """The global batch."""
-    replicas: Any
+    replicas: int | None
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,9 @@ def intervals(run: StoredRun) -> list[Interval]:
     logged = 0
     began = -1
     for row in run.rows:
-        rate = number(row.get("steps_per_second"))
-        examples = number(row.get("examples_per_second"))
-        if rate is None or rate <= 0 or examples is None or row["step"] <= logged:
+        rate = number(row.get("steps_per_second")) or 0.0
+        examples = number(row.get("examples_per_second")) or 0.0
+        if min(rate, examples) <= 0 or row["step"] <= logged:
             continue
         step = row["step"]
         begin = max(b for b in begins if b < step)
@@ -98,7 +99,7 @@ def intervals(run: StoredRun) -> list[Interval]:
 def speed(run: StoredRun, timed: Sequence[Interval]) -> Speed | None:
     """The speed from result.json, otherwise from the rows. Leaves out the warm-up if other
     intervals exist. Returns `None` if nothing was timed."""
-    beside = {"batch": run.recipe.get("batch"), "replicas": run.recipe.get("replicas")}
+    beside = {name: whole(run.recipe, name) for name in ("batch", "replicas")}
     stored = part(run.result, "speed")
     if (median := number(stored.get("examples_per_second")) or 0.0) > 0:
         quartiles = stored.get("examples_per_second_quartiles")
@@ -130,12 +131,15 @@ def spent(run: StoredRun, timed: Sequence[Interval]) -> TimeSpent | None:
         covers = fact("covers-finishing-process", step=last + 1) if last else fact("covers-run")
     elif everything is not None:
         train = sum(i.seconds for i in timed)
-        wait = sum(i.seconds * (i.waited or 0.0) for i in timed)
+        waited = sum(i.seconds * (i.waited or 0.0) for i in timed)
+        wait = min(max(waited, 0.0), train)
         parts = {"train": train - wait, "wait_data": wait, "rest": max(everything - train, 0.0)}
-        total = everything
+        total = max(everything, train)
         of = "metrics.jsonl"
         covers = fact("covers-rows")
     else:
+        return None
+    if total <= 0:
         return None
     parts = {name: round(value, 4) for name, value in parts.items() if value > 0}
     return TimeSpent(parts, round(total, 4), covers, of, max(len(run.starts), 1), everything)
