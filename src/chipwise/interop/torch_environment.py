@@ -346,49 +346,13 @@ def _with_functions(torch: Any, torchax: Any) -> Any:
     return Environment
 
 
-def _with_buffers(torch: Any, torchax: Any) -> Any:
-    """The class above, in which float32 buffers of a net in half precision keep their digits. They
-    have an attribute `wide`, as what is made of them alone, and are cast where they meet halves: so
-    they widen nothing. What is cast to a type on purpose has it."""
-    pytree = torch.utils._pytree
-    base: Any = _with_functions(torch, torchax)
-
-    class Environment(base):
-        def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-            leaves = pytree.tree_leaves((args, kwargs))
-            held = [x for x in leaves if isinstance(x, self.kinds) and x.dtype.is_floating_point]
-            wide = [x for x in held if getattr(x, "wide", False)]
-            if not wide:
-                return super().dispatch(func, types, args, kwargs)
-            if func is torch.Tensor.float:
-                return self.j2t_iso(wide[0].jax())
-            halves = [x.dtype for x in held if x.dtype.itemsize < 4]
-            name = getattr(getattr(func, "overloadpacket", func), "__name__", "")
-            if halves and not name.endswith("_"):  # which writes into the first
-                own = {id(x) for x in wide}
-                args, kwargs = pytree.tree_map_only(
-                    self.kinds,
-                    lambda x: self._to_copy(x, halves[0], None) if id(x) in own else x,
-                    (args, kwargs),
-                )
-            result = super().dispatch(func, types, args, kwargs)
-            if any(isinstance(x, torch.dtype) for x in leaves):
-                return pytree.tree_map_only(self.kinds, lambda x: self.j2t_iso(x.jax()), result)
-            for x in pytree.tree_leaves(result) if len(wide) == len(held) else ():
-                if isinstance(x, self.kinds):
-                    x.wide = x.dtype == torch.float32
-            return result
-
-    return Environment
-
-
 def _class(torch: Any, torchax: Any) -> Any:
     """The class above, which can be entered, knows what is drawn, and leaves out layers by it."""
     pytree = torch.utils._pytree
     less = {torch.ops.aten.lt.Scalar: operator.lt, torch.ops.aten.le.Scalar: operator.le}
     asks = (torch.Tensor.item, torch.Tensor.__bool__)
     reads = (torch.Tensor.item, torch.ops.aten._local_scalar_dense.default)
-    base: Any = _with_buffers(torch, torchax)
+    base: Any = _with_functions(torch, torchax)
 
     class Environment(base):
         inside: bool

@@ -146,13 +146,9 @@ class Traced:
         trained = flattened(params, ".")
         floats = [p.dtype for p in trained.values() if jnp.issubdtype(p.dtype, jnp.floating)]
         fixed = {n: _narrowed(b) for n, b in self.buffers.items() if n not in self.moving}
-        wide = set()
         for name, value in fixed.items():
-            dtype = floats[0] if floats and jnp.issubdtype(value.dtype, jnp.floating) else None
-            if dtype is not None and dtype.itemsize < value.dtype.itemsize == 4:
-                wide.add(name)
-                dtype = None
-            fixed[name] = jnp.asarray(value, dtype)
+            narrow = floats and jnp.issubdtype(value.dtype, jnp.floating)
+            fixed[name] = jnp.asarray(value, floats[0] if narrow else None)
         with (
             self._running(key, given),
             flags(self.module, train),
@@ -160,8 +156,6 @@ class Traced:
             unchanged(self.module),
         ):
             held = self.wrapped({**trained, **fixed, **flattened(state, ".")})
-            for name in wide:
-                held[name].wide = True
             with self._traceable(self.name), aliased(self.module, held):
                 wrapped = self.wrapped(given)
                 outputs = self._torch.func.functional_call(self.module, held, *wrapped)
