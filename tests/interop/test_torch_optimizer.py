@@ -13,7 +13,7 @@ import tasks
 from chipwise.recipe.duration import Clock
 from chipwise.recipe.schedules import from_json, tabulated
 from chipwise.recipe.task import by_path
-from chipwise.step.state import abstract_state
+from chipwise.step.state import abstract_state, refuse_part
 from refusals import refused
 
 torch = pytest.importorskip("torch")
@@ -268,11 +268,14 @@ def test_an_optimizer_of_a_part_without_a_module_is_refused_in_use():
     part = cw.torch.optimizer(torch.optim.SGD(module[2].parameters(), lr=0.1))
 
     def begun(optimizer, task=task, **more):
-        return abstract_state(cw.Recipe(task=task, batch=8, duration="2st", optimizer=optimizer, **more))
+        recipe = cw.Recipe(task=task, batch=8, duration="2st", optimizer=optimizer, **more)
+        refuse_part(recipe, abstract_state(recipe).params)
 
     for optimizer in (part, part.replace(lr=cw.one_cycle(0.2)), part.held(Clock(16, 8, 2))):
         with refused(cw.errors.RecipeError, "torch-optimizer-part", held=10, trained=26):
             begun(optimizer)
+    with refused(cw.errors.RecipeError, "torch-optimizer-part"):
+        begun(cw.recipe.grouped(part, {"*bias": {"lr": 2}}))
     begun(part, frozen=("0/*",))
     begun(cw.torch.optimizer(torch.optim.SGD(module.parameters(), lr=0.1)))
     begun(part, tasks.quick().task)  # its numbers alone, for a net that is not PyTorch's

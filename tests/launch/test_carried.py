@@ -101,7 +101,13 @@ def test_the_plan_s_own_packages_are_not_replaced():
     for spec in ("jax==0.11.0", "Orbax_Checkpoint", "chipwise[tpu]", "libtpu"):
         with refused(RecipeError, "launch-also-planned", also=spec):
             check_also(["torch", spec])
-    check_also(["jaxtyping", "git+https://example.org/jax"])
+    check_also(["jaxtyping", "git+https://example.org/jax", f"numpy=={metadata.version('numpy')}"])
+
+
+def test_what_every_job_pins_may_come_from_anywhere(monkeypatch):
+    monkeypatch.setattr(carried, "_owners", lambda: {"numpy": ["numpy"]})
+    monkeypatch.setattr(carried.metadata, "distribution", lambda name: pytest.fail(name))
+    assert carried.requirements({"numpy"}, []) == []
 
 
 def test_data_on_this_machine_is_a_whole_path(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
@@ -141,6 +141,8 @@ class RemoteFile:
     """The digest, if a manifest states it."""
     version: tuple[str, ...] = ()
     """Marks that change with the file, such as its ETag."""
+    beside: bool = False
+    """Whether the entry is the same without the file, as that of an earlier version is."""
 
 
 def _fetched(url: _Url, files: list[RemoteFile], entry: Path) -> bool:
@@ -372,7 +374,7 @@ class _Url:
                 ) from error
         for name in beside:
             if (info := self._if_there(name, self.fs.info)) is not None:
-                files.append(self._file(f"{self.name}/{name}", info))
+                files.append(replace(self._file(f"{self.name}/{name}", info), beside=True))
         return files
 
     def _if_there(self, name: str, do: Callable[[str], T]) -> T | None:
@@ -487,7 +489,8 @@ def _gone(error: BaseException | None) -> bool:
 
 
 def _version(files: list[RemoteFile]) -> str:
-    known = [[file.name, file.nbytes, file.sha256, file.version] for file in files]
+    whole = (file for file in files if not file.beside)
+    known = [[file.name, file.nbytes, file.sha256, file.version] for file in whole]
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:12]
 
 

@@ -189,25 +189,31 @@ def recipe_of(run: StoredRun, recipe: str | None = None, data: str | None = None
 
 
 def _wherever_its_data_is(run: StoredRun, recipe: str | None = None) -> Recipe:
-    """`recipe_of`, also if its data is missing: with the run's descriptions of its packs, or
-    without data if it had no pack. Raises `DataError` if the descriptions do not suffice."""
+    """`recipe_of`, also if its data is missing: with the run's descriptions of its packs, else
+    without data. Raises `DataError` if the model needs more of a pack than its description."""
     try:
         return recipe_of(run, recipe)
     except DataError as missing:
         source, packs = run.source or {}, run.recipe.get("packs")
         alone = {**run.recipe, "source": {**source, "eval_data": None}}
-        if not isinstance(packs, dict) or not source.get("data"):
-            alone["source"]["data"] = None
-            return recipe_of(replace(run, recipe=alone), recipe)
-        with tempfile.TemporaryDirectory() as place:
-            for split in ("train", "eval"):
-                if isinstance(pack := packs.get(split), dict):
-                    (folder := Path(place, split)).mkdir()
-                    (folder / MANIFEST).write_text(render(pack), encoding="ascii")
+        if isinstance(packs, dict) and source.get("data"):
             try:
-                return recipe_of(replace(run, recipe=alone), recipe, place)
-            except DataError:
-                raise missing from None
+                return _of_descriptions(replace(run, recipe=alone), recipe, packs)
+            except (DataError, RecipeError) as error:
+                if error.code == "tokens-without-end":  # the model has that token's number
+                    raise missing from None
+        alone["source"]["data"] = None
+        return recipe_of(replace(run, recipe=alone), recipe)
+
+
+def _of_descriptions(run: StoredRun, recipe: str | None, packs: dict[str, Any]) -> Recipe:
+    """`recipe_of` with a folder that has only the descriptions of `packs`, by split."""
+    with tempfile.TemporaryDirectory() as place:
+        for split in ("train", "eval"):
+            if isinstance(pack := packs.get(split), dict):
+                (folder := Path(place, split)).mkdir()
+                (folder / MANIFEST).write_text(render(pack), encoding="ascii")
+        return recipe_of(run, recipe, place)
 
 
 def _without_data(described: dict[str, Any]) -> dict[str, Any]:

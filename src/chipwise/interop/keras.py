@@ -175,9 +175,17 @@ def _holding(keras: Any, model: Any, names: dict[int, str]) -> Iterator[None]:
 @contextlib.contextmanager
 def _in_half(keras: Any, model: Any, weights: Iterable[Any]) -> Iterator[None]:
     """A context in which layers compute in half precision if `weights` have it, as under Keras'
-    mixed policy. By the policy float32 they would cast the weights back."""
+    mixed policy. By the policy float32 they would cast the weights back. Those that end in softmax
+    or sigmoid stay in float32, as Keras advises for a model's last layer."""
     halves = {w.dtype.name for w in weights} & {"bfloat16", "float16"}
-    layers = [one for one in model._flatten_layers() if halves and one.compute_dtype == "float32"]
+    ends = (keras.activations.softmax, keras.activations.sigmoid)
+    layers = [
+        one
+        for one in model._flatten_layers()
+        if halves
+        and one.compute_dtype == "float32"
+        and getattr(one, "activation", None) not in ends
+    ]
     before = [layer._dtype_policy for layer in layers]
     try:
         for layer in layers:

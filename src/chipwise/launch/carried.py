@@ -21,6 +21,13 @@ from ..base import RecipeError, invalid
 from ..base.files import read_regular
 from ..machine import host_facts
 
+PINNED = ("jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+"""Packages that a job installs in the versions it was planned with, beside chipwise, jax and
+libtpu."""
+
+PLANNED = ("chipwise", "jax", "libtpu", *PINNED)
+"""Packages that a job has in the versions that are here, with which it is planned."""
+
 Carried = dict[str, bytes]
 """Files by their path in the job's folder."""
 
@@ -144,7 +151,7 @@ def requirements(names: set[str], also: Sequence[str]) -> list[str]:
         packages = owners.get(name, [])
         if any(_installs(wanted, {name, *packages}) for wanted in also):
             continue
-        for package in packages:
+        for package in (one for one in packages if package_in(one) not in PLANNED):
             installed = metadata.distribution(package)
             if origin := installed.read_text("direct_url.json"):  # not by its version
                 raise RecipeError(

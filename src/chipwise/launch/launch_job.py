@@ -14,13 +14,7 @@ from ..chips.targets import Target
 from ..data.remote import is_url, local
 from ..machine.host_facts import installed
 from ..recipe.described import title_of_file
-from .carried import Carried, package_in
-
-PINNED = ("jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-"""Packages that a job installs in the versions it was planned with, beside chipwise, jax and
-libtpu."""
-
-PLANNED = ("chipwise", "jax", "libtpu", *PINNED)
+from .carried import PINNED, PLANNED, Carried, package_in
 
 _SLURM = re.compile(r"[\w.,@+-]+", re.ASCII)
 # `scancel` is given the job's name, and `tail` that of the log
@@ -123,7 +117,8 @@ def packages(
 def check_also(also: Sequence[str]) -> None:
     """Raises `RecipeError` if the user asks for another version of what the plan is of."""
     for one in also:
-        if (package := package_in(one)) in PLANNED:
+        package = package_in(one)
+        if package in PLANNED and one.partition("==")[2] != installed(package):
             raise RecipeError("launch-also-planned", also=one, package=package)
 
 

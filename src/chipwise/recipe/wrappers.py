@@ -75,6 +75,10 @@ class grouped(Optimizer):
         return self.inner.usual_rates
 
     @property
+    def held_values(self) -> int | None:  # type: ignore[override]
+        return self.inner.held_values
+
+    @property
     def rate_power(self) -> float | None:  # type: ignore[override]
         return self.inner.rate_power
 

@@ -105,7 +105,7 @@ def resident(source: Source, limit: int | None, feed: str = "auto") -> bool:
 def positions(recipe: Recipe, source: Any, step: int, count: int) -> np.ndarray:
     """The indices in `source`, which is from `by_epoch`, of `count` examples that are trained after
     `step` steps. Those of a `Drawn` are its positions."""
-    first, examples = step * recipe.batch, recipe.clock.examples
+    first, examples = step * recipe.batch, len(source)
     rows = order.indices(recipe.seed, first, first + count, examples)
     if isinstance(source, Drawn):
         rows = rows + np.arange(first, first + count) // examples * examples

@@ -184,7 +184,6 @@ def init_state(
     whole = replaced(jax.tree.map(jnp.asarray, pair[0]), given)
     params, frozen = split(whole, recipe.held, state, recipe.adapters, key)
     frozen, state = as_data((frozen, state))
-    _refuse_part(recipe, params)
     flat = flat_of(recipe, params)
     moments = recipe.optimizer.init(flat.pack(params) if recipe.optimizer.elementwise else params)
     if recipe.optimizer.elementwise and has_keys(moments):
@@ -206,7 +205,7 @@ def init_state(
     )
 
 
-def _refuse_part(recipe: Recipe, params: Tree) -> None:
+def refuse_part(recipe: Recipe, params: Tree) -> None:
     """Raises `RecipeError` if PyTorch's optimizer holds fewer parameters than the task trains."""
     held = recipe.optimizer.held_values
     trained = sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -266,20 +266,21 @@ ROWS = {"x": np.arange(100, dtype=np.float32), "label": RARE}
 @pytest.mark.parametrize(
     "source",
     [
-        cw.Arrays(**ROWS),
+        cw.Arrays(**ROWS, classes=2),
         cw.data.Renamed(cw.Arrays(**ROWS), ("common", "rare")),
-        cw.data.Lazy(100, cw.Arrays(**ROWS).spec, lambda: ROWS),
+        cw.data.Lazy(100, cw.Arrays(**ROWS).spec, lambda: ROWS, classes=2),
         [{"x": x, "label": label} for x, label in zip(ROWS["x"], RARE, strict=True)],
         cw.Arrays(x=ROWS["x"], label=RARE.astype(np.float32)),
+        cw.Arrays(**ROWS),
     ],
-    ids=["arrays", "renamed", "lazy", "list", "values"],
+    ids=["arrays", "renamed", "lazy", "list", "values", "numbers"],
 )
-def test_a_share_of_an_object_is_of_each_class_or_said_not_to_be(source, tmp_path):
+def test_a_share_of_an_object_is_of_each_class_or_said_not_to_be(source, tmp_path, request):
     job = Packing(source, tmp_path / "out", split=0.1)
     told = [one for one in job.listing.told if one.code.startswith("split-")]
     job.run()
     held = PackedFolder(tmp_path / "out", "eval")
-    if isinstance(source, list) or source.spec["label"].dtype.kind == "f":
+    if request.node.callspec.id in ("list", "values", "numbers"):
         assert told == [fact("split-of-all", train=90, eval=10)]
     else:
         assert told == [fact("split-of-each", classes=2, train=[9, 81], eval=[1, 9])]

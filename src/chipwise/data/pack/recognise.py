@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...base import DataError
-from ...recipe.source import kind_of, unmasked
+from ...recipe.source import kind_of, number_of_classes, unmasked
 from .. import remote
 from ..class_names import Renamed, joined, names_of, unjoined
 from ..folder import TARS, list_tar, walk
@@ -90,7 +90,8 @@ def from_objects(sources: Any, settings: PackSettings) -> Listing:
             told.append(numbered)
         classes = classes or own_classes
         column = _column(source)
-        if settings.split is not None and column is not None:  # which is then of each class
+        stated = classes or number_of_classes(source)
+        if settings.split is not None and stated and column is not None:  # of each class then
             labels = {"label": column}
         splits[split] = _of_object(source, labels)
     origin = "names=" if names else "the source"

@@ -137,7 +137,7 @@ class Sending:
             run = read_run(self.run)
             start = run.starts[-1] if run.starts else {}
             settings = {
-                **run.recipe,
+                **{name: value for name, value in run.recipe.items() if name != "packs"},
                 **{name: start.get(name) for name in ("devices", "machine", "host")},
             }
             # Of a study, its point's and its seed's

@@ -35,6 +35,7 @@ from .run_reader import (
     read_ledger,
     read_processes,
     sha_of,
+    without_portions,
 )
 
 
@@ -197,7 +198,9 @@ class Ledger:
         heads, rows = stored.heads, stored.rows
         since = [stored.head(self._begin + 1), *(h for h in heads if h["from"] > self._begin)]
         other = any(
-            one["computed"] != now["computed"] or any(changed_data(one["data"], now["data"]))
+            one["computed"] != now["computed"]
+            or any(changed_data(one["data"], now["data"]))
+            or without_portions(one["data"]) != without_portions(now["data"])
             for one in since
         )
         if other:

@@ -59,6 +59,7 @@ NAMES = (
     "recipe.json",
     KERNELS,
 )
+_MOST_DESCRIBED = 1 << 23  # characters of packs in recipe.json, which is read whole
 MOST_MEDIA = 1 << 26  # bytes of all texts and pictures of a run
 _SECONDS = 10.0  # between flushes of the TensorBoard file, each of which waits for the disk
 
@@ -379,7 +380,9 @@ def recorded(recipe: Recipe) -> dict[str, Any]:
     known = {"source": recipe.source, "classes": names_in(recipe.task)}
     more = {"texts": recipe.task.known_texts, "read": dict(recipe.task.read)}
     more["readings"] = plain(readings(recipe.task))
-    more["packs"] = packs(recipe.task)
+    described = packs(recipe.task)
+    if len(json.dumps(described)) < _MOST_DESCRIBED:
+        more["packs"] = described
     known |= {name: told for name, told in more.items() if told}
     return as_stored({**recipe.describe(), **known})
 

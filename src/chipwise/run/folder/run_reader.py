@@ -333,8 +333,7 @@ class StoredLedger:
     def digest(self) -> str:
         """SHA-256 of the recipe's and the data's digests, and of all rows: equal on any number of
         devices. Portions of the data do not count: a slow disk has fewer."""
-        data = self.heads[0]["data"].items()
-        return self._digest({name: text and _PORTION.sub("", text) for name, text in data})
+        return self._digest(without_portions(self.heads[0]["data"]))
 
     def was(self, stated: Any) -> bool:
         """Whether `stated` is the `digest`, or that of earlier versions, which had the portions."""
@@ -346,6 +345,11 @@ class StoredLedger:
     def head(self, step: int) -> dict[str, Any]:
         """The head of the row of `step`."""
         return next((h for h in reversed(self.heads) if h["from"] < step), self.heads[0])
+
+
+def without_portions(data: Mapping[str, str | None]) -> dict[str, str | None]:
+    """The texts of `data.compared` without the digests of some of the examples."""
+    return {name: text and _PORTION.sub("", text) for name, text in data.items()}
 
 
 def read_ledger(run: Path) -> StoredLedger | None:
