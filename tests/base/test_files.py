@@ -80,14 +80,6 @@ def test_a_pipe_is_no_place_for_a_whole_file(tmp_path):
     assert [(one.name, one.is_fifo()) for one in tmp_path.iterdir()] == [("pipe", True)]
 
 
-def test_a_pipe_is_written_to_and_stays(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    replace_file(tmp_path / "pipe", "text", "page-unwritable")
-    assert os.read(reader, 10) == b"text" and (tmp_path / "pipe").is_fifo()
-    os.close(reader)
-
-
 @pytest.mark.parametrize("pipe", [False, True])
 def test_standard_output_by_its_name_stays(tmp_path, pipe):
     code = "from chipwise.base.files import replace_file; replace_file('/dev/stdout', 'text', 'x')"

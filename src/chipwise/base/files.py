@@ -143,7 +143,7 @@ def toml_beside(module: str) -> dict[str, Any]:
 
 def replace_file(path: str | os.PathLike, content: str | bytes, code: str, **facts: Any) -> Path:
     """Writes `content` (text in UTF-8) to `path` under a temporary name and renames it. Creates the
-    folders above. A pipe or a device, such as /dev/stdout, is written to, not replaced.
+    folders above. A device, and standard output as /dev/stdout, is written to, not replaced.
 
     *Returns* the path. Raises `DataError` if it cannot be written, with the `code` of what is
     written, such as "page-unwritable", the `path`, the `reason` and `facts`. A file that was there
@@ -152,8 +152,7 @@ def replace_file(path: str | os.PathLike, content: str | bytes, code: str, **fac
     to, content = Path(path), content.encode() if isinstance(content, str) else content
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        special = to.exists() and not (to.is_file() or to.is_dir())
-        if special or str(to.parent) in ("/dev", "/dev/fd"):
+        if to.is_char_device() or str(to.parent) in ("/dev", "/dev/fd"):
             to.write_bytes(content)
         else:
             put_inside(to, content)
