@@ -163,7 +163,7 @@ class PackedFolder(ByBatch):
         self._record = np.dtype(record)
         self._shards = manifest["shards"]
         counts = [int(shard["examples"]) for shard in self._shards]
-        if not self._shards:  # a `description`
+        if manifest.get("described") and not counts:  # a `description`
             counts = [int(manifest["examples"])]
         if not columns or min(counts) < 1 or sum(counts) != manifest["examples"]:
             raise ValueError(f"{manifest['examples']} examples in shards of {counts[:8]}")
@@ -215,7 +215,7 @@ class PackedFolder(ByBatch):
     @property
     def description(self) -> dict[str, Any]:
         """The manifest without shards. It is enough to make a model where the examples are not."""
-        return {**self.manifest, "source": {}, "shards": []}
+        return {**self.manifest, "source": {}, "shards": [], "described": True}
 
     @property
     def classes(self) -> int | None:

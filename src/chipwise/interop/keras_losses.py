@@ -130,7 +130,8 @@ def _summed(keras: Any, function: Callable, target: Any, outputs: Any) -> Sum:
 
 def _with_promotion(keras: Any, loss: Callable, target: Any, outputs: Any) -> Any:
     def widened(x: Any) -> Any:
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        with own_promotion():
+            wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         keras.src.backend.set_keras_mask(wide, keras.src.backend.get_keras_mask(x))
         return wide
 
