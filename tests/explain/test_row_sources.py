@@ -8,7 +8,7 @@ import run_folders
 from chipwise.base.errors import DataError, RecipeError, RunError
 from chipwise.explain.compare.compare_parts import parts
 from chipwise.explain.page import render
-from chipwise.explain.row import divergence
+from chipwise.explain.row import divergence, identity
 from chipwise.explain.row_sources import read
 from explain.comparisons import (
     BETWEEN,
@@ -251,3 +251,8 @@ def test_damaged_studies(tmp_path, text, code):
     (tmp_path / "study.json").write_text(text)
     with refused(RunError, code):
         read([str(tmp_path)])
+
+
+def test_descriptions_of_packs_are_no_settings():
+    described = {"name": "mine", "batch": 8, "lr": 0.1, "packs": {"train": {"names": ["a"]}}}
+    assert list(identity(described, "recipe.json")["settings"]) == ["lr"]

@@ -822,3 +822,16 @@ def products(function, weights):
     """The types and shapes of all products."""
     text = str(jax.make_jaxpr(function)(weights))
     return sorted(re.findall(r"(\w+\[[\d,]*\]) = (?:dot_general|conv_general)", text))
+
+
+@pytest.mark.parametrize("last", ["activation", "layer"])
+@jax.numpy_dtype_promotion("standard")
+def test_a_last_softmax_stays_in_float32(last):
+    end = "softmax" if last == "activation" else None
+    x = keras.Input((4,))
+    y = keras.layers.Dense(3, end)(keras.layers.Dense(5, "sigmoid")(x))
+    model = keras.Model(x, keras.layers.Softmax()(y) if last == "layer" else y)
+    task = cw.keras.task(model, "sparse_categorical_crossentropy", train=cw.Arrays(x=A, label=LABEL))
+    params, state = task.init(jax.random.key(0))
+    outputs = task.predict(jax.tree.map(lambda x: x.astype("bfloat16"), params), state, {"x": A})
+    assert outputs.dtype == "float32"

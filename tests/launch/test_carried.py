@@ -98,10 +98,11 @@ def test_another_package_with_a_longer_name_takes_no_pin_away(monkeypatch):
 
 
 def test_the_plan_s_own_packages_are_not_replaced():
-    for spec in ("jax==0.11.0", "Orbax_Checkpoint", "chipwise[tpu]", "libtpu"):
+    for spec in ("jax==0.11.0", "Orbax_Checkpoint >=1", "chipwise @ git+https://e.org/x", "libtpu<1"):
         with refused(RecipeError, "launch-also-planned", also=spec):
             check_also(["torch", spec])
-    check_also(["jaxtyping", "git+https://example.org/jax", f"numpy=={metadata.version('numpy')}"])
+    check_also(["jaxtyping", "jax[cuda12]", "git+https://example.org/jax"])
+    check_also([f"numpy=={metadata.version('numpy')}"])
 
 
 def test_what_every_job_pins_may_come_from_anywhere(monkeypatch):

@@ -119,7 +119,7 @@ def identity(described: Any, path: object) -> dict[str, Any]:
         raise DataError("recipe-unnamed", wrong, path=path)
     train = part(part(described, "task"), "train")
     columns = {k: str(v) for k, v in train.items() if k != "examples"}
-    left = {k: v for k, v in described.items() if k not in _FIELDS}
+    left = {k: v for k, v in described.items() if k not in (*_FIELDS, "packs")}
     left = flat({**left, "source": origin(described)})
     return {
         "recipe": name,

@@ -175,16 +175,20 @@ def _holding(keras: Any, model: Any, names: dict[int, str]) -> Iterator[None]:
 @contextlib.contextmanager
 def _in_half(keras: Any, model: Any, weights: Iterable[Any]) -> Iterator[None]:
     """A context in which layers compute in half precision if `weights` have it, as under Keras'
-    mixed policy. By the policy float32 they would cast the weights back. Those that end in softmax
-    or sigmoid stay in float32, as Keras advises for a model's last layer."""
+    mixed policy. By the policy float32 they would cast the weights back. A model's last layer of
+    softmax or sigmoid stays in float32, as Keras advises."""
     halves = {w.dtype.name for w in weights} & {"bfloat16", "float16"}
     ends = (keras.activations.softmax, keras.activations.sigmoid)
+    last = [tensor._keras_history.operation for tensor in getattr(model, "outputs", None) or ()]
+    wide = {
+        id(one)
+        for one in last
+        if getattr(one, "activation", None) in ends or isinstance(one, keras.layers.Softmax)
+    }
     layers = [
         one
         for one in model._flatten_layers()
-        if halves
-        and one.compute_dtype == "float32"
-        and getattr(one, "activation", None) not in ends
+        if halves and one.compute_dtype == "float32" and id(one) not in wide
     ]
     before = [layer._dtype_policy for layer in layers]
     try:

@@ -118,7 +118,8 @@ def check_also(also: Sequence[str]) -> None:
     """Raises `RecipeError` if the user asks for another version of what the plan is of."""
     for one in also:
         package = package_in(one)
-        if package in PLANNED and one.partition("==")[2] != installed(package):
+        version = re.search(r"[<>=!~@].*", one)
+        if package in PLANNED and version and version[0] != f"=={installed(package)}":
             raise RecipeError("launch-also-planned", also=one, package=package)
 
 

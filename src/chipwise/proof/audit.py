@@ -200,7 +200,9 @@ def _unaudited(replay: _Replay, made: list[tuple[int, int]]) -> list[str]:
     """The contents of the run folder that were not computed again."""
     stored, rows, ledger = replay.stored, replay.stated, replay.ledger
     given = recorded(replay.session.recipe)
-    names = [f"recipe.json: {n}" for n in BESIDE if stored.recipe.get(n) != given.get(n)]
+    earlier = {"packs"} - stored.recipe.keys()  # which earlier versions do not store
+    beside = [n for n in BESIDE if n not in earlier and stored.recipe.get(n) != given.get(n)]
+    names = [f"recipe.json: {n}" for n in beside]
     names += [f"metrics.jsonl: {', '.join(rows.columns)}"] if rows.columns else []
     again = {step for low, high in made for step in ledger.rows if low < step <= high}
     measured = {step for step in rows.at if any(rows.has(step, part) for part in METRICS)}

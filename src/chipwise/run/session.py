@@ -30,7 +30,7 @@ from ..machine.arithmetic import settings, versions
 from ..machine.kernels import stated
 from ..recipe.recipe import Recipe
 from ..recipe.task import Sum, Tree
-from ..step.state import TrainState, count, refuse_part
+from ..step.state import TrainState, count
 from ..step.window import flat, window_length
 from . import feed
 from .alike_hosts import check_alike
@@ -72,7 +72,6 @@ class Session:
         self.placement = Placement.laid(self.machine, self.layout)
         check_alike(self.placement.hosts, recipe, self.machine.chip, lambda: self.data_compared)
         self.abstract, self._index = in_training(recipe)
-        refuse_part(recipe, self.abstract.params)
         self.warnings: list[Any] = [*warnings, *recipe.warnings()]
         chosen(recipe.task.train, on.workers)  # raises for impossible workers
         fits = feed.resident(recipe.task.train, self.placement.memory_bytes, on.feed)

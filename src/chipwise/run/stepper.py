@@ -15,7 +15,7 @@ from ..machine.hosts import hosts
 from ..recipe.random_keys import as_keys
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree, finished
-from ..step.state import fingerprint
+from ..step.state import fingerprint, refuse_part
 from .on import ALL, On
 from .session import Session
 
@@ -43,6 +43,7 @@ class Stepper:
     def __init__(self, recipe: Recipe, on: On = ALL):
         with hosts().failing():
             self._session = Session(recipe, on)
+            refuse_part(recipe, self._session.abstract.params)
             for warning in self._session.warnings:
                 warnings.warn(str(warning), stacklevel=2)
             try:

@@ -15,6 +15,7 @@ from ..machine.arithmetic import fixed
 from ..recipe.check import Finding, misleading
 from ..recipe.recipe import Recipe
 from ..recipe.task import Task
+from ..step.state import refuse_part
 from . import neighbours
 from .event import Event
 from .folder.checkpointing import Saver
@@ -80,7 +81,7 @@ def training(
         agenda = Agenda.of(
             recipe.clock, eval_every, log_every, checkpoint_every, stop_after, keep, ledger
         )
-        session = closing.enter_context(Session(recipe, in_folder(on, None if fresh else run)))
+        session = closing.enter_context(_session(recipe, in_folder(on, None if fresh else run)))
         reporter.introduce(session.start, session.warnings)
         for notice in _first_lines(recipe.task):
             reporter.say(notice)
@@ -128,6 +129,13 @@ def training(
             yield end
         end.over = True
         return result
+
+
+def _session(recipe: Recipe, on: On) -> Session:
+    """The session. Raises `RecipeError` for an optimizer of a part of the parameters."""
+    session = Session(recipe, on)
+    refuse_part(recipe, session.abstract.params)
+    return session
 
 
 def _first_lines(task: Task) -> list[Fact | None]:

@@ -109,9 +109,7 @@ class Contender:
             yield
             return
         path, hidden = list(sys.path), self._taken()
-        # Its files come before the finders of what is installed editably from the repository
-        top = [] if self.moved is None else [str(self.moved[1])]
-        sys.path[:] = [str(self.root), *map(self._own, path), *top]
+        sys.path[:] = [str(self.root), *map(self._own, path)]
         sys.modules.update(self._modules)
         try:
             yield
