@@ -285,12 +285,6 @@ def test_a_folder_is_never_replaced(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 
 
-def test_weights_are_compared_with_no_data(tmp_path):
-    with refused(cw.errors.RecipeError, "export-data"):
-        cw.export(small(), "safetensors", tmp_path / "m", data=tasks.data(5))
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_folder_is_replaced_only_if_an_export_made_it(tmp_path, monkeypatch):
     def write(request, path):
         path.mkdir()

@@ -108,8 +108,6 @@ def export(
     runs = to not in WEIGHTS
     if batch is not None and (batch < 1 or not runs):
         raise invalid("export-batch", "batch", batch, "None for weights, else 1 or more")
-    if data is not None and not runs:
-        raise invalid("export-data", "data", data, "None for weights, which are read back")
     inputs = inputs_of(known.recipe) if runs else {}
     rows, expected, classifier, where = (
         _compared(known, data, inputs, examples, say) if runs else ({}, {}, "", "")

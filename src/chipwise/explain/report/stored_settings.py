@@ -94,7 +94,8 @@ def next_commands(
     """The next commands to type, in order. A run that diverged would diverge again, so its command
     has a `lower` rate, such as `lr=0.1`, if known."""
     path = command(str(run.path))
-    again = command(f"{os.path.abspath(run.path)}-again")  # also of "." and ".."
+    usual = run.path.name not in ("", "..")  # "." has no name
+    again = command(f"{run.path if usual else os.path.abspath(run.path)}-again")
     recipe = typed(run)
     kept = run.kept
     if recipe is None:
